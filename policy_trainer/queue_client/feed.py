@@ -13,8 +13,7 @@ from policy_trainer.queue_client.ledger import Fate, Ledger, drop_done
 from policy_trainer.queue_client.server import LeaseTerms
 from policy_trainer.queue_client.terms import Intake, Takeover
 from shared.api import MAX_LEASES, Outcome
-from shared.client import Leased, RefServerClient, RefServerError, UnusableBatch
-from shared.client.requests import Held
+from shared.client import Leased, LeasedOrUnusable, RefServerClient, RefServerError, UnusableBatch
 
 log = structlog.get_logger()
 
@@ -277,7 +276,7 @@ class LeaseFeed:
         """The first request does not wait: its answer says whether the run may begin."""
         return _POLL_SECONDS if self._entered.is_set() else 0.0
 
-    def _receive(self, held: Sequence[Held]) -> None:
+    def _receive(self, held: Sequence[LeasedOrUnusable]) -> None:
         """Sorts out what came. All leases are in the ledger first: from then on heartbeats keep them."""
         leases = [lease for lease in held if isinstance(lease, Leased)]
         fates = [self._ledger.add(lease) for lease in leases]

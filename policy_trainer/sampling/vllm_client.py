@@ -10,8 +10,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from policy_trainer.sampling.vllm_requests import Completions, engine_rank
-from shared.client.connection import OnWait, whole
-from shared.client.transfers import append
+from shared.client.connection import OnWait, append, whole
 from shared.errors import UserError, printable
 
 T = TypeVar("T")

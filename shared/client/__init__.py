@@ -1,4 +1,4 @@
-"""The typed Python client of the reference server, synchronous and asynchronous. `docs/client.md` has examples of both.
+"""The typed Python client of the reference server. `docs/client.md` has examples.
 
 ```
 from shared.client import RefServerClient
@@ -9,7 +9,7 @@ with RefServerClient("http://127.0.0.1:8400") as client:
 """
 
 from shared.api import Uploaded
-from shared.client.async_client import AsyncRefServerClient
+from shared.client.client import Leased, LeasedOrUnusable, RefServerClient
 from shared.client.errors import (
     ClientError,
     NotRefServer,
@@ -19,13 +19,11 @@ from shared.client.errors import (
     UnusableBatch,
     WrongContent,
 )
-from shared.client.requests import Leased
-from shared.client.sync_client import RefServerClient
 
 __all__ = [
-    "AsyncRefServerClient",
     "ClientError",
     "Leased",
+    "LeasedOrUnusable",
     "NotRefServer",
     "RefServerClient",
     "RefServerError",

@@ -1,110 +1,238 @@
-"""The base of both clients: everything but sending. URL, credentials, retries, reading responses."""
+"""Sends requests to one reference server: URL, credentials, retries, and limits of what is read."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 import tenacity
+from pydantic import BaseModel
 
 from shared.client.credentials import check_token, trust
 from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, refusal, unreachable
-from shared.client.requests import JSON_BYTES, Request
-from shared.client.transfers import append
+from shared.client.transfers import WeightsDownload, pieces
 
 # Called before each retry with the reason and the seconds waited so far. May raise to give up.
 OnWait = Callable[[str, float], None]
 
 T = TypeVar("T")
+Record = TypeVar("Record", bound=BaseModel)
 
-_CONNECT_SECONDS = 5.0
-_BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
+READ_SECONDS = 60.0
+JSON = {"Content-Type": "application/json"}
+# The longest JSON answer, a page of 1,000 batches or 5,000 steps, has a few MiB.
+JSON_BYTES = 64 * 2**20
 # Never reached through a proxy from the environment: a proxy on another machine would look for the server there, and
 # would see the token.
 THIS_MACHINE: tuple[str, ...] = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
+_CONNECT_SECONDS = 5.0
+_BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
 
-class Connection:
-    """Base class of the clients. Subclasses send the requests."""
+
+def wait_silently(reason: str, seconds: float) -> None:
+    """The default `on_wait`: reports nothing."""
+
+
+@dataclass(frozen=True)
+class Exchange(Generic[T]):
+    """One request, and how its response is read.
+
+    read: parses a successful response; raises ValueError or LookupError if it is not of this API. content: the body, or
+    a file that has it. params: those that are None are left out. read_seconds: read timeout. repeatable: idempotent, so
+    it may be retried even if it may have been carried out. download: gets the bytes of the response, which `read` has
+    not then. most: bytes of the longest legal response without a download.
+    """
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], T]
+    content: bytes | Path | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    read_seconds: float = READ_SECONDS
+    repeatable: bool = True
+    download: WeightsDownload | None = None
+    most: int = JSON_BYTES
+
+
+class ServerConnection:
+    """A connection to one reference server, which may be shared between threads. `RefServerClient` has the API."""
 
     def __init__(
-        self, url: str, *, token: str | None, ca: str | Path | None, patience: float | None, on_wait: OnWait, hint: str
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        patience: float | None = 30.0,
+        on_wait: OnWait = wait_silently,
+        hint: str = "",
     ) -> None:
         self.url = url
-        self._patience = patience
-        self._on_wait = on_wait
-        self._hint = hint
-        self._options: dict[str, Any] = {
-            "base_url": url,
-            # Uncompressed: a few KiB that expand to gigabytes would pass every limit.
-            "headers": {"Accept-Encoding": "identity", **_authorization(token)},
-            "verify": True if ca is None else trust(Path(ca)),
-            "mounts": dict.fromkeys(THIS_MACHINE),
-        }
+        self.patience = patience
+        self.on_wait = on_wait
+        self.hint = hint
+        with self._translating():
+            self._http = httpx.Client(
+                base_url=url,
+                # Uncompressed: a few KiB that expand to gigabytes would pass every limit.
+                headers={"Accept-Encoding": "identity", **_authorization(token)},
+                verify=True if ca is None else trust(Path(ca)),
+                mounts=dict.fromkeys(THIS_MACHINE),
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def retrying(self, request: Request[Any]) -> dict[str, Any]:
-        """Arguments of tenacity's `Retrying` and `AsyncRetrying`: retry while waiting may help and patience lasts."""
-        arrived = (lambda sink=request.sink: sink.size) if request.sink else lambda: 0
-        policy = RetryPolicy(self.url, request.repeatable, self._patience, self._on_wait, self._hint, arrived)
-        return {"retry": tenacity.retry_if_exception(policy.retries), "wait": policy.seconds, "reraise": True}
+    def __enter__(self) -> Self:
+        return self
 
-    def arguments(self, request: Request[Any]) -> dict[str, Any]:
-        """Arguments of httpx's `request`."""
-        return {
-            "method": request.method,
-            "url": request.path,
-            "params": dict(request.params),
-            "content": request.content if request.source is None else self._stream(request.source),
-            "headers": self._headers(request),
-            "timeout": httpx.Timeout(request.read_seconds, connect=min(request.read_seconds, _CONNECT_SECONDS)),
-        }
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
-    def _stream(self, source: Path) -> Any:
-        """The bytes of a file as httpx wants them."""
-        raise NotImplementedError
+    def close(self) -> None:
+        self._http.close()
 
-    def _headers(self, request: Request[Any]) -> dict[str, str]:
-        kind = {"Content-Type": request.content_type} if request.content_type else {}
-        return {**kind, **request.headers, **(request.sink.headers if request.sink else {})}
+    def _get(self, path: str, record: type[Record], **params: Any) -> Record:
+        """A GET request with this query, whose answer is JSON."""
+        return self._send(Exchange("GET", path, as_record(record), params=params))
+
+    def _post(self, path: str, body: BaseModel, record: type[Record], *, read_seconds: float = READ_SECONDS) -> Record:
+        """A POST request with JSON, whose answer is JSON. Fields that are None are left out."""
+        content = body.model_dump_json(exclude_none=True).encode()
+        return self._send(Exchange("POST", path, as_record(record), content, JSON, read_seconds=read_seconds))
+
+    def _send(self, exchange: Exchange[T]) -> T:
+        """Tries while waiting may help and patience lasts. Raises RefServerError, Unreachable, NotRefServer."""
+        policy = RetryPolicy(self, exchange)
+        retry = tenacity.retry_if_exception(policy.retries)
+        for attempt in tenacity.Retrying(retry=retry, wait=policy.seconds, reraise=True):
+            with attempt:
+                return self._send_once(exchange)
+        raise AssertionError("the last attempt raises")
+
+    def _send_once(self, exchange: Exchange[T]) -> T:
+        with self._translating(), self._http.stream(**_arguments(exchange)) as response:
+            self._check_encoding(response)
+            if exchange.download and response.is_success:
+                return self._receive(exchange, exchange.download, response)
+            body = self._body(exchange, response)
+        return self._read(exchange, whole(response, body))
+
+    def _receive(self, exchange: Exchange[T], download: WeightsDownload, response: httpx.Response) -> T:
+        begun = self._read(exchange, response)
+        for piece in response.iter_raw():
+            download.write(piece)
+        return begun
+
+    def _body(self, exchange: Exchange[Any], response: httpx.Response) -> bytearray:
+        """The body of a response. Raises NotRefServer for one that is longer than any legal one."""
+        body = bytearray()
+        try:
+            for piece in response.iter_raw():
+                append(body, piece, exchange.most if response.is_success else JSON_BYTES)
+        except ValueError as error:
+            raise self._no_ref_server(f"{error} ({exchange.method} {exchange.path})") from None
+        return body
+
+    def _read(self, exchange: Exchange[T], response: httpx.Response) -> T:
+        """Parses a response. Raises RefServerError, NotRefServer."""
+        if not response.is_success:
+            raise refusal(response, self.url)
+        try:
+            return exchange.read(response)
+        except (ValueError, LookupError) as error:
+            # pydantic writes several lines for each field of an answer that is of another API
+            first = str(error).splitlines()[0]
+            raise NotRefServer(f"the server at {self.url} is not a reference server of this version: {first}") from None
+
+    def _check_encoding(self, response: httpx.Response) -> None:
+        """Raises NotRefServer for a compressed response, unless it is an error of some gateway."""
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if response.is_success and encoding != "identity":
+            raise self._no_ref_server(f"its answer is compressed ({encoding}), which was not requested")
+
+    def _no_ref_server(self, reason: str) -> NotRefServer:
+        return NotRefServer(f"the server at {self.url} is not a reference server: {reason}")
 
     @contextmanager
-    def translating(self) -> Iterator[None]:
+    def _translating(self) -> Iterator[None]:
         """Turns httpx's connection errors into Unreachable."""
         try:
             yield
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise unreachable(error, self.url) from None
 
-    def check_encoding(self, response: httpx.Response) -> None:
-        """Raises NotRefServer for a compressed response, unless it is an error of some gateway."""
-        encoding = response.headers.get("Content-Encoding", "identity")
-        if response.is_success and encoding != "identity":
-            words = f"its answer is compressed ({encoding}), which was not requested"
-            raise NotRefServer(f"the server at {self.url} is not a reference server: {words}")
 
-    def collect(self, request: Request[Any], response: httpx.Response, body: bytearray, piece: bytes) -> None:
-        """Adds a piece to the body of a response. Raises NotRefServer for one that is longer than any legal one."""
-        try:
-            append(body, piece, request.most if response.is_success else JSON_BYTES)
-        except ValueError as error:
-            words = f"{error} ({request.method} {request.path})"
-            raise NotRefServer(f"the server at {self.url} is not a reference server: {words}") from None
+class RetryPolicy:
+    """Decides whether one request is retried, and after how many seconds.
 
-    def read(self, request: Request[T], response: httpx.Response) -> T:
-        """Parses a response. Raises RefServerError, NotRefServer."""
-        if not response.is_success:
-            raise refusal(response, self.url)
-        try:
-            return request.read(response)
-        except (ValueError, LookupError) as error:
-            words = f"the server at {self.url} is not a reference server of this version: {_first_line(error)}"
-            raise NotRefServer(words) from None
+    The client's patience begins anew when more of a download has come since the last failure.
+    """
+
+    def __init__(self, client: ServerConnection, exchange: Exchange[Any]) -> None:
+        self._client = client
+        self._exchange = exchange
+        self._arrived = 0
+        self._began = time.monotonic()
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether the request is sent again. Calls on_wait then, which may raise to give up."""
+        if not self._may_retry(error):
+            return False
+        arrived = self._exchange.download.size if self._exchange.download else 0
+        if arrived != self._arrived:
+            self._arrived, self._began = arrived, time.monotonic()
+        waited = time.monotonic() - self._began
+        patience = self._client.patience
+        if patience is not None and waited + (_retry_after(error) or 0.0) >= patience:
+            return False
+        self._client.on_wait(self._reason(error), waited)
+        return True
+
+    def seconds(self, state: tenacity.RetryCallState) -> float:
+        """How long to wait before the next attempt: what the server asks for, else a backoff."""
+        error = state.outcome.exception() if state.outcome else None
+        requested = _retry_after(error)
+        return _BACKOFF(state) if requested is None else requested
+
+    def _may_retry(self, error: BaseException) -> bool:
+        repeatable = self._exchange.repeatable
+        if isinstance(error, Unreachable):
+            return error.passes and (repeatable or not error.done)
+        if isinstance(error, RefServerError):
+            overloaded = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            return overloaded or (error.status >= 500 and repeatable)
+        return False
+
+    def _reason(self, error: BaseException) -> str:
+        url = self._client.url
+        if isinstance(error, Unreachable):
+            return f"the reference server at {url} does not answer ({error.reason}){self._client.hint}"
+        return f"the reference server at {url} says: {error}"
+
+
+def route(*segments: str) -> str:
+    """The path of a route of the API, whose segments are quoted: route("batches", id) is `/v1/batches/ID`."""
+    return "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
+
+
+def as_record(record: type[Record]) -> Callable[[httpx.Response], Record]:
+    """Reads the JSON of a response."""
+    return lambda response: record.model_validate_json(response.content)
+
+
+def no_answer(response: httpx.Response) -> None:
+    """Reads nothing: the status says all."""
 
 
 def whole(response: httpx.Response, body: bytes | bytearray) -> httpx.Response:
@@ -114,64 +242,11 @@ def whole(response: httpx.Response, body: bytes | bytearray) -> httpx.Response:
     return httpx.Response(response.status_code, headers=headers, content=b"" if compressed else bytes(body))
 
 
-class RetryPolicy:
-    """Decides whether one request is retried, and after how many seconds.
-
-    arrived: how much of a long answer has come. Patience begins anew when more has come since the last failure.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        repeatable: bool,
-        patience: float | None,
-        on_wait: OnWait,
-        hint: str,
-        arrived: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self._url = url
-        self._repeatable = repeatable
-        self._patience = patience
-        self._on_wait = on_wait
-        self._hint = hint
-        self._arrived = arrived
-        self._had_arrived = 0
-        self._began = time.monotonic()
-
-    def retries(self, error: BaseException) -> bool:
-        """Whether the request is sent again. Calls on_wait then, which may raise to give up."""
-        if not self._may_retry(error):
-            return False
-        if self._arrived() != self._had_arrived:
-            self._had_arrived, self._began = self._arrived(), time.monotonic()
-        waited = time.monotonic() - self._began
-        if self._patience is not None and waited + (_retry_after(error) or 0.0) >= self._patience:
-            return False
-        self._on_wait(self._reason(error), waited)
-        return True
-
-    def seconds(self, state: tenacity.RetryCallState) -> float:
-        """How long to wait before the next attempt: what the server asks for, else a backoff."""
-        error = state.outcome.exception() if state.outcome else None
-        asked = _retry_after(error)
-        return _BACKOFF(state) if asked is None else asked
-
-    def _may_retry(self, error: BaseException) -> bool:
-        if isinstance(error, Unreachable):
-            return error.passes and (self._repeatable or not error.done)
-        if isinstance(error, RefServerError):
-            overloaded = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-            return overloaded or (error.status >= 500 and self._repeatable)
-        return False
-
-    def _reason(self, error: BaseException) -> str:
-        if isinstance(error, Unreachable):
-            return f"the reference server at {self._url} does not answer ({error.reason}){self._hint}"
-        return f"the reference server at {self._url} says: {error}"
-
-
-def _retry_after(error: BaseException | None) -> float | None:
-    return error.retry_after if isinstance(error, RefServerError) else None
+def append(body: bytearray, piece: bytes, most: int) -> None:
+    """Adds a piece of a response. Raises ValueError when the response becomes longer than `most` bytes."""
+    body += piece
+    if len(body) > most:
+        raise ValueError(f"its answer is longer than {most / 2**20:g} MiB, the limit")
 
 
 def unready_reason(error: ClientError) -> str:
@@ -183,13 +258,17 @@ def unready_reason(error: ClientError) -> str:
     raise error
 
 
-def _first_line(error: Exception) -> str:
-    """pydantic writes several lines for each field of an answer that is of another API."""
-    return str(error).splitlines()[0]
-
-
-def wait_silently(reason: str, seconds: float) -> None:
-    """The default `on_wait`: reports nothing."""
+def _arguments(exchange: Exchange[Any]) -> dict[str, Any]:
+    """Arguments of httpx's `stream`. A file is read anew for each attempt."""
+    content, download = exchange.content, exchange.download
+    return {
+        "method": exchange.method,
+        "url": exchange.path,
+        "params": {name: value for name, value in exchange.params.items() if value is not None},
+        "content": pieces(content) if isinstance(content, Path) else content,
+        "headers": {**exchange.headers, **(download.headers if download else {})},
+        "timeout": httpx.Timeout(exchange.read_seconds, connect=min(exchange.read_seconds, _CONNECT_SECONDS)),
+    }
 
 
 def _authorization(token: str | None) -> dict[str, str]:
@@ -197,3 +276,7 @@ def _authorization(token: str | None) -> dict[str, str]:
         return {}
     check_token(token)
     return {"Authorization": f"Bearer {token}"}
+
+
+def _retry_after(error: BaseException | None) -> float | None:
+    return error.retry_after if isinstance(error, RefServerError) else None

@@ -3,13 +3,12 @@
 import base64
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import httpx
-from anyio import to_thread
 
 from shared.api import WeightsFile
 from shared.client.errors import WrongContent
@@ -30,25 +29,13 @@ def content_digest(content: WeightsFile) -> str:
 
 
 def pieces(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, a MiB at a time."""
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
             yield piece
 
 
-async def async_pieces(path: Path) -> AsyncIterator[bytes]:
-    with path.open("rb") as file:
-        while piece := await to_thread.run_sync(file.read, _PIECE_BYTES):
-            yield piece
-
-
-def append(body: bytearray, piece: bytes, most: int) -> None:
-    """Adds a piece of an answer. Raises ValueError when the answer becomes longer than `most` bytes."""
-    body += piece
-    if len(body) > most:
-        raise ValueError(f"its answer is longer than {most / 2**20:g} MiB, the limit")
-
-
-class Download:
+class WeightsDownload:
     """A file on its way to `target`, perhaps in several answers. It gets its name when it is whole and right.
 
     Use it in a `with` block, which removes what is not.

@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 from uuid6 import uuid7
 
 from shared.api import LeaseBody
-from shared.client import RefServerClient
-from shared.client.requests import Held
+from shared.client import LeasedOrUnusable, RefServerClient
 from tests.bench import measure
 from tests.bench.clients import Template
 from tests.bench.processes import serving
@@ -26,11 +25,11 @@ REPETITIONS = 3
 _TERMS = LeaseBody(consumer="bench", run="bench", wait_seconds=0)
 
 
-def one_by_one(client: RefServerClient) -> list[Held]:
+def one_by_one(client: RefServerClient) -> list[LeasedOrUnusable]:
     return [leased for _ in range(BATCHES) if (leased := client.lease(_TERMS))]
 
 
-def many(client: RefServerClient, count: int) -> list[Held]:
+def many(client: RefServerClient, count: int) -> list[LeasedOrUnusable]:
     terms = _TERMS.model_copy(update={"count": count})
     return [held for _ in range(0, BATCHES, count) for held in client.lease_many(terms)]
 

@@ -12,7 +12,7 @@ from ref_server.cli.queue.tables import batch_sheet, batch_table, stats_sheet, t
 from ref_server.cli.terminal import print_error, print_json, show
 from shared.api import BatchDetails, BatchPage, ListOrder
 from shared.client import RefServerClient
-from shared.client.requests import PAGE
+from shared.client.client import PAGE
 from shared.errors import printable
 
 Id = Annotated[str, Field(min_length=1)]

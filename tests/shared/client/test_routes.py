@@ -1,6 +1,5 @@
-"""Both clients against a real server: every method, many threads, many tasks, and a task that is cancelled."""
+"""The client against a real server: every method, and many threads."""
 
-import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from ref_server.service.service import Service
 from shared import wire
 from shared.api import Kind, LeaseBody, Outcome, PurgeBody, Purged, State
 from shared.batch import RolloutBatch, ScoredBatch
-from shared.client import AsyncRefServerClient, Leased, RefServerClient, RefServerError
+from shared.client import Leased, RefServerClient, RefServerError
 from shared.client.credentials import remedy
 from shared.training import Training
 from tests.ref_server.conftest import make_service, model, one_thread, rollout, serve, tokenizer
@@ -285,51 +284,3 @@ def test_many_threads_share_a_client(url: str, rollout: Rollout, run: str) -> No
         uploaded = {admitted.id for admitted in threads.map(client.upload, batches)}
         settled = [id for ids in threads.map(settle, range(40)) for id in ids]
     assert sorted(settled) == sorted(uploaded) == sorted(batch.id for batch in batches)
-
-
-def test_many_tasks_share_a_client(url: str, rollout: Rollout, run: str) -> None:
-    batches = [rollout(run=run) for _ in range(40)]
-
-    async def work() -> list[str]:
-        async with AsyncRefServerClient(url) as client:
-
-            async def settle() -> list[str]:
-                leased = await client.lease(terms(run))
-                return list(await client.ack([leased])) if leased else []
-
-            tasks = [settle() for _ in batches]  # they wait for what is uploaded meanwhile
-            settled, _ = await asyncio.gather(asyncio.gather(*tasks), asyncio.gather(*map(client.upload, batches)))
-            return [id for ids in settled for id in ids]
-
-    assert sorted(asyncio.run(work())) == sorted(batch.id for batch in batches)
-
-
-def test_a_task_that_is_cancelled(url: str, rollout: Rollout, run: str) -> None:
-    """Its long poll ends, no batch is lost to it, and the client goes on."""
-    batch = rollout(run=run)
-
-    async def work() -> Leased | None:
-        async with AsyncRefServerClient(url, patience=None) as client:
-            waiting = asyncio.create_task(client.lease(terms(run, wait_seconds=60)))
-            await asyncio.sleep(0.3)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            await client.upload(batch)
-            return await client.lease(terms(run))
-
-    leased = asyncio.run(work())
-    assert leased and leased.id == batch.id
-
-
-def test_a_task_that_is_cancelled_while_it_waits_for_a_server() -> None:
-    async def work() -> list[str]:
-        reasons: list[str] = []
-        async with AsyncRefServerClient(
-            "http://127.0.0.1:1", patience=None, on_wait=lambda reason, _: reasons.append(reason)
-        ) as client:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(client.model(), 1.0)
-        return reasons
-
-    assert "does not answer" in asyncio.run(work())[0]

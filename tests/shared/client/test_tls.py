@@ -1,4 +1,4 @@
-"""Both clients over TLS: a private authority is trusted when it is named, what does not verify is not waited for."""
+"""The client over TLS: a private authority is trusted when it is named, and a failed verification is not retried."""
 
 import json
 import ssl
@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from shared.api import ModelInfo
-from shared.client import AsyncRefServerClient, RefServerClient, Unreachable, Untrusted
+from shared.client import RefServerClient, Unreachable, Untrusted
 from tests.site import Answer
 
 Connect = Callable[..., Any]
@@ -98,9 +98,8 @@ def test_a_server_with_tls_that_is_asked_without(connect: Connect, authority: tr
     assert raised.value.passes, "one that was killed closes the connection, too"
 
 
-@pytest.mark.parametrize("client", [RefServerClient, AsyncRefServerClient])
-def test_a_file_that_is_no_certificate(client: type, tmp_path: Path) -> None:
+def test_a_file_that_is_no_certificate(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").touch()
     for name in ("empty.pem", "missing.pem"):
         with pytest.raises(ValueError, match=f"{name} cannot be read as certificates"):
-            client("https://127.0.0.1:1", ca=tmp_path / name)
+            RefServerClient("https://127.0.0.1:1", ca=tmp_path / name)

@@ -1,4 +1,4 @@
-"""Both clients against a program that answers without end, compressed, or with control characters."""
+"""The client against a program that answers without end, compressed, or with control characters."""
 
 import gzip
 import json
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shared.api import LeaseBody
-from shared.client import NotRefServer, RefServerError, requests
+from shared.client import NotRefServer, RefServerError
+from shared.client import client as client_module
 from tests.site import Answer
 
 _PIECE = b" " * 2**20
@@ -52,7 +53,7 @@ def test_an_endless_answer_is_read_up_to_a_limit(connect: Callable[..., Any], en
 def test_a_body_of_batches_has_a_limit_of_its_own(
     connect: Callable[..., Any], open_site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(client_module, "_BATCH_BYTES", 1000)
     site = open_site(lambda _: Answer(200, b" " * 1001))
     client = connect(site.url, patience=None)
     for lease in (client.lease, client.lease_many):

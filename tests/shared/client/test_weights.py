@@ -1,4 +1,4 @@
-"""Published weights through both clients: files of any length, cut off and damaged on their way."""
+"""Published weights through the client: files of any length, cut off and damaged on their way."""
 
 import json
 import re
