@@ -1,4 +1,4 @@
-"""The two messages of the system: a rollout batch, and the same batch scored by the reference model.
+"""The messages of the system: a rollout batch, the same batch scored by the reference model, its training data.
 
 A batch is one prompt, the G completions sampled for it and their raw rewards. Completions differ in length and are
 concatenated: C is the sum of their lengths, P the length of the prompt. A batch is checked once, when it is built.
@@ -16,9 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from shared.bounds import MAX_LOGP, MAX_REWARD, MAX_TEMPERATURE, MIN_TEMPERATURE
-
 Array = NDArray[Any]
+
+# What the numbers of a batch may be: server, client and trainer refuse others, each of which could break a step.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+"""Logits are divided by it in float32: beyond these it makes them infinite, or all equal."""
+
+MAX_REWARD = 1e6
+"""Of a reward's magnitude: squares and weighted sums of larger ones overflow float32."""
+
+MAX_LOGP = 1e-3
+"""A log-prob is at most 0; the rest is rounding."""
 
 MAX_NAME_CHARACTERS = 200
 # What a lineage's name may be: the API's pages and directories name it too.
@@ -229,6 +237,35 @@ class ScoredBatch:
         _check_optional("teacher_logps", self.teacher_logps, np.float32, tokens)
         if self.teacher_logps is not None:
             check_logps("teacher_logps", self.teacher_logps)
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What one training step made of a batch; the server keeps it with the batch, to be looked at.
+
+    step: training steps done, this one included. advantages: float32 (C,), those it trained with, 0 where it did not.
+    logps: float32 (C,), of the policy after that step, at the batch's temperature. Raises BatchError if a field is
+    invalid.
+    """
+
+    step: int
+    advantages: Array
+    logps: Array
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step < 2**63:
+            raise BatchError("step", f"must be an integer in [0, 2^63), got {self.step}")
+        check_tensor("advantages", self.advantages, np.float32)
+        check_tensor("logps", self.logps, np.float32, len(self.advantages))
+        if not len(self.logps):
+            raise BatchError("logps", "must not be empty")
+        if not np.isfinite(self.advantages).all():
+            raise BatchError("advantages", "must be finite")
+        check_logps("logps", self.logps)
+
+    def check_fits(self, completion_tokens: int) -> None:
+        """Raises BatchError unless it is of a batch with so many tokens in its completions."""
+        check_tensor("advantages", self.advantages, np.float32, completion_tokens)
 
 
 def check_tensor(name: str, value: Array, dtype: type[np.generic], length: int | None = None) -> None:

@@ -27,9 +27,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from shared.allocator import keep_freed_memory
 from shared.devices import choose_device
 from shared.errors import UserError
+from shared.process import keep_freed_memory
 from shared.settings import Dtype
 
 # Raised when the model is missing or damaged, needs a package that is not installed, or the device is missing

@@ -1,23 +1,27 @@
-"""Batches as safetensors bytes: the body of every upload and of every lease.
+"""Batches and their training data as safetensors bytes: the bodies of uploads and leases.
 
-A body is a plain safetensors file: any safetensors library reads it, and it cannot execute code.
+A body is a plain safetensors file: any safetensors library reads it, and it cannot execute code. An answer with several
+leases is, repeated to its end: a u32 big-endian length, a lease as JSON of that length, and the bytes of its batch.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
 from shared import tensor_file
-from shared.batch import LINEAGE, Array, BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
+from shared.api import Lease
+from shared.batch import LINEAGE, Array, BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup, Training
 from shared.tensor_file import MAX_HEADER_BYTES, Layout, number, read_header, required
 
 CONTENT_TYPE = "application/vnd.safetensors"
+LEASES_CONTENT_TYPE = "application/vnd.tandem.batches"
 ROLLOUT_FORMAT = "rollout-batch/1"
 SCORED_FORMAT = "scored-batch/1"
+TRAINING_FORMAT = "training/1"
 # Scoring adds a tensor or two and a version to an admitted header, and may format its numbers differently.
 _MAX_SCORED_HEADER_BYTES = MAX_HEADER_BYTES + 1024
 
@@ -43,6 +47,13 @@ _METADATA = {
     "top_p", "top_k", "lineage", "task", "sample", "reference_version",
 }  # fmt: skip
 _LAYOUT = Layout("batch", _TENSORS, _METADATA, _REWARD_PREFIX, {SCORED_FORMAT: _MAX_SCORED_HEADER_BYTES})
+_TRAINING_LAYOUT = Layout("training", {"advantages": "F32", "logps": "F32"}, {"format", "step"})
+
+# The longest JSON of a lease: ids and tokens are short.
+MAX_LEASE_HEADER_BYTES = 4096
+_LENGTH_BYTES = 4
+# Metadata and tensors of a safetensors file.
+_Parts = tuple[dict[str, str], dict[str, Array]]
 
 
 def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
@@ -89,43 +100,35 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
     return body
 
 
-@dataclass(frozen=True, eq=False)
-class Parsed:
-    """A safetensors file. Header, names, dtypes are checked; values are checked by `batch`."""
-
-    metadata: dict[str, str]
-    tensors: dict[str, Array]
-
-    def batch(self) -> RolloutBatch | ScoredBatch:
-        """The checked batch. Raises BatchError naming the first invalid field."""
-        return _batch(self.metadata, self.tensors)
-
-    def content_hash(self) -> bytes:
-        """32 bytes: SHA-256 of the sorted metadata, then of each tensor's name, dtype, shape and bytes, sorted by name.
-
-        The body itself is not hashed: files of equal content may differ in bytes, since metadata has no fixed order.
-        """
-        digest = hashlib.sha256(json.dumps(self.metadata, sort_keys=True).encode())
-        for name in sorted(self.tensors):
-            tensor = self.tensors[name]
-            digest.update(json.dumps([name, tensor.dtype.str, tensor.shape]).encode())
-            digest.update(tensor.tobytes())
-        return digest.digest()
-
-
 def decode(body: bytes) -> RolloutBatch | ScoredBatch:
     """Untrusted bytes -> a checked batch. Raises BatchError naming the first invalid field."""
-    return parse(body).batch()
+    return to_batch(*parse(body))
 
 
 def content_hash(body: bytes) -> bytes:
     """The content hash of a body. Raises BatchError when it cannot be parsed."""
-    return parse(body).content_hash()
+    return hash_content(*parse(body))
 
 
-def parse(body: bytes) -> Parsed:
-    """Untrusted bytes -> metadata and tensors. Raises BatchError."""
-    return Parsed(*tensor_file.parse(body, _LAYOUT))
+def parse(body: bytes) -> _Parts:
+    """Untrusted bytes -> metadata and tensors. Header, names and dtypes are checked; `to_batch` checks the values.
+
+    Raises BatchError.
+    """
+    return tensor_file.parse(body, _LAYOUT)
+
+
+def hash_content(metadata: dict[str, str], tensors: dict[str, Array]) -> bytes:
+    """32 bytes: SHA-256 of the sorted metadata, then of each tensor's name, dtype, shape and bytes, sorted by name.
+
+    The body itself is not hashed: files of equal content may differ in bytes, since metadata has no fixed order.
+    """
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, tensor.dtype.str, tensor.shape]).encode())
+        digest.update(tensor.tobytes())
+    return digest.digest()
 
 
 def run_of(body: bytes) -> str | None:
@@ -136,7 +139,8 @@ def run_of(body: bytes) -> str | None:
         return None
 
 
-def _batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch | ScoredBatch:
+def to_batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch | ScoredBatch:
+    """The checked batch. Raises BatchError naming the first invalid field."""
     scored = _choose_format(metadata, tensors)
     rollout = RolloutBatch(
         id=required(metadata, "id"),
@@ -197,7 +201,51 @@ def _steps(tensors: dict[str, Array]) -> StepRewards | None:
 
 
 def _lineage(metadata: dict[str, str]) -> str:
-    """Empty where the metadata have none. An empty one in them is refused: none is told in one way."""
+    """An absent lineage is encoded by absence; an empty string is rejected."""
     if metadata.get("lineage") == "":
         raise BatchError("lineage", f"must match {LINEAGE}, got ''")
     return metadata.get("lineage", "")
+
+
+def encode_leases(batches: Iterable[tuple[Lease, bytes]]) -> list[bytes]:
+    """The body in pieces, two for each batch: batches are not copied."""
+    return [piece for lease, batch in batches for piece in (_encode_lease(lease, batch), batch)]
+
+
+def decode_leases(body: bytes) -> Iterator[tuple[Lease, bytes]]:
+    """Untrusted bytes -> each lease with its batch, still encoded. Raises ValueError where they do not add up."""
+    place = 0
+    while place < len(body):
+        length = int.from_bytes(_cut(body, place, _LENGTH_BYTES, "a length"), "big")
+        if length > MAX_LEASE_HEADER_BYTES:
+            raise ValueError(f"a header must be at most {MAX_LEASE_HEADER_BYTES} bytes, got {length}")
+        place += _LENGTH_BYTES
+        lease = Lease.model_validate_json(_cut(body, place, length, "a header"))
+        place += length
+        yield lease, _cut(body, place, lease.bytes, f"batch {lease.id[:80]!r}")
+        place += lease.bytes
+
+
+def _encode_lease(lease: Lease, batch: bytes) -> bytes:
+    text = lease.model_copy(update={"bytes": len(batch)}).model_dump_json().encode()
+    return len(text).to_bytes(_LENGTH_BYTES, "big") + text
+
+
+def _cut(body: bytes, place: int, length: int, what: str) -> bytes:
+    if length > len(body) - place:
+        raise ValueError(f"{what} of {length} bytes is claimed at byte {place}, and the body has {len(body)}")
+    return body[place : place + length]
+
+
+def encode_training(training: Training) -> bytes:
+    """What training made of a batch, as a safetensors file."""
+    tensors = {name: np.ascontiguousarray(getattr(training, name)) for name in _TRAINING_LAYOUT.dtypes}
+    return safetensors.numpy.save(tensors, {"format": TRAINING_FORMAT, "step": str(training.step)})
+
+
+def decode_training(body: bytes) -> Training:
+    """Untrusted bytes -> checked. Raises BatchError naming the first invalid field."""
+    metadata, tensors = tensor_file.parse(body, _TRAINING_LAYOUT)
+    if required(metadata, "format") != TRAINING_FORMAT:
+        raise BatchError("format", f"must be {TRAINING_FORMAT!r}, got {metadata['format'][:40]!r}")
+    return Training(number(metadata, "step", int), required(tensors, "advantages"), required(tensors, "logps"))

@@ -42,7 +42,7 @@ SLOW = (
     "ref_server/scoring/test_teacher.py",
     "ref_server/scoring/test_wanted_reference.py",
     "ref_server/test_background.py",
-    "shared/test_lifetime.py",
+    "shared/test_process.py",
     "shared/test_logs.py",
 )
 

@@ -13,8 +13,8 @@ from policy_trainer.lifecycle.endings import RunFailed
 from shared.client import ClientError, NotRefServer
 from shared.client.credentials import remedy
 from shared.errors import UserError, printable
-from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
+from shared.process import end_with_parent
 
 
 class Result(Protocol):

@@ -12,7 +12,7 @@ from policy_trainer.cli.status import tell_device, training_status
 from policy_trainer.config import TrainConfig
 from policy_trainer.lifecycle.processes import in_torchrun
 from policy_trainer.run_files.run_directory import RunDirectory
-from shared.lifetime import when_parent_is_gone
+from shared.process import when_parent_is_gone
 
 if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
     from policy_trainer.ranks.world import World

@@ -8,7 +8,7 @@ from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.marks import Resume, Section, Travel
-from shared.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
+from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE
 from shared.settings import InHelp
 
 

@@ -8,8 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from policy_trainer.data.problem import Problem
-from shared.batch import StepRewards
-from shared.bounds import MAX_REWARD
+from shared.batch import MAX_REWARD, StepRewards
 from shared.errors import UserError
 
 _UNDECODED = "\ufffd"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from policy_trainer.lifecycle.endings import RunFailed
-from shared.lifetime import child_environment
+from shared.process import child_environment
 
 _LAST_LINES = 12
 # What torchrun sets for each rank (torch.distributed.elastic of PyTorch 2.8 to 2.13): a child that had these

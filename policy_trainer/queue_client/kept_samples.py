@@ -9,9 +9,8 @@ from policy_trainer.config import SamplesConfig
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.objective.group import Group
 from shared.api import QueueView
-from shared.batch import Array, BatchError, RolloutBatch
+from shared.batch import Array, BatchError, RolloutBatch, Training
 from shared.client import ClientError, RefServerClient
-from shared.training import Training
 
 
 class KeepsSamples(Protocol):

@@ -25,8 +25,7 @@ _CLOSING_SECONDS = 5.0
 _MOST = 4096
 # Of one request: a server takes 1 MiB of JSON.
 _REQUEST_BYTES = 512 * 1024
-# An older server has no such route, which is closed to tokens that are no admin's.
-_UNKNOWN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+_NOT_ALLOWED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class ServerMetrics:
@@ -104,7 +103,7 @@ class ServerMetrics:
                 self._run, small, lineage=self._lineage, after=self._after, read_seconds=_REQUEST_SECONDS
             )
         except RefServerError as error:
-            if error.status in _UNKNOWN:
+            if error.status in _NOT_ALLOWED:
                 self._say(f"the reference server keeps no metrics of this run: {error}")
                 return None
             if error.status >= 500 or error.status == HTTPStatus.TOO_MANY_REQUESTS:

@@ -19,7 +19,7 @@ from policy_trainer.rewards.correctness import needs_sandbox
 from policy_trainer.rewards.http_reward import HttpReward
 from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards
 from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
-from shared.bounds import MAX_REWARD
+from shared.batch import MAX_REWARD
 from shared.errors import UserError
 
 _GIB = 2**30

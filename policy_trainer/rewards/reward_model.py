@@ -8,7 +8,7 @@ import torch
 from policy_trainer.config import RewardModelConfig
 from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.text_classifier import TextClassifier
-from shared.bounds import MAX_REWARD
+from shared.batch import MAX_REWARD
 from shared.errors import UserError
 from shared.models import load_classifier, load_tokenizer
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.data.sample import Sample, Score
-from shared.bounds import MAX_REWARD
+from shared.batch import MAX_REWARD
 from shared.errors import UserError
 
 if TYPE_CHECKING:  # a sandbox process without async rewards needs none of it

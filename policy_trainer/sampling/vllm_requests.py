@@ -12,8 +12,7 @@ from policy_trainer.adapters.adapter import WEIGHTS
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.probe import TokenId
 from policy_trainer.sampling.sampler import SamplingParams
-from shared.batch import TokenGroup
-from shared.bounds import MAX_LOGP
+from shared.batch import MAX_LOGP, TokenGroup
 from shared.errors import UserError
 from shared.models import ADAPTER_CONFIG
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from stat import S_IROTH
 from typing import Self
 
-from shared.api.tokens import TOKEN_CHARACTERS, is_token
+from shared.api.base import TOKEN_CHARACTERS, is_token
 
 MIN_TOKEN_CHARACTERS = 16
 _NAME = re.compile("[A-Za-z0-9._@-]{1,64}")

@@ -16,8 +16,7 @@ from ref_server.cli.logprob_tables import logprob_sheet
 from ref_server.cli.terminal import print_error, show
 from shared import wire
 from shared.api import Logprobs, LogprobsRequest
-from shared.batch import BatchError, RolloutBatch, ScoredBatch
-from shared.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
+from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE, BatchError, RolloutBatch, ScoredBatch
 from shared.client import ClientError, RefServerClient, RefServerError
 
 # A busy server is asked again for this long. A server that does not answer the first request is not waited for.

@@ -18,10 +18,9 @@ from ref_server.http.listening import CannotListen, listening, uvicorn_config
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.scoring.reference import NoReferenceModel, ReferenceModel
 from ref_server.service.service import Service
-from shared.allocator import return_freed_memory
 from shared.errors import UserError
-from shared.lifetime import end_with_parent
 from shared.logs import configure_logs, log_uncaught_errors
+from shared.process import end_with_parent, return_freed_memory
 from shared.settings import load_settings
 
 log = structlog.get_logger()

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from shared.api import Answer
+from shared.api import ResponseRecord
 
 # A narrower terminal folds the lines by itself: a table squeezed into it would lose its ids.
 _NARROWEST = 120
@@ -29,7 +29,7 @@ def show(*sheets: RenderableType) -> None:
     print("\n".join(line.rstrip() for line in captured.get().rstrip().split("\n")))
 
 
-def print_json(answer: Answer, **more: Any) -> None:
+def print_json(answer: ResponseRecord, **more: Any) -> None:
     print(json.dumps(answer.model_dump(mode="json") | more, indent=2))
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ref_server.legacy.frame import MalformedUpload, split_frame
 from ref_server.legacy.tensors import FLOATS, INTEGERS, read_tensor
-from shared.batch import TokenGroup
-from shared.bounds import MAX_LOGP, MAX_REWARD
+from shared.batch import MAX_LOGP, MAX_REWARD, TokenGroup
 
 MAX_JSON_BYTES = 16 * 1024
 # A generator in string mode sends a question with its answers as text, and their rewards.

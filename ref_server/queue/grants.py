@@ -9,9 +9,9 @@ from ref_server.queue import leases, lineages
 from ref_server.queue.errors import Superseded, TooManyInFlight
 from ref_server.queue.indexes import ORDERS
 from ref_server.queue.limits import InFlight
-from ref_server.queue.records import LARGE_BYTES, MAX_LEASE_BYTES, Lease, Wanted
+from ref_server.queue.records import LARGE_BYTES, MAX_LEASE_BYTES, Wanted
 from ref_server.queue.transaction import Transaction, Value, several
-from shared.api import LEGACY_RUN, LeaseBody, State
+from shared.api import LEGACY_RUN, Lease, LeaseBody, State
 
 # The last sign of life of an incarnation is stored at most this often.
 _SEEN_SECONDS = 60.0
@@ -141,7 +141,10 @@ def _read(tx: Transaction, request: LeaseBody, condition: str, *values: Value) -
     One statement reads all of them: between two, a lease may end, and its batch be leased to somebody else.
     """
     query = _LEASES.format(order=ORDERS[request.order], condition=condition)
-    return [Lease(*row) for row in tx.rows(query, *values, request.most, LARGE_BYTES)]
+    return [
+        Lease(id=id, token=token, lease_seconds=seconds, deliveries=deliveries, bytes=size, body=body)
+        for id, token, seconds, deliveries, size, body in tx.rows(query, *values, request.most, LARGE_BYTES)
+    ]
 
 
 def look(tx: Transaction, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:

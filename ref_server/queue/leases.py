@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ref_server.metrics.activity import Count
 from ref_server.queue import lineages, payloads
 from ref_server.queue.transaction import Transaction, Value
-from shared.api import Key, Outcome, State
+from shared.api import LeaseKey, Outcome, State
 
 
 class _Held(NamedTuple):
@@ -31,7 +31,7 @@ def grant_grace(tx: Transaction) -> None:
     lineages.grant_grace(tx)
 
 
-def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Outcome]:
+def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> list[Outcome]:
     """Batches that training told of keep their payloads, as many as a run may keep."""
     sampled: set[str] = set()
 
@@ -51,7 +51,7 @@ def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Ou
     return outcomes
 
 
-def extend(tx: Transaction, keys: Sequence[Key], lease_seconds: float, started: bool) -> list[Outcome]:
+def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, started: bool) -> list[Outcome]:
     def prolong(held: _Held) -> None:
         tx.execute(
             "UPDATE batches SET lease_seconds = ?, expires = ?, started = (started OR ?) WHERE seq = ?",
@@ -64,7 +64,7 @@ def extend(tx: Transaction, keys: Sequence[Key], lease_seconds: float, started: 
     return _apply_to_leases(tx, keys, prolong)
 
 
-def release(tx: Transaction, keys: Sequence[Key], error: str | None) -> list[Outcome]:
+def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
     def give_back(held: _Held) -> None:
         payloads.forget_training(tx, held.seq)
         tx.execute("UPDATE batches SET released_token = token, in_doubt = ? WHERE seq = ?", False, held.seq)
@@ -103,7 +103,7 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
 
 def _apply_to_leases(
     tx: Transaction,
-    keys: Sequence[Key],
+    keys: Sequence[LeaseKey],
     effect: Callable[[_Held], None],
     once_released: Outcome = Outcome.STALE,
 ) -> list[Outcome]:
@@ -124,7 +124,7 @@ def _apply_to_leases(
 
 
 def _apply_to_key(
-    tx: Transaction, key: Key, effect: Callable[[_Held], None], once_released: Outcome
+    tx: Transaction, key: LeaseKey, effect: Callable[[_Held], None], once_released: Outcome
 ) -> tuple[Outcome, _Held | None]:
     row = tx.one(f"{_HELD} WHERE id = ? {tx.db.lock}", key.id)
     if row is None:

@@ -1,8 +1,8 @@
 """Stored payloads: the room for them, and the samples that stay after their ack.
 
 When newer payloads need room, those of settled batches are deleted, the longest settled first. Batches with recorded
-training data (`shared/training.py`) stay whole after their ack, for people to inspect: kept samples. Training data lies
-next to the payload and is deleted with it. A run keeps the samples with the smallest content hashes: hashes do not
+training data (`shared.batch.Training`) stay whole after their ack, for people to inspect: kept samples. Training data
+lies next to the payload and is deleted with it. A run keeps the samples with the smallest content hashes: hashes do not
 depend on time, so what stays is a uniform sample of the whole run.
 """
 

@@ -15,15 +15,16 @@ from typing import TypeVar
 from ref_server.metrics.activity import Activity
 from ref_server.queue import batches, catalog, grants, housekeeping, leases, lineages, payloads, run_metrics
 from ref_server.queue.errors import NoUnusedRoom
-from ref_server.queue.records import Claim, DiskSpace, Lease, Stats, Upload, Wanted, WantedReference
+from ref_server.queue.records import Claim, DiskSpace, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.run_metrics import Curve, Point
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import (
     BatchDetails,
     BatchPage,
-    Key,
     Kind,
+    Lease,
     LeaseBody,
+    LeaseKey,
     LimitsView,
     ListOrder,
     MetricsRecord,
@@ -132,14 +133,14 @@ class Queue(ABC):
         """
         return self._run(lambda tx: grants.look(tx, waiting, alive))
 
-    def ack(self, keys: Sequence[Key], checkpoint: str | None = None) -> list[Outcome]:
+    def ack(self, keys: Sequence[LeaseKey], checkpoint: str | None = None) -> list[Outcome]:
         """Settles leased batches as done, durably. Batches with recorded training data keep their payloads, up to
         keep_samples of a run.
         """
         return self._run(lambda tx: leases.ack(tx, keys, checkpoint), durable=True)
 
     def put_training(self, id: str, training: bytes) -> None:
-        """Stores training data of a leased batch (`shared/training.py`) next to its payload, or replaces it.
+        """Stores training data of a leased batch (`shared.batch.Training`) next to its payload, or replaces it.
 
         A lease that ends without an ack deletes it.
         Raises KeyError, WrongState if the batch is neither leased nor kept, QueueFull.
@@ -150,11 +151,11 @@ class Queue(ABC):
         """The training data of a batch; None if none was stored, or the payload is deleted."""
         return self._run(lambda tx: payloads.find_training(tx, id))
 
-    def extend(self, keys: Sequence[Key], lease_seconds: float, started: bool = False) -> list[Outcome]:
+    def extend(self, keys: Sequence[LeaseKey], lease_seconds: float, started: bool = False) -> list[Outcome]:
         """Makes leases end lease_seconds from now. started: training on them begins now."""
         return self._run(lambda tx: leases.extend(tx, keys, lease_seconds, started))
 
-    def release(self, keys: Sequence[Key], error: str | None = None) -> list[Outcome]:
+    def release(self, keys: Sequence[LeaseKey], error: str | None = None) -> list[Outcome]:
         """Gives batches back. It counts as a delivery only if an error is given."""
         return self._run(lambda tx: leases.release(tx, keys, error))
 

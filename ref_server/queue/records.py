@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shared.api import Depth, LeaseBody, State
 
-# Leases come without payloads beyond this sum: those are read once there is room to send them.
+# Leases come without payloads beyond this sum: `Queue.payloads` reads those once there is room to send them.
 LARGE_BYTES = 2**20
 # One request leases no more payload than this, unless one batch alone is more: the answer is held in memory.
 MAX_LEASE_BYTES = 64 * 2**20
@@ -40,22 +40,6 @@ class Claim:
     body: bytes
     attempts: int
     interruptions: int
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The exclusive right to one batch, proved by its token. deliveries: those counted before, plus one.
-
-    size: of the payload, in bytes. body: the payload; None if it and those leased with it before are longer than
-    LARGE_BYTES: `payloads` reads it then.
-    """
-
-    id: str
-    token: str
-    lease_seconds: float
-    deliveries: int
-    size: int
-    body: bytes | None
 
 
 @dataclass(frozen=True)

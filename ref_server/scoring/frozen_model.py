@@ -13,13 +13,13 @@ from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
 from ref_server.weights.versions import version_of_snapshot
-from shared.allocator import return_freed_memory
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
 from shared.devices import choose_device, describe_device
 from shared.errors import UserError
 from shared.logprobs import choose_forward, embedding_rows
 from shared.models import context_length, load_mapped_model, load_tokenizer, tokenizer_fingerprint, use_threads
+from shared.process import return_freed_memory
 
 log = structlog.get_logger()
 

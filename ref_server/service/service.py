@@ -18,7 +18,7 @@ from ref_server.service.polls import Polls
 from ref_server.service.reference import CurrentReference
 from ref_server.service.views import RunSelection, describe_queue, describe_rewards, describe_tokens
 from ref_server.service.weights import Weights
-from shared import training, wire
+from shared import wire
 from shared.api import LEGACY_RUN, BatchSummary, ModelInfo, QueueView, RewardsView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
@@ -134,14 +134,14 @@ class Service:
     def admit(self, body: bytes, asker: Holder = ANYBODY) -> Uploaded:
         """Checks one upload and queues it, durably. Raises BatchError, Denied, NotReady, what `Queue.put` raises."""
         self.check_open()
-        parsed = wire.parse(body)
-        batch = self._check_rollout(parsed.batch())
+        metadata, tensors = wire.parse(body)
+        batch = self._check_rollout(wire.to_batch(metadata, tensors))
         asker.only(batch.run)
         if batch.run == LEGACY_RUN:
             raise BatchError("run", f"must not be {LEGACY_RUN!r}, the run of the Simple-GRPO protocol")
         upload = Upload(
             id=batch.id,
-            content_hash=parsed.content_hash(),
+            content_hash=wire.hash_content(metadata, tensors),
             run=batch.run,
             lineage=batch.lineage,
             uploader=asker.token,
@@ -190,7 +190,7 @@ class Service:
         """
         report = self.queue.training(batch.id)  # first: it goes with the payload
         content = self._stored(batch)
-        return content and describe_tokens(content, training.decode(report) if report else None, self.reference)
+        return content and describe_tokens(content, wire.decode_training(report) if report else None, self.reference)
 
     def describe_rewards(self, batch: BatchSummary) -> RewardsView | None:
         """As describe_tokens, without tokens."""
@@ -199,9 +199,9 @@ class Service:
 
     def keep_training(self, batch: BatchSummary, body: bytes) -> None:
         """Stores what training made of a batch. Raises BatchError, and what `Queue.put_training` raises."""
-        report = training.decode(body)
+        report = wire.decode_training(body)
         report.check_fits(batch.completion_tokens)
-        self.queue.put_training(batch.id, training.encode(report))
+        self.queue.put_training(batch.id, wire.encode_training(report))
 
     def _stored(self, batch: BatchSummary) -> RolloutBatch | ScoredBatch | None:
         if batch.run == LEGACY_RUN:

@@ -29,8 +29,7 @@ from shared.api import (
     State,
     TokensView,
 )
-from shared.batch import LINEAGE, Array, RolloutBatch, ScoredBatch
-from shared.training import Training
+from shared.batch import LINEAGE, Array, RolloutBatch, ScoredBatch, Training
 
 # The queue
 

@@ -5,39 +5,49 @@ There is one record for each concept, and the server's queue and service use it 
 they enter a process and become JSON where they leave it. Batches themselves travel as safetensors (`wire.py`).
 """
 
-from shared.api.base import Answer, Request
+from shared.api.base import Error, ErrorDetail, RequestRecord, ResponseRecord
 from shared.api.batches import (
     CURSOR,
+    LEGACY_RUN,
     Admitted,
     BatchDetails,
     BatchPage,
     BatchSummary,
+    Depth,
     Event,
+    LimitsView,
+    ListOrder,
     PromptView,
     PurgeableState,
     PurgeBody,
     Purged,
+    QueueView,
     RewardsView,
     RowView,
+    ScoringView,
+    State,
     TokensView,
     Uploaded,
 )
-from shared.api.errors import Error, ErrorDetail
 from shared.api.leases import (
     MAX_LEASES,
     AckBody,
     ExtendBody,
-    Key,
+    Lease,
     LeaseBody,
-    LeasedHead,
+    LeaseKey,
+    LeaseResult,
+    LeaseResults,
     LeasesBody,
+    Order,
+    Outcome,
     ReleaseBody,
-    Result,
-    Results,
 )
-from shared.api.metrics import (
+from shared.api.runs import (
     MAX_RECORD_BYTES,
     MAX_RECORDS,
+    FinishBody,
+    Finished,
     Kind,
     MetricsBody,
     MetricsEvent,
@@ -48,10 +58,7 @@ from shared.api.metrics import (
     RunSummary,
     StepRecords,
 )
-from shared.api.queue import Depth, LimitsView, QueueView, ScoringView
-from shared.api.runs import FinishBody, Finished
 from shared.api.scoring import Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion, TokenIds
-from shared.api.states import LEGACY_RUN, ListOrder, Order, Outcome, State
 from shared.api.weights import PLAIN_NAME, CommitBody, PlainName, WeightsFile, WeightsName, WeightsVersion
 
 __all__ = [
@@ -63,7 +70,6 @@ __all__ = [
     "PLAIN_NAME",
     "AckBody",
     "Admitted",
-    "Answer",
     "BatchDetails",
     "BatchPage",
     "BatchSummary",
@@ -75,10 +81,12 @@ __all__ = [
     "ExtendBody",
     "FinishBody",
     "Finished",
-    "Key",
     "Kind",
+    "Lease",
     "LeaseBody",
-    "LeasedHead",
+    "LeaseKey",
+    "LeaseResult",
+    "LeaseResults",
     "LeasesBody",
     "LimitsView",
     "ListOrder",
@@ -100,9 +108,8 @@ __all__ = [
     "ReferenceBody",
     "ReferenceVersion",
     "ReleaseBody",
-    "Request",
-    "Result",
-    "Results",
+    "RequestRecord",
+    "ResponseRecord",
     "RewardsView",
     "RowView",
     "RunMetrics",

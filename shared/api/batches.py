@@ -1,19 +1,38 @@
-"""Batches: their admission, their states and histories, their tokens and rewards to be looked at, and dropping many."""
+"""Batches and the queue of them: states and histories, tokens and rewards to be looked at, depths and limits."""
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from shared.api.base import Answer, Name, Request, example
-from shared.api.states import State
+from shared.api.base import Name, RequestRecord, ResponseRecord, example
 
+# Batches of the Simple-GRPO byte protocol are a run of their own: only that protocol uploads and takes them.
+LEGACY_RUN = "legacy"
 # Regular expression of a cursor: the place of a batch in the order of admission, in hexadecimal.
 CURSOR = "^[0-9a-f]{1,15}$"
 # The states whose batches can be purged: a batch that is being scored or done is not dropped.
 PurgeableState = Literal["dead", "expired", "queued", "ready", "leased"]
 
 
-class Admitted(Answer):
+class State(StrEnum):
+    QUEUED = "queued"
+    SCORING = "scoring"
+    READY = "ready"
+    LEASED = "leased"
+    DONE = "done"
+    EXPIRED = "expired"
+    DEAD = "dead"
+
+
+class ListOrder(StrEnum):
+    """Which batch is listed first, by admission."""
+
+    OLDEST = "oldest"
+    NEWEST = "newest"
+
+
+class Admitted(ResponseRecord):
     id: str
     state: State
 
@@ -23,7 +42,7 @@ class Uploaded(Admitted):
     """False when the same batch was uploaded before."""
 
 
-class BatchSummary(Answer):
+class BatchSummary(ResponseRecord):
     """A batch without its payload."""
 
     id: str
@@ -50,7 +69,7 @@ class BatchSummary(Answer):
     consumer: str | None
 
 
-class Event(Answer):
+class Event(ResponseRecord):
     """One entry of a batch's history. at: Unix seconds."""
 
     at: float
@@ -62,13 +81,13 @@ class BatchDetails(BatchSummary):
     history: list[Event]
 
 
-class BatchPage(Answer):
+class BatchPage(ResponseRecord):
     batches: list[BatchSummary]
     next_cursor: str | None
     """Pass it as `cursor` to get the next page; null on the last one."""
 
 
-class PurgeBody(Request):
+class PurgeBody(RequestRecord):
     """Chooses all batches in a state whose payload is still there."""
 
     model_config = example(state="dead", run="curl")
@@ -82,7 +101,7 @@ class PurgeBody(Request):
     """`next_cursor` of the previous answer, to go on."""
 
 
-class Purged(Answer):
+class Purged(ResponseRecord):
     dropped: list[str]
     """The ids of the batches that this request dropped."""
     bytes: int
@@ -91,13 +110,13 @@ class Purged(Answer):
     """Pass it as `cursor` to drop the next ones; null when all were looked at."""
 
 
-class PromptView(Answer):
+class PromptView(ResponseRecord):
     text: str | None
     """null where the server has no tokenizer."""
     ids: list[int]
 
 
-class RowView(Answer):
+class RowView(ResponseRecord):
     """One completion. Rewards are null where it could not be judged, the others where the batch has none."""
 
     text: str | None
@@ -121,7 +140,7 @@ class RowView(Answer):
     finished: bool
 
 
-class TokensView(Answer):
+class TokensView(ResponseRecord):
     """A batch, token by token. Its log-probs are those of its temperature."""
 
     id: str
@@ -138,7 +157,7 @@ class TokensView(Answer):
     rows: list[RowView]
 
 
-class RewardsView(Answer):
+class RewardsView(ResponseRecord):
     """The rewards of a batch's completions, null where one could not be judged."""
 
     id: str
@@ -148,3 +167,62 @@ class RewardsView(Answer):
     lengths: list[int]
     """Tokens."""
     finished: list[bool]
+
+
+class Depth(ResponseRecord):
+    batches: int
+    bytes: int
+
+
+class ScoringView(ResponseRecord):
+    """What was scored since the server started."""
+
+    model_config = ConfigDict(extra="allow")
+
+    batches: int
+    tokens: int
+    """Of queued batches, prompts included."""
+    direct_tokens: int
+    """Of direct requests (`/v1/logprobs`)."""
+    errors: int
+    splits: int
+    """Forwards that ran out of memory and were done in parts."""
+    working_seconds: float
+    waiting_seconds: float
+    tokens_per_second: float
+
+
+# max_batches and max_bytes bound what waits: queued, scoring and ready batches, and leased ones whose training has not
+# started. max_in_flight bounds leased batches that are not settled, whether their training has started or not. A run
+# may use at most as much of each as is free. The limits per run are what it may use while it is alone. max_stored_bytes
+# bounds the payloads of batches in any state: those of settled ones go when others need the room.
+class LimitsView(ResponseRecord):
+    max_batches: int
+    max_batches_per_run: int
+    max_bytes: int
+    max_bytes_per_run: int
+    max_in_flight: int
+    max_in_flight_per_run: int
+    max_stored_bytes: int
+    keep_samples: int
+    """Trained batches of a run whose payloads are kept, to be looked at."""
+    max_deliveries: int
+    max_scoring_attempts: int
+
+
+class QueueView(ResponseRecord):
+    model_config = ConfigDict(extra="allow")
+
+    states: dict[State, Depth]
+    runs: dict[str, dict[State, Depth]]
+    """By run; states without batches are left out. At most a thousand runs, in the order of their names."""
+    next_cursor: str | None = None
+    """Pass it as `cursor` to get the next runs; null on the last page. Each page has the totals of all runs."""
+    stored_bytes: int
+    """Payloads of these states together; `limits.max_stored_bytes` bounds those of the whole queue."""
+    oldest_age_seconds: float | None
+    """How long the oldest waiting batch has waited; null when none waits."""
+    scoring: ScoringView
+    limits: LimitsView
+    since_start: dict[str, int]
+    """Event counts of the answering server since it started; several servers may share a queue."""

@@ -1,19 +1,38 @@
-"""Leases: the request for one, and the bodies that acknowledge, extend or release several."""
+"""Leases: the request for one, what is granted, and the bodies that acknowledge, extend or release several."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from shared.api.base import Answer, Lineage, Name, Request, Seconds, Version, example
-from shared.api.states import LEGACY_RUN, Order, Outcome
+from shared.api.base import Lineage, Name, RequestRecord, ResponseRecord, Seconds, Version, example
+from shared.api.batches import LEGACY_RUN
 
 # The most batches that one request leases.
 MAX_LEASES = 512
 
+# Of a lease: left out of its JSON and of its repr.
+_Payload = Annotated[bytes | None, Field(exclude=True, repr=False)]
 _ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
-class LeaseBody(Request):
+class Outcome(StrEnum):
+    """The result of an ack, extend or release for one lease."""
+
+    OK = "ok"
+    ALREADY = "already"  # settled by this same token before: a retry is harmless
+    STALE = "stale"  # the token is no longer valid
+    UNKNOWN = "unknown"
+
+
+class Order(StrEnum):
+    """Which batch is leased first."""
+
+    FIFO = "fifo"
+    FRESHEST = "freshest"
+
+
+class LeaseBody(RequestRecord):
     model_config = example(consumer="trainer", run="curl", wait_seconds=20, lease_seconds=120)
 
     consumer: Name
@@ -63,27 +82,29 @@ class LeaseBody(Request):
         return run
 
 
-class Key(Request):
+class LeaseKey(RequestRecord):
     """A lease: the `Batch-Id` and `Lease-Token` that came with the batch."""
 
     id: str = Field(max_length=200)
     token: str = Field(max_length=200)
 
 
-class LeasedHead(Answer):
-    """What stands before each batch where one answer has several: the lease, and how long the batch is."""
+class Lease(ResponseRecord):
+    """The exclusive right to one batch, proved by its token. If an answer has several, its JSON precedes each batch."""
 
+    body: _Payload = None
+    """The batch itself, which is no part of the JSON. None if it is read or sent apart from the lease."""
     id: str
     token: str
     lease_seconds: float = Field(gt=0, strict=True)
     deliveries: int = Field(ge=1, strict=True)
     """Those counted before, plus one."""
     bytes: int = Field(ge=0, strict=True)
-    """Length of the batch, which follows."""
+    """Length of the batch."""
 
 
-class LeasesBody(Request):
-    leases: Annotated[list[Key], Field(fail_fast=True)] = Field(max_length=10_000)
+class LeasesBody(RequestRecord):
+    leases: Annotated[list[LeaseKey], Field(fail_fast=True)] = Field(max_length=10_000)
 
 
 class AckBody(LeasesBody):
@@ -108,10 +129,10 @@ class ReleaseBody(LeasesBody):
     """Why they cannot be used. With an error, the release counts as a delivery."""
 
 
-class Result(Answer):
+class LeaseResult(ResponseRecord):
     id: str
     outcome: Outcome
 
 
-class Results(Answer):
-    results: list[Result]
+class LeaseResults(ResponseRecord):
+    results: list[LeaseResult]

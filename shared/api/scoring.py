@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from shared.api.base import Answer, Name, Request, Version, example
-from shared.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
+from shared.api.base import Name, RequestRecord, ResponseRecord, Version, example
+from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 TokenId = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 # fail_fast: report only the first fault, since a report of a million would take a minute.
@@ -14,7 +14,7 @@ _Rows = Annotated[list[TokenIds], Field(fail_fast=True)]
 _Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
-class LogprobsRequest(Request):
+class LogprobsRequest(RequestRecord):
     """Either token ids (`prompt_ids` and lists of ids) or texts (`prompt` and strings)."""
 
     model_config = example(prompt="2+3=", completions=["5", "6"], temperature=1.0)
@@ -33,7 +33,7 @@ class LogprobsRequest(Request):
         return self
 
 
-class Logprobs(Answer):
+class Logprobs(ResponseRecord):
     """One row for each completion, one log-prob and one text for each of its tokens."""
 
     logprobs: list[list[float]]
@@ -41,7 +41,7 @@ class Logprobs(Answer):
     reference_version: int
 
 
-class ModelInfo(Answer):
+class ModelInfo(ResponseRecord):
     """The reference model. Without a model, all fields but max_batch_tokens are null."""
 
     name: str | None
@@ -66,7 +66,7 @@ class ModelInfo(Answer):
     """A second model, which scores each batch too: `teacher_logps`. Null without one."""
 
 
-class ReferenceBody(Request):
+class ReferenceBody(RequestRecord):
     """A snapshot below the server's `--snapshot-root`, and the version that batches scored with it carry.
 
     Without a snapshot: the weights of `--model` again.
@@ -78,5 +78,5 @@ class ReferenceBody(Request):
     version: Version
 
 
-class ReferenceVersion(Answer):
+class ReferenceVersion(ResponseRecord):
     reference_version: int

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
-from shared.api.base import Answer, Version, example
+from shared.api.base import ResponseRecord, Version, example
 
 # No leading dot: neither a hidden file nor a way up.
 PLAIN_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
@@ -43,7 +43,7 @@ class WeightsName:
         return f"{self.epoch}.{self.version} of run {self.run}, lineage {self.lineage}"
 
 
-class WeightsFile(Answer):
+class WeightsFile(ResponseRecord):
     bytes: int = Field(ge=0, lt=2**63, strict=True)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
@@ -76,7 +76,7 @@ class CommitBody(BaseModel):
         return self
 
 
-class WeightsVersion(Answer):
+class WeightsVersion(ResponseRecord):
     """A committed version with its files, and whatever else its commit said."""
 
     model_config = ConfigDict(extra="allow", frozen=True)

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import httpx
 
-from shared import bundle, wire
+from shared import wire
 from shared.api import (
     AckBody,
     Admitted,
@@ -15,8 +15,9 @@ from shared.api import (
     BatchPage,
     BatchSummary,
     ExtendBody,
-    Key,
     LeaseBody,
+    LeaseKey,
+    LeaseResults,
     LeasesBody,
     ListOrder,
     Logprobs,
@@ -29,19 +30,16 @@ from shared.api import (
     ReferenceBody,
     ReferenceVersion,
     ReleaseBody,
-    Results,
     RewardsView,
     State,
     TokenIds,
     TokensView,
     Uploaded,
 )
-from shared.batch import BatchError, RolloutBatch, ScoredBatch
+from shared.batch import BatchError, RolloutBatch, ScoredBatch, Training
 from shared.client.connection import JSON, READ_SECONDS, Exchange, as_record, no_answer, route, unready_reason
 from shared.client.errors import ClientError, RefServerError, UnusableBatch
 from shared.client.runs import RunsClient
-from shared.training import Training
-from shared.training import encode as encode_training
 
 T = TypeVar("T")
 
@@ -129,7 +127,7 @@ class RefServerClient(RunsClient):
 
     def check_train_role(self) -> None:
         """Raises RefServerError, of status 401 or 403, unless the token may lease batches and ack them."""
-        self._post("/v1/leases/extend", ExtendBody(leases=[]), Results)
+        self._post("/v1/leases/extend", ExtendBody(leases=[]), LeaseResults)
 
     def check_reference_role(self) -> None:
         """Raises RefServerError, of status 401 or 403, unless the token may replace the reference."""
@@ -196,7 +194,7 @@ class RefServerClient(RunsClient):
         def read(response: httpx.Response) -> list[LeasedOrUnusable]:
             if response.status_code == httpx.codes.NO_CONTENT:
                 return []
-            heads = bundle.decode(response.content)
+            heads = wire.decode_leases(response.content)
             return [_leased(body, head.id, head.token, head.deliveries) for head, body in heads]
 
         return self._lease(terms.model_copy(update={"count": terms.most}), read)
@@ -218,7 +216,7 @@ class RefServerClient(RunsClient):
 
         Raises RefServerError 404, 409 if the batch is not leased, or its payload is gone.
         """
-        content, path = encode_training(training), route("batches", id, "training")
+        content, path = wire.encode_training(training), route("batches", id, "training")
         return self._send(Exchange("PUT", path, as_record(Admitted), content, _BATCH, read_seconds=_TRAINING_SECONDS))
 
     # Log-probs at once; the server stores nothing.
@@ -321,8 +319,8 @@ class RefServerClient(RunsClient):
     def _settle(self, verb: str, body: type[LeasesBody], leases: Sequence[LeasedOrUnusable], **fields: Any) -> Outcomes:
         outcomes: Outcomes = {}
         for start in range(0, len(leases), _LEASES_AT_ONCE):
-            keys = [Key(id=lease.id, token=lease.token) for lease in leases[start : start + _LEASES_AT_ONCE]]
-            results = self._post(f"/v1/leases/{verb}", body(leases=keys, **fields), Results).results
+            keys = [LeaseKey(id=lease.id, token=lease.token) for lease in leases[start : start + _LEASES_AT_ONCE]]
+            results = self._post(f"/v1/leases/{verb}", body(leases=keys, **fields), LeaseResults).results
             outcomes |= {result.id: result.outcome for result in results}
         return outcomes
 
@@ -332,9 +330,9 @@ class RefServerClient(RunsClient):
 
 def _leased(body: bytes, id: str, token: str, deliveries: int) -> LeasedOrUnusable:
     """Raises BatchError, a ValueError, for bytes that are no batch at all."""
-    parsed = wire.parse(body)
+    metadata, tensors = wire.parse(body)
     try:
-        return Leased(parsed.batch(), id, token, deliveries)
+        return Leased(wire.to_batch(metadata, tensors), id, token, deliveries)
     except BatchError as error:
         return UnusableBatch(id, token, error.field, str(error))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from shared.api.tokens import TOKEN_CHARACTERS, is_token
+from shared.api.base import TOKEN_CHARACTERS, is_token
 from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, Untrusted
 
 

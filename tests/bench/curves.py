@@ -24,7 +24,7 @@ from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import write_json
 from shared.client import RefServerClient
-from shared.lifetime import child_environment
+from shared.process import child_environment
 from tests.bench.curves_recipes import PAGES, RunSetup, names, recipe
 from tests.bench.curves_report import draw, write_page
 from tests.bench.curves_result import Point, Result

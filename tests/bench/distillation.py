@@ -21,8 +21,8 @@ from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
-from shared.lifetime import child_environment
 from shared.models import load_model, load_tokenizer, use_threads
+from shared.process import child_environment
 from shared.settings import from_values
 from tests.bench.distillation_models import cached_student, cached_teacher
 

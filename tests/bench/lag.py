@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from policy_trainer.reporting.metrics import read_metrics
-from shared.lifetime import child_environment
+from shared.process import child_environment
 
 LAGS = (0, 1, 4, 16)
 Records = Sequence[Mapping[str, Any]]

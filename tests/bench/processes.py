@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from shared.lifetime import child_environment
+from shared.process import child_environment
 from tests.ports import free_port
 
 SERVE = ("ref_server", "serve")

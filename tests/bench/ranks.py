@@ -19,8 +19,8 @@ from policy_trainer.config import OptimizerConfig
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.trainer import memory
 from policy_trainer.trainer.memory import Shape
-from shared.lifetime import child_environment
 from shared.models import save_model
+from shared.process import child_environment
 from tests.bench.ranks_share import COMPLETION_TOKENS, GROUPS, TOKENS, Share
 
 WIDTHS = {"float32": 4, "bfloat16": 2}

@@ -14,7 +14,7 @@ from ref_server.queue.postgres.store import PostgresQueue
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import Key, LeaseBody
+from shared.api import LeaseBody, LeaseKey
 from tests.bench import measure
 from tests.bench.clients import Clients, Template
 from tests.bench.processes import resident_mib, serving
@@ -44,7 +44,7 @@ def cycle(queue: Queue, body: bytes) -> None:
     for claim in queue.claim(1):
         queue.complete(claim.id, scored(body))
     (leased,) = queue.lease(LeaseBody(consumer="bench"))
-    queue.ack([Key(id=leased.id, token=leased.token)])
+    queue.ack([LeaseKey(id=leased.id, token=leased.token)])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from shared import bundle, wire
+from shared import wire
 from shared.batch import RolloutBatch
 from tests.chaos.history import History
 
@@ -81,7 +81,7 @@ class Caller:
 
 
 def _digest(body: bytes) -> str:
-    return wire.parse(body).content_hash().hex()[:16]
+    return wire.content_hash(body).hex()[:16]
 
 
 def _state(answer: httpx.Response) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def _details(answer: httpx.Response) -> dict[str, Any]:
 def _leased(answer: httpx.Response) -> dict[str, Any]:
     if answer.status_code != 200:
         return {}
-    if answer.headers["Content-Type"] == bundle.CONTENT_TYPE:
-        heads = bundle.decode(answer.content)
+    if answer.headers["Content-Type"] == wire.LEASES_CONTENT_TYPE:
+        heads = wire.decode_leases(answer.content)
         leases = [(head.id, head.token, head.deliveries, _digest(body)) for head, body in heads]
     else:
         id, token, deliveries = (answer.headers[name] for name in ("Batch-Id", "Lease-Token", "Deliveries"))

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from shared.lifetime import PARENT_VARIABLE
+from shared.process import PARENT_VARIABLE
 
 # What trainer, worker and server import first, and Qwen2 and dynamo, which the first model and optimizer would load.
 # Importing runs no tensor operation, so that PyTorch has no threads yet which a fork would lose.

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from shared import bundle
+from shared import wire
 
 _VERBS = {
     ("POST", "/v1/batches"): "upload",
@@ -72,8 +72,8 @@ class Answer:
 
 def leased_keys(headers: Mapping[str, str], body: bytes) -> list[tuple[str, str]]:
     """Ids and tokens of the answer to a lease, in either of its forms. headers: names in lower case."""
-    if headers.get("content-type") == bundle.CONTENT_TYPE:
-        return [(head.id, head.token) for head, _ in bundle.decode(body)]
+    if headers.get("content-type") == wire.LEASES_CONTENT_TYPE:
+        return [(head.id, head.token) for head, _ in wire.decode_leases(body)]
     return [(headers["batch-id"], headers["lease-token"])]
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shared import bundle, wire
-from shared.api import LeasedHead
+from shared import wire
+from shared.api import Lease
 from tests.chaos.batches import random_batch
 from tests.chaos.messages import parse_answer, parse_request
 
@@ -49,9 +49,9 @@ def test_a_lease_is_read_from_its_headers() -> None:
 
 
 def test_a_lease_of_several_is_read_from_its_body() -> None:
-    heads = [LeasedHead(id=id, token=f"t{id}", lease_seconds=9.0, deliveries=1, bytes=7) for id in "ab"]
-    body = b"".join(bundle.encode((head, b"a batch") for head in heads))
-    leased = parse_answer(answer(200, body, Content_Type=bundle.CONTENT_TYPE))
+    heads = [Lease(id=id, token=f"t{id}", lease_seconds=9.0, deliveries=1, bytes=7) for id in "ab"]
+    body = b"".join(wire.encode_leases((head, b"a batch") for head in heads))
+    leased = parse_answer(answer(200, body, Content_Type=wire.LEASES_CONTENT_TYPE))
     assert leased and leased.told("lease") == {"ids": ["a", "b"], "tokens": ["ta", "tb"]}
 
 

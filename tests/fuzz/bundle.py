@@ -1,10 +1,10 @@
-"""The decoder of an answer with several batches: `shared.bundle.decode`."""
+"""The decoder of an answer with several batches: `shared.wire.decode_leases`."""
 
 import json
 import random
 
-from shared import bundle
-from shared.api import LeasedHead
+from shared import wire
+from shared.api import Lease
 from tests.fuzz.mutations import change_bytes, change_json, integer
 from tests.fuzz.stages import refused_in
 
@@ -22,12 +22,12 @@ def make(chance: random.Random) -> bytes:
 def judge(body: bytes) -> str:
     """Returns the stage of the refusal, or `accepted`. Any exception but ValueError is a fault of the decoder."""
     try:
-        found = list(bundle.decode(body))
+        found = list(wire.decode_leases(body))
     except ValueError as error:
         str(error).encode()  # it is shown to people
         return refused_in(error, STAGES)
     assert sum(len(batch) for _, batch in found) <= len(body), "there is more than came"
-    assert list(bundle.decode(b"".join(bundle.encode(found)))) == found, "it comes back as something else"
+    assert list(wire.decode_leases(b"".join(wire.encode_leases(found)))) == found, "it comes back as something else"
     return "accepted"
 
 
@@ -44,5 +44,5 @@ def _part(id: str, batch: bytes) -> tuple[bytes, bytes]:
 
 
 _PARTS = (_part("01890a5d-ac96-774b-bcce-b302099a8057", b"a batch"), _part("é", b""), _part("x", bytes(2000)))
-_HEADS = [(LeasedHead.model_validate_json(head), batch) for head, batch in _PARTS]
-SEEDS = (b"".join(bundle.encode(_HEADS)), b"".join(bundle.encode(_HEADS[:1])))
+_HEADS = [(Lease.model_validate_json(head), batch) for head, batch in _PARTS]
+SEEDS = (b"".join(wire.encode_leases(_HEADS)), b"".join(wire.encode_leases(_HEADS[:1])))

@@ -11,7 +11,9 @@ def queue_of(leased: int = 0, leased_by_others: int = 0, ready: int = 2, **numbe
     return QueueView(
         states={**states, State.LEASED: Depth(batches=leased + leased_by_others, bytes=1)},
         runs={"ours": {state: Depth(batches=count, bytes=10 * count) for state, count in counts.items()}},
+        stored_bytes=0,
         oldest_age_seconds=None,
+        since_start={},
         scoring=ScoringView.model_validate(dict.fromkeys(ScoringView.model_fields, 0)),
         limits=LimitsView.model_validate(
             dict.fromkeys(LimitsView.model_fields, 100) | {"max_stored_bytes": 10_000} | numbers

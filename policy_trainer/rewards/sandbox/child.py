@@ -21,7 +21,7 @@ from policy_trainer.rewards.sandbox.answers import TOGETHER, answers, shares
 from policy_trainer.rewards.signatures import OwnReward
 from policy_trainer.rewards.user_function import UserFunction
 from shared.errors import UserError
-from shared.lifetime import end_with_parent
+from shared.process import end_with_parent
 
 # The parent kills this process when judging takes too long. A watchdog ends it after this many time limits, in case
 # the parent has died while a reward holds the GIL.

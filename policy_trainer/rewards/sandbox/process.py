@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from shared.lifetime import child_environment
+from shared.process import child_environment
 
 
 class ProcessEnded(Exception):

@@ -16,22 +16,22 @@ from ref_server.http.asker import Asker, confine, note
 from ref_server.http.problem import Problem, no_room_to_answer
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.errors import TooManyInFlight
-from ref_server.queue.records import Lease, Wanted
+from ref_server.queue.records import Wanted
 from ref_server.service.polls import Poll
 from ref_server.service.service import Service
-from shared import bundle, wire
+from shared import wire
 from shared.api import (
     AckBody,
     Error,
     ExtendBody,
-    Key,
+    Lease,
     LeaseBody,
-    LeasedHead,
+    LeaseKey,
+    LeaseResult,
+    LeaseResults,
     LeasesBody,
     Outcome,
     ReleaseBody,
-    Result,
-    Results,
 )
 
 # Threads that lease. They are not those of the heartbeats, which must not wait behind a thousand lease requests.
@@ -40,7 +40,7 @@ LEASE_THREADS = 8
 _LEASED = {
     "description": "a batch; with `count` several, each behind a big-endian u32 length and a JSON header of that "
     "length, which has what the headers have, and `bytes`, the length of the batch",
-    "content": SAFETENSORS | {bundle.CONTENT_TYPE: SAFETENSORS[wire.CONTENT_TYPE]},
+    "content": SAFETENSORS | {wire.LEASES_CONTENT_TYPE: SAFETENSORS[wire.CONTENT_TYPE]},
     "headers": {
         "Batch-Id": {"schema": {"type": "string"}},
         "Lease-Token": {"schema": {"type": "string"}, "description": "proves the lease"},
@@ -96,7 +96,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
 def _add_settlements(app: FastAPI, service: Service) -> None:
     @app.post("/v1/leases/ack", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON, confines=True)
-    async def ack(body: AckBody, asker: Asker) -> Results:
+    async def ack(body: AckBody, asker: Asker) -> LeaseResults:
         """Settles batches, after the checkpoint that contains their effect is durable.
 
         ```
@@ -110,7 +110,7 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/leases/extend", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON, confines=True)
-    async def extend(body: ExtendBody, asker: Asker) -> Results:
+    async def extend(body: ExtendBody, asker: Asker) -> LeaseResults:
         """Heartbeat: makes leases end lease_seconds from now.
 
         ```
@@ -124,7 +124,7 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/leases/release", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON, confines=True)
-    async def release(body: ReleaseBody, asker: Asker) -> Results:
+    async def release(body: ReleaseBody, asker: Asker) -> LeaseResults:
         """Gives batches back unused, before their leases end.
 
         ```
@@ -178,7 +178,7 @@ async def _read(service: Service, got: Sequence[Lease], request: Request) -> lis
 
     Raises Problem 429 if there is no room to send them: the client may repeat its request.
     """
-    if not request.state.room(sum(lease.size for lease in got)):
+    if not request.state.room(sum(lease.bytes for lease in got)):
         raise no_room_to_answer()
     bodies = {lease.id: lease.body for lease in got if lease.body is not None}
     if later := [lease.id for lease in got if lease.body is None]:
@@ -198,24 +198,14 @@ def _one(lease: Lease, body: bytes) -> Response:
 
 def _several(batches: Sequence[tuple[Lease, bytes]]) -> Response:
     """All of them, sent piece by piece: no copy of them all is made."""
-    pieces = bundle.encode((_head(lease, body), body) for lease, body in batches)
+    pieces = wire.encode_leases(batches)
 
     async def sent() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
 
     length = str(sum(map(len, pieces)))
-    return StreamingResponse(sent(), media_type=bundle.CONTENT_TYPE, headers={"Content-Length": length})
-
-
-def _head(lease: Lease, body: bytes) -> LeasedHead:
-    return LeasedHead(
-        id=lease.id,
-        token=lease.token,
-        lease_seconds=lease.lease_seconds,
-        deliveries=lease.deliveries,
-        bytes=len(body),
-    )
+    return StreamingResponse(sent(), media_type=wire.LEASES_CONTENT_TYPE, headers={"Content-Length": length})
 
 
 @contextmanager
@@ -240,13 +230,13 @@ def _confined(body: LeaseBody, asker: Holder) -> LeaseBody:
 
 
 async def _settle(
-    service: Service, asker: Holder, body: LeasesBody, settle: Callable[[list[Key]], list[Outcome]]
-) -> Results:
+    service: Service, asker: Holder, body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]
+) -> LeaseResults:
     """Settles and builds the answer in one thread. A route that is no coroutine would use two."""
 
-    def work() -> Results:
+    def work() -> LeaseResults:
         confine(asker, service.queue, (key.id for key in body.leases))
         outcomes = zip(body.leases, settle(body.leases), strict=True)
-        return Results(results=[Result(id=key.id, outcome=outcome) for key, outcome in outcomes])
+        return LeaseResults(results=[LeaseResult(id=key.id, outcome=outcome) for key, outcome in outcomes])
 
     return await run_in_threadpool(work)

@@ -21,9 +21,9 @@ from ref_server.queue import grants
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.postgres import schema
 from ref_server.queue.queue import RETENTION_SECONDS, WAITING_SECONDS, Queue
-from ref_server.queue.records import Claim, Lease
+from ref_server.queue.records import Claim
 from ref_server.queue.transaction import Transaction, Value
-from shared.api import LeaseBody, LimitsView, State
+from shared.api import Lease, LeaseBody, LimitsView, State
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from policy_trainer.queue_client.feed import LeaseFeed, Stock
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.server import LeaseTerms
 from policy_trainer.queue_client.terms import Intake
-from shared import bundle, wire
-from shared.api import LeasedHead
+from shared import wire
+from shared.api import Lease
 from shared.batch import RolloutBatch, ScoredBatch, StepRewards, TokenGroup
 from shared.client import RefServerClient, RefServerError
 from tests.waiting import until
@@ -90,16 +90,18 @@ class RefServer:
             if self.ready:
                 given = [self.give() for _ in range(min(body["count"], len(self.ready)))]
                 self.asked_for.append(body["count"])
-                return self.site.answer(200, b"".join(bundle.encode(given)), {"Content-Type": bundle.CONTENT_TYPE})
+                return self.site.answer(
+                    200, b"".join(wire.encode_leases(given)), {"Content-Type": wire.LEASES_CONTENT_TYPE}
+                )
         time.sleep(0.02)
         return self.site.answer(204)
 
-    def give(self) -> tuple[LeasedHead, bytes]:
+    def give(self) -> tuple[Lease, bytes]:
         id = self.ready.pop(0)
         self.leases += 1
         self.tokens[id] = f"token-{self.leases}"
         body = self.bodies[id]
-        return LeasedHead(id=id, token=self.tokens[id], lease_seconds=60, deliveries=1, bytes=len(body)), body
+        return Lease(id=id, token=self.tokens[id], lease_seconds=60, deliveries=1, bytes=len(body)), body
 
     def describe(self, id: str) -> Any:
         with self.lock:

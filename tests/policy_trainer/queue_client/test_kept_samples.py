@@ -12,10 +12,9 @@ from policy_trainer.learner.groups import make_group
 from policy_trainer.objective.group import Group
 from policy_trainer.queue_client.kept_samples import KeptSamples, choose_kept_samples, trained_advantages
 from shared.api import QueueView
-from shared.batch import Array, RolloutBatch
+from shared.batch import Array, RolloutBatch, Training
 from shared.client import RefServerError
 from shared.client.errors import Unreachable
-from shared.training import Training
 
 
 class Learner:

@@ -102,8 +102,8 @@ def queue_of(**limits: int) -> QueueView:
     names = LimitsView.model_fields
     scoring = dict.fromkeys(ScoringView.model_fields, 0)
     return QueueView.model_validate(
-        {"states": {}, "runs": {}, "oldest_age_seconds": None, "scoring": scoring,
-         "limits": dict.fromkeys(names, 100) | limits}
+        {"states": {}, "runs": {}, "stored_bytes": 0, "oldest_age_seconds": None, "scoring": scoring,
+         "since_start": {}, "limits": dict.fromkeys(names, 100) | limits}
     )  # fmt: skip
 
 

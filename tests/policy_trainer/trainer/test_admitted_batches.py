@@ -27,11 +27,20 @@ from policy_trainer.reporting.sample_views import TerminalSamples, columns_and_r
 from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
 from policy_trainer.trainer.step_record import step_record
 from shared import wire
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
-from shared.bounds import MAX_LOGP, MAX_REWARD, MAX_TEMPERATURE, MIN_TEMPERATURE
+from shared.batch import (
+    MAX_LOGP,
+    MAX_REWARD,
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    BatchError,
+    RolloutBatch,
+    ScoredBatch,
+    StepRewards,
+    TokenGroup,
+    Training,
+)
 from shared.client import Leased
 from shared.logprobs import PackedForward
-from shared.training import Training
 
 ODD_NAMES = ["[red]", "[/]", "KL", "accuracy", "/", "a/b", "__proto__", "<b>", "%s{}"]
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20) | st.sampled_from(ODD_NAMES)

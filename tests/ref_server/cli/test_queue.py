@@ -20,11 +20,10 @@ from ref_server.cli import queue, serve
 from ref_server.cli.queue import views
 from ref_server.config import QueueConfig
 from ref_server.service.service import Service
-from shared import training, wire
+from shared import wire
 from shared.api import PurgeBody, Purged, State
-from shared.batch import RolloutBatch
+from shared.batch import RolloutBatch, Training
 from shared.client import NotRefServer, RefServerClient
-from shared.training import Training
 
 Rollout = Callable[..., RolloutBatch]
 Command = Callable[..., tuple[int, str, str]]
@@ -214,7 +213,7 @@ def test_a_kept_sample(command: Command, http: httpx.Client, rollout: Rollout, r
     id = ready(http, batch)
     leased = http.post("/v1/batches/lease", json={"consumer": "c", "run": run}).headers
     assert leased["Batch-Id"] == id
-    told = training.encode(Training(12, np.array([0.5, 0.5, -0.5, -0.5], np.float32), np.zeros(4, np.float32)))
+    told = wire.encode_training(Training(12, np.array([0.5, 0.5, -0.5, -0.5], np.float32), np.zeros(4, np.float32)))
     http.put(f"/v1/batches/{id}/training", content=told, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
     http.post("/v1/leases/ack", json={"leases": [{"id": id, "token": leased["Lease-Token"]}]}).raise_for_status()
     ready(http, rollout(run=run))

@@ -16,9 +16,8 @@ from ref_server.http.app import create_app
 from ref_server.http.listening import uvicorn_config
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
-from shared import training, wire
-from shared.batch import RolloutBatch, TokenGroup
-from shared.training import Training
+from shared import wire
+from shared.batch import RolloutBatch, TokenGroup, Training
 from tests.bench.clients import Template
 from tests.ref_server.dashboard.content import lease, upload
 from tests.ref_server.serving import listen, serving
@@ -74,6 +73,6 @@ def upload_large(http: httpx.Client) -> str:
     lease(http, batch.run)
     advantages = np.repeat(generator.normal(size=COMPLETIONS).astype(np.float32), TOKENS)
     later = np.minimum(0, logps + generator.normal(0, 0.1, total).astype(np.float32))
-    made = training.encode(Training(3, advantages, later))
+    made = wire.encode_training(Training(3, advantages, later))
     assert http.put(f"/v1/batches/{batch.id}/training", content=made, headers=kind).is_success
     return batch.id

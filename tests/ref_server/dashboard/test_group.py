@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Locator, expect
 from transformers import PreTrainedTokenizerBase
 
-from shared import training, wire
-from shared.training import Training
+from shared import wire
+from shared.batch import Training
 from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import TEXTS, group, kill, lease, upload
 
@@ -112,7 +112,7 @@ def test_what_training_made_of_it_is_shown(
     assert batch.sampler_logps is not None
     later = batch.sampler_logps - np.float32(0.5)
     made = Training(12, np.repeat(np.array([1.5, -0.5, 0.25, -1], np.float32), batch.group.completion_lengths), later)
-    body, kind = training.encode(made), {"Content-Type": wire.CONTENT_TYPE}
+    body, kind = wire.encode_training(made), {"Content-Type": wire.CONTENT_TYPE}
     assert server.put(f"/v1/batches/{batch.id}/training", content=body, headers=kind).is_success
     page = tab.at(f"#/batch/{batch.id}?color=ratio")
     expect(page.get_by_role("link", name="step 12")).to_have_attribute("href", re.compile("run/trained/step/12"))

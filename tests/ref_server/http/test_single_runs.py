@@ -14,7 +14,7 @@ from ref_server.access.requirements import Requirement, requirement_of
 from ref_server.config import QueueConfig
 from ref_server.http.app import create_app
 from ref_server.service.service import Service
-from shared import bundle, wire
+from shared import wire
 from shared.batch import RolloutBatch
 
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -176,6 +176,6 @@ def test_a_token_of_one_run_leases_many_of_its_run_alone(http: httpx.Client, rol
     leased: list[str] = []
     while len(leased) < 2:  # as many as are scored by now
         answer = lease(http, MINE, count=9)  # of its run, which it need not name
-        leased += [head.id for head, _ in bundle.decode(answer.content)]
+        leased += [head.id for head, _ in wire.decode_leases(answer.content)]
     assert leased == [batch.id for batch in mine]
     assert lease(http, MINE, run="yours", count=9).status_code == 403

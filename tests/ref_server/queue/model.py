@@ -17,7 +17,7 @@ from ref_server.queue.errors import (
     WrongState,
 )
 from ref_server.queue.records import Upload, Wanted
-from shared.api import Depth, Key, LeaseBody, LimitsView, Order, Outcome, State
+from shared.api import Depth, LeaseBody, LeaseKey, LimitsView, Order, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock
 
 SILENCE_SECONDS = 3600.0
@@ -332,7 +332,7 @@ class ModelQueue:
         if not self._may_lease(leased, run, 0):
             raise TooManyInFlight("full")
 
-    def ack(self, keys: Sequence[Key]) -> list[Outcome]:
+    def ack(self, keys: Sequence[LeaseKey]) -> list[Outcome]:
         sampled: set[str] = set()
 
         def settle(entry: Entry) -> None:
@@ -366,14 +366,14 @@ class ModelQueue:
         entry = self._known(id)
         return None if entry is None or entry.body is None else entry.training
 
-    def extend(self, keys: Sequence[Key], seconds: float, started: bool) -> list[Outcome]:
+    def extend(self, keys: Sequence[LeaseKey], seconds: float, started: bool) -> list[Outcome]:
         def prolong(entry: Entry) -> None:
             entry.lease.expires, entry.lease.seconds = self.clock.now + seconds, seconds
             entry.lease.started = entry.lease.started or started
 
         return self._apply_to_leases(keys, prolong)
 
-    def release(self, keys: Sequence[Key], error: str | None) -> list[Outcome]:
+    def release(self, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
         def give_back(entry: Entry) -> None:
             entry.training = None
             entry.released = entry.lease.token
@@ -567,7 +567,7 @@ class ModelQueue:
         return whose and (request.epoch is None or entry.upload.epoch <= request.epoch)
 
     def _apply_to_leases(
-        self, keys: Sequence[Key], effect: Callable[[Entry], None], once_released: Outcome = Outcome.STALE
+        self, keys: Sequence[LeaseKey], effect: Callable[[Entry], None], once_released: Outcome = Outcome.STALE
     ) -> list[Outcome]:
         outcomes = [self._apply_to_key(key, effect, once_released) for key in keys]
         for key, outcome in zip(keys, outcomes, strict=True):
@@ -576,7 +576,7 @@ class ModelQueue:
                 self._hear(upload.run, upload.lineage)
         return outcomes
 
-    def _apply_to_key(self, key: Key, effect: Callable[[Entry], None], once_released: Outcome) -> Outcome:
+    def _apply_to_key(self, key: LeaseKey, effect: Callable[[Entry], None], once_released: Outcome) -> Outcome:
         entry = self._known(key.id)
         if entry is None:
             return Outcome.UNKNOWN

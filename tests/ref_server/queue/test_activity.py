@@ -9,9 +9,9 @@ import pytest
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import QueueFull, Superseded
 from ref_server.queue.queue import Queue
-from ref_server.queue.records import Lease, Upload
+from ref_server.queue.records import Upload
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import Key, LeaseBody
+from shared.api import Lease, LeaseBody, LeaseKey
 from tests.ref_server.queue.backends import Backend, Clock, make_limits
 
 LIMITS = make_limits(max_batches=6, max_deliveries=2, max_scoring_attempts=1)
@@ -44,8 +44,8 @@ def make_ready(queue: Queue, *uploads: Upload) -> None:
         queue.complete(claim.id, b"scored")
 
 
-def keys(leases: list[Lease]) -> list[Key]:
-    return [Key(id=held.id, token=held.token) for held in leases]
+def keys(leases: list[Lease]) -> list[LeaseKey]:
+    return [LeaseKey(id=held.id, token=held.token) for held in leases]
 
 
 def counted(queue: Queue) -> dict[Count, int]:

@@ -12,7 +12,7 @@ from ref_server.queue.disk import Disk
 from ref_server.queue.errors import StorageFull
 from ref_server.queue.records import Upload
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import Key, LeaseBody, Outcome, State
+from shared.api import LeaseBody, LeaseKey, Outcome, State
 from tests.chaos.filesystem import NeedsRoot, SmallDisk, small_disk
 from tests.ref_server.queue.backends import make_limits
 
@@ -59,9 +59,9 @@ def fill(queue: SqliteQueue) -> int:
 numbers = itertools.count()
 
 
-def lease(queue: SqliteQueue) -> Key:
+def lease(queue: SqliteQueue) -> LeaseKey:
     (held,) = queue.lease(LeaseBody(consumer="trainer", run="run", lease_seconds=1000.0))
-    return Key(id=held.id, token=held.token)
+    return LeaseKey(id=held.id, token=held.token)
 
 
 def test_uploads_leave_room_for_all_that_settles(open_queue: Open) -> None:

@@ -10,9 +10,8 @@ import pytest
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import RunTaken, Superseded, TooManyInFlight
 from ref_server.queue.queue import Queue
-from ref_server.queue.records import Lease
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import LEGACY_RUN, LeaseBody, Order, Outcome, State
+from shared.api import LEGACY_RUN, Lease, LeaseBody, Order, Outcome, State
 from tests.ref_server.queue.backends import Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import LEASE_SECONDS, ask_many, key, make_ready, state, upload
 

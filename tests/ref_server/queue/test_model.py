@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from ref_server.queue.errors import ContentConflict, EpochAhead, NoRoom, QueueFull, RunTaken, Superseded, WrongState
-from ref_server.queue.records import Lease, Upload, Wanted
-from shared.api import BatchSummary, Key, LeaseBody, Order, PurgeableState, PurgeBody, State
+from ref_server.queue.records import Upload, Wanted
+from shared.api import BatchSummary, Lease, LeaseBody, LeaseKey, Order, PurgeableState, PurgeBody, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, CLAIM_SECONDS, RETENTION, Clock, make_limits
 from tests.ref_server.queue.model import Entry, ModelQueue
 
@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.queue = self.store.open(self.clock, LIMITS)
         claim_seconds = None if self.backend == "sqlite" else CLAIM_SECONDS
         self.model = ModelQueue(LIMITS, self.clock, claim_seconds, MAX_LEASE_BYTES)
-        self.keys: list[Key] = [Key(id="0", token="made up"), Key(id="nobody", token="made up")]
+        self.keys: list[LeaseKey] = [LeaseKey(id="0", token="made up"), LeaseKey(id="nobody", token="made up")]
 
     def teardown(self) -> None:
         self.queue.close()
@@ -172,9 +172,9 @@ class Machine(RuleBasedStateMachine):
         hold = entry.lease
         assert hold.token in (None, lease.token), "a repeated request gets the same token, another one a new one"
         hold.token = lease.token
-        self.keys.append(Key(id=lease.id, token=lease.token))
+        self.keys.append(LeaseKey(id=lease.id, token=lease.token))
         expected = entry.upload.id, hold.seconds, entry.deliveries + 1, entry.size
-        assert (lease.id, lease.lease_seconds, lease.deliveries, lease.size) == expected
+        assert (lease.id, lease.lease_seconds, lease.deliveries, lease.bytes) == expected
         bodies = self.queue.payloads([lease.id]) if lease.body is None else {lease.id: lease.body}
         assert bodies == {entry.upload.id: entry.body}
 
@@ -253,9 +253,11 @@ class Machine(RuleBasedStateMachine):
         """Mostly of a batch in one of the states, where there is one."""
         return data.draw(st.one_of(ids, *[st.sampled_from(self.ids_in(*states) or ["0"])] * 3))
 
-    def some_keys(self, data: st.DataObject) -> list[Key]:
+    def some_keys(self, data: st.DataObject) -> list[LeaseKey]:
         """Tokens old and new, of one batch or several, some of them twice."""
-        held = [Key(id=e.upload.id, token=e.lease.token or "") for e in self.model.entries if e.state is State.LEASED]
+        held = [
+            LeaseKey(id=e.upload.id, token=e.lease.token or "") for e in self.model.entries if e.state is State.LEASED
+        ]
         known = [st.sampled_from(held)] * 3 if held else []
         return data.draw(st.lists(st.one_of(st.sampled_from(self.keys), *known), min_size=1, max_size=4))
 

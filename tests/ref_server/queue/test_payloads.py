@@ -5,8 +5,8 @@ import pytest
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import NoRoom, QueueFull, WrongState
 from ref_server.queue.queue import Queue
-from ref_server.queue.records import Lease, Upload
-from shared.api import Key, LeaseBody, State
+from ref_server.queue.records import Upload
+from shared.api import Lease, LeaseBody, LeaseKey, State
 from tests.ref_server.queue.backends import Clock, Open
 
 MIB = 2**20
@@ -27,7 +27,7 @@ def lease(queue: Queue, run: str = "run") -> Lease:
 
 
 def start(queue: Queue, held: Lease) -> None:
-    queue.extend([Key(id=held.id, token=held.token)], 10.0, started=True)
+    queue.extend([LeaseKey(id=held.id, token=held.token)], 10.0, started=True)
 
 
 def with_payload(queue: Queue) -> set[str]:
@@ -46,7 +46,7 @@ def test_payloads_settled_first_make_room(open_queue: Open, clock: Clock) -> Non
         queue.put(upload(id))
         expire_all(queue)
         clock.advance(1.0)
-    queue.release([Key(id="late", token=held.token)])
+    queue.release([LeaseKey(id="late", token=held.token)])
     expire_all(queue)
     queue.put(upload("a"))
     assert with_payload(queue) == {"late", "first", "second", "a"}
@@ -81,7 +81,7 @@ def test_a_batch_whose_payload_made_room_is_known_and_says_so(open_queue: Open) 
 def test_dead_batches_make_room(open_queue: Open) -> None:
     queue = open_queue(max_stored_bytes=20, max_deliveries=1)
     queue.put(upload("a"))
-    queue.release([Key(id="a", token=lease(queue).token)], error="boom")
+    queue.release([LeaseKey(id="a", token=lease(queue).token)], error="boom")
     queue.put(upload("b"))
     expire_all(queue)
     queue.put(upload("c"))

@@ -14,7 +14,7 @@ from ref_server.queue.housekeeping import LOOKED_AT, SLICE
 from ref_server.queue.payloads import BYTES_AT_ONCE
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
-from shared.api import Depth, Key, LeaseBody, Outcome, PurgeBody, Purged, State
+from shared.api import Depth, LeaseBody, LeaseKey, Outcome, PurgeBody, Purged, State
 from tests.ref_server.queue.backends import Backend, Clock, make_limits
 
 NAMES = count()
@@ -92,7 +92,7 @@ def test_what_is_purged_is_gone_but_known(queue: Queue) -> None:
     batch = queue.get(id)
     assert batch is not None and (batch.state, batch.reason, batch.payload_bytes) == (State.EXPIRED, "dropped", 0)
     assert queue.payload(id) is None
-    assert queue.ack([Key(id=id, token=held.token)]) == [Outcome.STALE]
+    assert queue.ack([LeaseKey(id=id, token=held.token)]) == [Outcome.STALE]
     with pytest.raises(WrongState):
         queue.requeue(id)
     assert queue.activity.counts()[Count.EXPIRED_DROPPED] == 1

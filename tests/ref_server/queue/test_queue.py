@@ -23,9 +23,9 @@ from ref_server.queue.errors import (
 )
 from ref_server.queue.housekeeping import SILENCE_SECONDS, SLICE
 from ref_server.queue.queue import WAITING_SECONDS, Queue
-from ref_server.queue.records import Lease, Upload, Wanted
+from ref_server.queue.records import Upload, Wanted
 from ref_server.queue.transaction import KEPT_EVENTS
-from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, ListOrder, Order, Outcome, State, Uploaded
+from shared.api import LEGACY_RUN, Depth, Lease, LeaseBody, LeaseKey, ListOrder, Order, Outcome, State, Uploaded
 from tests.ref_server.queue.backends import RETENTION, Backend, Clock, Open, make_limits
 
 LEASE_SECONDS = 10.0
@@ -84,8 +84,8 @@ def lease(queue: Queue, consumer: str = "trainer", **request) -> Lease:
     return held
 
 
-def key(held: Lease) -> Key:
-    return Key(id=held.id, token=held.token)
+def key(held: Lease) -> LeaseKey:
+    return LeaseKey(id=held.id, token=held.token)
 
 
 def drain(queue: Queue, **request) -> list[str]:
@@ -658,13 +658,16 @@ def test_an_old_token_is_stale_after_another_one_settled(queue: Queue, clock: Cl
 def test_a_wrong_token_is_stale(queue: Queue, token: str) -> None:
     make_ready(queue, upload("leased"), upload("ready"))
     lease(queue)
-    assert queue.ack([Key(id="leased", token=token), Key(id="ready", token=token)]) == [Outcome.STALE, Outcome.STALE]
+    assert queue.ack([LeaseKey(id="leased", token=token), LeaseKey(id="ready", token=token)]) == [
+        Outcome.STALE,
+        Outcome.STALE,
+    ]
 
 
 def test_one_call_answers_each_lease_in_order(queue: Queue) -> None:
     make_ready(queue, *(upload(str(number)) for number in range(300)))
     keys = [key(lease(queue)) for _ in range(300)]
-    asked = [*keys, keys[0], Key(id="0", token="wrong"), Key(id="nobody", token="x")]
+    asked = [*keys, keys[0], LeaseKey(id="0", token="wrong"), LeaseKey(id="nobody", token="x")]
     expected = [*[Outcome.OK] * 300, Outcome.ALREADY, Outcome.STALE, Outcome.UNKNOWN]
     assert queue.ack(asked) == expected
 

@@ -7,7 +7,7 @@ import pytest
 from ref_server.queue.errors import NoRoom, QueueFull, WrongState
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
-from shared.api import Key, LeaseBody, ListOrder, Outcome, State
+from shared.api import LeaseBody, LeaseKey, ListOrder, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock, Open
 
 
@@ -15,17 +15,17 @@ def upload(id: str, run: str = "run", size: int = 10) -> Upload:
     return Upload(id, sha256(id.encode()).digest(), run, 0, 0, 4, 6, 2, b"." * size, to_score=False)
 
 
-def lease(queue: Queue, run: str = "run") -> Key:
+def lease(queue: Queue, run: str = "run") -> LeaseKey:
     (held,) = queue.lease(LeaseBody(consumer="trainer", run=run, lease_seconds=10.0))
-    return Key(id=held.id, token=held.token)
+    return LeaseKey(id=held.id, token=held.token)
 
 
-def leased(queue: Queue, id: str, run: str = "run") -> Key:
+def leased(queue: Queue, id: str, run: str = "run") -> LeaseKey:
     queue.put(upload(id, run))
     return lease(queue, run)
 
 
-def train(queue: Queue, id: str, training: bytes | None = b"told", run: str = "run") -> Key:
+def train(queue: Queue, id: str, training: bytes | None = b"told", run: str = "run") -> LeaseKey:
     """A batch from its upload to its ack."""
     key = leased(queue, id, run)
     if training is not None:

@@ -17,7 +17,7 @@ from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
 from ref_server.queue.sqlite import schema as sqlite_schema
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import Key, LeaseBody, Outcome
+from shared.api import LeaseBody, LeaseKey, Outcome
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def check_life(queue: Queue) -> None:
     assert queue.put(upload("c")).created
     leases = queue.lease(LeaseBody(consumer="c", run="run", count=3))
     assert [lease.id for lease in leases] == ["a", "b", "c"]
-    assert queue.ack([Key(id=lease.id, token=lease.token) for lease in leases]) == [Outcome.OK] * 3
+    assert queue.ack([LeaseKey(id=lease.id, token=lease.token) for lease in leases]) == [Outcome.OK] * 3
 
 
 def open_sqlite(path: Path) -> closing[SqliteQueue]:

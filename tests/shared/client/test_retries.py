@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from uuid6 import uuid7
 
-from shared import bundle, wire
-from shared.api import LeaseBody, LeasedHead, ModelInfo, Order
+from shared import wire
+from shared.api import Lease, LeaseBody, ModelInfo, Order
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.client import Leased, NotRefServer, RefServerError, Unreachable, UnusableBatch
 from shared.client.errors import retry_after
@@ -263,11 +263,11 @@ class TestLeaseMany:
     def leased(self, reply: Any, *batches: RolloutBatch | ScoredBatch) -> Any:
         bodies = [wire.encode(batch) for batch in batches]
         heads = (
-            LeasedHead(id=f"id-{i}", token=f"token-{i}", lease_seconds=30, deliveries=1 + i, bytes=len(body))
+            Lease(id=f"id-{i}", token=f"token-{i}", lease_seconds=30, deliveries=1 + i, bytes=len(body))
             for i, body in enumerate(bodies)
         )
-        body = b"".join(bundle.encode(zip(heads, bodies, strict=True)))
-        return reply(200, body, **{"Content_Type": bundle.CONTENT_TYPE})
+        body = b"".join(wire.encode_leases(zip(heads, bodies, strict=True)))
+        return reply(200, body, **{"Content_Type": wire.LEASES_CONTENT_TYPE})
 
     def test_what_is_asked_and_what_comes(self, script: Any, reply: Any, patient: Connect) -> None:
         site = script(self.leased(reply, scored_batch(version=3), scored_batch(version=4).rollout))

@@ -17,10 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import Kind, LeaseBody, Outcome, PurgeBody, Purged, State
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import RolloutBatch, ScoredBatch, Training
 from shared.client import Leased, RefServerClient, RefServerError
 from shared.client.credentials import remedy
-from shared.training import Training
 from tests.ref_server.conftest import make_service, model, one_thread, rollout, serve, tokenizer
 
 __all__ = ["make_service", "model", "one_thread", "rollout", "serve", "tokenizer"]

@@ -10,8 +10,8 @@ import pytest
 import safetensors.numpy
 
 from shared import wire
-from shared.batch import RolloutBatch, StepRewards, TokenGroup
-from shared.training import Training, encode
+from shared.batch import RolloutBatch, StepRewards, TokenGroup, Training
+from shared.wire import encode_training
 
 Rollout = Callable[..., RolloutBatch]
 SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
@@ -44,7 +44,7 @@ def test_a_kept_batch_shows_what_training_made_of_it(http: httpx.Client, rollout
     view = http.get(f"/v1/batches/{batch.id}/tokens").json()
     assert (view["trained_step"], view["rows"][0]["logps"], view["rows"][0]["advantages"]) == (None, None, None)
     training = training_of(batch)
-    assert tell(http, batch.id, encode(training)).json() == {"id": batch.id, "state": "leased"}
+    assert tell(http, batch.id, encode_training(training)).json() == {"id": batch.id, "state": "leased"}
     http.post("/v1/leases/ack", json={"leases": [key]}).raise_for_status()
     view = http.get(f"/v1/batches/{batch.id}/tokens").json()
     about = {name: view[name] for name in ("id", "run", "task", "sample", "temperature", "policy_version")}
@@ -64,7 +64,7 @@ def test_only_kept_batches_are_listed(http: httpx.Client, rollout: Rollout) -> N
     for batch in batches:
         key = leased(http, batch)
         if batch is not batches[1]:
-            tell(http, batch.id, encode(training_of(batch))).raise_for_status()
+            tell(http, batch.id, encode_training(training_of(batch))).raise_for_status()
         http.post("/v1/leases/ack", json={"leases": [key]}).raise_for_status()
     asked = {"run": "listed", "kept": "true", "order": "newest"}
     listed = http.get("/v1/batches", params=asked).json()["batches"]
@@ -137,12 +137,12 @@ def test_rewards_alone(http: httpx.Client, rollout: Rollout) -> None:
 
 def test_what_does_not_fit_is_refused(http: httpx.Client, rollout: Rollout) -> None:
     batch = rollout(run="refused", lengths=(2, 3))
-    unknown = tell(http, batch.id, encode(training_of(batch)))
+    unknown = tell(http, batch.id, encode_training(training_of(batch)))
     assert (unknown.status_code, unknown.json()["error"]["field"]) == (404, "id")
     key = leased(http, batch)
     other = training_of(rollout(lengths=(2, 4)))
     for body, field in (
-        (encode(other), "advantages"),
+        (encode_training(other), "advantages"),
         (b"", "body"),
         (safetensors.numpy.save({"logps": floats(-1)}, {"format": "training/1", "step": "1"}), "advantages"),
     ):
@@ -150,9 +150,9 @@ def test_what_does_not_fit_is_refused(http: httpx.Client, rollout: Rollout) -> N
         assert refused.status_code == 422
         assert refused.json()["error"]["field"] == field
     assert tell(http, batch.id, wire.encode(batch)).status_code == 422
-    wrong_type = tell(http, batch.id, encode(training_of(batch)), **{"Content-Type": "application/json"})
+    wrong_type = tell(http, batch.id, encode_training(training_of(batch)), **{"Content-Type": "application/json"})
     assert wrong_type.status_code == 415
     http.post("/v1/leases/ack", json={"leases": [key]}).raise_for_status()
-    gone = tell(http, batch.id, encode(training_of(batch)))
+    gone = tell(http, batch.id, encode_training(training_of(batch)))
     assert (gone.status_code, gone.json()["error"]["code"]) == (409, "wrong_state")
     assert "payload is gone" in json.dumps(gone.json())

@@ -11,9 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from shared import training, wire
-from shared.batch import RolloutBatch
-from shared.training import Training
+from shared import wire
+from shared.batch import RolloutBatch, Training
 
 Rollout = Callable[..., RolloutBatch]
 Commands = Callable[..., str]
@@ -121,7 +120,7 @@ def test_commands_of_a_batch(http: httpx.Client, run_examples: Commands, rollout
     assert batch.id in run_examples("get", "/v1/batches/{id}/tokens", ID=batch.id)
     assert batch.id in run_examples("get", "/v1/batches/{id}/rewards", ID=batch.id)
     tokens = np.zeros(len(batch.group.completion_ids), np.float32)
-    (tmp_path / "training.safetensors").write_bytes(training.encode(Training(1, tokens, tokens)))
+    (tmp_path / "training.safetensors").write_bytes(wire.encode_training(Training(1, tokens, tokens)))
     for verbs in (["release"], ["extend", "ack"]):  # what is given back is there to be leased again
         headers = run_examples("post", "/v1/batches/lease")
         assert wire.decode((tmp_path / "leased.safetensors").read_bytes())

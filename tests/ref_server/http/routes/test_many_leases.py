@@ -16,8 +16,8 @@ from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
-from shared import bundle, wire
-from shared.api import LeasedHead
+from shared import wire
+from shared.api import Lease
 from shared.batch import RolloutBatch
 
 Rollout = Callable[..., RolloutBatch]
@@ -53,13 +53,13 @@ def lease(http: httpx.Client, run: str, **fields: Any) -> httpx.Response:
     return http.post("/v1/batches/lease", json={"consumer": "c", "run": run, "wait_seconds": 10} | fields)
 
 
-def read(answer: httpx.Response) -> list[tuple[LeasedHead, bytes]]:
-    assert (answer.status_code, answer.headers["Content-Type"]) == (200, bundle.CONTENT_TYPE), answer.text
+def read(answer: httpx.Response) -> list[tuple[Lease, bytes]]:
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, wire.LEASES_CONTENT_TYPE), answer.text
     assert int(answer.headers["Content-Length"]) == len(answer.content)
-    return list(bundle.decode(answer.content))
+    return list(wire.decode_leases(answer.content))
 
 
-def settle(http: httpx.Client, verb: str, heads: list[LeasedHead]) -> list[str]:
+def settle(http: httpx.Client, verb: str, heads: list[Lease]) -> list[str]:
     keys = [{"id": head.id, "token": head.token} for head in heads]
     answer = http.post(f"/v1/leases/{verb}", json={"leases": keys})
     return [result["outcome"] for result in answer.json()["results"]]

@@ -16,7 +16,7 @@ from ref_server.queue.postgres import schema
 from ref_server.queue.postgres.store import PostgresQueue, database_time
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
-from shared.api import Key, LeaseBody, Outcome, State
+from shared.api import LeaseBody, LeaseKey, Outcome, State
 from tests.postgresql import Postgres, PostgresMissing, postgres
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
 from tests.waiting import until
@@ -46,9 +46,9 @@ def ready(queue: Queue, *ids: str) -> None:
         queue.put(upload(id, to_score=False))
 
 
-def lease(queue: Queue, consumer: str = "trainer", **request) -> Key | None:
+def lease(queue: Queue, consumer: str = "trainer", **request) -> LeaseKey | None:
     held = queue.lease(LeaseBody(consumer=consumer, **{"lease_seconds": 60.0, **request}))
-    return Key(id=held[0].id, token=held[0].token) if held else None
+    return LeaseKey(id=held[0].id, token=held[0].token) if held else None
 
 
 def state(queue: Queue, id: str) -> State:
@@ -347,7 +347,7 @@ def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend:
 
     with closing(PostgresQueue(backend.url, limits=make_limits(), upkeep_seconds=3600, clock=clock)) as queue:
         assert settings_of(lambda: ready(queue, "a")) == ["on"]
-        keys: list[Key | None] = []
+        keys: list[LeaseKey | None] = []
         assert settings_of(lambda: keys.append(lease(queue))) == ["on"]
         [held] = keys
         assert held is not None

@@ -19,7 +19,7 @@ from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
 from ref_server.queue.records import Upload
 from ref_server.queue.sqlite.store import SqliteQueue, file_system
 from ref_server.queue.sqlite.writer import Writer
-from shared.api import Key, LeaseBody, Order, Outcome, State
+from shared.api import LeaseBody, LeaseKey, Order, Outcome, State
 from tests.ref_server.queue.backends import make_limits
 
 ROOT = Path(__file__).parents[4]
@@ -36,9 +36,9 @@ def make_ready(queue: SqliteQueue, id: str) -> None:
     queue.complete(claim.id, b"scored")
 
 
-def lease(queue: SqliteQueue) -> Key:
+def lease(queue: SqliteQueue) -> LeaseKey:
     (held,) = queue.lease(LeaseBody(consumer="trainer", lease_seconds=LEASE_SECONDS))
-    return Key(id=held.id, token=held.token)
+    return LeaseKey(id=held.id, token=held.token)
 
 
 def state(queue: SqliteQueue, id: str) -> State:
@@ -290,7 +290,7 @@ def test_uploads_and_acks_are_flushed_before_they_return_and_leases_are_not(path
     with closing(SqliteQueue(path, limits=make_limits())) as queue:
         make_ready(queue, "a")
         assert flushes(lambda: queue.put(upload("b"))) > 0
-        keys: list[Key] = []
+        keys: list[LeaseKey] = []
         assert flushes(lambda: keys.append(lease(queue))) == 0
         assert flushes(lambda: queue.extend(keys, LEASE_SECONDS, started=True)) == 0
         assert flushes(lambda: queue.ack(keys)) > 0
@@ -511,7 +511,7 @@ def count_steps(db: apsw.Connection, operation: Callable[[], object]) -> int:
 
 def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connections: list[apsw.Connection]) -> None:
     numbers = itertools.count()
-    keys: list[Key] = []
+    keys: list[LeaseKey] = []
 
     def make_one_of_each(queue: SqliteQueue) -> None:
         for _ in range(3):

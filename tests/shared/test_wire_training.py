@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from shared.batch import Array, BatchError
-from shared.training import Training, decode, encode
+from shared.batch import Array, BatchError, Training
+from shared.wire import decode_training, encode_training
 
 Tensors = dict[str, Array]
 Metadata = dict[str, str]
@@ -25,18 +25,18 @@ def parts() -> tuple[Tensors, Metadata]:
 
 def test_comes_back_bit_for_bit() -> None:
     training = Training(12, floats(0.1, 0.0, -3e38), floats(-1e-30, -2.5, -1e4))
-    back = decode(encode(training))
+    back = decode_training(encode_training(training))
     assert back.step == 12
     assert back.advantages.tobytes() == training.advantages.tobytes()
     assert back.logps.tobytes() == training.logps.tobytes()
 
 
 def test_any_library_writes_one() -> None:
-    assert decode(safetensors.numpy.save(*parts())).logps.tolist() == [-0.25, 0.0]
+    assert decode_training(safetensors.numpy.save(*parts())).logps.tolist() == [-0.25, 0.0]
 
 
 def test_it_is_of_a_batch_with_as_many_tokens() -> None:
-    training = decode(safetensors.numpy.save(*parts()))
+    training = decode_training(safetensors.numpy.save(*parts()))
     training.check_fits(2)
     with pytest.raises(BatchError, match=r"advantages must have shape \(3,\), got \(2,\)"):
         training.check_fits(3)
@@ -70,7 +70,7 @@ def test_a_wrong_field_is_named(field: str, change: Callable[[Tensors, Metadata]
     tensors, metadata = parts()
     change(tensors, metadata)
     with pytest.raises(BatchError) as refused:
-        decode(safetensors.numpy.save(tensors, metadata))
+        decode_training(safetensors.numpy.save(tensors, metadata))
     assert refused.value.field == field
 
 
@@ -78,14 +78,14 @@ def test_every_truncation_is_refused() -> None:
     body = safetensors.numpy.save(*parts())
     for length in range(len(body)):
         with pytest.raises(BatchError):
-            decode(body[:length])
+            decode_training(body[:length])
 
 
 def test_a_claimed_length_is_checked_against_the_body() -> None:
     tensor = {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}
     header = json.dumps({"logps": tensor, "__metadata__": parts()[1]}).encode()
     with pytest.raises(BatchError) as refused:
-        decode(len(header).to_bytes(8, "little") + header)
+        decode_training(len(header).to_bytes(8, "little") + header)
     assert refused.value.field == "body"
     with pytest.raises(BatchError, match="header they claim"):
-        decode((2**62).to_bytes(8, "little") + header)
+        decode_training((2**62).to_bytes(8, "little") + header)

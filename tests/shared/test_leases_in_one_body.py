@@ -7,22 +7,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared import bundle
-from shared.api import LeasedHead
+from shared import wire
+from shared.api import Lease
 
 names = st.text(min_size=1, max_size=20)
 seconds = st.floats(min_value=0.001, max_value=86_400)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[LeasedHead, bytes]:
+def batches(draw: st.DrawFn) -> tuple[Lease, bytes]:
     batch = draw(st.binary(max_size=100))
     return draw(head_of(len(batch))), batch
 
 
-def head_of(size: int) -> st.SearchStrategy[LeasedHead]:
+def head_of(size: int) -> st.SearchStrategy[Lease]:
     return st.builds(
-        LeasedHead, id=names, token=names, lease_seconds=seconds, deliveries=st.integers(1, 9), bytes=st.just(size)
+        Lease, id=names, token=names, lease_seconds=seconds, deliveries=st.integers(1, 9), bytes=st.just(size)
     )
 
 
@@ -35,19 +35,19 @@ HEADER = {"id": "a", "token": "t", "lease_seconds": 9.5, "deliveries": 1, "bytes
 
 
 @given(st.lists(batches(), max_size=4))
-def test_what_is_encoded_comes_back(sent: list[tuple[LeasedHead, bytes]]) -> None:
-    assert list(bundle.decode(b"".join(bundle.encode(sent)))) == sent
+def test_what_is_encoded_comes_back(sent: list[tuple[Lease, bytes]]) -> None:
+    assert list(wire.decode_leases(b"".join(wire.encode_leases(sent)))) == sent
 
 
 def test_the_bytes_are_those_of_the_contract() -> None:
     """As a client in another language reads them."""
-    body = b"".join(bundle.encode([(LeasedHead.model_validate(HEADER), b"xy")]))
+    body = b"".join(wire.encode_leases([(Lease.model_validate(HEADER), b"xy")]))
     length = int.from_bytes(body[:4], "big")
     assert json.loads(body[4 : 4 + length]) == HEADER and body[4 + length :] == b"xy"
 
 
 def test_a_header_may_say_more_than_this_client_knows() -> None:
-    ((head, batch),) = bundle.decode(framed(HEADER | {"news": [1]}, b"xy"))
+    ((head, batch),) = wire.decode_leases(framed(HEADER | {"news": [1]}, b"xy"))
     assert (head.id, batch) == ("a", b"xy")
 
 
@@ -73,14 +73,14 @@ def test_a_header_may_say_more_than_this_client_knows() -> None:
 )
 def test_what_does_not_add_up_is_refused(body: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        list(bundle.decode(body))
+        list(wire.decode_leases(body))
 
 
 @given(st.binary(max_size=300))
 @example(b"\0\0\0\0")
 def test_garbage_is_refused_and_nothing_else_happens(body: bytes) -> None:
     try:
-        found = list(bundle.decode(body))
+        found = list(wire.decode_leases(body))
     except ValueError:
         return
     assert found == [] and body == b"", "no garbage is a header"
@@ -88,10 +88,10 @@ def test_garbage_is_refused_and_nothing_else_happens(body: bytes) -> None:
 
 @given(st.lists(batches(), min_size=1, max_size=3), st.data())
 def test_a_body_that_is_cut_is_whole_up_to_there_or_refused(
-    sent: list[tuple[LeasedHead, bytes]], data: st.DataObject
+    sent: list[tuple[Lease, bytes]], data: st.DataObject
 ) -> None:
-    body = b"".join(bundle.encode(sent))
-    whole: list[tuple[LeasedHead, bytes]] = []
+    body = b"".join(wire.encode_leases(sent))
+    whole: list[tuple[Lease, bytes]] = []
     with suppress(ValueError):  # unless it was cut between two
-        whole.extend(bundle.decode(body[: data.draw(st.integers(0, len(body) - 1))]))
+        whole.extend(wire.decode_leases(body[: data.draw(st.integers(0, len(body) - 1))]))
     assert whole == sent[: len(whole)] and len(whole) < len(sent)

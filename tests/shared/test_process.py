@@ -1,6 +1,7 @@
-"""Real processes: a child that was asked to ends with its parent, however that one ends."""
+"""Real processes: a child that was asked to ends with its parent, however that one ends; freed memory goes back."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -9,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from shared.lifetime import PARENT_VARIABLE, child_environment
+from shared.process import PARENT_VARIABLE, child_environment
 
 ROOT = str(Path(__file__).parents[2])
 CHILD = """
 import time
-from shared.lifetime import end_with_parent
+from shared.process import end_with_parent
 end_with_parent()
 print("ready", flush=True)
 time.sleep(60)
 """
 PARENT = """
 import os, subprocess, sys, time
-from shared.lifetime import child_environment
+from shared.process import child_environment
 environment = child_environment() if sys.argv[1] == "tied" else None
 child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=environment, stdout=subprocess.PIPE)
 child.stdout.readline()
@@ -93,7 +94,42 @@ def test_child_whose_parent_is_gone_already_ends_at_once() -> None:
 
 def test_grandchildren_are_not_tied_to_their_grandparent() -> None:
     script = (
-        "import os; from shared.lifetime import *; end_with_parent(); assert PARENT_VARIABLE not in os.environ; "
+        "import os; from shared.process import *; end_with_parent(); assert PARENT_VARIABLE not in os.environ; "
         "assert child_environment()[PARENT_VARIABLE] == str(os.getpid())"
     )
     subprocess.run([sys.executable, "-c", script], env=child_environment() | {"PYTHONPATH": ROOT}, check=True)
+
+
+# Frees forty blocks of 8 MiB in a thread, among small ones that stay, and says how many MiB are left of them.
+FREEING = """
+import threading
+from pathlib import Path
+from shared.process import return_freed_memory
+return_freed_memory()
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 // 2**20
+
+def work():
+    for _ in range(2):
+        large = []
+        for number in range(40):
+            large.append(bytearray(b"x") * (8 * 2**20))
+            kept.append(bytes([number % 7]) * 100_000)
+        del large
+
+kept, before = [], resident()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(resident() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or not sys.platform.startswith("linux"), reason="of glibc alone")
+def test_large_blocks_go_back_to_the_system() -> None:
+    left = subprocess.run(
+        [sys.executable, "-c", FREEING], capture_output=True, text=True, check=True, timeout=300
+    ).stdout
+    assert int(left) < 40

@@ -1,0 +1,57 @@
+"""This process: it ends with its parent, even if that is killed; what glibc's allocator does with freed memory."""
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+PARENT_VARIABLE = "TANDEM_PARENT"
+
+# Parameters of mallopt, from malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_TRIM = 128 * 2**10  # glibc's own
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a child process that must end with this one."""
+    return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Sends this process SIGTERM once its parent is gone, if the parent used `child_environment`."""
+    parent = os.environ.pop(PARENT_VARIABLE, None)  # this process's own children must not inherit it
+    if parent:
+        when_parent_is_gone(int(parent), lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def when_parent_is_gone(parent: int, act: Callable[[], None]) -> None:
+    """Calls `act` in a thread of its own once this process has another parent than this one."""
+    threading.Thread(target=_watch, args=(parent, act), name="parent-watch", daemon=True).start()
+
+
+def _watch(parent: int, act: Callable[[], None]) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    act()
+
+
+def keep_freed_memory() -> None:
+    """For models on the CPU: by default glibc returns large freed blocks to the system, which clears every page again
+    at the next allocation, a quarter of the time of a small model's forward. Up to 512 MiB stay."""
+    _set(mmap=32 * 2**20, trim=512 * 2**20)  # the largest threshold that glibc accepts
+
+
+def return_freed_memory() -> None:
+    """For servers without a model on the CPU: by default glibc raises its threshold to the largest block that was ever
+    freed, and keeps those below it. So a server that once held many large bodies or answers would keep their memory."""
+    _set(mmap=4 * 2**20, trim=_TRIM)
+
+
+def _set(*, mmap: int, trim: int) -> None:
+    with suppress(AttributeError, OSError):  # not glibc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, mmap)
+        libc.mallopt(_M_TRIM_THRESHOLD, trim)
