@@ -26,7 +26,7 @@ MAX_REWARD = 1e6
 """Of a reward's magnitude: squares and weighted sums of larger ones overflow float32."""
 
 MAX_LOGP = 1e-3
-"""A log-prob is at most 0; the rest is rounding."""
+"""Of a log-prob: at most 0, plus rounding."""
 
 MAX_NAME_CHARACTERS = 200
 # What a lineage's name may be: the API's pages and directories name it too.
@@ -35,7 +35,7 @@ MAX_SAMPLE_BYTES = 16 * 1024
 
 
 class BatchError(ValueError):
-    """A batch is invalid. `field` names the tensor or metadata key, the message says what is required."""
+    """A batch is invalid. `field` names the tensor or metadata key, the message what is required."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field} {message}")
@@ -130,7 +130,7 @@ class RolloutBatch:
     ended by itself and was not cut off. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature`
     under the policy that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on.
     policy_versions: int64 (G,), if completions were sampled by different versions; `policy_version` is then the
-    oldest. lineage: which training of the run's name this is; empty for clients that know of one only. sample: any JSON
+    oldest. lineage: which training of the run's name this is; empty for clients without lineages. sample: any JSON
     of the client, as text. Raises BatchError if a field is invalid.
     """
 

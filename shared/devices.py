@@ -14,7 +14,7 @@ def choose_device(name: str) -> torch.device:
 
     Raises UserError for a name that PyTorch does not know, and for a GPU that this machine does not have.
     """
-    if name == "auto":  # CUDA alone, which is also ROCm's name: nothing of ours was tried on Apple's or Intel's GPUs
+    if name == "auto":  # only CUDA, which is also ROCm's name: Apple's and Intel's GPUs are untested
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)

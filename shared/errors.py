@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A setting, a model or data that cannot be used. The message names it and says what would be right.
+    """A setting, a model or data that cannot be used. The message names it and what would be valid.
 
     Commands print it without a traceback, because the code is not at fault.
     """

@@ -1,6 +1,6 @@
 """Logs on standard error, one event a line: for people, or as JSON for machines.
 
-Libraries' logs and Python's warnings take the same form. Logged text cannot forge a line of its own: the console format
+Libraries' logs and Python's warnings take the same form. Logged text cannot forge another line: the console format
 escapes control characters and indents tracebacks, and JSON escapes them anyway. A line that repeats is counted.
 """
 
@@ -28,19 +28,19 @@ _Event = MutableMapping[str, Any]
 # Fields that are already rendered, as several lines.
 _TEXTS = ("exception", "stack")
 _OURS = "tandem"
-# The same line is written so often within so many seconds; then it is counted, and written once more with how often.
+# A line is written at most so often within so many seconds; further repetitions are counted, and written as a count.
 _REPEATS = 3
 _WINDOW_SECONDS = 10.0
-# Lines that are remembered. Beyond it all are written again.
+# The most lines that are remembered; beyond that all windows end.
 _MAX_LINES = 1000
-# Fields that differ where a line repeats.
+# Fields that may differ between repetitions of a line.
 _VARYING = ("request_id", "ms", "bytes_in")
 
 log = structlog.get_logger()
 
 
 def configure_logs(format: LogFormat = "console", level: LogLevel = "info") -> None:
-    """Every process calls this once, at start. level: of our own events; libraries log from warnings on."""
+    """Every process calls this once, at start. level: of our events; libraries log warnings and worse."""
     ours = logging.getLogger(_OURS)
     ours.setLevel(level.upper())
     before: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.processors.add_log_level]
@@ -80,10 +80,10 @@ def log_uncaught_errors() -> None:
 
 
 class CountingHandler(logging.Handler):
-    """Passes lines on to another handler, but counts those that repeat: whoever makes us log cannot fill the disk.
+    """Passes lines on to another handler, but counts those that repeat, so that no client can fill the disk.
 
-    Of a line that was counted the last is passed on, with how often, before the first line after its window, or at the
-    end. Below level info every line is passed on.
+    After its window, or at the end, the last repetition of a counted line is passed on with the count. Below level info
+    every line is passed on.
     """
 
     def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,7 +95,7 @@ class CountingHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         now = self._clock()
-        self._tell(now if len(self._seen) < _MAX_LINES else math.inf)
+        self._write_counts(now if len(self._seen) < _MAX_LINES else math.inf)
         if record.levelno < logging.INFO:
             self._handler.handle(record)
             return
@@ -108,11 +108,11 @@ class CountingHandler(logging.Handler):
 
     def flush(self) -> None:
         with self.lock or nullcontext():
-            self._tell(math.inf)
+            self._write_counts(math.inf)
         self._handler.flush()
 
-    def _tell(self, now: float) -> None:
-        """Ends the windows that are over."""
+    def _write_counts(self, now: float) -> None:
+        """Passes on the counted lines whose window ended before `now`."""
         over = list(itertools.takewhile(lambda line: self._seen[line][0] <= now, self._seen))
         for line in over:
             _, times, last = self._seen.pop(line)
@@ -127,12 +127,12 @@ def _constant(record: logging.LogRecord) -> str:
 
 
 def _with_count(record: logging.LogRecord, times: int) -> logging.LogRecord:
-    told = copy.copy(record)
+    counted = copy.copy(record)
     if isinstance(record.msg, dict):
-        told.msg = {**record.msg, "repeated": times}
+        counted.msg = {**record.msg, "repeated": times}
     else:
-        told.msg, told.args = f"{record.getMessage()} (repeated {times} times)", ()
-    return told
+        counted.msg, counted.args = f"{record.getMessage()} (repeated {times} times)", ()
+    return counted
 
 
 def _for_people() -> list[Processor]:

@@ -187,7 +187,9 @@ def _without_load_reports() -> Iterator[None]:
 @contextmanager
 def _explained(name: str, revision: str | None) -> Iterator[None]:
     """Turns errors of loading the model `name` into UserError."""
-    if not Path(name).is_dir() and _looks_like_a_path(name):  # else the hub would be asked for it, for a minute
+    if not Path(name).is_dir() and _looks_like_a_path(
+        name
+    ):  # else transformers would look for it on the hub, for a minute
         raise UserError(
             f"model: there is no directory {name}; give the path of a Hugging Face model's directory, or a hub id such "
             "as Qwen/Qwen2.5-0.5B-Instruct"
@@ -199,8 +201,7 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     except _LOADING_ERRORS as error:
         if "trust_remote_code" in str(error):  # transformers advises an option that we do not have
             raise UserError(
-                f"model: {name} brings code of its own, which is never run; choose a model whose architecture is "
-                "in transformers"
+                f"model: {name} contains code, which is never run; choose a model whose architecture is in transformers"
             ) from None
         raise UserError(f"model: {name} cannot be loaded: {_reason(name, error)}") from error
 
@@ -213,7 +214,7 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _refuse_silent_hub(name: str, revision: str | None) -> None:
-    """Raises UserError where the hub must be asked and cannot be reached: transformers would retry for a minute."""
+    """Raises UserError if the hub is needed and cannot be reached: transformers would retry for a minute."""
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
@@ -224,7 +225,7 @@ def _refuse_silent_hub(name: str, revision: str | None) -> None:
 
 
 def _reason(name: str, error: Exception) -> str:
-    """What transformers says, in a line; of a hub id that no local directory has, how to work without the hub."""
+    """transformers' message in one line; for a hub id also how to work without the hub."""
     words = shorten(" ".join(str(error).split("\n\n")[0].split()), 300, placeholder=" …")
     if Path(name).is_dir():
         inside = Path(name, "model")  # of a run
@@ -242,7 +243,7 @@ def save_model(
 ) -> None:
     """Saves a Hugging Face model directory, which any tool loads with its default attention.
 
-    state: tensors to save instead of the model's own, keyed as in its state_dict.
+    state: tensors to save instead of the model's, keyed as in its state_dict.
     """
     transformers_logging.disable_progress_bar()
     model.save_pretrained(directory, state_dict=None if state is None else dict(state))

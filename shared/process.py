@@ -28,7 +28,7 @@ def end_with_parent() -> None:
 
 
 def when_parent_is_gone(parent: int, act: Callable[[], None]) -> None:
-    """Calls `act` in a thread of its own once this process has another parent than this one."""
+    """Calls `act` in a new thread once the parent of this process is no longer `parent`."""
     threading.Thread(target=_watch, args=(parent, act), name="parent-watch", daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""Safetensors bytes that anybody may have sent -> metadata and tensors, checked.
+"""Untrusted safetensors bytes -> metadata and tensors, checked.
 
 The header is checked before anything else is read. Lengths in the header are checked against the body before memory is
 allocated.
@@ -35,7 +35,7 @@ class Layout:
     header_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def dtype(self, tensor: str) -> str | None:
-        """None for a tensor that it does not have."""
+        """None for a tensor that such a file may not have."""
         free = self.prefix is not None and tensor.startswith(self.prefix)
         return self.dtypes.get(tensor, "F32" if free else None)
 
@@ -98,7 +98,7 @@ def read_header(body: bytes, layout: Layout) -> tuple[dict[str, str], list[str]]
 
 
 def required(mapping: Mapping[str, Any], name: str) -> Any:
-    """Raises BatchError where it is missing."""
+    """Raises BatchError if it is missing."""
     if name not in mapping:
         raise BatchError(name, "is missing")
     return mapping[name]

@@ -132,7 +132,7 @@ def hash_content(metadata: dict[str, str], tensors: dict[str, Array]) -> bytes:
 
 
 def run_of(body: bytes) -> str | None:
-    """The run that untrusted bytes name in their header, which alone is read; None if there is none."""
+    """The run in the header of untrusted bytes, None if there is none. Only the header is read."""
     try:
         return read_header(body, _LAYOUT)[0].get("run")
     except BatchError:
@@ -213,7 +213,7 @@ def encode_leases(batches: Iterable[tuple[Lease, bytes]]) -> list[bytes]:
 
 
 def decode_leases(body: bytes) -> Iterator[tuple[Lease, bytes]]:
-    """Untrusted bytes -> each lease with its batch, still encoded. Raises ValueError where they do not add up."""
+    """Untrusted bytes -> each lease with its batch, still encoded. Raises ValueError if lengths do not match."""
     place = 0
     while place < len(body):
         length = int.from_bytes(_cut(body, place, _LENGTH_BYTES, "a length"), "big")

@@ -112,7 +112,7 @@ class Purged(ResponseRecord):
 
 class PromptView(ResponseRecord):
     text: str | None
-    """null where the server has no tokenizer."""
+    """null if the server has no tokenizer."""
     ids: list[int]
 
 
@@ -122,16 +122,16 @@ class RowView(ResponseRecord):
     text: str | None
     ids: list[int]
     tokens: list[str | None]
-    """Each id's text alone; bytes that are no whole character as `\\xe2`. null where the server has no tokenizer."""
+    """The text of each id; bytes that are not a whole character as `\\xe2`. null if the server has no tokenizer."""
     loss_mask: list[bool] | None = None
     """False for tokens that are not trained on; null: all are."""
     sampler_logps: list[float] | None = None
     ref_logps: list[float] | None = None
     teacher_logps: list[float] | None = None
     logps: list[float] | None = None
-    """Of the policy after the step that trained on the batch; null before training, and where the trainer told none."""
+    """Of the policy after the step that trained on the batch; null before training, or if the trainer reported none."""
     advantages: list[float] | None = None
-    """Those it trained with, 0 where it did not; null as `logps`."""
+    """Those it trained with, 0 for tokens it did not train on; null like `logps`."""
     reward: float | None
     rewards: dict[str, float | None]
     step_ends: list[int] | None = None
@@ -147,7 +147,7 @@ class TokensView(ResponseRecord):
     run: str = ""
     task: str | None = None
     sample: Any = None
-    """What the worker said of it, as JSON; null if it said nothing."""
+    """The worker's description of it, any JSON; null if there is none."""
     temperature: float = 1.0
     policy_version: int = 0
     """Of the weights that sampled it."""
@@ -194,8 +194,8 @@ class ScoringView(ResponseRecord):
 
 # max_batches and max_bytes bound what waits: queued, scoring and ready batches, and leased ones whose training has not
 # started. max_in_flight bounds leased batches that are not settled, whether their training has started or not. A run
-# may use at most as much of each as is free. The limits per run are what it may use while it is alone. max_stored_bytes
-# bounds the payloads of batches in any state: those of settled ones go when others need the room.
+# may use at most as much of each as is free. The limits per run apply while it is the only run. max_stored_bytes
+# bounds the payloads of batches in any state: settled batches lose theirs when others need the room.
 class LimitsView(ResponseRecord):
     max_batches: int
     max_batches_per_run: int

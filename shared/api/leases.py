@@ -44,7 +44,7 @@ class LeaseBody(RequestRecord):
     run: Name | None = None
     """Only batches of this run. Not `legacy`, the run of the Simple-GRPO protocol."""
     lineage: Lineage | None = None
-    """Which training of that name leases. It gets its own batches only; those of other lineages of the run expire.
+    """Which training of that name leases. It gets only its batches; those of other lineages of the run expire.
     Absent: the lineage of all clients that name none."""
     epoch: Version | None = None
     policy_version: Version | None = None
@@ -52,7 +52,7 @@ class LeaseBody(RequestRecord):
     """Expires batches of the run that are more than this many versions older than policy_version."""
     order: Order = Order.FIFO
     count: int | None = Field(default=None, ge=1, le=MAX_LEASES, strict=True)
-    """Leases up to so many batches, and answers them in one body: it waits for the first, not for all. Absent: one."""
+    """Leases up to so many batches, in one body. Returns as soon as one is ready. Absent: one."""
     wait_seconds: float = Field(default=20, ge=0, le=300, strict=True)
     lease_seconds: Seconds = 120
 
@@ -63,7 +63,7 @@ class LeaseBody(RequestRecord):
 
     @property
     def own_lineage(self) -> str:
-        """The lineage, empty where none is named: JSON says that with null."""
+        """The lineage; empty if the request names none."""
         return self.lineage or ""
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ _DEPTH = 8
 
 
 class Kind(StrEnum):
-    """What a record tells of."""
+    """What a record is about."""
 
     STEP = "step"
     EVALUATION = "evaluation"

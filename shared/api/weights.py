@@ -52,7 +52,7 @@ Files = Annotated[dict[PlainName, WeightsFile], Field(min_length=1, max_length=1
 
 
 class CommitBody(BaseModel):
-    """The files of a version. All other keys are the publication's: the server keeps them and looks at none."""
+    """The files of a version. The server keeps all other keys without reading them."""
 
     model_config = ConfigDict(extra="allow", frozen=True) | example(
         files={"model.safetensors": {"bytes": 4, "sha256": _SHA256}}, next_index=0
@@ -77,7 +77,7 @@ class CommitBody(BaseModel):
 
 
 class WeightsVersion(ResponseRecord):
-    """A committed version with its files, and whatever else its commit said."""
+    """A committed version with its files, and all other keys of its commit."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -93,5 +93,5 @@ class WeightsVersion(ResponseRecord):
 
     @property
     def words(self) -> dict[str, Any]:
-        """What the commit said beside the files."""
+        """The other keys of the commit."""
         return dict(self.model_extra or {})

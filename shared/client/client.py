@@ -222,7 +222,7 @@ class RefServerClient(RunsClient):
     # Log-probs at once; the server stores nothing.
 
     def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
-        """Scores texts now. Each is tokenised alone, without special tokens. The server stores nothing."""
+        """Scores texts now. Each is tokenised separately, without special tokens. The server stores nothing."""
         return self._logprobs(LogprobsRequest(prompt=prompt, completions=[*completions], temperature=temperature))
 
     def logprobs_of_ids(

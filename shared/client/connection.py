@@ -232,7 +232,7 @@ def as_record(record: type[Record]) -> Callable[[httpx.Response], Record]:
 
 
 def no_answer(response: httpx.Response) -> None:
-    """Reads nothing: the status says all."""
+    """For a response whose status is all that matters."""
 
 
 def whole(response: httpx.Response, body: bytes | bytearray) -> httpx.Response:

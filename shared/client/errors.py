@@ -38,7 +38,7 @@ class NotRefServer(ClientError):
 
 
 class WrongContent(ClientError):
-    """A file of published weights came with other bytes than its manifest says."""
+    """A downloaded file of published weights does not match its manifest."""
 
 
 class UnusableBatch(ClientError):

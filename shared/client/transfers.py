@@ -36,9 +36,9 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 class WeightsDownload:
-    """A file on its way to `target`, perhaps in several answers. It gets its name when it is whole and right.
+    """A download to `target`, perhaps in several answers. The file gets its name when it is complete and correct.
 
-    Use it in a `with` block, which removes what is not.
+    Use it in a `with` block, which removes an incomplete file.
     """
 
     def __init__(self, target: Path, content: WeightsFile) -> None:
@@ -60,22 +60,22 @@ class WeightsDownload:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Asks for what is missing, if the file is still the same."""
+        """Request headers for the missing bytes, provided that the file is still the same."""
         if not self.size:
             return {}
         return {"Range": f"bytes={self.size}-", "If-Range": f'"{self._content.sha256}"'}
 
     def begin(self, response: httpx.Response) -> None:
-        """Before the bytes of an answer. Raises ValueError, LookupError if they are not what was asked for."""
+        """Prepares for the bytes of an answer. Raises ValueError, LookupError if they are not those requested."""
         if response.status_code != httpx.codes.PARTIAL_CONTENT:
             self._file.seek(0)
             self._file.truncate()
             self._digest, self.size = hashlib.sha256(), 0
         elif not response.headers["Content-Range"].startswith(f"bytes {self.size}-"):
-            raise ValueError(f"bytes from {self.size} on were asked for, got {response.headers['Content-Range']}")
+            raise ValueError(f"bytes from {self.size} on were requested, got {response.headers['Content-Range']}")
 
     def write(self, piece: bytes) -> None:
-        """Raises WrongContent when more comes than the file has, OSError."""
+        """Raises WrongContent for more bytes than the file has, OSError."""
         self._file.write(piece)
         self._digest.update(piece)
         self.size += len(piece)
