@@ -18,7 +18,7 @@ from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload, WantedReference
 from ref_server.queue.sqlite import backup
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import Key, LeaseBody, MetricsRecord, Outcome, State
+from shared.api import LeaseBody, LeaseKey, MetricsRecord, Outcome, State
 from tests.chaos.filesystem import NeedsRoot, small_disk
 from tests.ref_server.queue.backends import Clock, make_limits
 
@@ -40,16 +40,16 @@ def back_up(path: Path, target: Path, progress: Callable[[int, int], object] = l
     backup.back_up(path, target, progress)
 
 
-def lease(queue: Queue, **request: Any) -> Key:
+def lease(queue: Queue, **request: Any) -> LeaseKey:
     (held,) = queue.lease(LeaseBody(consumer="c", run="run", lineage="one", lease_seconds=60.0, **request))
-    return Key(id=held.id, token=held.token)
+    return LeaseKey(id=held.id, token=held.token)
 
 
 def upload(id: str, *, to_score: bool = False, size: int = 1) -> Upload:
     return Upload(id, b"." * 32, "run", 0, 0, 4, 6, 2, id.encode() * size, to_score, lineage="one")
 
 
-def fill(queue: Queue) -> dict[str, Key]:
+def fill(queue: Queue) -> dict[str, LeaseKey]:
     """A batch in each state. Returns the leases: of one that goes on, and of one that is done."""
     for id in ("done", "leased", "sample", "dropped", "ready"):
         queue.put(upload(id))
