@@ -12,24 +12,11 @@ from ref_server.http.gate.answers import Answers
 from ref_server.http.gate.guard import Guard
 from ref_server.http.gate.load_shedder import LoadShedders, ShedUploads
 from ref_server.http.gate.requests import Requests
-from ref_server.http.queue_stats import QueueStats
 from ref_server.http.route_table import RouteTable
-from ref_server.http.routes import (
-    batches,
-    contents,
-    documents,
-    events,
-    health,
-    leases,
-    metrics,
-    reference,
-    run_metrics,
-    runs,
-    scoring,
-    weights,
-)
+from ref_server.http.routes import batches, documents, events, leases, monitoring, runs, scoring, weights
+from ref_server.http.routes.events import Watchers
+from ref_server.http.shared_call import QueueStats
 from ref_server.http.threads import BodyThreads
-from ref_server.http.watchers import Watchers
 from ref_server.metrics.traffic import Traffic
 from ref_server.service.service import Service
 
@@ -55,18 +42,14 @@ def create_app(service: Service) -> FastAPI:
     traffic, shedders, threads = Traffic(), LoadShedders(), BodyThreads(threads=32, most=256)
     stats = QueueStats(service.queue)
     add_error_handlers(app)
-    health.add(app, service)
-    metrics.add(app, service, traffic)
-    scoring.add(app, service, threads)
+    monitoring.add(app, service, traffic)
     batches.add(app, service, stats, threads, shedders)
-    contents.add(app, service, threads)
     leases.add(app, service)
+    scoring.add(app, service, threads)
     runs.add(app, service)
-    run_metrics.add(app, service)
     watchers = Watchers(service, stats)
     service.at_draining(watchers.end)
     events.add(app, watchers)
-    reference.add(app, service)
     weights.add(app, service)
     if not service.config.no_model:
         _add_legacy(app, service)
@@ -81,8 +64,8 @@ def create_app(service: Service) -> FastAPI:
 
 def _add_legacy(app: FastAPI, service: Service) -> None:
     from ref_server.legacy import app as legacy  # needs PyTorch, which a server without a model does not load
-    from ref_server.legacy import payload
+    from ref_server.legacy.upload import register_reader
 
-    payload.register_reader()
+    register_reader()
     if service.config.legacy:
         legacy.add(app, service)

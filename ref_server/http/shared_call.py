@@ -1,4 +1,4 @@
-"""A shared call with a timeout, for a store that may not answer."""
+"""Calls that many requests share, for a store that may not answer."""
 
 import asyncio
 import time
@@ -6,6 +6,10 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from anyio import CapacityLimiter, to_thread
+
+from ref_server.queue.errors import StorageBroken
+from ref_server.queue.queue import Queue
+from ref_server.queue.records import Stats
 
 T = TypeVar("T")
 
@@ -46,3 +50,20 @@ class SharedCall(Generic[T]):
         finally:
             took = self._clock() - began
             self._fresh_until = began + took + max(self._fresh_seconds - took, self._rest * took)
+
+
+# After a read of the depths, the next one waits ten times as long as it took: those who ask get the answer of the last.
+_REST = 10.0
+_SECONDS = 30.0
+
+
+class QueueStats:
+    def __init__(self, queue: Queue) -> None:
+        self._call = SharedCall(queue.stats, rest=_REST)
+
+    async def now(self) -> Stats:
+        """Raises StorageBroken where the store does not answer."""
+        try:
+            return await self._call.result(_SECONDS)
+        except TimeoutError:
+            raise StorageBroken(f"the store has not answered for {_SECONDS:g} s") from None

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ref_server.metrics.counters import SECONDS, SINCE_START, value
+from ref_server.metrics import SECONDS, SINCE_START, value
 
 _GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

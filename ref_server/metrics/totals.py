@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ref_server.metrics.counters import SECONDS, SINCE_START, value
+from ref_server.metrics import SECONDS, SINCE_START, value
 
 _DEVICE = ["device"]
 

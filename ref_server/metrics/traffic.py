@@ -1,8 +1,8 @@
-"""Counts of HTTP requests and their responses. Clients cannot create new labels."""
+"""Counts of HTTP requests and responses, and of bytes of published weights. Clients cannot create new labels."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ref_server.metrics.counters import SECONDS
+from ref_server.metrics import SECONDS, SINCE_START
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
@@ -43,3 +43,15 @@ class Traffic:
         self._seconds.labels(route, method).observe(seconds)
         if code is not None:
             self._errors.labels(status, code).inc()
+
+
+class WeightsTraffic:
+    """received: bytes of uploaded files. sent: bytes of downloads."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.received = self._counter("weights_received_bytes", "Bytes of uploaded weights")
+        self.sent = self._counter("weights_sent_bytes", "Bytes of downloaded weights")
+
+    def _counter(self, name: str, help: str) -> Counter:
+        return Counter(f"tandem_{name}", f"{help}, {SINCE_START}", registry=self.registry)

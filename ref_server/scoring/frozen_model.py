@@ -12,7 +12,7 @@ from ref_server.scoring.device_maps import DeviceMap, describe_devices, device_m
 from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
-from ref_server.weights.versions import version_of_snapshot
+from ref_server.weights.catalog import version_of_snapshot
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
 from shared.devices import choose_device, describe_device

@@ -14,8 +14,8 @@ from ref_server.config import ServeConfig
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
 from ref_server.scoring.reference import Busy
+from ref_server.weights.catalog import FOLDER, Published, version_of_snapshot
 from ref_server.weights.store import WeightsStore
-from ref_server.weights.versions import FOLDER, Published, version_of_snapshot
 from shared.api import WeightsFile, WeightsName
 
 log = structlog.get_logger()

@@ -1,4 +1,4 @@
-"""Reads from the disk which versions are committed."""
+"""Committed versions of weights: what is known of one, its name as a snapshot, and reading them from the disk."""
 
 import errno
 import json
@@ -6,7 +6,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,40 @@ import structlog
 from pydantic import BaseModel, Field
 
 from ref_server.weights.staging import has_size
-from ref_server.weights.versions import Published
-from shared.api import PLAIN_NAME, PlainName, WeightsFile, WeightsName
+from shared.api import PLAIN_NAME, PlainName, WeightsFile, WeightsName, WeightsVersion
+
+# The directory of all weights below the data directory, and the beginning of a version's name as a snapshot.
+FOLDER = "weights"
+_SNAPSHOT = re.compile(rf"{FOLDER}/([^/]+)/([^/]+)/(\d{{1,19}})/(\d{{1,19}})", re.ASCII)
+
+
+def version_of_snapshot(name: str | None) -> WeightsName | None:
+    """The version that a snapshot's name stands for; None for a snapshot of another kind."""
+    match = _SNAPSHOT.fullmatch(name or "")
+    return match and WeightsName(match[1], match[2], int(match[3]), int(match[4]))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A committed version. number: rises with each new version of the run. words: the commit's other fields.
+
+    token: the name of the token that it was uploaded with; empty without one.
+    """
+
+    name: WeightsName
+    number: int
+    files: Mapping[str, WeightsFile]
+    words: Mapping[str, Any]
+    token: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+    @property
+    def view(self) -> WeightsVersion:
+        return WeightsVersion.model_validate({**self.words, **asdict(self.name), "files": self.files})
+
 
 log = structlog.get_logger()
 

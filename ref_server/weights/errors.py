@@ -1,4 +1,10 @@
-"""How the store of weights refuses. For its disk it raises `StorageFull` and `StorageBroken`, as the queue does."""
+"""How the store of weights refuses, and file system errors as the errors that clients know."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ref_server.queue.errors import StorageBroken, StorageFull
 
 
 class NoWeights(Exception):
@@ -23,3 +29,14 @@ class NotWhole(Exception):
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+@contextmanager
+def disk_failures() -> Iterator[None]:
+    """Raises StorageFull for a full disk or quota, StorageBroken for the rest."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(f"the disk is full: {error}") from error
+        raise StorageBroken(f"weights cannot be stored or read: {error}") from error

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from ref_server.weights.disk_failures import disk_failures
-from ref_server.weights.errors import WeightsConflict, WrongDigest
+from ref_server.weights.errors import WeightsConflict, WrongDigest, disk_failures
 from shared.api import WeightsFile
 from shared.atomic_files import write_text
 

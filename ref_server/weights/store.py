@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,14 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from ref_server.metrics.weights import WeightsTraffic
-from ref_server.weights.catalog import MANIFEST, Catalog
-from ref_server.weights.disk_failures import disk_failures
-from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone
-from ref_server.weights.readers import Readers
+from ref_server.metrics.traffic import WeightsTraffic
+from ref_server.weights.catalog import MANIFEST, Catalog, Published
+from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, disk_failures
 from ref_server.weights.room import Room
 from ref_server.weights.staging import FILE_BYTES, Part, Staging, check_same
-from ref_server.weights.versions import Published
 from shared.api import WeightsFile, WeightsName
 from shared.atomic_files import sync, write_text
 
@@ -33,6 +30,8 @@ from shared.atomic_files import sync, write_text
 KEPT = 2
 # Uploads that nobody goes on with go after this long.
 STALE_SECONDS = 3600.0
+# After asking for a file, or after its connection broke, a reader counts as reading for so long.
+PAUSE_SECONDS = 10.0
 # No uploaded file can have these names: they begin with a dot.
 _STAGING = ".staging"
 _REMOVED = ".removed"
@@ -246,3 +245,39 @@ def _remove_empty(directory: Path, root: Path) -> None:
         while directory != root:
             directory.rmdir()
             directory = directory.parent
+
+
+class Readers:
+    """Any thread may use it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reading: dict[WeightsName, int] = {}
+        self._seen: dict[WeightsName, float] = {}
+
+    def saw(self, version: WeightsName) -> None:
+        """Somebody asked for a part of it."""
+        with self._lock:
+            self._seen[version] = self._clock()
+
+    @contextmanager
+    def reading(self, version: WeightsName) -> Iterator[None]:
+        """Around a long read."""
+        with self._lock:
+            self._reading[version] = self._reading.get(version, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reading[version] -= 1
+                self._seen[version] = self._clock()
+                if not self._reading[version]:
+                    del self._reading[version]
+
+    def now(self) -> set[WeightsName]:
+        """The versions that are being read."""
+        with self._lock:
+            begun = self._clock() - PAUSE_SECONDS
+            self._seen = {version: seen for version, seen in self._seen.items() if seen > begun}
+            return {*self._reading, *self._seen}

@@ -20,7 +20,7 @@ from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.gate.requests import Requests
-from ref_server.http.routes.metrics import Metrics
+from ref_server.http.routes.monitoring import Metrics
 from ref_server.metrics.traffic import Traffic
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service

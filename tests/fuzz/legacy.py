@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ref_server.legacy.frame import MalformedUpload, join_frame
-from ref_server.legacy.payload import read_payload, read_stored_upload, write_payload
-from ref_server.legacy.tensors import write_tensor
-from ref_server.legacy.upload import LegacyUpload, read_upload
+from ref_server.legacy.tensors import MalformedUpload, join_frame, write_tensor
+from ref_server.legacy.upload import LegacyUpload, read_payload, read_stored_upload, read_upload, write_payload
 from tests.fuzz.blobs import CHANGES, saved
 from tests.fuzz.mutations import change_bytes, change_json, integer
 from tests.fuzz.stages import refused_in

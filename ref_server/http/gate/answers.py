@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ref_server.access.shares import Shares
+from ref_server.http.errors import DELAY_SECONDS
 from ref_server.http.gate.bodies import BYTES_PER_SECOND, FIRST_SECONDS
-from ref_server.http.problem import DELAY_SECONDS
 
 # uvicorn buffers a whole message, and waits for the client only between two.
 PIECE_BYTES = 64 * 1024

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from starlette.types import Message, Receive, Send
 
-from ref_server.http.problem import Problem, busy
+from ref_server.http.errors import Problem, busy
 
 # A body may take FIRST_SECONDS, plus its length at this pace: 17 minutes for 64 MiB.
 FIRST_SECONDS = 10.0

@@ -12,9 +12,9 @@ from ref_server.access.keys import Denied, Holder, Role
 from ref_server.access.requirements import ANY, JSON, Reading, Requirement
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
+from ref_server.http.errors import Problem, denied
 from ref_server.http.gate.bodies import Remains, too_large
 from ref_server.http.gate.intakes import Intake, StreamedBody, UnreadBody, WholeBody
-from ref_server.http.problem import Problem, denied
 from ref_server.http.route_table import RouteTable
 
 # Parsed JSON takes up to forty times its length in memory, and parsing blocks all other requests. 1 MiB holds ten

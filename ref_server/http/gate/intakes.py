@@ -7,8 +7,8 @@ from typing import Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ref_server.access.shares import Shares
+from ref_server.http.errors import busy
 from ref_server.http.gate.bodies import BYTES_PER_SECOND, FIRST_SECONDS, Remains, read_body, replay, too_slow
-from ref_server.http.problem import busy
 
 # What a streamed body holds of the memory for bodies: what its route gathers for one write, and uvicorn's buffer.
 STREAM_BYTES = 2 * 2**20

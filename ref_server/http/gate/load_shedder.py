@@ -7,8 +7,8 @@ from contextlib import contextmanager, nullcontext
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ref_server.http.errors import DELAY_SECONDS, no_room
 from ref_server.http.gate.bodies import replay
-from ref_server.http.problem import DELAY_SECONDS, no_room
 from ref_server.queue.errors import NoRoom
 from shared import wire
 

@@ -1,4 +1,4 @@
-"""The route that scores at once, without the queue."""
+"""Routes that score at once, without the queue, and that describe and replace the reference model."""
 
 import asyncio
 from functools import partial
@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
+from ref_server.http.asker import note
 from ref_server.http.gate.guard import media_type
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.http.threads import BodyThreads
@@ -18,7 +19,7 @@ from ref_server.scoring.jobs import scored_batch
 from ref_server.scoring.reference import Scores
 from ref_server.service.service import Service, group_of
 from shared import wire
-from shared.api import Logprobs, LogprobsRequest
+from shared.api import Error, Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion
 from shared.batch import TokenGroup
 
 _BODY = {
@@ -30,6 +31,11 @@ _BODY = {
 
 
 def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
+    _add_logprobs(app, service, threads)
+    _add_reference(app, service)
+
+
+def _add_logprobs(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     @app.post(
         "/v1/logprobs", response_model=Logprobs, openapi_extra=_BODY,
         responses={200: {"content": SAFETENSORS}, **errors(409, 503)},
@@ -78,3 +84,38 @@ def _answer(service: Service, group: TokenGroup, scores: Scores) -> Response:
 
 async def _score(service: Service, group: TokenGroup, temperature: float) -> Scores:
     return await asyncio.wrap_future(service.scoring.submit(group, temperature))
+
+
+_NO_SNAPSHOT = {404: {"model": Error, "description": "no such snapshot"}}
+
+
+def _add_reference(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/model")
+    @requires(Role.UPLOAD, confines=True)
+    async def model() -> ModelInfo:
+        """The reference model: what a client's own model must match.
+
+        ```
+        curl localhost:8400/v1/model
+        ```
+        """
+        return service.model
+
+    @app.put("/v1/reference", responses={**_NO_SNAPSHOT, **errors(409, 503)})
+    @requires(Role.ADMIN, JSON, audited=True)
+    def replace(body: ReferenceBody, request: Request) -> ReferenceVersion:
+        """Replaces the reference's weights by a snapshot below `--snapshot-root`, of the same architecture.
+
+        The current batch is finished first; every later one is scored with the new weights and carries their
+        version. A higher version replaces a lower one; repeating a request is harmless. Without a snapshot the weights
+        of `--model` are put back. The queue keeps which reference it wants: a restarted server has it again, and
+        every other server on the same queue follows within a second and the time that it takes to load. Until then
+        such a server claims no batches, and `/readyz` answers 503.
+
+        ```
+        curl -X PUT localhost:8400/v1/reference -H 'Content-Type: application/json' \\
+            -d '{"snapshot": "step-200", "version": 1}'
+        ```
+        """
+        note(request, snapshot=body.snapshot, version=body.version)
+        return ReferenceVersion(reference_version=service.replace_reference(body.snapshot, body.version))

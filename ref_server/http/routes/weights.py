@@ -2,24 +2,28 @@
 
 import base64
 import json
+import pathlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated
 
 from anyio import CancelScope, CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI, Path, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import ANY, JSON, Reading, requires
 from ref_server.http.asker import Asker, note
-from ref_server.http.downloads import Download
-from ref_server.http.problem import Problem
+from ref_server.http.errors import Problem
 from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.service.service import Service
-from ref_server.weights.versions import Published
+from ref_server.weights.catalog import Published
+from ref_server.weights.errors import WeightsGone
 from shared.api import CommitBody, PlainName, WeightsFile, WeightsName, WeightsVersion
 
 _AT = "/v1/weights/{run}/{lineage}/{epoch}/{version}"
@@ -177,7 +181,7 @@ def _add_download(app: FastAPI, service: Service) -> None:
         ```
         """
         path, content = await run_in_threadpool(store.file, name, file)
-        return Download(path, content, store.readers.reading(name), store.traffic.sent.inc)
+        return FileDownload(path, content, store.readers.reading(name), store.traffic.sent.inc)
 
 
 def _answer(published: Published) -> Response:
@@ -205,3 +209,48 @@ def _digest(request: Request) -> str | None:
         message = "must be sha-256=:…:, the digest in base64 between colons, as RFC 9530 has it"
         raise Problem(422, "invalid_request", f"Content-Digest: {message}", "Content-Digest")
     return base64.b64decode(match[1]).hex()
+
+
+class FileDownload(FileResponse):
+    """Takes `Range` and `If-Range`. reading: entered while the file is sent. sent: called with the bytes of each piece.
+
+    `Repr-Digest` is of the whole file, also beside a part of it; `Content-Digest` stands beside the whole (RFC 9530).
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        content: WeightsFile,
+        reading: AbstractContextManager[None],
+        sent: Callable[[int], None],
+    ) -> None:
+        digest = f"sha-256=:{base64.b64encode(bytes.fromhex(content.sha256)).decode()}:"
+        headers = {"ETag": f'"{content.sha256}"', "Repr-Digest": digest}
+        super().__init__(path, headers=headers, media_type="application/octet-stream")
+        self._digest = digest
+        self._reading = reading
+        self._sent = sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._begin(message)
+            self._sent(len(message.get("body", b"")))
+            await send(message)
+
+        with self._reading:
+            try:
+                await super().__call__(scope, receive, count)
+            except (FileNotFoundError, RuntimeError) as error:  # FileResponse raises one of them before it begins
+                raise WeightsGone("this version is being removed; there is a newer one") from error
+
+    def _begin(self, message: Message) -> None:
+        """Raises Problem for a range that FileResponse would refuse as text."""
+        headers = MutableHeaders(raw=message["headers"])
+        if message["status"] == 200:
+            headers["Content-Digest"] = self._digest
+        elif message["status"] == 416:
+            where = {"Content-Range": headers["content-range"]}
+            raise Problem(416, "invalid_range", "Range: must begin within the file", "Range", where)
+        elif message["status"] >= 400:
+            raise Problem(422, "invalid_request", "Range: must be bytes=FIRST-LAST", "Range")

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from ref_server import background
-from ref_server.http import watchers
+from ref_server.http.routes import events as watchers
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import QueueView

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ref_server.legacy.frame import MAX_PARTS, MalformedUpload, join_frame, split_frame
+from ref_server.legacy.tensors import MAX_PARTS, MalformedUpload, join_frame, split_frame
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, make_bytes_list
 
 GOLDEN = bytes.fromhex("00000003000000027b7d0000000000000001ff")

@@ -8,8 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ref_server.legacy.payload import read_payload, register_reader, scored_frame, write_payload
-from ref_server.legacy.upload import LegacyUpload
+from ref_server.legacy.upload import LegacyUpload, read_payload, register_reader, scored_frame, write_payload
 from ref_server.scoring.jobs import read_payload as read_any_payload
 from ref_server.scoring.reference import Scores
 from shared.api import LEGACY_RUN

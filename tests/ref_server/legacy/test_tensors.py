@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ref_server.legacy.frame import MalformedUpload
-from ref_server.legacy.tensors import FLOATS, INTEGERS, read_tensor, write_tensor
+from ref_server.legacy.tensors import FLOATS, INTEGERS, MalformedUpload, read_tensor, write_tensor
 from tests.ref_server.legacy.blobs import archive, entries_of, pickle_of
 from tests.ref_server.legacy.simple_grpo import bytes_to_tensor, tensor_to_bytes
 

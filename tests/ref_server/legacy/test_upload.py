@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ref_server.legacy.frame import MalformedUpload
+from ref_server.legacy.tensors import MalformedUpload
 from ref_server.legacy.upload import LegacyUpload, read_upload
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
 from tests.ref_server.legacy.simple_grpo import make_bytes_list, tensor_to_bytes

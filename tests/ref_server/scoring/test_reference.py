@@ -133,7 +133,7 @@ def publish(http: httpx.Client, directory: Path, version: int) -> str:
 def test_published_weights_need_no_root(
     tmp_path: Path, serve_below: Any, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.weights.readers.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("ref_server.weights.store.PAUSE_SECONDS", 0.0)
     batch = rollout(lengths=(3, 5), temperature=0.9)
     expected = choose_forward(other_model())([batch.group], [0.9]).detach().numpy()
     save_model(other_model(), make_tokenizer(), tmp_path / "other")

@@ -12,9 +12,9 @@ import structlog
 
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import DiskSpace
-from ref_server.weights import readers, room, store
-from ref_server.weights.disk_failures import disk_failures
-from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest
+from ref_server.weights import room, store
+from ref_server.weights import store as readers
+from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest, disk_failures
 from ref_server.weights.store import WeightsStore
 from shared.api import WeightsFile, WeightsName
 from tests.fuse import fuse

@@ -148,7 +148,7 @@ def test_a_store_in_trouble_is_told_not_fatal(
 def test_a_silent_store_holds_up_no_scrape(
     make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.http.routes.metrics.TIMEOUT", 0.1)
+    monkeypatch.setattr("ref_server.http.routes.monitoring.TIMEOUT", 0.1)
     speak, asked = threading.Event(), []
 
     def check() -> None:
@@ -159,7 +159,7 @@ def test_a_silent_store_holds_up_no_scrape(
         assert [scrape(http)["tandem_store_up", labels()] for _ in range(5)] == [0.0] * 5
         assert len(asked) == 1, "no thread more for each scrape"
         speak.set()
-        monkeypatch.setattr("ref_server.http.routes.metrics.TIMEOUT", 20.0)
+        monkeypatch.setattr("ref_server.http.routes.monitoring.TIMEOUT", 20.0)
         assert scrape(http)["tandem_store_up", labels()] == 1
 
 
@@ -226,7 +226,7 @@ def test_two_servers_of_one_process_count_apart(make_service: Callable[..., Serv
 def test_many_who_ask_whether_the_server_is_ready_flush_the_disk_once(
     make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.http.routes.health._FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr("ref_server.http.routes.monitoring._FRESH_SECONDS", 3600.0)
     checks: list[None] = []
     with serve(make_service(wrap=lambda queue: Failing(queue, check=lambda: checks.append(None)))) as http:
         assert {http.get("/readyz").status_code for _ in range(20)} == {200}

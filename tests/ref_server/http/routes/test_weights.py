@@ -17,7 +17,7 @@ import pytest
 from ref_server.queue.errors import StorageBroken
 from ref_server.service import weights as waiting
 from ref_server.service.service import Service
-from ref_server.weights import readers
+from ref_server.weights import store as readers
 from tests.ref_server.sockets import answer, connected
 from tests.waiting import until
 

@@ -1,6 +1,6 @@
-"""The page that Prometheus scrapes.
+"""Routes that say whether the server is up and ready, and the page that Prometheus scrapes.
 
-While the store cannot be read the page leaves out the depths of the queue, and `tandem_store_up` is 0.
+While the store cannot be read that page leaves out the depths of the queue, and `tandem_store_up` is 0.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,8 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
+from ref_server.http.errors import Problem
+from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import SharedCall
 from ref_server.metrics.traffic import Traffic
 from ref_server.queue.errors import StorageBroken, StorageFull
@@ -24,11 +26,51 @@ from ref_server.service import gauges
 from ref_server.service.service import Service
 from ref_server.weights.store import Held
 
-# Seconds that a scrape waits for the store. Prometheus itself gives up after ten.
+# Seconds after which a store that does not answer counts as not ready, and a scrape goes on without it. Prometheus
+# itself gives up after ten.
 TIMEOUT = 5.0
+# A check of the store flushes the disk, and nobody needs a token to ask: so it is made at most once a second.
+_FRESH_SECONDS = 1.0
 
 
 def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
+    _add_health(app, service)
+    _add_metrics(app, service, traffic)
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    store = SharedCall(service.broken_store_reason, fresh_seconds=_FRESH_SECONDS)
+
+    @app.get("/livez", response_class=PlainTextResponse)
+    @requires(Role.OPEN)
+    async def livez() -> str:
+        """The process is up. Needs no token.
+
+        ```
+        curl localhost:8400/livez
+        ```
+        """
+        return "ok"
+
+    @app.get("/readyz", response_class=PlainTextResponse, responses=errors(503))
+    @requires(Role.OPEN)
+    async def readyz() -> str:
+        """A batch would be scored now, or queued where there is no model; 503 says why not. Needs no token.
+
+        ```
+        curl localhost:8400/readyz
+        ```
+        """
+        try:
+            reason = service.not_working_reason() or await store.result(TIMEOUT)
+        except TimeoutError:
+            reason = f"the queue has not answered for {TIMEOUT:g} s"
+        if reason:
+            raise Problem(503, "not_ready", reason, headers={"Retry-After": "1"})
+        return "ok"
+
+
+def _add_metrics(app: FastAPI, service: Service, traffic: Traffic) -> None:
     metrics = Metrics(service, traffic)
 
     @app.get("/metrics", response_class=PlainTextResponse)
