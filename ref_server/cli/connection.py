@@ -16,7 +16,7 @@ from shared.settings import load_settings, settings_config
 ENV_PREFIX = "REF_SERVER_"
 
 
-class Connection(BaseSettings):
+class ConnectionOptions(BaseSettings):
     """The token comes from REF_SERVER_TOKEN in the environment, or from a file."""
 
     model_config = settings_config(ENV_PREFIX)
@@ -51,7 +51,7 @@ class Connection(BaseSettings):
         return RefServerClient(self.url, token=token, ca=self.tls_ca, patience=patience, on_wait=on_wait)
 
 
-class ClientOptions(Connection):
+class ClientOptions(ConnectionOptions):
     """Options of every command that speaks to a running server."""
 
     # A field named json would hide a method of pydantic's.
@@ -61,7 +61,7 @@ class ClientOptions(Connection):
     """Print JSON to standard output, for programs."""
 
 
-class Environment(ServeConfig, Connection):
+class Environment(ServeConfig, ConnectionOptions):
     """The settings of all commands, any of which the environment may hold."""
 
 

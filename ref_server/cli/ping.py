@@ -35,7 +35,7 @@ class Ping(ClientOptions):
 
 
 @dataclass(frozen=True)
-class Health:
+class Readiness:
     """The result of one check. reason: why it is not ready. milliseconds: from the request to the answer."""
 
     url: str
@@ -51,46 +51,50 @@ def run(arguments: list[str]) -> int:
     options = load_options(Ping, arguments, "ping")
     try:
         with options.connect() as client:
-            health = _wait(client, options.wait)
+            readiness = _wait(client, options.wait)
     except ClientError as error:
         return complain("ping", error)
     if options.as_json and not options.quiet:
-        print(json.dumps({**asdict(health), "model": health.model and health.model.model_dump(mode="json")}, indent=2))
-    elif not health.ready:
-        print(f"ref-server ping: {health.url} is not ready: {health.reason}", file=sys.stderr)
+        print(
+            json.dumps(
+                {**asdict(readiness), "model": readiness.model and readiness.model.model_dump(mode="json")}, indent=2
+            )
+        )
+    elif not readiness.ready:
+        print(f"ref-server ping: {readiness.url} is not ready: {readiness.reason}", file=sys.stderr)
     elif not options.quiet:
-        print(f"{health.url} is ready, {health.milliseconds:.1f} ms; {_described(health)}")
-    return 0 if health.ready else 1
+        print(f"{readiness.url} is ready, {readiness.milliseconds:.1f} ms; {_described(readiness)}")
+    return 0 if readiness.ready else 1
 
 
-def _wait(client: RefServerClient, seconds: float) -> Health:
+def _wait(client: RefServerClient, seconds: float) -> Readiness:
     """Checks until the server is ready or the time is up; the last result."""
     deadline = time.monotonic() + seconds
     while True:
-        health = _check(client)
-        if health.ready or time.monotonic() >= deadline:
-            return health
+        readiness = _check(client)
+        if readiness.ready or time.monotonic() >= deadline:
+            return readiness
         time.sleep(_PAUSE_SECONDS)
 
 
-def _check(client: RefServerClient) -> Health:
+def _check(client: RefServerClient) -> Readiness:
     began = time.perf_counter()
     reason = client.not_ready_reason()
     milliseconds = round(1000 * (time.perf_counter() - began), 1)
     if reason is not None:
-        return Health(client.url, False, reason, milliseconds)
+        return Readiness(client.url, False, reason, milliseconds)
     try:
-        return Health(client.url, True, None, milliseconds, client.model())
+        return Readiness(client.url, True, None, milliseconds, client.model())
     except RefServerError as error:
         if error.status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise
-        return Health(client.url, True, None, milliseconds, withheld=explained(error))
+        return Readiness(client.url, True, None, milliseconds, withheld=explained(error))
 
 
-def _described(health: Health) -> str:
-    model = health.model
+def _described(readiness: Readiness) -> str:
+    model = readiness.model
     if model is None:
-        return f"its model is unknown: {health.withheld}"
+        return f"its model is unknown: {readiness.withheld}"
     if model.name is None:
         return "a queue without a model"
     place = f"{model.dtype} on {model.device}"

@@ -1,6 +1,7 @@
 """The command `ref-server score`: log-probs of completions under the reference model."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,17 +9,19 @@ from typing import IO, Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import NoDecode
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import track
+from rich.text import Text
 
 from ref_server.cli.connection import ClientOptions, complain, explained, load_options
-from ref_server.cli.logprob_tables import logprob_sheet
-from ref_server.cli.terminal import print_error, show
+from ref_server.cli.terminal import print_error, show, table
 from shared import wire
 from shared.api import Logprobs, LogprobsRequest
 from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE, BatchError, RolloutBatch, ScoredBatch
 from shared.client import ClientError, RefServerClient, RefServerError
+from shared.errors import printable
 
+_NUMBERS = ("log-prob", "probability")
 # A busy server is asked again for this long. A server that does not answer the first request is not waited for.
 _PATIENCE_SECONDS = 120.0
 
@@ -119,8 +122,32 @@ def _print_logprobs(answer: Logprobs, options: Score) -> int:
     if options.as_json:
         print(answer.model_dump_json(indent=2))
     else:
-        show(logprob_sheet(answer))
+        show(_logprob_sheet(answer))
     return 0
+
+
+def _logprob_sheet(answer: Logprobs) -> Group:
+    """Each completion's tokens with their log-probs, and the sum, the mean and the perplexity."""
+    parts: list[RenderableType] = []
+    for number, (logps, texts) in enumerate(zip(answer.logprobs, answer.tokens, strict=True)):
+        rows = table("token", *_NUMBERS, numbers=_NUMBERS)
+        for logp, text in zip(logps, texts, strict=True):
+            rows.add_row(Text(_quoted(text)), f"{logp:.4f}", f"{math.exp(logp):.4f}")
+        parts += [Text(f"completion {number}: {_summarise(logps)}"), rows, Text()]
+    return Group(*parts, Text(f"reference version {answer.reference_version}"))
+
+
+def _summarise(logps: list[float]) -> str:
+    total = math.fsum(logps)
+    mean = total / len(logps)
+    return (
+        f"{len(logps)} tokens, log-prob {total:.4f}, {mean:.4f} a token, perplexity {math.exp(min(-mean, 700.0)):.4g}"
+    )
+
+
+def _quoted(text: str | None) -> str:
+    """In quotes, so that blanks are visible."""
+    return "?" if text is None else f"'{printable(text)}'"
 
 
 def _score_lines(client: RefServerClient, file: Path) -> int:

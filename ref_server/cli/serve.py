@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from contextlib import closing
 
 import structlog
+from psycopg.conninfo import conninfo_to_dict
 
 from ref_server.access.hosts import is_loopback
 from ref_server.access.keys import readable_by_all
 from ref_server.cli.connection import Environment
-from ref_server.cli.stores import describe_store, open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.draining_server import DrainingServer
 from ref_server.http.listening import CannotListen, listening, uvicorn_config
 from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.postgres.store import PostgresQueue
+from ref_server.queue.queue import Queue
+from ref_server.queue.sqlite.store import QUEUE_FILE, SqliteQueue
 from ref_server.scoring.reference import NoReferenceModel, ReferenceModel
 from ref_server.service.service import Service
 from shared.errors import UserError
@@ -61,6 +64,26 @@ def _warn(config: ServeConfig) -> None:
         log.warning(
             "tokens cross the network in the clear", remedy="--tls-cert and --tls-key, or a proxy that has them"
         )
+
+
+def open_queue(config: ServeConfig) -> Queue:
+    """Raises StorageBroken when the store cannot be reached, is damaged, or belongs to another program."""
+    bounds = {
+        "limits": config.queue.limits,
+        "retention_seconds": config.queue.retention_days * 86_400,
+        "max_waiting_seconds": config.queue.max_waiting_days * 86_400,
+    }
+    if config.store == "sqlite":
+        return SqliteQueue(config.data_dir / QUEUE_FILE, min_free=config.queue.min_free, **bounds)
+    return PostgresQueue(config.store, **bounds)
+
+
+def describe_store(config: ServeConfig) -> str:
+    """Where the queue is, for people. It leaves passwords out."""
+    if config.store == "sqlite":
+        return f"sqlite in {config.data_dir}"
+    parts = conninfo_to_dict(config.store)
+    return f"postgresql {parts.get('dbname', '')} on {parts.get('host', 'this machine')}:{parts.get('port', 5432)}"
 
 
 def _open_reference(config: ServeConfig) -> ReferenceModel:

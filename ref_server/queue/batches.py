@@ -5,8 +5,8 @@ from contextlib import suppress
 from ref_server.metrics.activity import Count
 from ref_server.queue import leases, limits, lineages, payloads
 from ref_server.queue.errors import ContentConflict, QueueFull, WrongState
-from ref_server.queue.indexes import ORDERS, WAITING
 from ref_server.queue.records import Claim, Upload, WantedReference
+from ref_server.queue.schema import ORDERS, WAITING
 from ref_server.queue.transaction import Transaction
 from shared.api import Order, State, Uploaded
 

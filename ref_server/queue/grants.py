@@ -7,9 +7,9 @@ from typing import NamedTuple
 from ref_server.metrics.activity import Count
 from ref_server.queue import leases, lineages
 from ref_server.queue.errors import Superseded, TooManyInFlight
-from ref_server.queue.indexes import ORDERS
 from ref_server.queue.limits import InFlight
 from ref_server.queue.records import LARGE_BYTES, MAX_LEASE_BYTES, Wanted
+from ref_server.queue.schema import ORDERS
 from ref_server.queue.transaction import Transaction, Value, several
 from shared.api import LEGACY_RUN, Lease, LeaseBody, State
 

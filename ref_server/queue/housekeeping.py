@@ -6,8 +6,8 @@ Each call does a slice of bounded size, so that no transaction holds up others.
 from ref_server.metrics.activity import Count
 from ref_server.queue import batches, run_metrics
 from ref_server.queue.catalog import parse_cursor
-from ref_server.queue.indexes import WAITING
 from ref_server.queue.payloads import BYTES_AT_ONCE
+from ref_server.queue.schema import WAITING
 from ref_server.queue.transaction import Transaction
 from shared.api import ListOrder, PurgeBody, Purged, State
 

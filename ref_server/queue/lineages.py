@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import EpochAhead, RunTaken
-from ref_server.queue.indexes import WAITING
+from ref_server.queue.schema import WAITING
 from ref_server.queue.transaction import Transaction
 from shared.api import LeaseBody, State
 

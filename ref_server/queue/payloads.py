@@ -8,7 +8,7 @@ depend on time, so what stays is a uniform sample of the whole run.
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import QueueFull, WrongState
-from ref_server.queue.indexes import KEPT, SAMPLE
+from ref_server.queue.schema import KEPT, SAMPLE
 from ref_server.queue.transaction import Transaction
 from shared.api import State
 

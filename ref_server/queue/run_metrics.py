@@ -5,7 +5,6 @@ A curve is the records of one kind of a run's lineage, counted.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from operator import attrgetter
 from typing import NamedTuple
 
 from ref_server.queue.transaction import Transaction
@@ -173,24 +172,20 @@ def _write(tx: Transaction, curve: Curve) -> Curve:
     return curve
 
 
-@dataclass(frozen=True)
-class _Lineage:
-    run: str
-    lineage: str
-    bytes: int
-    updated_at: float
-
-
-def _lineages(curves: Iterable[Curve]) -> list[_Lineage]:
-    """The one that is silent longest comes first."""
-    of: dict[tuple[str, str], list[Curve]] = {}
+def _lineages(curves: Iterable[Curve]) -> list[list[Curve]]:
+    """The curves of each lineage; the lineage that has been silent longest comes first."""
+    by_lineage: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
-        of.setdefault(curve.key[:2], []).append(curve)
-    found = [
-        _Lineage(*key, bytes=sum(curve.bytes for curve in own), updated_at=max(curve.updated_at for curve in own))
-        for key, own in of.items()
-    ]
-    return sorted(found, key=attrgetter("updated_at"))
+        by_lineage.setdefault((curve.run, curve.lineage), []).append(curve)
+    return sorted(by_lineage.values(), key=_updated_at)
+
+
+def _updated_at(lineage: Sequence[Curve]) -> float:
+    return max(curve.updated_at for curve in lineage)
+
+
+def _bytes_of(lineage: Sequence[Curve]) -> int:
+    return sum(curve.bytes for curve in lineage)
 
 
 def _make_room(tx: Transaction, run: str) -> None:
@@ -198,22 +193,23 @@ def _make_room(tx: Transaction, run: str) -> None:
     _drop_silent(tx, _lineages(find(tx, None)), MOST_LINEAGES, MOST_BYTES_IN_ALL)
 
 
-def _drop_silent(tx: Transaction, lineages: Sequence[_Lineage], most: int, most_bytes: int) -> None:
-    left, size = len(lineages), sum(each.bytes for each in lineages)
-    for each in lineages:
+def _drop_silent(tx: Transaction, lineages: Sequence[Sequence[Curve]], most: int, most_bytes: int) -> None:
+    left, size = len(lineages), sum(map(_bytes_of, lineages))
+    for lineage in lineages:
         if left <= most and size <= most_bytes:
             return
-        _drop(tx, each)
-        left, size = left - 1, size - each.bytes
+        _drop(tx, lineage)
+        left, size = left - 1, size - _bytes_of(lineage)
 
 
-def _drop(tx: Transaction, silent: _Lineage) -> None:
-    tx.execute("DELETE FROM curves WHERE run = ? AND lineage = ?", silent.run, silent.lineage)
+def _drop(tx: Transaction, lineage: Sequence[Curve]) -> None:
+    tx.execute("DELETE FROM curves WHERE run = ? AND lineage = ?", lineage[0].run, lineage[0].lineage)
 
 
 def forget(tx: Transaction, silent_since: float) -> bool:
-    """Forgets the lineage that is silent longest, if it is so since then. Returns whether it did."""
-    silent = [each for each in _lineages(find(tx, None)) if each.updated_at < silent_since]
-    for each in silent[:1]:
-        _drop(tx, each)
-    return bool(silent)
+    """Forgets the lineage that has been silent longest, if it has been silent since then. Returns whether it did."""
+    lineages = _lineages(find(tx, None))
+    if not lineages or _updated_at(lineages[0]) >= silent_since:
+        return False
+    _drop(tx, lineages[0])
+    return True

@@ -17,7 +17,7 @@ from ref_server.scoring.reference import NotReady, ReferenceModel
 from ref_server.service.polls import Polls
 from ref_server.service.reference import CurrentReference
 from ref_server.service.views import RunSelection, describe_queue, describe_rewards, describe_tokens
-from ref_server.service.weights import Weights
+from ref_server.service.weights import ServedWeights
 from shared import wire
 from shared.api import LEGACY_RUN, BatchSummary, ModelInfo, QueueView, RewardsView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
@@ -40,7 +40,7 @@ class Service:
         self.draining = False
         self._endings: list[Callable[[], None]] = []
         self.closed = False
-        self.weights = Weights(config, queue, self.check_open)
+        self.weights = ServedWeights(config, queue, self.check_open)
         self._served = CurrentReference(
             reference, queue, tokens_per_forward=config.scoring_tokens, on_ready=self.polls.look_now
         )

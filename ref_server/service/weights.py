@@ -25,7 +25,7 @@ LOOK_SECONDS = 2.0
 MAX_POLLS = 4096
 
 
-class Weights:
+class ServedWeights:
     """check_open: raises NotReady while the server drains."""
 
     def __init__(self, config: ServeConfig, queue: Queue, check_open: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Scope
 from uuid6 import uuid7
 
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.gate.requests import Requests

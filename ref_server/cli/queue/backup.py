@@ -7,11 +7,11 @@ from pydantic_settings import BaseSettings, CliPositionalArg
 
 from ref_server.cli.connection import ENV_PREFIX, Environment
 from ref_server.cli.queue.tables import mib
-from ref_server.cli.stores import QUEUE_FILE
 from ref_server.cli.terminal import print_error, progress_bar
 from ref_server.config import StoreUrl
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.sqlite.backup import back_up
+from ref_server.queue.sqlite.store import QUEUE_FILE
 from shared.settings import load_settings, settings_config
 
 

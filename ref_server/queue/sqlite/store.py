@@ -24,6 +24,9 @@ from shared.api import LimitsView
 
 T = TypeVar("T")
 
+# The name of the file in the data directory.
+QUEUE_FILE = "queue.sqlite"
+
 # Network file systems: WAL mode's shared memory and locks do not work on them, or not reliably.
 _NETWORK = {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
 

@@ -104,7 +104,7 @@ def test_the_documented_commands_for_postgresql(tmp_path: Path) -> None:
         run_documented(texts("backup.md", "sh")[3], tmp_path, DATABASE=backend.url)
         with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
             assert known(queue) == before
-            assert queue.stats().runs["run"]["ready"].batches == 1
+            assert queue.stats().runs["run"][State.READY].batches == 1
 
 
 # --- A server at work

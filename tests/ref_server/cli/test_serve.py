@@ -18,7 +18,9 @@ import torch
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.__main__ import main
+from ref_server.cli.serve import describe_store
 from ref_server.cli.serve import run as serve
+from ref_server.config import ServeConfig
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
@@ -270,3 +272,15 @@ def test_the_command_itself(
     assert exited.value.code == status
     told = "".join(capsys.readouterr())
     assert "usage: ref-server [-h] [--version] COMMAND" in told and "serve" in told
+
+
+@pytest.mark.parametrize(
+    ("store", "expected"),
+    [
+        ("sqlite", "sqlite in .tandem"),
+        ("postgresql://me:secret@db.example:5433/queue", "postgresql queue on db.example:5433"),
+        ("postgresql:///queue?user=me&password=secret", "postgresql queue on this machine:5432"),
+    ],
+)
+def test_the_description_of_a_store_leaves_out_its_password(store: str, expected: str) -> None:
+    assert describe_store(ServeConfig(no_model=True, store=store)) == expected

@@ -9,9 +9,8 @@ import httpx
 import numpy as np
 from uuid6 import uuid7
 
-from ref_server.cli.stores import open_queue
-from ref_server.config import ServeConfig
-from ref_server.config.queue import QueueConfig
+from ref_server.cli.serve import open_queue
+from ref_server.config import QueueConfig, ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.listening import uvicorn_config
 from ref_server.scoring.reference import NoReferenceModel

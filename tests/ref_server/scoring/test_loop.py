@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.demo.base_model import make_model
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.errors import StorageBroken

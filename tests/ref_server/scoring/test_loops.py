@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload

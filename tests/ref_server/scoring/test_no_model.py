@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from ref_server.cli.queue.tables import token_sheet
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.queue.records import Upload
 from ref_server.scoring.reference import NoReferenceModel

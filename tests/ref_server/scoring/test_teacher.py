@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model
 from ref_server.scoring.teacher import add_teacher

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model
 from ref_server.service.service import Service

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.gate.load_shedder import (

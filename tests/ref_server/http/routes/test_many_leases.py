@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ref_server.access.shares import Shares
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service

@@ -32,7 +32,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(path: Path, clock: Clock | None = None) -> Any:
-    clocks = {} if clock is None else {"clock": clock.monotonic, "wall": clock.wall}
+    clocks: dict[str, Any] = {} if clock is None else {"clock": clock.monotonic, "wall": clock.wall}
     return closing(SqliteQueue(path, limits=make_limits(), **clocks))
 
 
