@@ -17,6 +17,7 @@ from ref_server.queue.queue import Queue
 from ref_server.queue.sqlite import backup
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
+from shared.api import State
 from shared.batch import RolloutBatch
 from tests.docs.pages import texts
 from tests.ref_server.processes import running
