@@ -25,8 +25,7 @@ from policy_trainer.lifecycle.endings import RunFailed, StopRequest, write_failu
 from policy_trainer.reporting.metrics import MetricsFile, truncate_metrics
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.tasks.order import Shuffle
-from policy_trainer.tasks.problem_set import EVAL_EVERY
+from policy_trainer.tasks.problem_set import EVAL_EVERY, Shuffle
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
 from shared.models import load_tokenizer, save_model, use_threads

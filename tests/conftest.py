@@ -29,7 +29,7 @@ SLOW = (
     "load",
     "policy_trainer/proofs/test_invariance.py",
     "policy_trainer/reference/test_renewal.py",
-    "policy_trainer/rewards/sandbox",
+    "policy_trainer/rewards/test_sandbox.py",
     "policy_trainer/rewards/test_http_reward.py",
     "policy_trainer/sft/test_sft.py",
     "policy_trainer/trainer/test_plan.py",

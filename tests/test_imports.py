@@ -31,7 +31,7 @@ ROOMS = {
     "policy_trainer": (
         "config", "lifecycle", "data", "adapters", "rewards", "tasks", "sampling", "objective", "learner", "run_files",
         "ranks", "weights", "reporting", "evaluation", "queue_client", "reference", "rollout", "trainer", "doctor",
-        "supervised", "sft", "reward_model", "report", "demo", "presets", "cli", "door", "__main__",
+        "supervised", "sft", "reward_model", "report", "demo", "presets", "cli", "python_api", "__main__",
     ),
 }  # fmt: skip
 FORBIDDEN = {

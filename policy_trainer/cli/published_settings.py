@@ -59,7 +59,7 @@ def published_settings(given: Mapping[str, Any]) -> Path | None:
 
 def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     from policy_trainer.queue_client.server import connect  # late: only this way of starting needs them
-    from policy_trainer.rollout.own_directory import own_directory
+    from policy_trainer.rollout.outbox import worker_directory
     from policy_trainer.weights.download import Gone, fetch
     from policy_trainer.weights.publisher import SETTINGS
 
@@ -77,7 +77,7 @@ def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
             if "model" not in given:
                 _check_base(config.run, settings)
             try:
-                model = fetch(client, found, own_directory(config) / "weights")
+                model = fetch(client, found, worker_directory(config) / "weights")
             except Gone:
                 continue
             return {"model": str(model), **settings, "weights": "server", "run_dir": str(config.run_dir)}
@@ -158,9 +158,9 @@ def _newest(client: RefServerClient, run: str, waiting: "_Waiting") -> Any:
 
 
 def _write(config: RolloutConfig, settings: dict[str, Any]) -> Path:
-    from policy_trainer.rollout.own_directory import own_directory
+    from policy_trainer.rollout.outbox import worker_directory
 
-    path = own_directory(config) / "settings.toml"
+    path = worker_directory(config) / "settings.toml"
     try:
         write_text(path, tomli_w.dumps(settings))
     except TypeError as error:  # TOML has no null

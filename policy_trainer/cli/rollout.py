@@ -16,7 +16,7 @@ def run(arguments: list[str]) -> int:
         settings = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
         DeviceWorkers(config, arguments, settings).run()
         return 0
-    from policy_trainer.rollout.worker import run_worker  # late, so that wrong options fail before PyTorch loads
+    from policy_trainer.rollout.run import run_worker  # late, so that wrong options fail before PyTorch loads
 
     run_worker(config)
     return 0

@@ -1,8 +1,9 @@
-"""What a task is: training problems by index, held-out problems, and a judge of answers."""
+"""Tasks and rewards: a task has training problems by index, held-out problems, and a judge of answers; a reward scores
+the sample of a completion."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 Message = Mapping[str, str]
 
@@ -52,4 +53,51 @@ class Task(Protocol):
 
     def eval_problems(self) -> Sequence[Problem]:
         """The problems for evaluation. `problem` never returns one of them."""
+        ...
+
+
+@runtime_checkable
+class Finite(Protocol):
+    """A task whose training problems repeat after a pass."""
+
+    @property
+    def training_problems(self) -> int:
+        """How many problems one pass has."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion of a problem. completion: the whole answer as text, without special tokens.
+
+    tokens: number of sampled tokens, with the EOS. finished: False if it was cut off at the length limit. start: the
+    beginning of the answer that stood in the prompt, such as a prefill; `completion` begins with it. ids: the sampled
+    tokens.
+    """
+
+    problem: Problem
+    completion: str
+    tokens: int = 0
+    finished: bool = True
+    start: str = ""
+    ids: tuple[int, ...] = ()
+
+    @property
+    def sampled(self) -> str:
+        """The part of the answer that the model wrote."""
+        return self.completion.removeprefix(self.start)
+
+
+# A failure caused by the completion gets the failing score. NaN means only that the gold answer cannot be judged. None
+# leaves the reward out of the completion's total: it does not apply to this problem.
+Score = float | None
+Reward = Callable[[Sample], Score]
+
+
+@runtime_checkable
+class JudgesTogether(Protocol):
+    """A reward that judges many completions in one call."""
+
+    def scores(self, samples: Sequence[Sample]) -> Sequence[Score]:
+        """One score for each sample."""
         ...

@@ -1,18 +1,24 @@
-"""Rows of files and of Hugging Face datasets. Each row knows its place, for error messages."""
+"""Rows of files and of Hugging Face datasets, and their fields. Each row knows its place, for error messages."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
-from policy_trainer.data.hub import asked_if_there
+from policy_trainer.data.problem import Message
 from shared.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
 
 Row = Mapping[str, Any]
-# What happens to the columns that a task does not ask for.
+# What happens to the columns that a task does not request.
 Others = Literal["ignored", "kept"]
 
 # The files that `save_to_disk` writes beside the data: the first for one split, the second for several.
@@ -93,7 +99,7 @@ class ArrowRows:
 def read_file(path: Path, columns: Sequence[str], setting: str, others: Others = "ignored") -> Rows:
     """Rows of a file: parquet if its suffix is .parquet, else JSONL. setting: the field to name in errors.
 
-    columns: those that a task asks for. others: what happens to the rest.
+    columns: those that a task requests. others: what happens to the rest.
     """
     read = _read_parquet if path.suffix == ".parquet" else JsonLines
     rows = read(path, columns, setting, others)
@@ -115,7 +121,7 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
         if _is_saved(Path(name)):
             loaded = _load_saved(Path(name), split)
         else:
-            with asked_if_there():
+            with offline_without_network():
                 loaded = load_dataset(name, subset, split=split)
     except (OSError, ValueError, DatasetsError) as error:
         reason = str(error).partition("\n")[0]
@@ -175,3 +181,84 @@ def _load_saved(directory: Path, split: str) -> Any:
     if split != "train":
         raise ValueError("it was saved without splits, so it has only train")
     return saved
+
+
+def text_of(row: Row, column: str, where: str) -> str:
+    """The text in this column. Raises UserError if it is missing, empty, or not a text."""
+    value = row.get(column)
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{where}: {column} must be a text that is not empty")
+    return _encodable(value, column, where)
+
+
+def answer_of(row: Row, column: str, where: str) -> str:
+    """The gold answer in this column, a number or a text, as text."""
+    value = row.get(column)
+    if not can_be_answer(value):
+        raise UserError(f"{where}: {column} must be a number or a text that is not empty{_got(value)}")
+    return _encodable(str(value), column, where)
+
+
+def can_be_answer(value: object) -> bool:
+    """Whether a value can be a gold answer. Tables of pandas have NaN where an answer is missing."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+
+
+def _got(value: object) -> str:
+    return f", got {shorten(json.dumps(value, default=str), 60, placeholder=' …')}"
+
+
+def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
+    """The messages of the conversation in this column, each with role and content."""
+    messages = row.get(column)
+    if not isinstance(messages, list) or not messages:
+        raise UserError(f"{where}: {column} must be a list that is not empty")
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise UserError(f'{where}: {column} must contain only {{"role": …, "content": …}}')
+    return tuple(
+        {key: _encodable(message[key], f"{key} of {column}", where) for key in ("role", "content")}
+        for message in messages
+    )
+
+
+def _encodable(text: str, column: str, where: str) -> str:
+    """The text. Raises UserError for a lone surrogate: JSON can spell one, but it cannot be encoded as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise UserError(
+            f"{where}: {column} has {half} at character {error.start + 1}: half a surrogate pair; write the whole "
+            "character, or leave it out"
+        ) from None
+    return text
+
+
+@contextmanager
+def offline_without_network() -> Iterator[None]:
+    """Inside it, datasets are read only from the cache if the Hub's host name cannot be resolved.
+
+    Without a network the Hub's library tries six times, for half a minute, before it looks into the cache. A Hub whose
+    name can be resolved may be slow, and is waited for.
+    """
+    from datasets import config  # slow to import
+
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = before or not _has_address(urlsplit(config.HF_ENDPOINT).hostname)
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+
+
+def _has_address(host: str | None) -> bool:
+    """Whether the host name can be resolved. True behind a proxy, which may resolve it."""
+    if getproxies():
+        return True
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False

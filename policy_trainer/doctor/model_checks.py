@@ -10,10 +10,10 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.data.problem import Finite
 from policy_trainer.data.prompts import PromptEncoder, prompt_limit
 from policy_trainer.doctor.findings import Finding, ok, warning, wrong
 from policy_trainer.doctor.subject import Subject
-from policy_trainer.tasks.epochs import Finite
 from shared.logprobs import embedding_rows
 from shared.models import context_length, eos_token_ids, load_model
 

@@ -12,15 +12,13 @@ import numpy as np
 import structlog
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.data.problem import Problem
+from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.data.sample import Sample
 from policy_trainer.doctor.findings import Finding, Verdict, ok, refused, warning, wrong
 from policy_trainer.doctor.subject import Subject
-from policy_trainer.rewards.correctness import reads_tags
+from policy_trainer.rewards.answers import reads_tags
 from policy_trainer.rewards.judging import Judge
-from policy_trainer.rewards.nothing import NOTHING
-from policy_trainer.rewards.registry import part_weights
+from policy_trainer.rewards.registry import NOTHING, part_weights
 from shared.errors import UserError
 
 # Forms of an answer that tasks and rewards look for. The first satisfies most.

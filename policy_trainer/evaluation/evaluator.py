@@ -11,11 +11,11 @@ from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
 from policy_trainer.reporting.metrics import without_nan
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from policy_trainer.rewards import Sample
+from policy_trainer.rewards.failures import summary
 from policy_trainer.rewards.judging import Groups, Judge, Judgement
-from policy_trainer.rewards.nothing import NOTHING
-from policy_trainer.rewards.registry import measures_correctness
-from policy_trainer.rewards.sandbox.failures import summary
+from policy_trainer.rewards.registry import NOTHING, measures_correctness
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
 
@@ -264,3 +264,22 @@ def wilson_interval(successes: float, count: int) -> tuple[float, float]:
     spread = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
     # Where the share is 0 or 1, rounding could put it outside the interval.
     return max(0.0, min(share, centre - spread)), min(1.0, max(share, centre + spread))
+
+
+def sampled_groups(evaluation: Evaluation, step: int | None) -> list[SampledGroup]:
+    """A group of one completion for each problem that was answered and judged. step: None outside of a run."""
+    return [_sampled_group(place, item, step) for place, item in enumerate(evaluation.transcripts)]
+
+
+def _sampled_group(place: int, item: Transcript, step: int | None) -> SampledGroup:
+    completion = SampledCompletion(item.completion, item.reward, item.parts, None, item.tokens, item.finished)
+    return SampledGroup(
+        step=step,
+        kind="eval",
+        batch=None,
+        task=item.task or None,
+        problem=place,
+        prompt=item.prompt,
+        answer=item.answer or None,
+        completions=(completion,),
+    )

@@ -10,7 +10,7 @@ from rich.table import Table
 from policy_trainer.config import EvalConfig
 from policy_trainer.evaluation.evaluator import Evaluation, make_evaluator
 from policy_trainer.rewards.judging import Judge
-from policy_trainer.rewards.nothing import NOTHING
+from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.sampling.engines import load_sampler
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.tasks.registry import make_task

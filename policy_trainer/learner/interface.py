@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.data.probe import Probe
+from policy_trainer.data.completion import Probe
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.entropy import EntropyBonus

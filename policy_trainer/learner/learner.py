@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceSource, TrainConfig
-from policy_trainer.data.probe import Probe, probe_tokens
+from policy_trainer.data.completion import Probe, probe_tokens
 from policy_trainer.learner.adapters import policy_state
 from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains
 from policy_trainer.learner.micro_batches import MicroBatch, cut, join, split_evenly, totals, weightless

@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.data.completion import Completion
-from policy_trainer.data.probe import Probe
+from policy_trainer.data.completion import Completion, Probe
 from policy_trainer.learner.adapters import adapt, has_adapters, save_whole, write_description
 from policy_trainer.learner.groups import Batch, PartWeights
 from policy_trainer.learner.interface import LoadedLearner, Writing

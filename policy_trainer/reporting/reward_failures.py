@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.rewards.sandbox.failures import RewardsFailed, summary
+from policy_trainer.rewards.failures import RewardsFailed, summary
 from shared.batch import RolloutBatch
 from shared.errors import printable
 

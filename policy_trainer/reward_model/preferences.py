@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from policy_trainer.config.supervised import PairsConfig, RewardTrainingConfig
-from policy_trainer.data.fields import messages_of, text_of
-from policy_trainer.data.problem import Message, Problem
-from policy_trainer.data.rows import Row, Rows, read_dataset, read_file
-from policy_trainer.data.sample import Sample
-from policy_trainer.rewards.text_classifier import TextClassifier
+from policy_trainer.data.problem import Message, Problem, Sample
+from policy_trainer.data.rows import Row, Rows, messages_of, read_dataset, read_file, text_of
+from policy_trainer.rewards.reward_model import TextClassifier
 from policy_trainer.supervised import RowSet, every_tenth
 from policy_trainer.tasks.problem_set import user_message
 from shared.batch import Array

@@ -18,7 +18,7 @@ from policy_trainer.config.supervised import RewardTrainingConfig
 from policy_trainer.evaluation.evaluator import wilson_interval
 from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.reward_model.preferences import Pair, load_pairs
-from policy_trainer.rewards.text_classifier import TextClassifier
+from policy_trainer.rewards.reward_model import TextClassifier
 from policy_trainer.supervised import Recipe, RowSet, SupervisedResult, train_on_rows, update
 from shared.errors import UserError
 from shared.logprobs.padded import micro_batches

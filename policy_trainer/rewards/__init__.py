@@ -5,7 +5,7 @@ The sandbox imports this package, so importing it must stay cheap: no PyTorch, n
 
 from collections.abc import Mapping
 
-from policy_trainer.data.sample import Reward, Sample
+from policy_trainer.data.problem import Reward, Sample
 from policy_trainer.rewards.answers import TAGS, Comparison, accuracy, equal_number, equal_text, parse_answer
 from policy_trainer.rewards.mathematics import equal_math
 

@@ -2,8 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
+
+from policy_trainer.data.problem import Correct, Problem, Sample
+from policy_trainer.rewards.mathematics import equal_math, read_gold, read_solution, same
 
 Comparison = Callable[[str, str], float]
 
@@ -51,3 +55,85 @@ def _parse_number(text: str) -> Decimal | None:
     cleaned = text.strip().removeprefix("$").removesuffix(".")
     # Decimal, not float: long numbers would be rounded to their neighbours, and the longest ones to infinity.
     return Decimal(cleaned.replace(",", "")) if _NUMBER.fullmatch(cleaned) else None
+
+
+_SPACE = re.compile(r"</think>\s*<answer>")
+
+
+def format_reward(sample: Sample) -> float:
+    r"""1 for `^<think>.*?</think>\s*<answer>.*?</answer>$` (DOTALL), else 0."""
+    return float(matches_whole(sample.completion, _SPACE))
+
+
+def tags_reward(sample: Sample) -> float:
+    """1 for a think and an answer block with each of the four tags exactly once, else 0.
+
+    Closing tags count too: a policy learns to exploit a reward for opening tags alone within twenty steps.
+    """
+    return format_reward(sample) if each_tag_once(sample.completion) else 0.0
+
+
+def matches_whole(completion: str, seam: re.Pattern[str]) -> bool:
+    """Whether `^<think>.*?SEAM.*?</answer>$` (DOTALL) matches, in linear time.
+
+    seam: matches from `</think>` to `<answer>`. Only the first seam is tried: if the text after it does not end with
+    `</answer>`, neither does the shorter text after a later one.
+    """
+    text = completion.removesuffix("\n")  # `$` also matches before a final line end
+    found = seam.search(text, len("<think>"))
+    return text.startswith("<think>") and found is not None and text.endswith("</answer>", found.end())
+
+
+def each_tag_once(completion: str) -> bool:
+    return all(completion.count(tag) == 1 for tag in TAGS)
+
+
+@dataclass(frozen=True)
+class ByAnswer:
+    """A completion is correct if its last answer in tags equals the gold answer; NaN for a problem without one."""
+
+    compare: Comparison
+
+    def __call__(self, problem: Problem, completion: str) -> float:
+        return accuracy(self.compare)(completion, problem.answer) if problem.answer else math.nan
+
+
+@dataclass(frozen=True)
+class ByTask:
+    """Judges by the task of the mixture that the problem came from. tasks: by label."""
+
+    tasks: Mapping[str, Correct]
+
+    def __call__(self, problem: Problem, completion: str) -> float:
+        return self.tasks[problem.task](problem, completion)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The reward `accuracy`: the task's own judgement."""
+
+    correct: Correct
+
+    def __call__(self, sample: Sample) -> float:
+        return self.correct(sample.problem, sample.completion)
+
+
+def math_accuracy(sample: Sample) -> float:
+    """1 if the completion holds the gold answer: boxed, else in LaTeX and called the answer, else as a bare number;
+    NaN where there is no gold answer to compare with."""
+    expected = read_gold(sample.problem.answer)
+    return float(same(expected, read_solution(sample.completion))) if expected else math.nan
+
+
+def needs_sandbox(correct: Correct) -> bool:
+    """Whether the judgement uses math-verify, which may hang and must run in the sandbox."""
+    if isinstance(correct, ByTask):
+        return any(needs_sandbox(part) for part in correct.tasks.values())
+    return isinstance(correct, ByAnswer) and correct.compare is equal_math
+
+
+def reads_tags(correct: Correct) -> bool:
+    """Whether the judgement reads the answer from <answer> tags."""
+    if isinstance(correct, ByTask):
+        return any(reads_tags(part) for part in correct.tasks.values())
+    return isinstance(correct, ByAnswer)

@@ -1,7 +1,7 @@
 """Rewards over HTTP: a server of the user's judges samples, JSON in and out.
 
-A POST has `{"samples": [{"completion": …, "answer": …, …}, …]}`, each with what a function of the user's own gets for
-one completion. The answer is `{"rewards": [1.0, null, …]}`, one for each sample; null could not be judged.
+A POST has `{"samples": [{"completion": …, "answer": …, …}, …]}`, each with the arguments of a user's function for one
+completion. The answer is `{"rewards": [1.0, null, …]}`, one for each sample; null could not be judged.
 """
 
 import json
@@ -16,10 +16,10 @@ import tenacity
 from pydantic_core import to_jsonable_python
 
 from policy_trainer.config import HttpRewardConfig
-from policy_trainer.data.sample import Sample, Score
+from policy_trainer.data.problem import Sample, Score
 from policy_trainer.lifecycle.timing import LoggedWait
-from policy_trainer.rewards.sandbox.failures import Failures
-from policy_trainer.rewards.signatures import arguments, checked
+from policy_trainer.rewards.failures import Failures
+from policy_trainer.rewards.functions import arguments, checked
 from shared.batch import MAX_NAME_CHARACTERS
 from shared.client.connection import THIS_MACHINE
 from shared.client.credentials import check_token
@@ -34,20 +34,20 @@ _CONNECT_SECONDS = 5.0
 _BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=10.0)
 # An answer is a list of numbers. Beyond this it is something else, and shall not fill the memory.
 _MAX_ANSWER_BYTES = 16 * 2**20
-_MAX_WORDS = 300
+_MAX_EXCERPT = 300
 _NULL = {"error": "the server answered null for it", "kind": "null"}
 
 
-class Unavailable(Exception):
-    """The server does not answer, or not now. seconds: after which it asks to be asked again, if it says so."""
+class NotJudging(Exception):
+    """The server does not answer, or not now. seconds: its Retry-After, None if it gave none."""
 
-    def __init__(self, words: str, seconds: float | None = None) -> None:
-        super().__init__(words)
+    def __init__(self, reason: str, seconds: float | None = None) -> None:
+        super().__init__(reason)
         self.seconds = seconds
 
 
 class HttpReward:
-    """Judges samples by a server. While it is down, its rewards are waited for: no sample is lost by that."""
+    """Judges samples by a server. While the server is down the judging waits, and no sample is lost."""
 
     def __init__(self, url: str, config: HttpRewardConfig) -> None:
         """Raises UserError for a URL, or a token in the environment, that cannot be used."""
@@ -76,24 +76,25 @@ class HttpReward:
 
     def _judge(self, http: httpx.Client, samples: Sequence[Sample]) -> list[Score]:
         attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Unavailable),
+            retry=tenacity.retry_if_exception_type(NotJudging),
             wait=_pause,
             stop=tenacity.stop_before_delay(self._config.patience),
-            before_sleep=self._tell,
+            before_sleep=self._log_wait,
             reraise=True,
         )
         try:
             answer = attempts(self._ask, http, _encode(samples))
-        except Unavailable as error:
+        except NotJudging as error:
             raise UserError(
                 f"rewards: {self._url} has not judged for judging.http.patience = {self._config.patience:g} s: {error}"
             ) from None
         rewards = [math.nan if reward is None else reward for reward in self._read(answer, len(samples))]
-        self.failures.judged(self._url, [_NULL if math.isnan(reward) else {} for reward in rewards])
-        return [*rewards]
+        return self.failures.scores(
+            self._url, [_NULL if math.isnan(reward) else {"score": reward} for reward in rewards]
+        )
 
     def _ask(self, http: httpx.Client, body: bytes) -> bytes:
-        """The body of a good answer. Raises Unavailable where asking again may help."""
+        """The body of a good answer. Raises NotJudging where asking again may help."""
         deadline = time.monotonic() + self._config.seconds
         late = f"it took more than judging.http.seconds = {self._config.seconds:g}"
         answer = bytearray()
@@ -104,22 +105,22 @@ class HttpReward:
                     if len(answer) > _MAX_ANSWER_BYTES:
                         raise self._refusal(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
                     if time.monotonic() > deadline:
-                        raise Unavailable(late)
+                        raise NotJudging(late)
         except httpx.ReadTimeout:
-            raise Unavailable(late) from None
+            raise NotJudging(late) from None
         except httpx.TransportError as error:
             failure = unreachable(error, self._url)
-            raise Unavailable(failure.reason) if failure.passes else UserError(f"rewards: {failure}") from None
+            raise NotJudging(failure.reason) if failure.passes else UserError(f"rewards: {failure}") from None
         self._check_status(response, bytes(answer))
         if _ends_with_connection(response) and not answer.rstrip().endswith(b"}"):
-            raise Unavailable("its answer broke off")
+            raise NotJudging("its answer broke off")
         return bytes(answer)
 
     def _check_status(self, response: httpx.Response, answer: bytes) -> None:
-        """Raises Unavailable for a server that is overloaded or has failed, UserError for one that refuses."""
-        words = f"{response.status_code} {response.reason_phrase}: {_words(answer)}".rstrip(": ")
+        """Raises NotJudging for a server that is overloaded or has failed, UserError for one that refuses."""
+        words = f"{response.status_code} {response.reason_phrase}: {_excerpt(answer)}".rstrip(": ")
         if response.is_server_error or response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-            raise Unavailable(words, retry_after(response))
+            raise NotJudging(words, retry_after(response))
         if response.is_redirect:
             words += f" to {response.headers.get('Location', '')}; redirects are not followed: name that URL in rewards"
         if not response.is_success:
@@ -132,7 +133,7 @@ class HttpReward:
             if not isinstance(rewards, list):
                 raise TypeError
         except (ValueError, RecursionError, LookupError, TypeError):
-            raise self._refusal(f'{_words(answer)!r} instead of {{"rewards": […]}}') from None
+            raise self._refusal(f'{_excerpt(answer)!r} instead of {{"rewards": […]}}') from None
         if len(rewards) != count:
             raise self._refusal(f"{len(rewards)} rewards for {count} samples")
         try:
@@ -140,7 +141,7 @@ class HttpReward:
         except (ValueError, OverflowError) as error:
             raise self._refusal(f"a list of rewards with a wrong one: {error}") from None
 
-    def _tell(self, state: tenacity.RetryCallState) -> None:
+    def _log_wait(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         self._wait(f"the reward server at {self._url} does not judge: {error}", state.seconds_since_start or 0.0)
 
@@ -150,25 +151,25 @@ class HttpReward:
 
 def _encode(samples: Sequence[Sample]) -> bytes:
     """JSON. In columns of the data, dates become texts in ISO form, bytes URL-safe base64, NaN null."""
-    known = [arguments(sample) for sample in samples]
-    return json.dumps({"samples": to_jsonable_python(known, bytes_mode="base64", inf_nan_mode="null")}).encode()
+    rows = [arguments(sample) for sample in samples]
+    return json.dumps({"samples": to_jsonable_python(rows, bytes_mode="base64", inf_nan_mode="null")}).encode()
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """What the server asks for, else a backoff."""
+    """The server's Retry-After, else a backoff."""
     error = state.outcome.exception() if state.outcome else None
-    asked = error.seconds if isinstance(error, Unavailable) else None
-    return _BACKOFF(state) if asked is None else asked
+    seconds = error.seconds if isinstance(error, NotJudging) else None
+    return _BACKOFF(state) if seconds is None else seconds
 
 
 def _ends_with_connection(response: httpx.Response) -> bool:
-    """Whether nothing but the end of the connection tells the end of the answer, as in HTTP/1.0."""
+    """Whether only the end of the connection marks the end of the answer, as in HTTP/1.0."""
     return not {"content-length", "transfer-encoding"} & set(response.headers)
 
 
-def _words(answer: bytes) -> str:
-    """The beginning of a text, in a line."""
-    return " ".join(answer[: 4 * _MAX_WORDS].decode(errors="replace").split())[:_MAX_WORDS]
+def _excerpt(answer: bytes) -> str:
+    """The beginning of a text, on one line."""
+    return " ".join(answer[: 4 * _MAX_EXCERPT].decode(errors="replace").split())[:_MAX_EXCERPT]
 
 
 def _checked_url(text: str) -> str:

@@ -10,15 +10,14 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
-from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.problem import JudgesTogether, Problem, Score, Task
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.data.sample import JudgesTogether, Score
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.callers import CallersReward
-from policy_trainer.rewards.correctness import needs_sandbox
+from policy_trainer.rewards.answers import needs_sandbox
+from policy_trainer.rewards.function_server import CallerReward
 from policy_trainer.rewards.http_reward import HttpReward
 from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards
-from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
+from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 from shared.batch import MAX_REWARD
 from shared.errors import UserError
 
@@ -58,20 +57,20 @@ class Judge:
         self._task = task
         chosen = choose_rewards(config, task)
         self._weights = {name: reward.weight for name, reward in chosen.items()}
-        self._counting: list[Sandbox | CallersReward | HttpReward] = []
+        self._counting: list[Sandbox | CallerReward | HttpReward] = []
         self._scorers = self._make_scorers({name: reward.rule for name, reward in chosen.items()})
 
     def judge(self, groups: Groups) -> list[Judgement]:
         """One judgement for each problem. A reward that takes many completions gets all of them in one call."""
         samples = [self.samples(problem, completions) for problem, completions in groups]
-        judged = self.score([sample for own in samples for sample in own])
-        ends = accumulate((len(own) for own in samples), initial=0)
+        judged = self.score([sample for group in samples for sample in group])
+        ends = accumulate((len(group) for group in samples), initial=0)
         return [judged.part(start, end) for start, end in pairwise(ends)]
 
     def score(self, samples: Sequence[Sample]) -> Judgement:
         """The judgement of samples of any problems."""
         scores = {name: scorer(samples) for name, scorer in self._scorers.items()}
-        parts = {name: np.array(own, dtype=np.float32) for name, own in scores.items()}  # None becomes NaN
+        parts = {name: np.array(values, dtype=np.float32) for name, values in scores.items()}  # None becomes NaN
         total = np.zeros(len(samples), dtype=np.float32)
         applies = np.zeros(len(samples), dtype=np.bool_)
         for name, weight in self._weights.items():
@@ -89,17 +88,22 @@ class Judge:
     def right(self, samples: Sequence[Sample]) -> np.ndarray:
         """float32 (G,): 1 where the task judges a completion correct, else 0; NaN where it could not be judged."""
         if needs_sandbox(self._task.correct) and not any(sample.problem.answer for sample in samples):
-            return np.full(len(samples), np.nan, dtype=np.float32)  # no process is started for nothing
+            return np.full(len(samples), np.nan, dtype=np.float32)  # no process is started in vain
         return np.array(self._accuracy(samples), dtype=np.float32)
 
     def samples(self, problem: Problem, completions: Sequence[Completion]) -> list[Sample]:
-        """Completions of one problem as rewards see them: with the beginning of the answer that stood in the prompt."""
+        """Completions of one problem as rewards see them: with the beginning of the answer that the prompt contains."""
         start = self._prompts.answer_start(problem)
         return [
             Sample(
-                problem, start + self.text(one), len(one.ids), one.finished, start=start, ids=tuple(one.ids.tolist())
+                problem,
+                start + self.text(completion),
+                len(completion.ids),
+                completion.finished,
+                start=start,
+                ids=tuple(completion.ids.tolist()),
             )
-            for one in completions
+            for completion in completions
         ]
 
     @property
@@ -134,7 +138,7 @@ class Judge:
         sandboxed = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
         limits = {"seconds": self._config.seconds, "memory": int(self._config.memory_gib * _GIB)}
         sandbox = Sandbox(sandboxed, **limits, workers=self._config.workers)
-        self._counting += [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallersReward | HttpReward))]
+        self._counting += [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallerReward | HttpReward))]
         return {name: _scorer(name, rule, sandbox) for name, rule in rules.items()}
 
 

@@ -5,30 +5,71 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.data.problem import Task
-from policy_trainer.data.sample import Reward
-from policy_trainer.rewards.callers import MODULE, CallersReward
-from policy_trainer.rewards.correctness import Accuracy, math_accuracy, needs_sandbox, reads_tags
+from policy_trainer.data.problem import Reward, Sample, Task
+from policy_trainer.rewards.answers import (
+    Accuracy,
+    format_reward,
+    math_accuracy,
+    needs_sandbox,
+    reads_tags,
+    tags_reward,
+)
+from policy_trainer.rewards.function_server import MODULE, CallerReward
+from policy_trainer.rewards.functions import NamedFunction
 from policy_trainer.rewards.http_reward import SCHEMES, HttpReward
 from policy_trainer.rewards.mathematics import library
-from policy_trainer.rewards.nothing import NOTHING, no_reward
-from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
-from policy_trainer.rewards.recipes.countdown import (
+from policy_trainer.rewards.recipes import (
     grpo_zero_equation,
     grpo_zero_format,
+    lm_book_correct,
+    lm_book_tags,
     nano_aha_equation,
     nano_aha_format,
+    open_r1_accuracy,
+    open_r1_format,
+    open_r1_tag_count,
+    simple_grpo_accuracy,
+    simple_grpo_format,
 )
-from policy_trainer.rewards.recipes.gsm8k import lm_book_correct, lm_book_tags, simple_grpo_accuracy, simple_grpo_format
-from policy_trainer.rewards.recipes.open_r1 import open_r1_accuracy, open_r1_format, open_r1_tag_count
 from policy_trainer.rewards.reward_model import RewardModel
-from policy_trainer.rewards.sandbox.sandbox import Sandboxed
-from policy_trainer.rewards.tags import format_reward, tags_reward
-from policy_trainer.rewards.user_function import UserFunction
+from policy_trainer.rewards.sandbox import Sandboxed
 from shared.errors import UserError
 
+
+def length_penalty(tokens: int) -> Reward:
+    """Falls linearly from 0 to -1 at `tokens` tokens, and stays at -1 beyond."""
+    return lambda sample: -min(1.0, sample.tokens / tokens)
+
+
+def repetition_penalty(ngram: int, most: float) -> Reward:
+    """-most times the share of word n-grams that are repetitions (arXiv 2502.03373, C.2); 0 below `ngram` words."""
+
+    def penalty(sample: Sample) -> float:
+        words = sample.sampled.lower().split()
+        total = len(words) - ngram + 1
+        if total < 1:
+            return 0.0
+        different = len(set(zip(*(words[i:] for i in range(ngram)), strict=False)))
+        return -most * (1 - different / total)
+
+    return penalty
+
+
+def soft_overlong_penalty(longest: int, margin: int) -> Reward:
+    """0 up to longest - margin tokens, then falls linearly to -1 at `longest` (DAPO, arXiv 2503.14476, eq. 13)."""
+    return lambda sample: -min(1.0, max(0.0, (sample.tokens - (longest - margin)) / margin))
+
+
+NOTHING = "none"
+
+
+def no_reward(sample: Sample) -> float:
+    """0 for every completion, which needs no gold answer."""
+    return 0.0
+
+
 # A plain function runs in this process: its time must be linear in the length of the completion, whatever the text.
-Rule = Reward | Sandboxed | RewardModel | CallersReward | HttpReward
+Rule = Reward | Sandboxed | RewardModel | CallerReward | HttpReward
 
 RULES: Mapping[str, Reward | Sandboxed] = {
     NOTHING: no_reward,
@@ -133,12 +174,11 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
     if name in CONFIGURED:
         return CONFIGURED[name](config, task)
     if name.startswith(f"{MODULE}:"):
-        return CallersReward(name, seconds=config.judging.seconds)
+        return CallerReward(name, seconds=config.judging.seconds)
     if name.startswith(SCHEMES):
         return HttpReward(name, config.judging.http)
     if ":" in name:
-        own = UserFunction(name)
-        return Sandboxed(own, own.load)
+        return Sandboxed(NamedFunction(name))
     known = sorted([*RULES, *CONFIGURED, *SUMS])
     near = get_close_matches(name, known, n=1)
     remedy = f"did you mean {near[0]}?" if near else "give module:function or http://… for your own"

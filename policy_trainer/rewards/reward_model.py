@@ -1,16 +1,22 @@
-"""A reward model: a sequence classifier with one output, which scores prompt and completion."""
+"""Reward models: sequence classifiers with one output, which score prompt and completion.
+
+Training and scoring share `TextClassifier`, so that a reward model sees in use what it saw in training.
+"""
 
 import math
 from collections.abc import Sequence
+from inspect import signature
 
 import torch
+from jinja2 import TemplateError
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import RewardModelConfig
-from policy_trainer.data.sample import Sample
-from policy_trainer.rewards.text_classifier import TextClassifier
-from shared.batch import MAX_REWARD
+from policy_trainer.data.problem import Sample
+from shared.batch import MAX_REWARD, Array
 from shared.errors import UserError
-from shared.models import load_classifier, load_tokenizer
+from shared.models import context_length, load_classifier, load_tokenizer
 
 
 class RewardModel:
@@ -52,7 +58,7 @@ class RewardModel:
         return self._classifier.scores(rows).tolist()
 
 
-def _load(config: RewardModelConfig, path: str) -> TextClassifier:
+def _load(config: RewardModelConfig, path: str) -> "TextClassifier":
     tokenizer = load_tokenizer(path, revision=config.revision)
     model, missing = load_classifier(path, revision=config.revision, device=config.device, dtype=config.dtype)
     if missing:  # they would be initialised at random, and the scores would be noise
@@ -61,3 +67,64 @@ def _load(config: RewardModelConfig, path: str) -> TextClassifier:
             "`policy-trainer reward-model`"
         )
     return TextClassifier(model, tokenizer, max_length=config.max_length)
+
+
+Ids = Sequence[int] | Array
+
+
+class TextClassifier:
+    """A sequence classifier with one label: how a text becomes token ids, and its score.
+
+    Texts go through the model's own chat template if it has one.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> None:
+        """max_length: tokens of a text that are scored, or as many as the model takes if that is less."""
+        self.limit = min(max_length, context_length(model) or max_length)
+        self._model = model
+        self._tokenizer = tokenizer
+        # A cache would only take memory, and recomputed layers would write to it twice.
+        self._options = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
+
+    def encode(self, sample: Sample) -> list[int]:
+        """Token ids of prompt and completion, of any number. Raises UserError if the chat template refuses them."""
+        messages = [dict(message) for message in sample.problem.messages]
+        if messages and self._tokenizer.chat_template is not None:
+            messages.append({"role": "assistant", "content": sample.completion})
+            # The template writes the special tokens itself.
+            return self._tokenizer.encode(self._render(messages), add_special_tokens=False)
+        prompt = sample.problem.prompt or "\n\n".join(message["content"] for message in messages)
+        return self._tokenizer.encode(prompt + sample.completion)
+
+    def scores(self, rows: Sequence[Ids]) -> Tensor:
+        """Token ids of each row -> (rows,) scores, float32 or float64, on the model's device.
+
+        A row that is too long keeps its end: the completion is there.
+        """
+        rows = [row[-self.limit :] for row in rows]
+        config = self._model.config.get_text_config()
+        own_pad = config.pad_token_id
+        # The model reads its score at the last token that is not padding. Without a pad token, use an id that no row
+        # ends with.
+        pad = _unused_id({int(row[-1]) for row in rows}) if own_pad is None else own_pad
+        ids = torch.full((len(rows), max(map(len, rows))), pad)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)], mask[i, : len(row)] = torch.as_tensor(row), 1
+        config.pad_token_id = pad
+        device = self._model.device
+        try:
+            logits = self._model(input_ids=ids.to(device), attention_mask=mask.to(device), **self._options).logits
+        finally:
+            config.pad_token_id = own_pad
+        return logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        except TemplateError as error:
+            raise UserError(f"the reward model's chat template does not accept {messages}: {error}") from error
+
+
+def _unused_id(ids: set[int]) -> int:
+    return next(i for i in range(len(ids) + 1) if i not in ids)

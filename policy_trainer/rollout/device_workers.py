@@ -15,13 +15,13 @@ from shared.devices import choose_device
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 0.2
-# Deaths of a worker are counted anew after a life of this many seconds.
+# A worker that has run for this many seconds starts with a new count of failures.
 _LASTING_SECONDS = 600.0
 
 
-def alone_with(device: str) -> tuple[str, dict[str, str]]:
-    """The device as a process names it that sees no other GPU, and the environment that hides the others: vLLM takes
-    the first GPU that it sees."""
+def only_visible(device: str) -> tuple[str, dict[str, str]]:
+    """The device's name in a process that sees no other GPU, and the environment variables that hide the others: vLLM
+    takes the first visible GPU."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return device, {}
@@ -39,25 +39,25 @@ class DeviceWorkers:
         """
         self._children: list[Child] = []
         for number, name in enumerate(config.devices, start=config.worker):
-            device, visible = alone_with(str(choose_device(name)))
-            own = ["--devices", device, "--worker", str(number), "--workers", str(config.workers)]
+            device, visible = only_visible(str(choose_device(name)))
+            options = ["--devices", device, "--worker", str(number), "--workers", str(config.workers)]
             file = RunDirectory(config.run_dir).logs / f"rollout-{number}.log"
-            command = ["rollout", *arguments, *own]
+            command = ["rollout", *arguments, *options]
             self._children.append(
                 Child(f"rollout worker {number}", "policy_trainer", command, file, {**environment, **visible})
             )
             log.info("starting a worker", worker=number, workers=config.workers, device=name, log=str(file))
 
     def run(self) -> None:
-        """Until all have finished the run; one that dies is started again. Ends all when it ends by an exception, as
-        by Ctrl-C. Raises RunFailed for a worker that starting again does not help."""
+        """Runs until all workers have finished the run, and restarts those that die. Ends all of them on an exception,
+        such as Ctrl-C. Raises RunFailed for a worker that dies again and again."""
         restarted = {child: RestartedChild(child, log.warning, lasting=_LASTING_SECONDS) for child in self._children}
         try:
-            for one in restarted.values():
-                one.start()
-            while unfinished := [one for child, one in restarted.items() if child.exit_status != 0]:
-                for one in unfinished:
-                    one.check()
+            for worker in restarted.values():
+                worker.start()
+            while unfinished := [worker for child, worker in restarted.items() if child.exit_status != 0]:
+                for worker in unfinished:
+                    worker.check()
                 time.sleep(_LOOK_SECONDS)
         finally:
             with ThreadPoolExecutor(len(self._children)) as pool:

@@ -10,7 +10,9 @@ from typing import IO
 
 from pydantic import TypeAdapter
 
+from policy_trainer.config import RolloutConfig
 from policy_trainer.run_files import locks
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api.base import Version
 from shared.atomic_files import read_json, write_json
 
@@ -44,7 +46,7 @@ class Outbox:
         known = self._read_cursor().next_index
         newest = max((self._index(path) for path in self._pending()), default=-1)
         self._past = known
-        self._next = self._own(max(known, newest + 1))
+        self._next = self._first_index(max(known, newest + 1))
 
     @property
     def is_there(self) -> bool:
@@ -109,7 +111,7 @@ class Outbox:
         for left in (*self._pending(), *self._directory.glob("*.refused")):
             left.unlink()
 
-    def _own(self, index: int) -> int:
+    def _first_index(self, index: int) -> int:
         """The first index of this worker from `index` on."""
         return index + (self._worker - index) % self._workers
 
@@ -136,3 +138,8 @@ def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
         "beside a trainer with --rollout external"
     )
     return locks.hold(directory / "lock", refusal, seconds=_LOCK_SECONDS)
+
+
+def worker_directory(config: RolloutConfig) -> Path:
+    """The directory of one worker below the run's."""
+    return RunDirectory(config.run_dir).workers / f"{config.worker}-of-{config.workers}"

@@ -19,8 +19,7 @@ from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import part_weights
-from policy_trainer.rollout.regrouping import Pool
-from policy_trainer.rollout.sampled_group import Drawn, SampledGroup
+from policy_trainer.rollout.groups import Drawn, JudgedGroup, Pool
 from policy_trainer.sampling.sampler import Sampler, sampling_params
 from policy_trainer.weights.publication import Publication
 from shared.batch import StepRewards
@@ -37,7 +36,7 @@ class Round:
     failures: rewards that failed in this round, as from `Judge.failures_since`.
     """
 
-    groups: list[SampledGroup]
+    groups: list[JudgedGroup]
     wasted: WastedSamples = field(default_factory=WastedSamples)
     judging_seconds: float = 0.0
     failures: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -52,7 +51,7 @@ class Round:
 
 
 class Rounds:
-    """Samples rounds."""
+    """Samples rounds. task_name: of the task that the problems are drawn from."""
 
     def __init__(
         self, config: RolloutConfig, sampler: Sampler, encoder: PromptEncoder, judge: Judge, task: Task
@@ -64,6 +63,7 @@ class Rounds:
         self._task = task
         self._params = sampling_params(config.sampling)
         self._apart = config.loss.advantage == "gdpo"
+        self.task_name = task.name
         self._weights = part_weights(config, task)
         self._pool = Pool(config.sampling, config.seed)
 
@@ -96,12 +96,13 @@ class Rounds:
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
         began = time.monotonic()
-        judged = self._judge.judge([(item.problem, own) for item, own in zip(drawn, sampled, strict=True)])
+        problems = [item.problem for item in drawn]
+        judged = self._judge.judge([*zip(problems, sampled, strict=True)])
         for item, completions, judgement in zip(drawn, sampled, judged, strict=True):
             steps = self._steps(item.problem, judgement.samples)
             versions = np.full(len(completions), publication.version, np.int64)
             parts = RewardParts.of(judgement.parts, self._weights) if self._apart else None
-            current.groups.append(SampledGroup(item, completions, judgement, steps, versions, parts))
+            current.groups.append(JudgedGroup(item, completions, judgement, steps, versions, parts))
         current.judging_seconds += time.monotonic() - began
 
     def _steps(self, problem: Problem, samples: Sequence[Sample]) -> StepRewards | None:

@@ -2,44 +2,28 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict
 
 import structlog
 from uuid6 import uuid7
 
-from policy_trainer.config import RolloutConfig, WeightsPlace
+from policy_trainer.config import RolloutConfig
 from policy_trainer.data.completion import group_tokens
-from policy_trainer.data.problem import Task
-from policy_trainer.data.prompts import PromptEncoder, prompt_limit
 from policy_trainer.lifecycle.timing import LoggedWait
-from policy_trainer.queue_client.matching import check_group_fits, check_models_match
-from policy_trainer.queue_client.server import batches_by_state, connect
+from policy_trainer.queue_client.server import batches_by_state
 from policy_trainer.reporting.reward_failures import reported
-from policy_trainer.rewards.judging import Judge
-from policy_trainer.rollout.comparison import compare
 from policy_trainer.rollout.delivery import Delivery
-from policy_trainer.rollout.found_server import find_server, stay_with
-from policy_trainer.rollout.outbox import Outbox, hold
-from policy_trainer.rollout.own_directory import own_directory
+from policy_trainer.rollout.groups import JudgedGroup
+from policy_trainer.rollout.outbox import Outbox, hold, worker_directory
 from policy_trainer.rollout.rounds import Rounds
-from policy_trainer.rollout.sampled_group import SampledGroup
-from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.run_files.turns import LOADERS
 from policy_trainer.sampling.sampler import Sampler, WeightsLost, sampling_params
-from policy_trainer.tasks.registry import make_task
-from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.download import DownloadedWeights
 from policy_trainer.weights.publication import Publication, PublishedWeights
 from shared import wire
 from shared.api import State
-from shared.batch import RolloutBatch
+from shared.batch import BatchError, RolloutBatch
 from shared.client import RefServerClient
-from shared.devices import describe_device
 from shared.errors import UserError
-from shared.logprobs import embedding_rows
-from shared.models import load_tokenizer, use_threads
 
 log = structlog.get_logger()
 
@@ -73,16 +57,14 @@ class Waiting(LoggedWait):
 
 
 class RolloutWorker:
-    """One worker. Its parts are arguments, so that a test can pass fakes. vocabulary: rows of the model's embedding."""
+    """One worker. vocabulary: rows of the model's embedding. rounds: what it samples, with the same sampler."""
 
     def __init__(
         self,
         config: RolloutConfig,
         sampler: Sampler,
         vocabulary: int,
-        encoder: PromptEncoder,
-        judge: Judge,
-        task: Task,
+        rounds: Rounds,
         client: RefServerClient,
         weights: PublishedWeights,
         wait: Waiting,
@@ -90,8 +72,7 @@ class RolloutWorker:
         self._config = config
         self._sampler = sampler
         self._vocabulary = vocabulary
-        self._rounds = Rounds(config, sampler, encoder, judge, task)
-        self._task = task
+        self._rounds = rounds
         self._client = client
         self._wait = wait
         self._weights = weights
@@ -116,7 +97,7 @@ class RolloutWorker:
     def _serve(self, publication: Publication) -> None:
         """Samples for one training, until its directory holds another or none."""
         self._lineage = publication.lineage
-        directory = own_directory(self._config)
+        directory = worker_directory(self._config)
         place = {"worker": self._config.worker, "workers": self._config.workers}
         with hold(directory, **place):
             outbox = Outbox(directory, **place, start=publication.next_index, lineage=publication.lineage)
@@ -125,7 +106,7 @@ class RolloutWorker:
                 try:
                     self._sample_rounds(outbox, delivery)
                 except FileNotFoundError:
-                    if not _goes(outbox):
+                    if not _is_being_deleted(outbox):
                         raise
                     log.warning(
                         "the run's directory was deleted: waiting for another training", directory=str(directory)
@@ -144,8 +125,8 @@ class RolloutWorker:
         began = time.monotonic()
         while True:
             bound = self._load_newest().max_waiting
-            delivery.check()  # what can never be delivered would be waited for without end
-            here = outbox.waiting  # counted before the server's, so that one on its way is counted
+            delivery.check()  # batches that can never be delivered would be waited for forever
+            here = outbox.waiting  # counted before the server's batches, so that no batch in transit is missed
             states = batches_by_state(self._client.queue(self._config.run), self._config.run)
             waiting = here + sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
             seconds = time.monotonic() - began
@@ -166,7 +147,7 @@ class RolloutWorker:
             "waiting_seconds": (waited + self._blocked) / len(sampled.groups),
             **self._difference,
         }
-        once = {**asdict(sampled.wasted), **reported(sampled.failures)}  # only the round's first batch carries it
+        once = {**asdict(sampled.wasted), **reported(sampled.failures)}  # only in the round's first batch
         for group in sampled.groups:
             sample = json.dumps({**group.about, **about, **once}, ensure_ascii=False)
             sample = sample.encode(errors="replace").decode()  # lone surrogates of a problem, which servers refuse
@@ -194,16 +175,16 @@ class RolloutWorker:
                 with self._weights.reading(publication, reader) as model:
                     self._sampler.load(model)
             except OSError:
-                time.sleep(_WEIGHTS_SECONDS)  # somebody may be deleting the directory
+                time.sleep(_WEIGHTS_SECONDS)  # the directory may be being deleted
                 if self._weights.newest() == publication:
                     raise
-                return self._load_newest()  # it was replaced and removed while we were reading it
+                return self._load_newest()  # it was replaced and removed while being read
             self._loaded = publication
             bound = self._config.sampling.max_logp_difference
             self._difference = compare(self._sampler, publication, bound, self._vocabulary)
         return publication
 
-    def _batch(self, publication: Publication, group: SampledGroup, sample: str) -> RolloutBatch:
+    def _batch(self, publication: Publication, group: JudgedGroup, sample: str) -> RolloutBatch:
         tokens, logps, finished = group_tokens(group.drawn.ids, group.completions)
         return RolloutBatch(
             id=str(uuid7()),
@@ -221,60 +202,41 @@ class RolloutWorker:
             steps=group.steps,
             top_p=self._params.top_p if self._params.top_p < 1 else None,
             top_k=self._params.top_k or None,
-            task=group.drawn.problem.task or self._task.name,
+            task=group.drawn.problem.task or self._rounds.task_name,
             sample=sample,
         )
 
 
-def _goes(outbox: Outbox) -> bool:
-    """Whether the outbox is deleted now: file by file, the one that is missing may have been the first."""
+def _is_being_deleted(outbox: Outbox) -> bool:
+    """Whether the outbox is being deleted: the missing file may have been the first of them."""
     deadline = time.monotonic() + _DELETING_SECONDS
     while outbox.is_there and time.monotonic() < deadline:
         time.sleep(_WEIGHTS_SECONDS)
     return not outbox.is_there
 
 
-def _in_directory(config: RolloutConfig, stack: ExitStack) -> PublishedWeights:
-    return WeightsDirectory(RunDirectory(config.run_dir).weights)
+def compare(sampler: Sampler, publication: Publication, bound: float, vocabulary: int) -> dict[str, float]:
+    """How far the sampler's log-probs are from the learner's, as metrics of the batches that it samples.
 
-
-def _on_server(config: RolloutConfig, stack: ExitStack) -> PublishedWeights:
-    wait = LoggedWait()
-    client = connect(config, find_server(config, wait), wait)
-    weights = DownloadedWeights(client, config.run, own_directory(config) / "weights")
-    return stack.enter_context(closing(weights))
-
-
-_WEIGHTS: Mapping[WeightsPlace, Callable[[RolloutConfig, ExitStack], PublishedWeights]] = {
-    "directory": _in_directory,
-    "server": _on_server,
-}
-
-
-def run_worker(config: RolloutConfig) -> None:
-    """Loads the sampler, checks that the server's reference matches it, and works until the run is finished."""
-    use_threads(config.threads)
-    log.info("device", device=describe_device(config.device))
-    with ExitStack() as stack:
-        try:
-            _make_worker(config, stack).run()
-        except RunFinished:
-            log.info("the run is finished")
-
-
-def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
-    """The stack closes its connections."""
-    weights = _WEIGHTS[config.weights](config, stack)
-    wait = Waiting(weights)
-    task = make_task(config)
-    tokenizer = load_tokenizer(config.model, revision=config.revision)
-    judge = Judge(tokenizer, task, config)
-    loaded = LOADERS[config.vllm.enable_sleep_mode](config, tokenizer, wait)
-    url = find_server(config, wait)
-    client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))
-    reference, limit = client.model(), prompt_limit(loaded.model, config)
-    check_models_match(reference, loaded.model, tokenizer, config.model)
-    check_group_fits(reference, config.sampling, limit)
-    encoder = PromptEncoder(tokenizer, config.data, limit=limit)
-    vocabulary = embedding_rows(loaded.model)
-    return RolloutWorker(config, loaded.sampler, vocabulary, encoder, judge, task, client, weights, wait)
+    An engine may silently keep a copy of old weights, and the run would train on samples of another policy. bound: the
+    largest mean difference, in nats. vocabulary: rows of the model's embedding. Raises UserError beyond either.
+    """
+    if publication.probe is None:
+        return {}
+    group = publication.probe.group
+    try:
+        group.check_ids(vocabulary, "the model's vocabulary")
+    except BatchError as error:
+        raise UserError(
+            f"weights: the probe published with version {publication.name} cannot be used: {error}; give this worker "
+            "the model that the run trains"
+        ) from None
+    mean, largest = publication.probe.difference(sampler.logps(group))
+    if not mean <= bound:
+        raise UserError(
+            f"sampling.max_logp_difference: after loading version {publication.version} the sampler's log-probs differ "
+            f"from the trainer's by {mean:.3g} nats on average, {largest:.3g} at most; the bound is {bound:g}.\n"
+            "It does not sample from the policy that is trained: its engine has kept other weights, or computes "
+            "otherwise.\nRestart the worker; raise the bound only if you know why"
+        )
+    return {"probe_logp_difference": mean, "probe_logp_difference_max": largest}

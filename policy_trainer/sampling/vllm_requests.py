@@ -9,8 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from policy_trainer.adapters.adapter import WEIGHTS
-from policy_trainer.data.completion import Completion
-from policy_trainer.data.probe import TokenId
+from policy_trainer.data.completion import Completion, TokenId
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import MAX_LOGP, TokenGroup
 from shared.errors import UserError

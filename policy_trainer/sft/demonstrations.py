@@ -10,10 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import SftConfig
 from policy_trainer.config.supervised import SftDataConfig
-from policy_trainer.data.fields import messages_of, text_of
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.data.rows import Row, read_file
+from policy_trainer.data.rows import Row, messages_of, read_file, text_of
 from policy_trainer.supervised import RowSet, every_tenth
 from shared.batch import TokenGroup
 from shared.errors import UserError

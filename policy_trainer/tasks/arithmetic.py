@@ -10,8 +10,8 @@ import numpy as np
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.steps import Step
 from policy_trainer.rewards import equal_text, parse_answer
-from policy_trainer.rewards.correctness import ByAnswer
-from policy_trainer.tasks.order import Shuffle
+from policy_trainer.rewards.answers import ByAnswer
+from policy_trainer.tasks.problem_set import Shuffle
 
 NUMBERS = 100
 EVAL_PROBLEMS = 1000

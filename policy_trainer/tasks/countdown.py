@@ -13,7 +13,7 @@ from policy_trainer.config import CountdownConfig, SourceConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.recipes.countdown import nano_aha_equation
+from policy_trainer.rewards.recipes import nano_aha_equation
 from policy_trainer.tasks.problem_set import ProblemSet, read_split, user_message
 from shared.errors import UserError
 

@@ -1,27 +1,35 @@
-"""Mathematics with answers in LaTeX: OpenR1-Math, MATH (Hendrycks et al. 2021, arXiv 2103.03874), similar files."""
+"""Mathematics: OpenR1-Math, MATH (Hendrycks et al. 2021, arXiv 2103.03874) and similar files with answers in LaTeX, and
+GSM8K, grade-school problems (Cobbe et al. 2021, arXiv 2110.14168), or a file in its format."""
 
 import re
 from collections.abc import Iterator
 
 from policy_trainer.config import SourceConfig
-from policy_trainer.data.fields import answer_of, text_of
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.rows import Row
+from policy_trainer.data.rows import Row, answer_of, text_of
 from policy_trainer.rewards import equal_math
-from policy_trainer.rewards.correctness import ByAnswer
+from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, default_to_hub, read_split, user_message
 from shared.errors import UserError
 
-PROBLEM, ANSWER, SOLUTION = "problem", "answer", "solution"
+PROBLEM, QUESTION, ANSWER, SOLUTION = "problem", "question", "answer", "solution"
+# The number after ####, with which every worked answer of GSM8K ends; the pattern of the dataset's own evaluation.
+_GOLD = re.compile(r"####\s*(-?[0-9.,]+)")
 # MATH has a few boxes without braces, around a single symbol or number.
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(\{)|([^\s$.,{]+))")
 _SIGN = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
+def gsm8k(source: SourceConfig, seed: int) -> ProblemSet:
+    """Problems of openai/gsm8k with its test split held out, unless the source names a file or another dataset."""
+    source = default_to_hub(source, "openai/gsm8k", "main", eval_split="test")
+    return ProblemSet("gsm8k", read_split(source, _gsm8k_problem, ((QUESTION,), (ANSWER,))), ByAnswer(equal_math), seed)
+
+
 def math(source: SourceConfig, seed: int) -> ProblemSet:
     """Problems of open-r1/OpenR1-Math-220k, every tenth held out, unless the source names a file or another dataset."""
     source = default_to_hub(source, "open-r1/OpenR1-Math-220k", "default")
-    split = read_split(source, _problem, ((PROBLEM,), (ANSWER, SOLUTION)))
+    split = read_split(source, _math_problem, ((PROBLEM,), (ANSWER, SOLUTION)))
     return ProblemSet("math", split, ByAnswer(equal_math), seed)
 
 
@@ -31,7 +39,7 @@ def last_boxed(text: str) -> str | None:
     return boxes[-1] if boxes else None
 
 
-def _problem(row: Row, where: str) -> Problem:
+def _math_problem(row: Row, where: str) -> Problem:
     # Open-R1's reward compares with the solution.
     extras = {SOLUTION: row[SOLUTION]} if row.get(SOLUTION) else {}
     asked = user_message(text_of(row, PROBLEM, where))
@@ -63,3 +71,11 @@ def _closing(text: str, start: int) -> int | None:
         if not depth:
             return sign.start()
     return None
+
+
+def _gsm8k_problem(row: Row, where: str) -> Problem:
+    golds = _GOLD.findall(text_of(row, ANSWER, where))
+    gold = golds[-1].replace(",", "") if golds else ""
+    if not gold:
+        raise UserError(f"{where}: {ANSWER} must end with #### and a number")
+    return Problem(gold, user_message(text_of(row, QUESTION, where)), system_prompt=THINK_THEN_ANSWER)

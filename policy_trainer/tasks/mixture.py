@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.steps import JudgesSteps, Step
-from policy_trainer.rewards.correctness import ByTask
-from policy_trainer.tasks.order import Schedule
+from policy_trainer.rewards.answers import ByTask
 from policy_trainer.tasks.problem_set import LazyProblems
+from shared.errors import UserError
 
 
 class Mixture:
@@ -27,16 +29,16 @@ class Mixture:
         self._eval_order = _interleaved([len(task.eval_problems()) for task in tasks], weights)
 
     def problem(self, index: int) -> Problem:
-        source, own_index = self._schedule.place(index)
-        return self._labelled(source, self._tasks[source].problem(own_index))
+        source, source_index = self._schedule.place(index)
+        return self._labelled(source, self._tasks[source].problem(source_index))
 
     def eval_problems(self) -> Sequence[Problem]:
         """All held-out problems, interleaved by weight: any first n of them are mixed like the training problems."""
         sets = [task.eval_problems() for task in self._tasks]
 
         def make(place: int) -> Problem:
-            source, own_place = self._eval_order[place]
-            return self._labelled(source, sets[source][own_place])
+            source, source_place = self._eval_order[place]
+            return self._labelled(source, sets[source][source_place])
 
         return LazyProblems(len(self._eval_order), make)
 
@@ -67,3 +69,43 @@ def _interleaved(lengths: Sequence[int], weights: Sequence[float]) -> list[tuple
         for place in range(length)
     )
     return [(source, place) for _, source, place in sorted(turns)]
+
+
+# Indexes in one round of a mixture, so weights have a resolution of 1/1000.
+ROUND = 1000
+
+
+class Schedule:
+    """Assigns indexes to sources. Each round of 1,000 indexes has every source in proportion to its weight, shuffled.
+
+    The k-th index of a source, counted from 0, is its own index k: no problem is skipped or repeated, however indexes
+    are divided among workers. A pure function of (seed, index).
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        self.counts = _counts(weights)
+        self._slots = np.repeat(np.arange(len(weights)), self.counts)
+        self._seed = seed
+        self._round, self._order = -1, self._slots
+
+    def place(self, index: int) -> tuple[int, int]:
+        """(source, index within the source)."""
+        number, offset = divmod(index, ROUND)
+        if number != self._round:  # only the last order is kept: indexes nearly always come in sequence
+            self._order = np.random.default_rng((self._seed, number, ROUND)).permutation(self._slots)
+            self._round = number
+        source = int(self._order[offset])
+        earlier = int(np.count_nonzero(self._order[:offset] == source))
+        return source, number * self.counts[source] + earlier
+
+
+def _counts(weights: Sequence[float]) -> list[int]:
+    """How often each source occurs in a round: its share of the weights, rounded by the largest-remainder method."""
+    shares = [weight / sum(weights) * ROUND for weight in weights]
+    counts = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i])
+    for i in by_remainder[: ROUND - sum(counts)]:
+        counts[i] += 1
+    if 0 in counts:
+        raise UserError(f"data.mixture: a weight of {weights[counts.index(0)]:g} is less than one of {ROUND} problems")
+    return counts

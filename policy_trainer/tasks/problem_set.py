@@ -1,4 +1,4 @@
-"""Tasks whose problems are the rows of a file or of a dataset."""
+"""Tasks whose problems are the rows of a file or of a dataset, shuffled anew in each pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,11 @@ from pathlib import Path
 from textwrap import shorten
 from typing import overload
 
+import numpy as np
+
 from policy_trainer.config import SourceConfig
 from policy_trainer.data.problem import Correct, Message, Problem
 from policy_trainer.data.rows import Others, Row, Rows, read_dataset, read_file
-from policy_trainer.tasks.order import Shuffle
 from shared.errors import UserError
 
 # Asks for the form that the rewards `format` and `tags` check.
@@ -52,7 +53,23 @@ class LazyProblems(Sequence[Problem]):
 
     def __getitem__(self, place: int | slice) -> Problem | list[Problem]:
         places = range(self._length)[place]  # resolves negative places and slices, raises IndexError
-        return self._make(places) if isinstance(places, int) else [self._make(one) for one in places]
+        return self._make(places) if isinstance(places, int) else [self._make(number) for number in places]
+
+
+class Shuffle:
+    """Endless passes over `size` places, each pass shuffled anew; a pure function of (seed, index)."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size = size
+        self._seed = seed
+        self._pass, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def place(self, index: int) -> int:
+        number, offset = divmod(index, self._size)
+        if number != self._pass:  # only the last order is kept: indexes nearly always come in sequence
+            self._order = np.random.default_rng((self._seed, number)).permutation(self._size)
+            self._pass = number
+        return int(self._order[offset])
 
 
 class ProblemSet:
@@ -88,8 +105,8 @@ def default_to_hub(source: SourceConfig, dataset: str, subset: str, eval_split: 
     if source.path or source.dataset:
         return source
     split = source.eval_split or eval_split
-    own = {"dataset": dataset, "subset": source.subset or subset, "eval_split": split}
-    return source.model_copy(update=own)
+    defaults = {"dataset": dataset, "subset": source.subset or subset, "eval_split": split}
+    return source.model_copy(update=defaults)
 
 
 def read_split(source: SourceConfig, parse: Parse, wanted: Wanted, others: Others = "ignored") -> Split:
@@ -100,10 +117,10 @@ def read_split(source: SourceConfig, parse: Parse, wanted: Wanted, others: Other
     Raises UserError for a source or a row that cannot be used.
     """
     problems = _problems(_read(source, wanted, others), parse)
-    own = _read_eval(source, wanted, others)
-    if own is None:
+    held_out = _read_eval(source, wanted, others)
+    if held_out is None:
         return _every_tenth(problems, source)
-    split = Split(problems, _problems(own, parse))
+    split = Split(problems, _problems(held_out, parse))
     for _ in chain(split.train, split.eval_problems):  # raises for the first row that cannot be used
         pass
     return split

@@ -1,20 +1,16 @@
-"""Tasks by name."""
+"""Tasks by name, and the steps that passes over their problems take."""
 
 from collections.abc import Callable, Mapping
+from math import ceil
 
-from policy_trainer.config import CommonConfig, SourceConfig
-from policy_trainer.data.problem import Task
+from policy_trainer.config import CommonConfig, SourceConfig, TrainConfig
+from policy_trainer.data.problem import Finite, Task
 from policy_trainer.data.steps import JudgesSteps
-from policy_trainer.rewards.registry import needs_answers
 from policy_trainer.tasks.arithmetic import Arithmetic
-from policy_trainer.tasks.asking import asking
 from policy_trainer.tasks.countdown import countdown
-from policy_trainer.tasks.dataset import dataset
-from policy_trainer.tasks.gsm8k import gsm8k
-from policy_trainer.tasks.jsonl import jsonl
-from policy_trainer.tasks.math import math
+from policy_trainer.tasks.math import gsm8k, math
 from policy_trainer.tasks.mixture import Mixture, StepMixture
-from policy_trainer.tasks.own_rows import OPTIONAL, REQUIRED, Answers
+from policy_trainer.tasks.own_rows import OWN_ROWS, own_rows
 from policy_trainer.tasks.user_task import user_task
 from shared.errors import UserError
 
@@ -24,8 +20,12 @@ TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "gsm8k": gsm8k,
     "math": math,
 }
-# Tasks of the user's own rows, which may lack gold answers that no reward needs.
-OWN_ROWS: Mapping[str, Callable[[SourceConfig, int, Answers], Task]] = {"dataset": dataset, "jsonl": jsonl}
+# Why a task has no passes.
+_ENDLESS = {
+    "countdown": "its problems are generated without end",
+    "mixture": "its tasks are of different sizes and end at different times",
+}
+_NO_ATTRIBUTE = "it has no attribute training_problems, the number of them"
 
 
 def make_task(config: CommonConfig) -> Task:
@@ -54,6 +54,19 @@ def _make_one(name: str, source: SourceConfig, config: CommonConfig) -> Task:
     if ":" in name:
         return user_task(name, source, config.seed)
     if name in OWN_ROWS:
-        answers = REQUIRED if needs_answers(config.rewards) else OPTIONAL
-        return asking(OWN_ROWS[name](source, config.seed, answers), config)
+        return own_rows(name, source, config)
     return TASKS[name](source, config.seed)
+
+
+def steps_of_epochs(config: TrainConfig, task: Task) -> int:
+    """Steps that draw num_train_epochs passes, rounded up to a whole step.
+
+    num_train_epochs must be set. Raises UserError for a task whose problems do not end.
+    """
+    assert config.num_train_epochs is not None
+    if not isinstance(task, Finite):
+        raise UserError(
+            f"num_train_epochs: task {task.name} has no passes ({_ENDLESS.get(task.name, _NO_ATTRIBUTE)}): "
+            "give --max-steps instead"
+        )
+    return ceil(config.num_train_epochs * task.training_problems / config.groups_per_step)

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from policy_trainer.config import SourceConfig
-from policy_trainer.data.imports import import_named
-from policy_trainer.data.problem import Correct, Problem, Task
+from policy_trainer.data.problem import Correct, Finite, Problem, Task
 from policy_trainer.data.steps import JudgesSteps, Step
-from policy_trainer.data.user_code import accepts, told_as_theirs
-from policy_trainer.rewards.correctness import ByAnswer
-from policy_trainer.tasks.epochs import Finite
+from policy_trainer.data.user_code import accepts, explained, import_named
+from policy_trainer.rewards.answers import ByAnswer
 from shared.errors import UserError
 
 # The members that every Task must have.
@@ -22,39 +20,39 @@ def user_task(name: str, source: SourceConfig, seed: int) -> Task:
     make = import_named(name, "task")
     if reason := accepts(make, source, seed):
         raise UserError(f"task: {name} cannot be called with (data settings, seed): {reason}")
-    with told_as_theirs("task", f"{name}(data, seed)"):
+    with explained("task", f"{name}(data, seed)"):
         task = make(source, seed)
     missing = [member for member in _MEMBERS if not hasattr(task, member)]
     if missing:
         raise UserError(f"task: the result of {name} has no {', '.join(missing)}; docs/tasks.md says what a task needs")
-    return _TellingSteps(name, task) if isinstance(task, JudgesSteps) else _Telling(name, task)
+    return UserStepTask(name, task) if isinstance(task, JudgesSteps) else UserTask(name, task)
 
 
-class _Telling:
-    """Says what the user's task raises, by the call and the user's own lines."""
+class UserTask:
+    """A user's task. Its exceptions become UserErrors that name the call and the user's lines."""
 
     def __init__(self, path: str, task: Any) -> None:
         self._path = path
         self._task = task
         self.name = task.name
         self.default_rewards = task.default_rewards
-        # Ours is told apart by its type, since math-verify must run in the sandbox.
+        # ByAnswer stays visible as such, since math-verify must run in the sandbox.
         self.correct: Correct = task.correct if isinstance(task.correct, ByAnswer) else _Correct(path, task.correct)
         if isinstance(task, Finite):
             self.training_problems = task.training_problems
 
     def problem(self, index: int) -> Problem:
-        with told_as_theirs("task", f"{self._path}.problem({index})"):
+        with explained("task", f"{self._path}.problem({index})"):
             return self._task.problem(index)
 
     def eval_problems(self) -> Sequence[Problem]:
-        with told_as_theirs("task", f"{self._path}.eval_problems()"):
+        with explained("task", f"{self._path}.eval_problems()"):
             return self._task.eval_problems()
 
 
-class _TellingSteps(_Telling):
+class UserStepTask(UserTask):
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
-        with told_as_theirs("task", f"{self._path}.steps({_short(completion)})"):
+        with explained("task", f"{self._path}.steps({_short(completion)})"):
             return self._task.steps(problem, completion)
 
 
@@ -64,7 +62,7 @@ class _Correct:
     correct: Correct
 
     def __call__(self, problem: Problem, completion: str) -> float:
-        with told_as_theirs("task", f"{self.path}.correct(problem, {_short(completion)})"):
+        with explained("task", f"{self.path}.correct(problem, {_short(completion)})"):
             return self.correct(problem, completion)
 
 

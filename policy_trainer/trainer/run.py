@@ -18,8 +18,7 @@ from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
 from policy_trainer.run_files.recording import choose_recording
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.tasks.epochs import steps_of_epochs
-from policy_trainer.tasks.registry import make_task
+from policy_trainer.tasks.registry import make_task, steps_of_epochs
 from policy_trainer.trainer.assembly import build_trainer
 from policy_trainer.trainer.parts import RunFiles
 from policy_trainer.weights.directory import WeightsDirectory

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.eval_samples import sampled_groups
+from policy_trainer.evaluation.evaluator import sampled_groups
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
@@ -16,7 +16,7 @@ from policy_trainer.objective.group import Group
 from policy_trainer.queue_client.matching import FirstKL
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import next_index
-from policy_trainer.rewards.sandbox.failures import RewardsFailed
+from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import Saving
 from policy_trainer.sampling.sampler import sampling_params

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.data.probe import Probe
+from policy_trainer.data.completion import Probe
 from policy_trainer.learner.adapters import save_policy
 from shared.api import WeightsName
 from shared.api.base import Version

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.config import SourceConfig, TrainConfig
-from policy_trainer.data.sample import Sample
+from policy_trainer.data.problem import Sample
 from policy_trainer.presets import PRESETS
 from policy_trainer.tasks.countdown import countdown
 from tests.bench.curves import result_of

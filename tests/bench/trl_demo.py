@@ -22,7 +22,7 @@ from policy_trainer.demo.base_model import cached_base_model
 from policy_trainer.demo.demo import SAMPLING
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rewards import Sample, accuracy, equal_text
-from policy_trainer.rewards.tags import tags_reward
+from policy_trainer.rewards.answers import tags_reward
 from policy_trainer.tasks.arithmetic import Arithmetic
 
 STEPS = 160

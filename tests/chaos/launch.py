@@ -27,7 +27,7 @@ _PRELOADED = [
     "policy_trainer.cli.status",
     "policy_trainer.demo.base_model",
     "policy_trainer.trainer.run",
-    "policy_trainer.rollout.worker",
+    "policy_trainer.rollout.run",
     "ref_server.__main__",
     "ref_server.cli.serve",
     "tests.chaos.fake_engine",

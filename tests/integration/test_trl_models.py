@@ -12,8 +12,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2ForSequenceClassification
 
 from policy_trainer.config import RewardModelConfig, SftConfig
-from policy_trainer.data.problem import Problem
-from policy_trainer.data.sample import Sample
+from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.rewards.reward_model import RewardModel

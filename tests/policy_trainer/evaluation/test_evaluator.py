@@ -16,11 +16,10 @@ from policy_trainer.config import PromptConfig, TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.evaluation.eval_samples import sampled_groups
-from policy_trainer.evaluation.evaluator import Evaluator, wilson_interval
+from policy_trainer.evaluation.evaluator import Evaluator, sampled_groups, wilson_interval
 from policy_trainer.evaluation.standalone import evaluation_table
 from policy_trainer.rewards import equal_number, equal_text
-from policy_trainer.rewards.correctness import ByAnswer
+from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup

@@ -8,8 +8,8 @@ Traps that are proved elsewhere (in tests/policy_trainer, where no other place i
 | top-p and top-k renormalise the sampler | sampling/test_logps.py, test_equal_those_of_the_learner; test_cautions.py |
 | truncated = keep, mask, drop | test_step_groups.py, test_completions_that_were_cut_off; proofs/test_invariance.py |
 | a floor is measured where half precision depends on the packing | test_learner.py, TestNoiseFloor |
-| a scorer's exception counted as reward 0 | rewards/sandbox/test_sandbox.py, test_an_exception_is_not_a_reward_of_0 |
-| one stuck reward freezing the run | rewards/sandbox/test_sandbox.py, test_one_stuck_reward_costs_one_completion |
+| a scorer's exception counted as reward 0 | rewards/test_sandbox.py, test_an_exception_is_not_a_reward_of_0 |
+| one stuck reward freezing the run | rewards/test_sandbox.py, test_one_stuck_reward_costs_one_completion |
 | positions, masks and caches of a forward | tests/shared/logprobs: test_choice.py, test_attention.py, test_values.py |
 """
 

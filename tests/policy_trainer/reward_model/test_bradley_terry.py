@@ -15,7 +15,7 @@ from torch import Tensor
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.reward_model.preferences import Pair
 from policy_trainer.reward_model.training import PreferenceLearner, pair_losses
-from policy_trainer.rewards.text_classifier import TextClassifier
+from policy_trainer.rewards.reward_model import TextClassifier
 from tests.policy_trainer.reward_model.models import classifier
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.1, max_grad_norm=0.0)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RewardTrainingConfig
 from policy_trainer.reward_model.preferences import Pair, load_pairs, read_preferences
-from policy_trainer.rewards.text_classifier import TextClassifier
+from policy_trainer.rewards.reward_model import TextClassifier
 from policy_trainer.supervised import RowSet
 from shared.errors import UserError
 from shared.settings import from_values

@@ -13,8 +13,7 @@ from rich.console import Console
 from transformers import BertConfig, BertModel
 
 from policy_trainer.config import RewardModelConfig, RewardTrainingConfig
-from policy_trainer.data.problem import Problem
-from policy_trainer.data.sample import Sample
+from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reward_model.training import PreferenceLearner, load_with_head, train_reward_model

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_trainer.rewards import accuracy, equal_math, equal_number, equal_text, parse_answer
+from policy_trainer.data.problem import Problem
+from policy_trainer.rewards import Sample, accuracy, equal_math, equal_number, equal_text, parse_answer
+from policy_trainer.rewards.answers import format_reward, math_accuracy, tags_reward
 
 NAN = math.nan
 
@@ -133,3 +135,93 @@ def test_an_unparsable_gold_answer_shows_whatever_the_completion(
     completion: str, compare: Callable[[str, str], float]
 ) -> None:
     assert math.isnan(accuracy(compare)(completion, "???"))
+
+
+WHOLE = "<think>1+1</think><answer>2</answer>"
+# completion, score of `format`, score of `tags`
+TABLE = (
+    (WHOLE, 1, 1),
+    ("<think></think><answer></answer>", 1, 1),
+    ("<think>a\nb</think>\n\n <answer>2\n</answer>", 1, 1),
+    ("<think>a\r\n</think>\r\n<answer>2</answer>", 1, 1),
+    (WHOLE + "\n", 1, 1),
+    (WHOLE + "\r\n", 0, 0),
+    (WHOLE + "\n\n", 0, 0),
+    (WHOLE + " ", 0, 0),
+    (" " + WHOLE, 0, 0),
+    ("\n" + WHOLE, 0, 0),
+    (WHOLE + " so there", 0, 0),
+    ("so: " + WHOLE, 0, 0),
+    ("<think>1+1</think>: <answer>2</answer>", 0, 0),
+    ("<answer>2</answer>", 0, 0),
+    ("<think>1+1</think>", 0, 0),
+    ("<think>1+1<answer>2</answer>", 0, 0),
+    ("<think>1+1</think><answer>2", 0, 0),
+    ("<answer>2</answer><think>1+1</think>", 0, 0),
+    ("<THINK>1</THINK><ANSWER>2</ANSWER>", 0, 0),
+    ("", 0, 0),
+    # The lazy pattern lets tags stand twice; `tags` does not.
+    (WHOLE + WHOLE, 1, 0),
+    ("<think><think>1</think><answer>2</answer>", 1, 0),
+    ("<think>1</think></think><answer>2</answer>", 1, 0),
+    ("<think>1</think><answer><answer>2</answer>", 1, 0),
+    ("<think>1</think><answer>2</answer></answer>", 1, 0),
+    ("<think><answer>1</answer></think><answer>2</answer>", 1, 0),
+)
+
+
+@pytest.mark.parametrize(("completion", "form", "tags"), TABLE)
+def test_scores(completion: str, form: float, tags: float) -> None:
+    sample = Sample(Problem("2"), completion)
+    assert (format_reward(sample), tags_reward(sample)) == (form, tags)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "x", " ", "\n"]), max_size=14))
+def test_format_is_the_plain_pattern(pieces: list[str]) -> None:
+    completion = "".join(pieces)
+    pattern = r"^<think>.*?</think>\s*<answer>.*?</answer>$"
+    assert format_reward(Sample(Problem(""), completion)) == bool(re.match(pattern, completion, re.DOTALL))
+
+
+R1_ANSWER = "<think>\n1+1\n</think>\n<answer>\n{}\n</answer>"
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "expected"),
+    [
+        (R1_ANSWER.format("2"), "2", 1),
+        (R1_ANSWER.format("3"), "2", 0),
+        (R1_ANSWER.format(r"$\frac{4}{2}$"), "2", 1),
+        (R1_ANSWER.format(r"\boxed{2}"), "2", 1),
+        (r"It is \boxed{\frac{1}{2}}.", r"\frac{1}{2}", 1),
+        (r"$1$, so \boxed{2}", "2", 1),
+        (r"\boxed{2}", r"$2$", 1),
+        (r"\boxed{x^2+1}", "1+x^2", 1),
+        (r"\boxed{3}", "2", 0),
+        (r"\boxed{2", "2", 0),
+        ("no answer", "2", 0),
+        ("", "2", 0),
+        (r"\boxed{2}", "", math.nan),
+        (r"\boxed{2}", "???", math.nan),
+        (r"\boxed{2}", "two", 0),
+        (r"\boxed{two}", "two", 1),
+        (r"\boxed{\text{Two}}", "two", 1),
+        (r"\boxed{tow}", "two", 0),
+        (r"$\text{listen}$, no: \boxed{\text{silent}}", "listen", 0),
+        (r"It is \boxed{\text{no solution}}.", "no solution", 1),
+        (r"\boxed{1, 2}", "1, 2", 1),
+        (r"\boxed{2, 1}", "1, 2", 1),
+        (r"\boxed{7, 2}", "1, 2", 0),
+        (r"\boxed{2}", "1, 2", 0),
+        (r"\boxed{B}", "B", 1),
+        (r"\boxed{A}", "B", 0),
+        (r"\boxed{x>3}", "x>3", 1),
+        (r"\boxed{x<3}", "x>3", 0),
+        (r"\boxed{1\,000}", "1000", 1),
+        (r"\boxed{7 3/4}", "7.75", 1),
+        (r"\boxed{2√3}", "2", 0),
+        (r"\boxed{\$18}", r"\$18", 1),
+    ],
+)
+def test_math_accuracy(completion: str, gold: str, expected: float) -> None:
+    assert math_accuracy(Sample(Problem(gold), completion)) == pytest.approx(expected, nan_ok=True)

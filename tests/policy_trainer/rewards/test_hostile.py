@@ -9,11 +9,10 @@ import pytest
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import COMPARISONS, Reward, Sample, equal_math
-from policy_trainer.rewards.correctness import Accuracy, ByAnswer
+from policy_trainer.rewards.answers import Accuracy, ByAnswer
 from policy_trainer.rewards.mathematics import library
-from policy_trainer.rewards.penalties import repetition_penalty
-from policy_trainer.rewards.registry import RULES
-from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
+from policy_trainer.rewards.registry import RULES, repetition_penalty
+from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 
 MEGABYTE = 2**20
 ASKED = Problem("5", extras={"numbers": (1, 2, 3), "target": 9})

@@ -14,8 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from policy_trainer.config import HttpRewardConfig
-from policy_trainer.data.problem import Problem
-from policy_trainer.data.sample import Sample
+from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.rewards.http_reward import TOKEN_VARIABLE, HttpReward
 from shared.errors import UserError
 from tests.ports import free_port

@@ -13,7 +13,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Comparison, equal_math, equal_number, equal_text
-from policy_trainer.rewards.correctness import ByAnswer
+from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
 from shared.errors import UserError
 
@@ -192,9 +192,7 @@ def test_no_process_is_started_that_no_reward_needs(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(
-        "policy_trainer.rewards.sandbox.sandbox.SandboxProcess", lambda **limits: started.append(limits)
-    )
+    monkeypatch.setattr("policy_trainer.rewards.sandbox.SandboxProcess", lambda **limits: started.append(limits))
     judge = Judge(tokenizer, FakeTask(equal_math), TrainConfig(model="m", rewards=["format"]))
     without = Problem(answer="", messages=(USER,))
     assert judge.judge([(ASKED, [said(tokenizer, RIGHT)])])[0].rewards.tolist() == [1]

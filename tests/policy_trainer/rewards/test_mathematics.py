@@ -7,9 +7,9 @@ import pytest
 from policy_trainer.config import JudgingConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample, equal_math
-from policy_trainer.rewards.correctness import Accuracy, ByAnswer
+from policy_trainer.rewards.answers import Accuracy, ByAnswer
 from policy_trainer.rewards.mathematics import library
-from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
+from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 
 # gold answer, what equals it, what does not
 TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (

@@ -7,11 +7,19 @@ import pytest
 from policy_trainer.config import CommonConfig, TrainConfig
 from policy_trainer.data.problem import Correct, Problem
 from policy_trainer.rewards import Comparison, Sample, equal_math, equal_text
-from policy_trainer.rewards.correctness import Accuracy, ByAnswer, ByTask
-from policy_trainer.rewards.registry import RULES, SUMS, Weighted, choose_rewards, part_weights
-from policy_trainer.rewards.sandbox.sandbox import Sandboxed
-from policy_trainer.rewards.tags import format_reward, tags_reward
-from policy_trainer.rewards.user_function import UserFunction
+from policy_trainer.rewards.answers import Accuracy, ByAnswer, ByTask, format_reward, tags_reward
+from policy_trainer.rewards.functions import NamedFunction
+from policy_trainer.rewards.registry import (
+    RULES,
+    SUMS,
+    Weighted,
+    choose_rewards,
+    length_penalty,
+    part_weights,
+    repetition_penalty,
+    soft_overlong_penalty,
+)
+from policy_trainer.rewards.sandbox import Sandboxed
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.errors import UserError
 
@@ -88,7 +96,7 @@ def test_penalties_take_their_settings() -> None:
 
 def test_ones_own() -> None:
     (item,) = chosen("my.rewards:reward").values()
-    assert isinstance(item.rule, Sandboxed) and item.rule.score == UserFunction("my.rewards:reward")
+    assert isinstance(item.rule, Sandboxed) and item.rule.score == NamedFunction("my.rewards:reward")
 
 
 @pytest.mark.parametrize(
@@ -132,3 +140,38 @@ def test_weights_by_the_names_in_a_batch_without_loading_a_reward(
 def test_refusals(names: tuple[str, ...], config: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         chosen(*names, **config)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, -0.01), (50, -0.5), (100, -1), (101, -1), (10**9, -1)])
+def test_length(tokens: int, expected: float) -> None:
+    assert length_penalty(100)(Sample(Problem(""), "", tokens)) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(0, 0), (79, 0), (80, 0), (81, -0.05), (90, -0.5), (99, -0.95), (100, -1), (200, -1)]
+)
+def test_soft_overlong(tokens: int, expected: float) -> None:
+    assert soft_overlong_penalty(100, 20)(Sample(Problem(""), "", tokens)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("a", 0),
+        ("a a", 0),  # one run of two words
+        ("a a a", -1),  # the second of two
+        ("a A\ta\na", -4 / 3),
+        ("a b a b", -2 / 3),
+        ("a b c d", 0),
+        ("a " * 1001, -2 * 999 / 1000),
+    ],
+)
+def test_repetition(text: str, expected: float) -> None:
+    assert repetition_penalty(2, 2.0)(Sample(Problem(""), text)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("completion", ["", "<answer>4</answer>", "\0"])
+def test_it_is_0(completion: str) -> None:
+    rule = RULES["none"]
+    assert callable(rule) and rule(Sample(Problem(""), completion, len(completion))) == 0.0

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import equal_text
-from policy_trainer.rewards.correctness import ByAnswer
+from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.weights.publication import Publication
 from shared.api import QueueView, State, Uploaded

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policy_trainer.rollout.device_workers import alone_with
+from policy_trainer.rollout.device_workers import only_visible
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_a_worker_sees_its_own_gpu_alone(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert alone_with(device) == expected
+    assert only_visible(device) == expected

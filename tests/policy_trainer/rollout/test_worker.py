@@ -14,10 +14,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RolloutConfig, SamplingConfig
-from policy_trainer.data.completion import Completion
-from policy_trainer.data.probe import Probe
+from policy_trainer.data.completion import Completion, Probe
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.judging import Judge
+from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
 from policy_trainer.sampling.sampler import WeightsLost
 from policy_trainer.weights.directory import WeightsDirectory
@@ -86,7 +86,8 @@ def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, s
         task, client, wait = Counting(), server, Waits(enough)
         encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
         weights = WeightsDirectory(tmp_path / "weights")
-        RolloutWorker(config, sampler, 8, encoder, judge, task, client, weights, wait).run()  # type: ignore[arg-type]
+        rounds = Rounds(config, sampler, encoder, judge, task)
+        RolloutWorker(config, sampler, 8, rounds, client, weights, wait).run()  # type: ignore[arg-type]
 
     return run
 

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from policy_trainer.config import SamplingConfig
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sampling_params
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
 from tests.policy_trainer.sampling.test_greedy import ids_of
 
@@ -39,3 +40,10 @@ class TestSeed:
         sampler = HFSampler(make_tiny(eos=NO_TOKEN), tokenizer)
         (group,) = sampler.sample([[5, 6]], SamplingParams(8, 10, temperature=1.0), seed=7)
         assert len({tuple(completion.ids.tolist()) for completion in group}) == 8
+
+
+def test_parameters_are_the_configured_ones_but_for_those_replaced() -> None:
+    config = SamplingConfig(num_generations=3, temperature=0.7, stop=["x"], top_k=5)
+    assert sampling_params(config).num_generations == 3 and sampling_params(config).temperature == 0.7
+    greedy = sampling_params(config, num_generations=1, temperature=0)
+    assert (greedy.num_generations, greedy.temperature, greedy.stop, greedy.top_k) == (1, 0, ("x",), 5)

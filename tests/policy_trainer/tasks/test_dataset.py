@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset, DatasetDict, config
 
 from policy_trainer.config import ColumnsConfig, DataConfig
-from policy_trainer.tasks.dataset import dataset
+from policy_trainer.tasks.own_rows import dataset
 from policy_trainer.tasks.problem_set import ProblemSet
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet
@@ -175,7 +175,7 @@ class TestWithoutANetwork:
 
         monkeypatch.setattr(socket, "getaddrinfo", no_address)
         monkeypatch.setattr(time, "sleep", sleep)
-        monkeypatch.setattr("policy_trainer.data.hub.getproxies", dict)
+        monkeypatch.setattr("policy_trainer.data.rows.getproxies", dict)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
     def test_the_hub_is_not_tried_again_and_again(self) -> None:

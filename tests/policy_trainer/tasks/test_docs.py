@@ -14,7 +14,7 @@ from policy_trainer.config.data import TASK_NAMES
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.steps import JudgesSteps, Step
 from policy_trainer.tasks.countdown import ASSISTANT_PREFILL, QUESTION, SYSTEM_PROMPT
-from policy_trainer.tasks.jsonl import jsonl
+from policy_trainer.tasks.own_rows import jsonl
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER
 from policy_trainer.tasks.registry import make_task
 from shared.settings import load_settings

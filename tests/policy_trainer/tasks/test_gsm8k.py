@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import DataConfig
-from policy_trainer.tasks.gsm8k import gsm8k
+from policy_trainer.tasks.math import gsm8k
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet

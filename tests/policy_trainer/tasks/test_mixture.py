@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policy_trainer.config import DataConfig, MixtureSource, TrainConfig
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.tasks.order import ROUND, Schedule
+from policy_trainer.tasks.mixture import ROUND, Schedule
 from policy_trainer.tasks.registry import make_task
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, write

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policy_trainer.config import DataConfig
 from policy_trainer.tasks.countdown import countdown
-from policy_trainer.tasks.dataset import dataset
-from policy_trainer.tasks.gsm8k import gsm8k
-from policy_trainer.tasks.jsonl import jsonl
-from policy_trainer.tasks.math import math
+from policy_trainer.tasks.math import gsm8k, math
+from policy_trainer.tasks.own_rows import dataset, jsonl
+from policy_trainer.tasks.problem_set import Shuffle
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import write, write_parquet
 
@@ -115,3 +116,20 @@ class TestColumns:
 def test_a_file_of_one_problem_leaves_none_to_train_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^data\.path: .* leaves no problem to train on.*--data.eval-path"):
         task_of(numbered(tmp_path / "p", 1))
+
+
+@given(st.integers(1, 50), st.integers(0, 2**63), st.integers(0, 10**6))
+def test_each_pass_has_every_place_once(size: int, seed: int, number: int) -> None:
+    shuffle = Shuffle(size, seed)
+    assert sorted(shuffle.place(number * size + i) for i in range(size)) == list(range(size))
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 200), min_size=1))
+def test_is_a_pure_function_of_the_index(size: int, indexes: list[int]) -> None:
+    shuffle = Shuffle(size, 5)
+    assert [shuffle.place(i) for i in indexes] == [Shuffle(size, 5).place(i) for i in indexes]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_of_one_place(index: int) -> None:
+    assert Shuffle(1, 0).place(index) == 0

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig, RolloutConfig, TrainConfig
 from policy_trainer.evaluation.standalone import evaluate_model
-from policy_trainer.rollout.worker import run_worker
+from policy_trainer.rollout.run import run_worker
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer import run

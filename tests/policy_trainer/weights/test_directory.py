@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.data.probe import Probe
+from policy_trainer.data.completion import Probe
 from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.publication import KEPT, ModelCopy, Publication

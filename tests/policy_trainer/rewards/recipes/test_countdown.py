@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_trainer.data.problem import Problem
-from policy_trainer.data.sample import Score
+from policy_trainer.data.problem import Problem, Score
 from policy_trainer.rewards import Reward, Sample
-from policy_trainer.rewards.recipes.countdown import (
+from policy_trainer.rewards.recipes import (
     grpo_zero_equation,
     grpo_zero_format,
     nano_aha_equation,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from policy_trainer.rewards.recipes.expressions import MAX_CHARACTERS, MAX_DEPTH, NoExpression, evaluate
+from policy_trainer.rewards.expressions import MAX_CHARACTERS, MAX_DEPTH, NoExpression, evaluate
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_trainer.data.problem import Problem
-from policy_trainer.data.sample import Score
+from policy_trainer.data.problem import Problem, Score
 from policy_trainer.rewards import Reward, Sample
-from policy_trainer.rewards.recipes.gsm8k import (
+from policy_trainer.rewards.recipes import (
     last_number,
     lm_book_correct,
     lm_book_tags,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.recipes.open_r1 import open_r1_accuracy, open_r1_format, open_r1_tag_count
+from policy_trainer.rewards.recipes import open_r1_accuracy, open_r1_format, open_r1_tag_count
 
 WHOLE = "<think>\n1+1\n</think>\n<answer>\n{}\n</answer>"
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.data.problem import Problem
-from policy_trainer.data.sample import Sample, Score
+from policy_trainer.data.problem import Problem, Sample, Score
 from policy_trainer.rewards.registry import RULES
-from policy_trainer.rewards.sandbox.sandbox import Sandboxed
+from policy_trainer.rewards.sandbox import Sandboxed
 
 CHECKOUTS = os.environ.get("TANDEM_RECIPES")
 CASES = int(os.environ.get("TANDEM_RECIPES_CASES", "100000"))

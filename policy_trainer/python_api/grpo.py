@@ -1,0 +1,218 @@
+"""`GRPO(model=…, dataset=…, rewards=[f], **settings).train()`: a run like that of `policy-trainer train`."""
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from policy_trainer.cli.settings import HINTS
+from policy_trainer.config import ENV_PREFIX, TrainConfig
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.presets import SETTINGS
+from policy_trainer.python_api.inputs import (
+    Problems,
+    WrittenProblems,
+    data_directory,
+    placed,
+    problem_input,
+    reward_input,
+    with_data,
+)
+from policy_trainer.python_api.spelling import in_python
+from policy_trainer.reporting.metrics import Metrics, read_metrics
+from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, MODULE, FunctionServer
+from policy_trainer.run_files.checkpoint import Checkpoints
+from policy_trainer.run_files.run_directory import RunDirectory
+from shared.client import ClientError
+from shared.client.credentials import remedy
+from shared.devices import describe_device
+from shared.errors import UserError
+from shared.settings import from_python
+
+_HINTS = replace(HINTS, listed="`policy-trainer train --help-all` lists all")
+# A run changes the environment that children inherit, so there can be one at a time.
+_ONE_RUN = threading.Lock()
+
+
+class GRPO:
+    """A training run. It starts a reference server and a rollout worker as further processes, and ends them.
+
+    dataset: a datasets.Dataset, a list of dicts, a file, or the name of a Hugging Face dataset; its columns are
+    `prompt` (a text, or messages), and whatever rewards use. eval_dataset: held-out problems; by default every tenth
+    of the dataset. rewards: functions as TRL calls them, `f(prompts, completions, **columns)`, or of one `completion`,
+    and names. settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`.
+
+    Raises UserError, with the setting's name, for what cannot be used.
+
+    ```
+    result = GRPO(model="Qwen/Qwen2.5-0.5B-Instruct", dataset=problems, rewards=[concise], max_steps=100).train()
+    ```
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str | Path,
+        dataset: Problems | None = None,
+        eval_dataset: Problems | None = None,
+        rewards: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = (),
+        **settings: Any,
+    ) -> None:
+        if not isinstance(model, str | Path):
+            raise UserError(
+                f"model: must be a directory or a Hub id, got {type(model).__name__}; save_pretrained model and "
+                "tokenizer to a directory first: other processes load it, too"
+            )
+        given = {"": dataset, "eval_": eval_dataset}
+        self._data = {
+            kind: problem_input(problems, f"{kind}dataset") for kind, problems in given.items() if problems is not None
+        }
+        chosen = reward_input(rewards)
+        self._functions = FunctionServer(chosen.here)
+        names = {"rewards": chosen.names} if chosen.names else {}
+        values = {**with_data(settings, self._data), "model": str(model), **names}
+        with _explained({}):
+            self.config = placed(from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS), self._data)
+
+    def train(self) -> "GRPOResult":
+        """Trains to the last step. Ctrl-C, or a notebook's interrupt, stops between steps with a checkpoint; a second
+        stops at once. With `resume=True` the same call goes on.
+
+        Raises UserError for what cannot be used, RunFailed for a run that cannot go on.
+        """
+        from policy_trainer.trainer.dry_run import dry_run  # late, as in the commands: wrong settings fail at once
+        from policy_trainer.trainer.run import train
+
+        console = _console()
+        directory = RunDirectory(self.config.run_dir)
+        if not (self.config.resume or self.config.dry_run):  # before its data is written there
+            directory.refuse_trained("give resume=True to continue it, or another run_dir")
+        with _only_run(), ExitStack() as stack:
+            console.print(f"device: {describe_device(self.config.device)}", highlight=False)
+            for problems in self._data.values():
+                if isinstance(problems, WrittenProblems):
+                    problems.write(data_directory(self.config))
+            stack.enter_context(_explained(self._functions.errors))
+            stack.enter_context(_environment(self._environment(stack)))
+            outcome = (dry_run if self.config.dry_run else train)(self.config, console)
+        if self.config.dry_run:  # it has left nothing
+            return GRPOResult(outcome.finished, outcome.steps, directory.root)
+        result = read_result(self.config, finished=outcome.finished, steps=outcome.steps, best_step=outcome.best_step)
+        console.print(str(result), highlight=False, soft_wrap=True)
+        return result
+
+    def _environment(self, stack: ExitStack) -> dict[str, str]:
+        """Variables for the run's processes: where this process's modules are, and the address of its functions."""
+        modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        if not self._functions.functions:
+            return modules
+        return {**modules, ADDRESS_VARIABLE: str(stack.enter_context(self._functions).address)}
+
+
+class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(in_python(each) if isinstance(each, str) else each for each in objects), **options)
+
+
+def _console() -> Console:
+    """In a notebook, plain lines on standard output: standard error is red, and a live table would be printed again at
+    each update. Else standard error, as the command."""
+    if Console().is_jupyter:
+        return _Console(force_jupyter=False, force_terminal=False)
+    return _Console(stderr=True)
+
+
+@contextmanager
+def _only_run() -> Iterator[None]:
+    if not _ONE_RUN.acquire(blocking=False):
+        raise UserError("this process trains already: wait for its run, or start another process")
+    try:
+        yield
+    finally:
+        _ONE_RUN.release()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _explained(raised: Mapping[str, BaseException]) -> Iterator[None]:
+    """Spells settings in error messages as in Python, and turns errors of a server that the user named into RunFailed.
+
+    raised: the first exception of each function of this process, by name. It becomes the `__cause__` of the error if
+    the run failed because of that function.
+    """
+    try:
+        yield
+    except ClientError as error:
+        raise RunFailed(in_python(f"{error}{remedy(error, ENV_PREFIX)}")) from error
+    except (RunFailed, UserError) as error:
+        error.args = (in_python(str(error)),)
+        names = [name for name in raised if re.search(rf"\b{MODULE}:{name}\b", str(error))]
+        if not names:
+            raise
+        raise error from raised[names[0]]
+
+
+@dataclass(frozen=True)
+class GRPOResult:
+    """How a run ended.
+
+    finished: False if it was interrupted. steps: those done, in all processes of the run. model: directory of the
+    trained model, or of the newest checkpoint of an interrupted run; both load as Hugging Face models. None if there is
+    none. best_model: the checkpoint of the best evaluation, None if that was the one before training. history:
+    metrics of each step. evaluations: those of each evaluation.
+    """
+
+    finished: bool
+    steps: int
+    run_dir: Path
+    model: str | None = None
+    best_model: str | None = None
+    history: list[Metrics] = field(default_factory=list, repr=False)
+    evaluations: list[Metrics] = field(default_factory=list, repr=False)
+
+    def __str__(self) -> str:
+        if self.finished:
+            return f"{self.steps} steps; the model is in {self.model}"
+        return f"stopped after {self.steps} steps; the same call with resume=True goes on"
+
+
+def read_result(config: TrainConfig, *, finished: bool, steps: int, best_step: int | None) -> GRPOResult:
+    """The result, with what the run's directory holds."""
+    directory = RunDirectory(config.run_dir)
+    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
+    model = directory.model if finished else checkpoints.newest()
+    best = None if best_step is None else checkpoints.of_step(best_step)
+    records = read_metrics(directory.metrics)
+    return GRPOResult(
+        finished=finished,
+        steps=steps,
+        run_dir=directory.root,
+        model=str(model) if model else None,
+        best_model=str(best) if best else None,
+        history=_of_kind("step", records),
+        evaluations=_of_kind("evaluation", records),
+    )
+
+
+def _of_kind(kind: str, records: Sequence[Metrics]) -> list[Metrics]:
+    return [record for record in records if record["kind"] == kind]

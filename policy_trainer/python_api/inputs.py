@@ -1,0 +1,212 @@
+"""Problems and rewards as Python objects, for the settings and processes of a run.
+
+Problems go to a file in the run's directory. Rewards become names; functions that no other process can import stay
+here.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard, Union
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.rewards.function_server import MODULE
+from policy_trainer.rewards.functions import RewardFunction, reward_function
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Problems = Union["Dataset", Sequence[Mapping[str, Any]], str, Path]
+
+_FILES = (".jsonl", ".json", ".parquet")
+_ROWS_AT_ONCE = 1000
+# The setting that names the problems' place -> the task that reads them.
+_TASKS = {"path": "jsonl", "dataset": "dataset"}
+
+
+@dataclass(frozen=True)
+class NamedProblems:
+    """Problems that every process reads from their place. settings: `path`, or `dataset`."""
+
+    settings: Mapping[str, str]
+
+    def placed(self, directory: Path) -> Mapping[str, str]:
+        return self.settings
+
+
+@dataclass(frozen=True)
+class WrittenProblems:
+    """Problems that are written to a file in the run's directory. save: writes them to a path."""
+
+    file: str
+    save: Callable[[Path], object]
+
+    def placed(self, directory: Path) -> Mapping[str, str]:
+        return {"path": str(directory / self.file)}
+
+    def write(self, directory: Path) -> None:
+        """Writes the file, unless it is there. Raises UserError if that fails."""
+        path, temporary = directory / self.file, directory / f".{self.file}.tmp"
+        try:
+            if not path.exists():
+                directory.mkdir(parents=True, exist_ok=True)
+                self.save(temporary)
+                temporary.replace(path)
+        except OSError as error:
+            raise UserError(f"run_dir: {path} cannot be written: {error}; choose another run_dir") from error
+
+
+ProblemInput = NamedProblems | WrittenProblems
+
+
+def problem_input(problems: Problems, name: str) -> ProblemInput:
+    """Problems for the processes of a run. name: the argument, for errors.
+
+    Raises UserError for what holds no problems.
+    """
+    if isinstance(problems, str | Path):
+        is_file = Path(problems).suffix in _FILES or Path(problems).is_file()
+        return NamedProblems({"path" if is_file else "dataset": str(problems)})
+    # The file's name has a hash of its content, so that a resumed run fails if the problems have changed.
+    if isinstance(problems, Sequence) and problems and all(isinstance(row, Mapping) for row in problems):
+        return _lines(problems, name)
+    if _is_dataset(problems):
+        return _table(problems, name)
+    raise UserError(
+        f"{name}: must be a datasets.Dataset or a list of dicts, with rows, or a path, got a "
+        f"{type(problems).__name__}; of a DatasetDict give one split, of an IterableDataset list(….take(n))"
+    )
+
+
+def with_data(settings: Mapping[str, Any], data: Mapping[str, ProblemInput]) -> dict[str, Any]:
+    """The settings with the places of problems, by the beginning of the setting's name. They are below the directory
+    that the settings will name. Raises UserError if the settings name other problems."""
+    given = settings.get("data", {})
+    places = {
+        f"{kind}{name}": value for kind, problems in data.items() for name, value in problems.placed(Path()).items()
+    }
+    if "eval_dataset" in places:
+        raise UserError("eval_dataset: must be rows or a file; a split of a Hub dataset is data={'eval_split': …}")
+    if clash := [name for name in places if name in given]:
+        raise UserError(f"data.{clash[0]}: leave it out, or leave out the argument that has the problems")
+    tasks = [task for name, task in _TASKS.items() if name in places]
+    return {**({"task": tasks[0]} if tasks else {}), **settings, **({"data": {**given, **places}} if places else {})}
+
+
+def placed(config: TrainConfig, data: Mapping[str, ProblemInput]) -> TrainConfig:
+    """The configuration, where problems that are written lie in the run's directory."""
+    written = {kind: problems for kind, problems in data.items() if isinstance(problems, WrittenProblems)}
+    paths = {f"{kind}path": data_directory(config) / problems.file for kind, problems in written.items()}
+    return config.model_copy(update={"data": config.data.model_copy(update=paths)})
+
+
+def data_directory(config: TrainConfig) -> Path:
+    return config.run_dir / "data"
+
+
+def _is_dataset(problems: Any) -> "TypeGuard[Dataset]":
+    from datasets import Dataset  # slow to import, but whoever has a Dataset has done so
+
+    return isinstance(problems, Dataset) and len(problems) > 0
+
+
+def _table(dataset: "Dataset", name: str) -> WrittenProblems:
+    plain = dataset.with_format("arrow")
+    return WrittenProblems(f"{name}-{_hash(_batches(plain))}.parquet", lambda file: _write_parquet(plain[:], file))
+
+
+def _batches(plain: Any) -> Iterator[bytes]:
+    for batch in plain.iter(_ROWS_AT_ONCE):
+        yield repr(batch.to_pylist()).encode()
+
+
+def _write_parquet(table: Any, file: Path) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(table, file)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], name: str) -> WrittenProblems:
+    lines = [_line(row, f"{name}[{number}]") for number, row in enumerate(rows)]
+    return WrittenProblems(
+        f"{name}-{_hash(line.encode() for line in lines)}.jsonl", lambda file: file.write_text("".join(lines))
+    )
+
+
+def _line(row: Mapping[str, Any], where: str) -> str:
+    try:
+        return json.dumps(dict(row)) + "\n"
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: cannot be written as JSON: {error}; a datasets.Dataset keeps such values") from None
+
+
+def _hash(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:12]
+
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class RewardInput:
+    """names: of all rewards, for `rewards`. here: those that run in this process, by the name after `caller:`."""
+
+    names: list[str]
+    here: dict[str, RewardFunction]
+
+
+def reward_input(rewards: str | Function | Iterable[str | Function]) -> RewardInput:
+    """Raises UserError for what is neither a name nor a function."""
+    several = [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
+    names, here = [], {}
+    for reward in several:
+        if isinstance(reward, str):
+            names.append(reward)
+        elif not callable(reward):
+            raise UserError(f"rewards: must be names and functions, got {reward!r}")
+        elif name := importable_name(reward):
+            names.append(name)
+        else:
+            name = _unused(_name_of(reward), here)
+            names.append(f"{MODULE}:{name}")
+            here[name] = reward_function(name, reward)
+    return RewardInput(names, here)
+
+
+def importable_name(function: Any) -> str | None:
+    """`module:name`, if another process finds this very function there; else None.
+
+    It does not find what a notebook, a script or another function has defined, nor lambdas and methods.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or module == "__main__" or getattr(sys.modules.get(module), name, None) is not function:
+        return None
+    return f"{module}:{name}" if _is_file(module) else None
+
+
+def _is_file(module: str) -> bool:
+    """Whether a module is imported from a file, and not made in this process."""
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.has_location
+
+
+def _name_of(function: Any) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if name.isidentifier() else "function"
+
+
+def _unused(name: str, taken: Iterable[str]) -> str:
+    numbered = (f"{name}_{number}" for number in count(2))
+    return next(free for free in chain([name], numbered) if free not in taken)

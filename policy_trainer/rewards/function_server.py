@@ -1,0 +1,203 @@
+"""Reward functions of the process that began the training: functions of a notebook, closures, lambdas.
+
+No other process can import them. So the worker and evaluations send samples to this server, and get answers, as JSON
+over HTTP on the loopback. Its port and token are in an environment variable that the process gives its children.
+"""
+
+import hmac
+import json
+import math
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
+from policy_trainer.data.problem import Sample, Score
+from policy_trainer.rewards.failures import Failures, too_slow
+from policy_trainer.rewards.functions import RewardFunction, judge, split_calls
+from shared.errors import UserError
+
+# PORT:TOKEN of the caller's server.
+ADDRESS_VARIABLE = "TANDEM_CALLER"
+# `caller:NAME` in `rewards` is the function of this name.
+MODULE = "caller"
+
+_SAMPLES = TypeAdapter(list[Sample])
+
+
+@dataclass(frozen=True)
+class Address:
+    """The port on 127.0.0.1 of the process that began the run, and the token that it requires."""
+
+    port: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"{self.port}:{self.token}"
+
+
+def read_address(name: str) -> Address:
+    """The caller's address, from the environment. Raises UserError if this process has no such caller."""
+    port, _, token = os.environ.get(ADDRESS_VARIABLE, "").partition(":")
+    if not token:
+        raise UserError(
+            f"rewards: {name} is a function of the Python program that began the run, and lives only there: "
+            "continue with policy_trainer.GRPO there, or name other --rewards"
+        )
+    return Address(int(port), token)
+
+
+def encode_samples(samples: Sequence[Sample]) -> bytes:
+    """JSON. In columns of the data, dates become texts in ISO form, bytes URL-safe base64."""
+    return json.dumps(to_jsonable_python(list(samples), bytes_mode="base64", inf_nan_mode="constants")).encode()
+
+
+def decode_samples(body: bytes) -> list[Sample]:
+    return _SAMPLES.validate_python(json.loads(body))
+
+
+class CallerReward:
+    """A function of the process that began the run, known here by name. It judges all samples of a round in one call.
+
+    If the call fails or takes too long, these samples get no reward, which is logged and counted. The function cannot
+    be killed: if it hangs, later calls wait behind it until they take too long, too.
+    """
+
+    def __init__(self, name: str, *, seconds: float) -> None:
+        """name: with its module, as `caller:concise`. seconds: time limit of one sample. Raises UserError if this
+        process has no caller."""
+        self._name = name
+        self._seconds = seconds
+        self._address = read_address(name)
+        self.failures = Failures([name])
+
+    def scores(self, samples: Sequence[Sample]) -> list[Score]:
+        """One score for each sample; NaN where there is none. Raises UserError for a function that cannot be used."""
+        if not samples:
+            return []
+        try:
+            answers = self._post(encode_samples(samples), self._seconds * len(samples))
+        except TimeoutError:
+            self.failures.lost(self._name, too_slow(self._seconds, len(samples)), count=len(samples))
+            return [math.nan] * len(samples)
+        except (OSError, HTTPException) as error:
+            raise UserError(
+                f"rewards: the program that began the run does not answer for {self._name}: {error}"
+            ) from error
+        return self.failures.scores(self._name, answers)
+
+    def _post(self, body: bytes, seconds: float) -> list[dict[str, Any]]:
+        connection = HTTPConnection("127.0.0.1", self._address.port, timeout=seconds)
+        try:
+            headers = {"Authorization": f"Bearer {self._address.token}", "Content-Type": "application/json"}
+            connection.request("POST", f"/rewards/{self._name.partition(':')[2]}", body, headers)
+            response = connection.getresponse()
+            answer = response.read()
+            if response.status != 200:
+                raise HTTPException(f"status {response.status}")
+            return json.loads(answer)["answers"]
+        finally:
+            connection.close()
+
+
+class FunctionServer:
+    """Serves reward functions by name over HTTP, inside its `with` block. Calls run one at a time, each in a thread.
+
+    The threads are daemons: a function that hangs does not keep the process from ending. errors: the first exception
+    of each function that has failed since the block was entered last.
+    """
+
+    def __init__(self, functions: Mapping[str, RewardFunction]) -> None:
+        self.errors: dict[str, BaseException] = {}
+        self.functions = functions
+        self._token = secrets.token_urlsafe(32)
+
+    @property
+    def address(self) -> Address:
+        return Address(self._server.server_address[1], self._token)
+
+    def __enter__(self) -> Self:
+        self._turn = threading.Lock()  # a function that hung before may have the old one for ever
+        self.errors.clear()
+        self._server = _Server(("127.0.0.1", 0), partial(_Request, self))
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), name="reward functions", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def admits(self, authorization: str) -> bool:
+        return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
+
+    def judge(self, name: str, samples: list[Sample], client: socket.socket) -> list[dict[str, Any]] | None:
+        """An answer for each sample; None if the client has disconnected, because a function hangs."""
+        function, note = self.functions[name], partial(self.errors.setdefault, name)
+        with self._turn:
+            if _is_gone(client):
+                return None
+            return [answer for call in split_calls(function, samples) for answer in judge(function, call, note)]
+
+
+class _Server(ThreadingTCPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a worker that was killed
+            super().handle_error(request, client_address)
+
+
+class _Request(BaseHTTPRequestHandler):
+    def __init__(self, functions: FunctionServer, *connection: Any) -> None:
+        self._functions = functions
+        super().__init__(*connection)
+
+    def do_POST(self) -> None:
+        name = self.path.removeprefix("/rewards/")
+        if not self._functions.admits(self.headers.get("Authorization", "")):
+            self._answer(HTTPStatus.UNAUTHORIZED)
+        elif name not in self._functions.functions:
+            self._answer(HTTPStatus.NOT_FOUND)
+        else:
+            length = int(self.headers["Content-Length"])
+            body = self.rfile.read(length)
+            if len(body) < length:
+                return  # a worker that was killed
+            judged = self._functions.judge(name, decode_samples(body), self.connection)
+            if judged is not None:
+                self._answer(HTTPStatus.OK, json.dumps({"answers": judged}).encode())
+
+    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+        with suppress(ConnectionError):  # the client has stopped waiting
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+def _is_gone(client: socket.socket) -> bool:
+    try:
+        return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True

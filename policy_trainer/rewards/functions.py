@@ -1,0 +1,232 @@
+"""Users' reward functions: decides which arguments they get, calls them, and turns their failures into answers.
+
+The sandbox process and the process that began the run both call `judge`; `Failures.scores` reads the answers. A
+function takes one completion at a time, or many in one call as TRL's do.
+"""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from traceback import TracebackException
+from typing import TYPE_CHECKING, Any, Literal
+
+from policy_trainer.data.problem import Reward, Sample, Score
+from policy_trainer.data.user_code import import_named, user_traceback
+from shared.batch import MAX_REWARD
+from shared.errors import UserError
+
+if TYPE_CHECKING:  # a sandbox process without async rewards needs none of it
+    import asyncio
+
+# Only the end of a traceback is sent: it names the error.
+_MAX_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A user's function, and how it is called.
+
+    calls: `each`: `def f(completion, answer, …) -> float | None`, one completion a call; `concurrent`: the same as
+    `async def`, called for all completions at once; `together`: `def f(prompts, completions, **columns) ->
+    list[float | None]`, which may be async, all completions in one call. required, named: its parameters' names.
+    takes_any: whether it has a `**` parameter.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    calls: Literal["each", "concurrent", "together"]
+    required: tuple[str, ...]
+    named: frozenset[str]
+    takes_any: bool
+
+    def outcomes(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
+        """A score for each sample; in place of it, the exception that a concurrent call raised.
+
+        Raises ValueError if the function does not return what it should, and UserError if it requires an argument that
+        the problems do not have.
+        """
+        if self.calls == "each":
+            return [checked(self.function(**self._arguments(arguments(sample)))) for sample in samples]
+        if self.calls == "concurrent":
+            return _loop().run(self._gathered(samples))
+        result = self.function(**self._arguments(_columns(samples)))
+        if inspect.isawaitable(result):
+            result = _loop().run(_awaited(result))
+        if isinstance(result, str) or not isinstance(result, Iterable):
+            raise ValueError(f"it must return a list of rewards, one for each completion, got {type(result).__name__}")
+        scores = list(result)
+        if len(scores) != len(samples):
+            raise ValueError(f"it must return one reward for each of {len(samples)} completions, got {len(scores)}")
+        return [checked(score) for score in scores]
+
+    async def _gathered(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
+        import asyncio
+
+        return await asyncio.gather(*map(self._score, samples), return_exceptions=True)
+
+    async def _score(self, sample: Sample) -> Score:
+        return checked(await self.function(**self._arguments(arguments(sample))))
+
+    def _arguments(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """The known arguments that the function has parameters for, or all if it takes `**`."""
+        if missing := [name for name in self.required if name not in known]:
+            raise UserError(f"rewards: {self.name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
+        return {key: known[key] for key in known if self.takes_any or key in self.named}
+
+
+def reward_function(name: str, function: Callable[..., Any]) -> RewardFunction:
+    """The function with the way in which it is called: with many completions if it has a parameter `completions`.
+
+    name: for errors. Raises UserError for a function that cannot be called by name.
+    """
+    try:
+        signature = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise UserError(f"rewards: {name} is not a function with a known signature: {error}") from error
+    if positional := [parameter.name for parameter in signature if parameter.kind is parameter.POSITIONAL_ONLY]:
+        raise UserError(f"rewards: {name} takes {', '.join(positional)} by position only: arguments are given by name")
+    plain = [
+        parameter for parameter in signature if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    return RewardFunction(
+        name,
+        function,
+        _calls(function, {parameter.name for parameter in signature}),
+        required=tuple(parameter.name for parameter in plain if parameter.default is parameter.empty),
+        named=frozenset(parameter.name for parameter in plain),
+        takes_any=any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature),
+    )
+
+
+def _calls(function: Callable[..., Any], parameters: set[str]) -> Literal["each", "concurrent", "together"]:
+    if "completions" in parameters:
+        return "together"
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is awaited, too
+    return "concurrent" if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call) else "each"
+
+
+@dataclass(frozen=True)
+class NamedFunction:
+    """A reward function's name, `module:function`. It can be sent to another process, which imports the function."""
+
+    name: str
+
+    def load(self) -> RewardFunction:
+        """Imports the function. Raises UserError if that fails."""
+        return _load(self.name)
+
+
+@cache
+def _load(name: str) -> RewardFunction:
+    return reward_function(name, import_named(name, "rewards"))
+
+
+def judges_together(reward: Reward | RewardFunction) -> bool:
+    """Whether the reward takes many samples in one call."""
+    return isinstance(reward, RewardFunction) and reward.calls != "each"
+
+
+def split_calls(reward: Reward | RewardFunction, samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The samples of each call: all at once, or one."""
+    return [list(samples)] if judges_together(reward) else [[sample] for sample in samples]
+
+
+def judge(
+    reward: Reward | RewardFunction,
+    samples: list[Sample],
+    note: Callable[[BaseException], object] = lambda error: None,
+) -> list[dict[str, Any]]:
+    """Calls the reward once. An answer for each sample: `score`, or `error` with its `kind`, or `refused` with the
+    reason.
+
+    note: called with each exception.
+    """
+    try:
+        outcomes = reward.outcomes(samples) if isinstance(reward, RewardFunction) else [reward(*samples)]
+    except BaseException as error:  # a user's reward may raise anything, SystemExit too
+        # Not kept in a variable: its traceback holds this frame, and in a circle the reward's memory would stay taken.
+        return [_answer(reward, error, note)] * len(samples)
+    return [_answer(reward, outcome, note) for outcome in outcomes]
+
+
+def _answer(
+    reward: Reward | RewardFunction, outcome: Score | BaseException, note: Callable[[BaseException], object]
+) -> dict[str, Any]:
+    if isinstance(outcome, UserError):
+        return {"refused": str(outcome)}
+    if not isinstance(outcome, BaseException):
+        return {"score": outcome if outcome is None else float(outcome)}
+    note(outcome)
+    users = isinstance(reward, RewardFunction)
+    trace = user_traceback(outcome) if users else TracebackException.from_exception(outcome)
+    place = [f"{frame.filename}:{frame.lineno}" for frame in trace.stack[-1:]]
+    lines = "".join(trace.format())
+    return {"error": lines[-_MAX_CHARACTERS:], "kind": " at ".join([type(outcome).__name__, *place])}
+
+
+def arguments(sample: Sample) -> dict[str, Any]:
+    """What a function may ask of one completion. Tandem's names take precedence over columns of the same name."""
+    problem = sample.problem
+    return {
+        **problem.extras,
+        "completion": sample.completion,
+        **({"answer": problem.answer} if problem.answer else {}),
+        "prompt": problem.prompt,
+        "messages": [dict(message) for message in problem.messages],
+        "tokens": sample.tokens,
+        "finished": sample.finished,
+    }
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """What a function may ask of many completions, as in TRL: columns with None for missing values."""
+    problems = [sample.problem for sample in samples]
+    columns = dict.fromkeys(name for problem in problems for name in problem.extras)
+    answers = [problem.answer or None for problem in problems]
+    return {
+        **({"answer": answers} if any(answers) else {}),
+        "finished": [sample.finished for sample in samples],
+        **{name: [problem.extras.get(name) for problem in problems] for name in columns if name != "prompt"},
+        "prompts": [_prompt(sample) for sample in samples],
+        "completions": [_completion(sample) for sample in samples],
+        "completion_ids": [list(sample.ids) for sample in samples],
+    }
+
+
+def _prompt(sample: Sample) -> str | list[dict[str, str]]:
+    """A text if the data has a text, else messages."""
+    problem = sample.problem
+    return problem.prompt or [dict(message) for message in problem.messages]
+
+
+def _completion(sample: Sample) -> str | list[dict[str, str]]:
+    return sample.completion if sample.problem.prompt else [{"role": "assistant", "content": sample.completion}]
+
+
+@cache
+def _loop() -> "asyncio.Runner":
+    """One loop for the whole process: clients that a user's module keeps open belong to the loop they were used in."""
+    import asyncio
+
+    return asyncio.Runner()
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def checked(reward: Any) -> Score:
+    """A reward that a function returned. Raises ValueError unless it is None or a number that a batch accepts."""
+    if reward is None:
+        return None
+    if isinstance(reward, str):
+        raise ValueError(f"a reward must be a number, got the text {reward[:40]!r}")
+    try:
+        number = float(reward)
+    except TypeError:
+        raise ValueError(f"a reward must be a number or None, got {type(reward).__name__}") from None
+    if math.isnan(number) or abs(number) <= MAX_REWARD:
+        return number
+    raise ValueError(f"a reward must be a number of at most {MAX_REWARD:g}, got {number}")

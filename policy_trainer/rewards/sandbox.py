@@ -1,0 +1,243 @@
+"""Runs rewards that may hang or crash: a completion takes at most its time limit, and never stops the run."""
+
+import json
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from policy_trainer.data.problem import Reward, Sample, Score
+from policy_trainer.rewards.failures import Failures, too_slow
+from policy_trainer.rewards.functions import NamedFunction
+from shared.errors import UserError
+from shared.process import child_environment
+
+# Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
+_START_SECONDS = 300.0
+
+
+class ProcessEnded(Exception):
+    """The process took too long and was killed, or it ended by itself. The message says which."""
+
+    def __init__(self, message: str, *, too_slow: bool = False) -> None:
+        super().__init__(message)
+        self.too_slow = too_slow
+
+
+@dataclass(frozen=True)
+class Sandboxed:
+    """A reward that runs in the sandbox process, where it may be killed. All of it must be picklable.
+
+    prepare: slow set-up that must not count towards a completion's time limit. cut_off: the score of a completion for
+    which the process ended: the failing score if only the completion can be the cause, else NaN.
+    """
+
+    score: Reward | NamedFunction
+    prepare: Callable[[], object] | None = None
+    cut_off: float = math.nan
+
+
+class Sandbox:
+    """Judges by sandboxed rewards. When a reward fails on a completion, this is logged and counted."""
+
+    def __init__(self, rewards: Mapping[str, Sandboxed], *, seconds: float, memory: int, workers: int = 1) -> None:
+        """rewards: by name; if there are none, no process is started. seconds: time limit of one completion and one
+        reward. memory: bytes that a process may use, 0 for no limit. workers: processes that judge side by side; all
+        but the first start when they are first needed.
+
+        Raises UserError for a reward that cannot be loaded.
+        """
+        self.failures = Failures(rewards)
+        self._lanes = [_Lane(rewards, self.failures, seconds, memory) for _ in range(workers)]
+        if rewards:
+            self._lanes[0].start()
+
+    def scores(self, name: str, samples: Sequence[Sample]) -> list[Score]:
+        """One score for each sample. Raises UserError for a reward that has failed on every completion so far."""
+        workers = 1 if self._lanes[0].judges_together(name) else min(len(self._lanes), len(samples))
+        if workers < 2:
+            return self._lanes[0].scores(name, samples)
+        scores: list[Score] = [math.nan] * len(samples)
+        with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as threads:
+            shares = [
+                threads.submit(lane.scores, name, samples[k::workers]) for k, lane in enumerate(self._lanes[:workers])
+            ]
+            try:
+                for k, share in enumerate(shares):
+                    scores[k::workers] = share.result()
+            except BaseException:  # the executor waits for its threads: none shall continue judging
+                for lane in self._lanes:
+                    lane.stop()
+                raise
+        return scores
+
+
+class _Lane:
+    """One process at a time, and the samples that it judges one after the other."""
+
+    def __init__(self, rewards: Mapping[str, Sandboxed], failures: Failures, seconds: float, memory: int) -> None:
+        self._rewards = rewards
+        self._failures = failures
+        self._seconds = seconds
+        self._memory = memory
+        self._process: SandboxProcess | None = None
+        self._stopped = threading.Event()
+        self._loaded = False
+        self._together: frozenset[str] = frozenset()
+
+    def judges_together(self, name: str) -> bool:
+        """Whether the reward takes many completions in one call."""
+        return name in self._together
+
+    def scores(self, name: str, samples: Sequence[Sample]) -> list[Score]:
+        self._stopped.clear()
+        scores: list[Score] = []
+        while len(scores) < len(samples):
+            process = self.start()
+            try:
+                self._judge(process, name, samples[len(scores) :], scores)
+            except ProcessEnded as ended:
+                if self._stopped.is_set():
+                    break
+                self._launch()
+                size = len(samples) if self.judges_together(name) else 1
+                reason = too_slow(self._seconds, size) if ended.too_slow else str(ended)
+                self._failures.lost(name, reason, count=size)
+                scores.extend([self._rewards[name].cut_off] * size)
+            except BaseException:  # pending answers would be read as those of later completions
+                process.end()
+                raise
+        return scores
+
+    def stop(self) -> None:
+        """Ends the process, and `scores` of another thread with it."""
+        self._stopped.set()
+        if self._process is not None:
+            self._process.end()
+
+    def _judge(self, process: "SandboxProcess", name: str, samples: Sequence[Sample], scores: list[Score]) -> None:
+        """Appends a score for each sample. Raises ProcessEnded if the process ended on the next judgement."""
+        process.send((name, list(samples)), seconds=self._seconds * len(samples))
+        size = len(samples) if self.judges_together(name) else 1
+        for _ in range(0, len(samples), size):
+            scores.extend(self._failures.scores(name, process.receive(seconds=self._seconds * size)["answers"]))
+
+    def start(self) -> "SandboxProcess":
+        """A process whose rewards are loaded. Starts one if none is alive: it may have been killed while idle, when the
+        machine ran out of memory."""
+        if self._process is None or not self._process.alive:
+            self._launch()
+        assert self._process is not None
+        if not self._loaded:
+            self._load(self._process)
+            self._loaded = True
+        return self._process
+
+    def _launch(self) -> None:
+        self._process = SandboxProcess(memory=self._memory, seconds=self._seconds)
+        self._loaded = False
+
+    def _load(self, process: "SandboxProcess") -> None:
+        """Sends the rewards and waits until they are loaded."""
+        scores = {name: reward.score for name, reward in self._rewards.items()}
+        try:
+            process.send(
+                (scores, [reward.prepare for reward in self._rewards.values() if reward.prepare]),
+                seconds=_START_SECONDS,
+            )
+            answer = process.receive(seconds=_START_SECONDS)
+        except ProcessEnded as ended:
+            raise UserError(f"rewards: loading {', '.join(self._rewards)} {ended}") from None
+        if "refused" in answer:
+            raise UserError(answer["refused"])
+        self._together = frozenset(answer["together"])
+
+
+class SandboxProcess:
+    """Starts at once and ends with this object. It has its own session, so that Ctrl-C reaches only the parent.
+
+    It is a new Python interpreter, not a fork: the parent may have threads.
+    """
+
+    def __init__(self, *, memory: int, seconds: float) -> None:
+        """memory: bytes of its address space, 0 for no limit. seconds: time limit of one judgement."""
+        self._socket, theirs = socket.socketpair()
+        self._lines = self._socket.makefile("rb")
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: do not put the working directory first in sys.path, where a file may shadow a library. -u: output
+                # is not lost when the process is killed.
+                [
+                    sys.executable,
+                    "-P",
+                    "-u",
+                    "-m",
+                    "policy_trainer.rewards.sandbox_child",
+                    *map(str, (theirs.fileno(), memory, seconds)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # to standard error: this process's standard output may be piped to a program
+                pass_fds=[theirs.fileno()],
+                env={**child_environment(), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
+                start_new_session=True,
+            )
+        self._end = weakref.finalize(self, _end, self._process, self._socket, self._lines)
+
+    @property
+    def alive(self) -> bool:
+        # WNOWAIT: do not reap it, so that its pid stays reserved for its process group.
+        return self._end.alive and not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+    def send(self, request: Any, *, seconds: float) -> None:
+        """Raises ProcessEnded if the request cannot be sent within `seconds`."""
+        with self._within(seconds):
+            self._socket.sendall(pickle.dumps(request))
+
+    def receive(self, *, seconds: float) -> dict[str, Any]:
+        """The next answer. Raises ProcessEnded if there is none within `seconds`."""
+        with self._within(seconds):
+            line = self._lines.readline()
+            if not line.endswith(b"\n"):
+                raise EOFError
+            return json.loads(line)
+
+    def end(self) -> None:
+        """Kills the process and its children."""
+        self._end()
+
+    @contextmanager
+    def _within(self, seconds: float) -> Iterator[None]:
+        self._socket.settimeout(seconds)
+        try:
+            yield
+        except TimeoutError:
+            self.end()
+            raise ProcessEnded(f"took more than {seconds:g} s", too_slow=True) from None
+        except (EOFError, OSError):
+            self.end()
+            raise ProcessEnded(f"ended the process, {_status(self._process.returncode)}") from None
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: BinaryIO) -> None:
+    lines.close()
+    connection.close()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # no effect on a process that has already ended
+    process.wait()
+
+
+def _status(code: int | None) -> str:
+    """code: None while another thread is ending the process."""
+    if code is None:
+        return "which was stopped"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"

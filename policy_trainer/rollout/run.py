@@ -1,0 +1,100 @@
+"""Runs a worker: builds its parts, and finds the server of a worker whose trainer starts one."""
+
+import time
+from contextlib import ExitStack, closing
+
+import structlog
+
+from policy_trainer.config import INLINE, RolloutConfig, RunConfig
+from policy_trainer.data.prompts import PromptEncoder, prompt_limit
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.timing import LoggedWait
+from policy_trainer.queue_client.matching import check_group_fits, check_models_match
+from policy_trainer.queue_client.server import connect
+from policy_trainer.rewards.judging import Judge
+from policy_trainer.rollout.outbox import worker_directory
+from policy_trainer.rollout.rounds import Rounds
+from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.server_address import read_url
+from policy_trainer.run_files.turns import LOADERS
+from policy_trainer.tasks.registry import make_task
+from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.download import DownloadedWeights
+from policy_trainer.weights.publication import PublishedWeights
+from shared.client.connection import OnWait
+from shared.devices import describe_device
+from shared.logprobs import embedding_rows
+from shared.models import load_tokenizer, use_threads
+
+log = structlog.get_logger()
+
+# Pause between looks for the trainer's server.
+_LOOK_SECONDS = 0.2
+
+
+def run_worker(config: RolloutConfig) -> None:
+    """Loads the sampler, checks that the server's reference matches it, and works until the run is finished."""
+    use_threads(config.threads)
+    log.info("device", device=describe_device(config.device))
+    with ExitStack() as stack:
+        try:
+            _make_worker(config, stack).run()
+        except RunFinished:
+            log.info("the run is finished")
+
+
+def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
+    """The stack closes the worker's connections."""
+    weights = _published_weights(config, stack)
+    wait = Waiting(weights)
+    task = make_task(config)
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    judge = Judge(tokenizer, task, config)
+    loaded = LOADERS[config.vllm.enable_sleep_mode](config, tokenizer, wait)
+    url = find_server(config, wait)
+    client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))
+    reference, limit = client.model(), prompt_limit(loaded.model, config)
+    check_models_match(reference, loaded.model, tokenizer, config.model)
+    check_group_fits(reference, config.sampling, limit)
+    encoder = PromptEncoder(tokenizer, config.data, limit=limit)
+    vocabulary = embedding_rows(loaded.model)
+    rounds = Rounds(config, loaded.sampler, encoder, judge, task)
+    return RolloutWorker(config, loaded.sampler, vocabulary, rounds, client, weights, wait)
+
+
+def _published_weights(config: RolloutConfig, stack: ExitStack) -> PublishedWeights:
+    """The weights in the run's directory, or on the server. The stack closes the connection."""
+    if config.weights == "directory":
+        return WeightsDirectory(RunDirectory(config.run_dir).weights)
+    wait = LoggedWait()
+    client = connect(config, find_server(config, wait), wait)
+    weights = DownloadedWeights(client, config.run, worker_directory(config) / "weights")
+    return stack.enter_context(closing(weights))
+
+
+def find_server(config: RunConfig, wait: OnWait) -> str:
+    """The URL in the settings, or that of the server which the trainer starts; waits for it until `wait` raises."""
+    if config.server != INLINE:
+        return config.server
+    began = time.monotonic()
+    while (url := read_url(RunDirectory(config.run_dir))) is None:
+        reason = f"the trainer has not started its reference server: there is no server.json in {config.run_dir} yet"
+        wait(reason, time.monotonic() - began)
+        time.sleep(_LOOK_SECONDS)
+    return url
+
+
+def stay_with(config: RunConfig, url: str, wait: OnWait) -> OnWait:
+    """`wait`, which also raises RunFailed once the trainer's server has another URL: while no trainer runs, another
+    program may take the port."""
+    if config.server != INLINE:
+        return wait
+
+    def check(reason: str, seconds: float) -> None:
+        now = read_url(RunDirectory(config.run_dir))
+        if now not in (None, url):
+            raise RunFailed(f"the trainer's reference server is at {now} now, not at {url}: start this worker again")
+        wait(reason, seconds)
+
+    return check

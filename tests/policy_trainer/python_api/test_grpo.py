@@ -1,0 +1,107 @@
+"""What GRPO makes of its arguments, and what it refuses, before any process starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer import GRPO, UserError
+from policy_trainer.run_files.run_directory import RunDirectory
+
+ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(20)]
+
+
+def test_groups_are_dicts_and_presets_and_files_fill_what_is_not_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"groups_per_step = 17\nmax_steps = 7\nrun_dir = '{tmp_path}/run'\n")
+    grpo = GRPO(
+        model=tmp_path, dataset=ROWS, rewards=["format", lambda completion: 1.0], reward_weights=[1, 2], config=file,
+        preset="dapo", max_steps=5, loss={"epsilon": 0.1}, data={"answer_rule": "number"},
+    )  # fmt: skip
+    config = grpo.config
+    assert (config.max_steps, config.groups_per_step, config.loss.epsilon) == (5, 17, 0.1)
+    assert config.loss.epsilon_high == 0.28  # of the preset
+    assert config.rewards == ["format", "caller:function"] and config.reward_weights == [1, 2]
+    assert config.task == "jsonl" and config.data.answer_rule == "number"
+    assert config.data.path is not None and config.data.path.parent == tmp_path / "run" / "data"
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_dataset_it_is_the_command(tmp_path: Path) -> None:
+    assert GRPO(model="m", task="arithmetic").config.task == "arithmetic"
+    assert GRPO(model="m", dataset="openai/gsm8k", task="gsm8k").config.data.dataset == "openai/gsm8k"
+
+
+def test_the_environment_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICY_TRAINER_MAX_STEPS", "3")
+    assert GRPO(model="m").config.max_steps == 100
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_step": 3}, "max_step is not a setting; did you mean max_steps?"),
+        ({"output_dir": "x"}, "output_dir is not a setting; did you mean run_dir?"),
+        ({"beta": 0.1}, "beta is not a setting; did you mean loss.beta?"),
+        ({"loss": {"bta": 0.1}}, "loss.bta is not a setting; did you mean loss.beta?"),
+        ({"loss": {"epsilon": 1.3}}, "loss.epsilon: Input should be less than 1, got 1.3"),
+        ({"xyzzy": 1}, "`policy-trainer train --help-all` lists all"),
+        ({"preset": "none"}, "preset: there is no 'none'"),
+        ({"model": object()}, "model: must be a directory or a Hub id, got object; save_pretrained"),
+        ({"dataset": ROWS, "data": {"path": "x"}}, "data.path: leave it out, or leave out the argument"),
+        ({"dataset": []}, "dataset: must be a datasets.Dataset"),
+        ({"eval_dataset": "openai/gsm8k"}, "eval_dataset: must be rows or a file"),
+        ({"config": "missing.toml"}, "missing.toml"),
+    ],
+)
+def test_mistakes_name_the_setting_and_the_remedy(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        GRPO(**{"model": "m", **given})
+    assert message in str(error.value) and len(str(error.value).splitlines()) <= 5
+
+
+def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
+    with pytest.raises(UserError, match=r"run_dir: .* holds a run already; give resume=True to continue it, or"):
+        GRPO(model="m", dataset=ROWS, run_dir=tmp_path).train()
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_run_that_failed_before_its_first_step_gives_way_as_to_the_command(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "evaluation", "step": 0}\n')
+    with pytest.raises(UserError, match="model: there is no directory"):
+        GRPO(model=tmp_path / "none", dataset=ROWS, run_dir=tmp_path).train()
+    assert not (tmp_path / "metrics.jsonl").exists(), "the new run writes its own"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dataset": ROWS[1:]}, "data.path: resume=True cannot change it"),
+        ({"rewards": ["format"]}, "rewards: resume=True cannot change it"),
+    ],
+)
+def test_a_resumed_run_keeps_its_problems_and_rewards(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    given = {"model": "m", "dataset": ROWS, "rewards": lambda completion: 1.0, "run_dir": tmp_path}
+    RunDirectory(tmp_path).write_config(GRPO(**given).config)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=message):
+        GRPO(**{**given, **changed, "resume": True}).train()
+
+
+def test_the_environment_is_as_it_was_after_a_refusal(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    with pytest.raises(UserError, match="model: there is no directory"):
+        GRPO(model=tmp_path / "none", dataset=ROWS, rewards=lambda completion: 1.0, run_dir=tmp_path / "run").train()
+    assert dict(os.environ) == before
+
+
+def test_importing_the_package_stays_cheap() -> None:
+    heavy = {"torch", "pydantic", "policy_trainer.python_api"}
+    code = f"import sys, policy_trainer; print(sorted({heavy!r} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    with pytest.raises(ImportError):
+        from policy_trainer import PPO  # type: ignore[attr-defined] # noqa: F401

@@ -1,0 +1,84 @@
+"""Problems as Python objects reach the run's processes as a file, with all their columns."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from policy_trainer.config import SourceConfig
+from policy_trainer.data.problem import Problem
+from policy_trainer.python_api.inputs import ProblemInput, WrittenProblems, problem_input
+from policy_trainer.tasks.own_rows import jsonl
+from shared.errors import UserError
+
+ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range(20)]
+
+
+def problems_of(data: ProblemInput, directory: Path) -> list[Problem]:
+    assert isinstance(data, WrittenProblems)
+    data.write(directory)
+    task = jsonl(SourceConfig(path=Path(data.placed(directory)["path"])), 0, answers=False)
+    return sorted((task.problem(i) for i in range(18)), key=lambda problem: problem.extras["level"])
+
+
+@pytest.mark.parametrize("problems", [ROWS, Dataset.from_list(ROWS), Dataset.from_list(ROWS).with_format("numpy")])
+def test_rows_become_a_file_with_all_columns(problems: Any, tmp_path: Path) -> None:
+    first = problems_of(problem_input(problems, "dataset"), tmp_path / "run" / "data")[0]
+    assert first.answer == "2" and first.prompt == "1+1=" and first.extras["level"] == 1
+    assert [file.name[0] for file in (tmp_path / "run" / "data").iterdir()] == ["d"]
+
+
+def test_a_selection_is_written_as_it_is_seen_and_types_are_kept(tmp_path: Path) -> None:
+    dated = [{**row, "day": datetime.date(2025, 1, 1 + row["level"])} for row in ROWS]  # type: ignore[operator]
+    chosen = Dataset.from_list(dated).shuffle(seed=3).filter(lambda row: row["level"] > -1)
+    found = [problem.extras for problem in problems_of(problem_input(chosen, "dataset"), tmp_path)]
+    assert all(extras["day"] == datetime.date(2025, 1, 1 + extras["level"]) for extras in found)
+
+
+def test_rows_of_a_list_may_differ_in_their_columns(tmp_path: Path) -> None:
+    rows = [*ROWS[:19], {"prompt": "?", "level": 99, "hint": "é"}]
+    assert problems_of(problem_input(rows, "dataset"), tmp_path)[-1].extras["hint"] == "é"
+
+
+@pytest.mark.parametrize("kind", [list, Dataset.from_list])
+def test_the_name_of_the_file_tells_other_problems(kind: Any, tmp_path: Path) -> None:
+    first, same, others = (
+        problem_input(kind(rows), "dataset").placed(tmp_path) for rows in (ROWS, list(ROWS), ROWS[1:])
+    )
+    assert first == same != others
+
+
+def test_files_and_names_stay_what_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "problems"
+    file.write_text("")
+    assert problem_input(file, "dataset").placed(tmp_path / "other") == {"path": str(file)}
+    assert problem_input("missing.jsonl", "dataset").placed(tmp_path / "other") == {"path": "missing.jsonl"}
+    assert problem_input("openai/gsm8k", "dataset").placed(tmp_path / "other") == {"dataset": "openai/gsm8k"}
+
+
+@pytest.mark.parametrize(
+    "problems",
+    [
+        [],
+        ["text"],
+        {"prompt": ["a"]},
+        DatasetDict({"train": Dataset.from_list(ROWS)}),
+        Dataset.from_list(ROWS).to_iterable_dataset(),
+    ],
+)
+def test_what_holds_no_problems_is_refused(problems: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dataset: must be a datasets.Dataset or a list of dicts"):
+        problem_input(problems, "dataset")
+
+
+def test_a_value_that_json_lacks_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dataset\[1\]: cannot be written as JSON: .*; a datasets.Dataset keeps"):
+        problem_input([{"prompt": "a"}, {"prompt": b"b"}], "dataset")
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"run_dir: .* cannot be written"):
+        problem_input(ROWS, "dataset").write(tmp_path / "file" / "data")

@@ -1,0 +1,213 @@
+"""Functions of this process judge for others: by JSON, with a token, within their time limit."""
+
+import datetime
+import math
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from policy_trainer.data.problem import Problem, Sample
+from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, CallerReward, FunctionServer, encode_samples
+from policy_trainer.rewards.functions import reward_function
+from shared.errors import UserError
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CallerReward]]:
+    """The function as another process sees it."""
+    servers: list[FunctionServer] = []
+
+    def start(function: Callable[..., Any], seconds: float = 60.0) -> CallerReward:
+        server = FunctionServer({"f": reward_function("f", function)}).__enter__()
+        servers.append(server)
+        monkeypatch.setenv(ADDRESS_VARIABLE, str(server.address))
+        return CallerReward("caller:f", seconds=seconds)
+
+    yield start
+    for server in servers:
+        server.__exit__(None, None, None)
+
+
+def samples(*texts: str, **extras: Any) -> list[Sample]:
+    return [Sample(Problem("4", prompt="2+2=", extras=extras), text, ids=(7, 8)) for text in texts]
+
+
+def test_many_completions_in_one_call_with_all_columns(serve: Callable[..., CallerReward]) -> None:
+    calls = []
+
+    def judge(prompts: list[str], completions: list[str], completion_ids: Any, **columns: Any) -> list[float | None]:
+        calls.append((prompts, completions, completion_ids, columns))
+        return [1, None, math.nan]
+
+    day = datetime.date(2025, 1, 2)
+    scores = serve(judge).scores(samples("a", "b", "c", hint="x", day=day, raw=b"\xff", odd=math.inf))
+    assert scores[:2] == [1.0, None] and scores[2] is not None and math.isnan(scores[2])
+    ((prompts, completions, ids, columns),) = calls
+    assert prompts == ["2+2="] * 3 and completions == ["a", "b", "c"] and ids == [[7, 8]] * 3
+    assert columns["answer"] == ["4"] * 3 and columns["hint"] == ["x"] * 3
+    assert columns["day"][0] == "2025-01-02" and columns["raw"][0] == "_w==" and columns["odd"][0] == math.inf
+
+
+def test_one_completion_at_a_time_and_async(serve: Callable[..., CallerReward]) -> None:
+    async def judge(completion: str) -> float:
+        return len(completion)
+
+    assert serve(lambda completion: len(completion)).scores(samples("a", "bb")) == [1, 2]
+    assert serve(judge).scores(samples("a", "bb")) == [1, 2]
+    assert serve(judge).scores([]) == []
+
+
+def test_an_exception_costs_its_completion_and_is_told_with_the_users_lines(
+    serve: Callable[..., CallerReward], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def picky(completion: str) -> float:
+        return 1 / len(completion)
+
+    reward = serve(picky)
+    first, second = reward.scores(samples("ab", ""))
+    assert first == 0.5 and second is not None and math.isnan(second)
+    assert reward.failures.counts == {"caller:f": 1}
+    told = capsys.readouterr().out
+    assert "return 1 / len(completion)" in told and "functions.py" not in told
+
+
+def test_a_function_that_hangs_costs_its_round(serve: Callable[..., CallerReward]) -> None:
+    release = threading.Event()
+    seen = []
+
+    def hangs(completions: list[str]) -> list[float]:
+        seen.append(completions)
+        if completions == ["hang"]:
+            release.wait()
+        return [1.0] * len(completions)
+
+    reward = serve(hangs, seconds=0.2)
+    assert math.isnan(reward.scores(samples("hang"))[0] or 0)
+    assert math.isnan(reward.scores(samples("waits"))[0] or 0)  # while the first still hangs
+    release.set()
+    patient = CallerReward("caller:f", seconds=60)
+    assert patient.scores(samples("well")) == [1.0]
+    assert seen == [["hang"], ["well"]]  # nobody waits for the second any more: it is not judged
+    assert reward.failures.counts == {"caller:f": 2}
+
+
+def test_the_first_exception_of_a_function_is_kept() -> None:
+    def broken(completions: list[str]) -> list[float]:
+        raise KeyError(completions[0])
+
+    functions = {
+        "broken": reward_function("broken", broken),
+        "short": reward_function("short", lambda completions: [1.0]),
+    }
+    asker, caller = socket.socketpair()
+    with FunctionServer(functions) as server, asker, caller:
+        for name in ("broken", "broken", "short"):
+            server.judge(name, samples("a", "b"), asker)
+    assert repr(server.errors["broken"]) == "KeyError('a')"
+    assert "one reward for each of 2 completions, got 1" in str(server.errors["short"])
+
+
+def test_entered_again_nothing_is_left_of_a_function_that_hung_and_of_one_that_failed() -> None:
+    release, hangs = threading.Event(), threading.Event()
+
+    def judge(completion: str) -> float:
+        if completion == "hang":
+            hangs.set()
+            release.wait()
+        raise KeyError(completion)
+
+    server = FunctionServer({"f": reward_function("f", judge)})
+    asker, caller = socket.socketpair()
+    with asker, caller:
+        with server:
+            threading.Thread(target=server.judge, args=("f", samples("hang"), asker), daemon=True).start()
+            assert hangs.wait(30)
+        with server:
+            answers = server.judge("f", samples("b"), asker)
+    release.set()
+    assert answers and repr(server.errors["f"]) == "KeyError('b')"
+
+
+def test_it_ends_silently_while_functions_hang(
+    serve: Callable[..., CallerReward], capfd: pytest.CaptureFixture[str]
+) -> None:
+    release = threading.Event()
+    server = FunctionServer({"f": reward_function("f", lambda completion: release.wait())})
+    with server, _connected(server) as first, _connected(server) as second:
+        for connection in (first, second):
+            headers = {"Authorization": f"Bearer {str(server.address).partition(':')[2]}"}
+            connection.request("POST", "/rewards/f", encode_samples(samples("a")), headers)
+    release.set()
+    output = capfd.readouterr()
+    assert output.out + output.err == ""
+
+
+def test_a_function_that_cannot_be_used_is_refused(serve: Callable[..., CallerReward]) -> None:
+    with pytest.raises(UserError, match="f needs hint; available: answer"):
+        serve(lambda completion, hint: 1.0).scores(samples("a"))
+
+
+def test_one_that_always_fails_ends_the_run(serve: Callable[..., CallerReward]) -> None:
+    reward = serve(lambda completions: [1.0])
+    many = samples(*["a"] * 32)
+    with pytest.raises(UserError, match=r"failed on each of the first 96.*one reward for each of 32 completions"):
+        for _ in range(3):
+            reward.scores(many)
+
+
+def test_without_a_caller_the_way_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    with pytest.raises(UserError, match=r"caller:f is a function of the Python program that began the run.*GRPO"):
+        CallerReward("caller:f", seconds=1)
+
+
+def test_a_caller_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FunctionServer({}) as server:
+        monkeypatch.setenv(ADDRESS_VARIABLE, str(server.address))
+        reward = CallerReward("caller:f", seconds=60)
+        with pytest.raises(UserError, match="status 404"):
+            reward.scores(samples("a"))
+    with pytest.raises(UserError, match="does not answer"):
+        reward.scores(samples("a"))
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer \xe9"}])
+def test_strangers_are_refused(headers: dict[str, str]) -> None:
+    with (
+        FunctionServer({"f": reward_function("f", lambda completion: 1.0)}) as server,
+        _connected(server) as connection,
+    ):
+        connection.request("POST", "/rewards/f", b"[]", headers)
+        assert connection.getresponse().status == 401
+
+
+@contextmanager
+def _connected(server: FunctionServer) -> Iterator[HTTPConnection]:
+    connection = HTTPConnection("127.0.0.1", server.address.port)
+    yield connection
+    connection.close()
+
+
+def test_a_worker_that_is_killed_in_a_request_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with FunctionServer({"f": reward_function("f", lambda completion: 1.0)}) as server:
+        port, token = server.address.port, server.address.token
+        head = f"POST /rewards/f HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n"
+        for ending in ((1, 0), None):  # a reset, and an end of the stream
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(head.encode() + b"[{")
+                if ending:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *ending))
+        answered = HTTPConnection("127.0.0.1", port)
+        answered.request("POST", "/rewards/f", body=b"[]", headers={"Authorization": f"Bearer {token}"})
+        assert answered.getresponse().status == 200
+        answered.close()
+        for thread in threading.enumerate():
+            if thread.name.endswith("(process_request_thread)"):
+                thread.join()
+    assert capfd.readouterr().err == ""
