@@ -1,6 +1,6 @@
-"""The dashboard: serves the page at `/`, and the viewer's files below `/dashboard/`. Nothing else needs this file.
+"""The dashboard: serves the page at `/` and the viewer's files below `/dashboard/`.
 
-Both are open to everybody: the page itself asks for a token.
+Both need no token: the page itself asks for one.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
 
 _PAGE = "index.html"
-# Named here, since what `mimetypes` knows depends on the machine.
+# Listed here because the contents of `mimetypes` depend on the machine.
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -25,7 +25,7 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-# The page runs its own scripts and asks this server alone. Texts of uploaders can neither run nor load anything.
+# The page runs its own scripts and talks only to this server. Texts of uploaders can neither run nor load anything.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
@@ -35,14 +35,14 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # A browser asks each time whether its copy is the newest, so a new server is never shown by an old page.
+    # Browsers revalidate their copy each time, so an old page is never used with a new server.
     "Cache-Control": "no-cache",
 }
 
 
 @dataclass(frozen=True)
 class PageFile:
-    """etag: of the content, in quotes, as its header has it."""
+    """etag: hash of the content, quoted as in the header."""
 
     content: bytes
     media_type: str
@@ -50,7 +50,7 @@ class PageFile:
 
 
 def add(app: FastAPI) -> None:
-    """Adds the page's two routes. The files are read here, once."""
+    """Adds the two routes of the page. The files are read once, here."""
     contents = read_files()
 
     @requires(Role.OPEN, confines=True)

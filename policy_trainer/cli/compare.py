@@ -1,15 +1,15 @@
-"""The command `policy-trainer compare`: several runs in one HTML file."""
+"""The command `policy-trainer compare`: compares runs in one HTML file."""
 
 from argparse import ArgumentParser
 from pathlib import Path
 
 
 def run(arguments: list[str]) -> int:
-    """Prints where the file is. Raises UserError for a directory that holds no run."""
+    """Prints the path of the file. Raises UserError if a directory contains no run."""
     parser = ArgumentParser(
         prog="policy-trainer compare",
-        description="Writes one HTML file that lays runs over each other: curves by step and by completions, the "
-        "newest numbers, the settings that differ.",
+        description="Writes one HTML file that compares runs: their curves by step and by completions, latest "
+        "metrics, and the settings that differ.",
     )
     parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="directories of two or more runs")
     parser.add_argument(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 
 def run(arguments: list[str]) -> int:
-    """Prints where the file is. Raises UserError for a directory that holds no run."""
+    """Prints the path of the file. Raises UserError if the directory contains no run."""
     parser = ArgumentParser(
         prog="policy-trainer report",
-        description="Writes one HTML file about a run, of train, sft or reward-model: how it went, curves, time, "
-        "settings, samples. It loads nothing from anywhere, and the run may still go on.",
+        description="Writes one HTML file about a run of train, sft or reward-model: summary, curves, time, "
+        "settings, samples. The file loads nothing from elsewhere. The run may still be going on.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
     parser.add_argument("--output", metavar="FILE", type=Path, help="default: RUN_DIR/report.html")

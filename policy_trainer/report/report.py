@@ -1,10 +1,10 @@
-"""A run, or several to compare, as one HTML file: the viewer's page, and sections on what a server does not know."""
+"""Writes a run, or several to compare, as one HTML file: the viewer's pages, and sections with data a server lacks."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -12,17 +12,26 @@ from markupsafe import Markup
 
 from policy_trainer.report.run import RecordedRun, read_run
 from policy_trainer.report.story import figure, limit_of, story, times_of, waits_of
-from policy_trainer.report.texts import cut, held_out_chapters, spread, training_chapters
 from policy_trainer.report.viewer import document, numbers, one_page
+from policy_trainer.reporting.sample_views import by_reward
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from shared.atomic_files import write_text
 from shared.errors import UserError, printable
 
 # Rows of the table of evaluations.
 _EVALUATIONS = 30
+# The number of steps and held-out problems with texts; characters shown of the beginning and the end of a long text.
+_STEPS = 5
+_PROBLEMS = 4
+_HEAD, _TAIL = 3000, 1000
+
+T = TypeVar("T")
+# A title, and completions, each with a label and its group, which has the prompt.
+Chapter = tuple[str, list[tuple[str, SampledGroup, SampledCompletion]]]
 
 
 def write_report(root: Path, output: Path) -> None:
-    """Raises UserError for a directory that holds no run, and for a file that cannot be written."""
+    """Raises UserError if the directory contains no run or the file cannot be written."""
     run = read_run(root)
     name, times = printable(run.name), times_of(run)
     sections = _render(
@@ -40,7 +49,7 @@ def write_report(root: Path, output: Path) -> None:
 
 
 def write_comparison(roots: Sequence[Path], output: Path) -> None:
-    """Raises UserError for fewer than two runs, and as `write_report` does."""
+    """Raises UserError for fewer than two different runs, and as `write_report` does."""
     if len({root.resolve() for root in roots}) < max(2, len(roots)):
         raise UserError("RUN_DIR: name two or more different directories of runs to compare")
     runs = {printable(name): read_run(root) for name, root in zip(names_of(roots), roots, strict=True)}
@@ -51,27 +60,27 @@ def write_comparison(roots: Sequence[Path], output: Path) -> None:
         values=last_values(list(runs.values())),
         settings=differing_settings(list(runs.values())),
     )
-    # The viewer names a run in an address by its lineage, of which a directory has none, and its name.
+    # In addresses the viewer names a run LINEAGE/NAME; runs read from directories have no lineage.
     opens = "#/runs?" + urlencode([("run", f"/{name}") for name in runs])
     _write(output, one_page(" · ".join(runs), sections, document("runs", opens, runs)))
 
 
 def names_of(roots: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart: of most runs the directory's own name."""
+    """The shortest suffixes of the paths that are unique, usually just the directory's name."""
     paths = [root.resolve().parts for root in roots]
     ends = (["/".join(path[-length:]) for path in paths] for length in range(1, max(map(len, paths)) + 1))
     return next(names for names in ends if len(set(names)) == len(names))
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Any]]]:
-    """Setting -> its value in each run, for those that are not alike. A run whose config.toml is not there has none."""
+    """The settings that differ, each with its value in each run; None for a run without config.toml."""
     names = dict.fromkeys(name for run in runs for name in (*run.settings.given, *run.settings.defaults))
     rows = [(name, [None if run.settings.problem else run.settings[name] for run in runs]) for name in names]
     return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
 
 
 def last_values(runs: Sequence[RecordedRun]) -> list[tuple[str, list[float]]]:
-    """Metric -> its newest number in each run, those of evaluations first. NaN where a run has none."""
+    """Each metric with its latest value in each run, NaN if it has none; evaluation metrics first."""
     evaluations = [_newest(run.evaluations) for run in runs]
     steps = [_newest(run.steps) for run in runs]
     rows = []
@@ -81,13 +90,52 @@ def last_values(runs: Sequence[RecordedRun]) -> list[tuple[str, list[float]]]:
     return rows
 
 
+def training_chapters(groups: Sequence[SampledGroup]) -> list[Chapter]:
+    """The best and worst completion of some of the steps that have samples, from the first to the last."""
+    training = [group for group in groups if group.kind == "train"]
+    steps = spread(sorted({group.step or 0 for group in training}), _STEPS)
+    return [(f"Step {step}", _ends([group for group in training if group.step == step])) for step in steps]
+
+
+def held_out_chapters(groups: Sequence[SampledGroup]) -> list[Chapter]:
+    """Some held-out problems, each with its completions at the first, a middle and the last evaluation."""
+    held_out = [group for group in groups if group.kind == "eval"]
+    chapters = []
+    for problem in list(dict.fromkeys((group.problem, group.prompt) for group in held_out))[:_PROBLEMS]:
+        groups_of_problem = [group for group in held_out if (group.problem, group.prompt) == problem]
+        answers = [(f"step {group.step}", group, group.completions[0]) for group in spread(groups_of_problem, 3)]
+        chapters.append(("Held-out problem" + ("" if problem[0] is None else f" {problem[0]}"), answers))
+    return chapters
+
+
+def cut(text: str) -> str:
+    """A long text shortened to its beginning and end."""
+    left_out = len(text) - _HEAD - _TAIL
+    return text if left_out <= 0 else f"{text[:_HEAD]}\n… {left_out:,} more characters …\n{text[-_TAIL:]}"
+
+
+def _ends(groups: Sequence[SampledGroup]) -> list[tuple[str, SampledGroup, SampledCompletion]]:
+    """The best and worst completion of the groups."""
+    owner = {id(item): group for group in groups for item in group.completions}
+    ranked = by_reward([item for group in groups for item in group.completions])
+    ends = {"best": ranked[-1]} | ({"worst": ranked[0]} if len(ranked) > 1 else {})
+    return [(label, owner[id(item)], item) for label, item in ends.items()]
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` items: the first, the last, and evenly spaced ones in between."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
 def _newest(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The last number of each metric."""
+    """The latest value of each metric."""
     return {name: value for record in records for name, value in numbers(record)}
 
 
 def _evaluations(run: RecordedRun) -> list[dict[str, float]]:
-    """The numbers of each evaluation, all with the same names."""
+    """The numbers of each evaluation; all rows have the same names."""
     rows = [{"step": float(record["step"])} | dict(numbers(record)) for record in run.evaluations]
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name, math.nan) for name in names} for row in rows]
@@ -114,7 +162,7 @@ def _render(template: str, **values: Any) -> Markup:
 
 
 def _visible(value: Any) -> Any:
-    """Names, settings and texts may hold characters that change what stands beside them: they are shown as escapes."""
+    """Escapes control characters and bidirectional overrides in names, settings and texts."""
     return printable(value, keep="\n") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -1,4 +1,4 @@
-"""What a run has left in its directory, at any moment of its life."""
+"""Reads a run's directory: its records, samples and settings. The run may be unfinished or killed."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from shared.errors import UserError
 from shared.settings.files import read_toml
 from shared.settings.names import unknown_names
 
-# Larger numbers have no place on an axis.
+# Larger numbers cannot be plotted.
 _LARGEST = 1e30
 _COMMANDS: Mapping[str, type[BaseModel]] = {
     "train": TrainConfig,
@@ -30,8 +30,8 @@ _COMMANDS: Mapping[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class RunSettings:
-    """command: what made the run. given: dotted names and values of the file, without addresses. defaults: those of the
-    command today. problem: why the file tells nothing; empty if it does."""
+    """command: the command that made the run. given: dotted names and values of config.toml, without private settings.
+    defaults: the command's current defaults. problem: why config.toml could not be read; empty if it was."""
 
     command: str
     given: Mapping[str, Any]
@@ -40,7 +40,7 @@ class RunSettings:
 
     @property
     def differing(self) -> dict[str, Any]:
-        """Those that are not the defaults."""
+        """The settings that differ from their defaults."""
         return {name: value for name, value in self.given.items() if value != self.defaults.get(name)}
 
     @property
@@ -48,14 +48,14 @@ class RunSettings:
         return {name: value for name, value in self.given.items() if name not in self.differing}
 
     def __getitem__(self, name: str) -> Any:
-        """The value, or its default; None where neither says one."""
+        """The value or else the default; None without either."""
         return self.given.get(name, self.defaults.get(name))
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """steps, evaluations, warnings: records of metrics.jsonl. groups: of samples.jsonl. progress: the state in the
-    newest checkpoint, as JSON; empty without one."""
+    """steps, evaluations, warnings: records of metrics.jsonl. groups: those of samples.jsonl. progress: content of the
+    newest checkpoint's trainer.json; empty without one."""
 
     root: Path
     name: str
@@ -71,7 +71,7 @@ class RecordedRun:
         return self.steps[-1]["step"] if self.steps else 0
 
     def samples_at(self) -> dict[int, float]:
-        """Step -> completions that were sampled up to it; empty where no step counts any."""
+        """Step -> number of completions sampled up to it; empty if no step records any."""
         counts = [number(record, "completions") for record in self.steps]
         if not any(count > 0 for count in counts):
             return {}
@@ -80,10 +80,12 @@ class RecordedRun:
 
 
 def read_run(root: Path) -> RecordedRun:
-    """Raises UserError for a directory that holds no run."""
+    """Raises UserError if the directory contains no run."""
     directory = RunDirectory(root)
     if not directory.config.exists() and not directory.metrics.exists():
-        state = "holds no run: it has neither config.toml nor metrics.jsonl" if root.is_dir() else "is no directory"
+        state = (
+            "contains no run: it has neither config.toml nor metrics.jsonl" if root.is_dir() else "is not a directory"
+        )
         raise UserError(f"RUN_DIR: {root} {state}; name the --run-dir of a run")
     try:
         records = [record for record in read_metrics(directory.metrics) if _is_record(record)]
@@ -104,7 +106,7 @@ def read_run(root: Path) -> RecordedRun:
 
 
 def number(record: Mapping[str, Any], name: str) -> float:
-    """The metric, NaN where there is none."""
+    """The value of a metric, NaN if there is none."""
     value = record.get(name)
     return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else math.nan
 
@@ -114,23 +116,23 @@ def _is_record(record: Any) -> bool:
 
 
 def _progress(checkpoints: Path) -> Mapping[str, Any]:
-    """A checkpoint may be removed while it is read."""
+    """A checkpoint may be deleted while it is read."""
     for path in sorted(checkpoints.glob("step-*/trainer.json"), reverse=True):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            progress = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(progress, dict):
+            return progress
     return {}
 
 
 def read_run_settings(path: Path, steps: Sequence[Metrics]) -> RunSettings:
-    """steps: the records of the run's steps, which tell its command where the file does not."""
+    """steps: the run's step records, which identify the command if config.toml cannot be read."""
     try:
         tables, problem = read_toml(path), ""
     except FileNotFoundError:
-        tables, problem = {}, f"{path.name} is not there"
+        tables, problem = {}, f"{path.name} is missing"
     except (OSError, ValueError) as error:
         tables, problem = {}, f"{path.name} cannot be read: {error}"
     command = _of_tables(tables) if tables else _of_records(steps)
@@ -144,7 +146,7 @@ def read_run_settings(path: Path, steps: Sequence[Metrics]) -> RunSettings:
 
 
 def _of_tables(tables: Mapping[str, Any]) -> str:
-    """The command that knows the most of the file's settings."""
+    """The command that has most of the file's settings."""
     return min(_COMMANDS, key=lambda name: sum(1 for _ in unknown_names(tables, _COMMANDS[name])))
 
 

@@ -1,4 +1,4 @@
-"""A run in a few sentences, and where its time went."""
+"""Summarises a run in a few sentences, and computes how its time was spent."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from policy_trainer.report.run import RecordedRun, number
 from policy_trainer.reporting.metrics import Metrics, scoring_seconds
 
-# The part that limits a run hardly waits, and the others clearly more; as the dashboard judges.
+# The bottleneck waits for at most this share of its time, the others for clearly more. As in shared/viewer/waits.js.
 _BUSY, _CLEAR = 0.3, 0.15
 _LIMITS: Mapping[str, str] = {
     "Rollout workers": "Sampling limited this run: more workers (policy-trainer rollout, --devices), or "
@@ -20,26 +20,26 @@ _LIMITS: Mapping[str, str] = {
 
 
 def story(run: RecordedRun) -> list[str]:
-    """One sentence each, those that are known."""
+    """The sentences for which the run has data."""
     sentences = [_SUBJECTS[run.settings.command](run), _steps(run), *_results(run), _best(run), _time(run)]
     return [sentence for sentence in sentences if sentence]
 
 
 def figure(value: float) -> str:
-    """Three digits, and no exponent where people do not expect one."""
+    """Three significant digits, without exponent from 1000 on."""
     if not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _trained(run: RecordedRun) -> str:
-    known = run.settings
-    source = next((known[f"data.{name}"] for name in ("path", "dataset") if known[f"data.{name}"]), None)
-    task = f"the task {known['task']}" + (f" ({source})" if source else "")
-    rewards = known["rewards"] or []
+    settings = run.settings
+    source = next((settings[f"data.{name}"] for name in ("path", "dataset") if settings[f"data.{name}"]), None)
+    task = f"the task {settings['task']}" + (f" ({source})" if source else "")
+    rewards = settings["rewards"] or []
     with_rewards = f", with the rewards {', '.join(map(str, rewards))}" if rewards else ", with the rewards of the task"
-    recipe = f", by the recipe {known['preset']}" if known["preset"] else ""
-    return f"{known['model'] or 'A model'} was trained with GRPO on {task}{with_rewards}{recipe}."
+    recipe = f", by the recipe {settings['preset']}" if settings["preset"] else ""
+    return f"{settings['model'] or 'A model'} was trained with GRPO on {task}{with_rewards}{recipe}."
 
 
 def _tuned(run: RecordedRun) -> str:
@@ -56,7 +56,7 @@ _SUBJECTS: Mapping[str, Callable[[RecordedRun], str]] = {"train": _trained, "sft
 
 def _steps(run: RecordedRun) -> str:
     if not run.steps:
-        return "It has not trained a step yet."
+        return "No step has been trained yet."
     most = run.settings["max_steps"] if run.settings.command == "train" else None
     done = f"{run.last_step:,} of {most:,} steps" if isinstance(most, int) and most else f"{run.last_step:,} steps"
     samples = run.samples_at().get(run.last_step)
@@ -66,7 +66,7 @@ def _steps(run: RecordedRun) -> str:
 
 
 def _results(run: RecordedRun) -> list[str]:
-    """How the figures of its evaluations, and the reward or the loss of its steps, have changed."""
+    """How the evaluation metrics and the training reward or loss changed."""
     of = "pairs" if run.settings.command == "reward-model" else "problems"
     held_out = [item for item in run.evaluations if math.isfinite(number(item, "accuracy"))]
     return [
@@ -95,7 +95,7 @@ def _with_interval(record: Metrics, name: str) -> str:
 
 def _best(run: RecordedRun) -> str:
     best: Any = run.progress.get("best_step")
-    return f"The best evaluation is that of step {best:,}." if isinstance(best, int) else ""
+    return f"The best evaluation was at step {best:,}." if isinstance(best, int) else ""
 
 
 def _time(run: RecordedRun) -> str:
@@ -107,7 +107,7 @@ def _time(run: RecordedRun) -> str:
 
 
 def times_of(run: RecordedRun) -> dict[str, dict[str, float]]:
-    """Part of the run -> what it did -> seconds, for the parts whose times are known. Those of workers are added up."""
+    """Part of the run -> activity -> seconds, for parts whose times are known. Workers are summed."""
     steps = run.steps
     training, waiting = _total(steps, "training_seconds"), _total(steps, "waiting_seconds")
     rest = _rest(run)
@@ -128,33 +128,33 @@ def times_of(run: RecordedRun) -> dict[str, dict[str, float]]:
 
 
 def duration(run: RecordedRun) -> float:
-    """Seconds of the trainer."""
+    """Seconds that the trainer ran."""
     return _total(run.steps, "training_seconds") + _total(run.steps, "waiting_seconds") + _rest(run)
 
 
 def limit_of(waits: Mapping[str, float]) -> str:
-    """What limited the run, in a sentence; empty where too little is known.
+    """The bottleneck of the run in a sentence; empty with times of fewer than two parts.
 
-    waits: part of the run -> the share of its time that it waited.
+    waits: part of the run -> share of its time spent waiting.
     """
     known = sorted(waits, key=lambda part: waits[part])
     if len(known) < 2:
         return ""
     first, second = known[:2]
     if waits[first] > _BUSY:
-        return "Every part waited: the run took turns on one device, or has only just begun."
+        return "Every part waited: the run shared one device in turns, or had just started."
     if waits[second] - waits[first] >= _CLEAR:
         return _LIMITS[first]
-    return "The parts kept each other busy: none of them waited much longer than the others."
+    return "The run was balanced: no part waited much longer than the others."
 
 
 def waits_of(times: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Part -> the share of its time that it waited."""
+    """Part -> share of its time spent waiting."""
     return {part: seconds.get("waiting", 0.0) / sum(seconds.values()) for part, seconds in times.items()}
 
 
 def _rest(run: RecordedRun) -> float:
-    """What the newest checkpoint's training loop did beside its steps. It was saved within its last step's turn."""
+    """Seconds outside steps (evaluating, publishing, checkpoints) up to the newest checkpoint, saved in its step."""
     before = [record for record in run.steps if record["step"] < number(run.progress, "step")]
     steps = _total(before, "training_seconds") + _total(before, "waiting_seconds")
     rest = number(run.progress, "training_seconds") - steps

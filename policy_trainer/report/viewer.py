@@ -1,6 +1,6 @@
-"""The viewer's pages as one HTML file with the data of runs inside: nothing is loaded, and no server is asked.
+"""Builds the viewer's pages as one HTML file with the data of runs inside, which needs no server and loads nothing.
 
-The file's own policy lets exactly its scripts and styles run, by their hashes.
+Its content security policy allows exactly its own scripts and styles, by hash.
 """
 
 import json
@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from policy_trainer.report.run import RecordedRun, number
 from policy_trainer.reporting.metrics import Metrics
 
-# Of a longer run these newest records are kept, and evenly chosen ones of those before: about the second number in all.
+# Of a run with more than _MOST records, the newest and evenly spaced older ones are kept, about _MOST in total.
 _NEWEST, _MOST = 256, 1000
 _NO_SCRIPT = "<noscript>This page needs JavaScript.</noscript>"
 _STYLE = re.compile(r'<link rel="stylesheet" href="dashboard/(\S+)">')
@@ -28,10 +28,10 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 
 
 def one_page(title: str, sections: Markup, data: Mapping[str, Any]) -> str:
-    """The page. sections: what it shows until the scripts run, which then place their parts. data: see `document`."""
-    # Texts of the run come in last: nothing looks for tags, or for the names of files, in them.
+    """The page. sections: HTML shown until the scripts run, which then move its parts. data: see `document`."""
+    # The run's texts are inserted last, so that no replacement is applied to them.
     page = _read("index.html").replace('"dashboard/icon.svg"', f'"{_icon()}"')
-    page = _STYLE.sub(lambda found: f"<style>{_read(found[1])}</style>", page)
+    page = _STYLE.sub(lambda match: f"<style>{_read(match[1])}</style>", page)
     page = page.replace("</head>", f"<style>{_read('report.css')}</style>\n</head>")
     page = _SCRIPT.sub(_inline_script, page)
     page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{_policy(page)}')
@@ -44,9 +44,9 @@ def one_page(title: str, sections: Markup, data: Mapping[str, Any]) -> str:
 
 
 def document(view: str, opens: str, runs: Mapping[str, RecordedRun]) -> dict[str, Any]:
-    """What the scripts read in place of a server's answers: shared/viewer/recorded.js has its shape.
+    """The data that replaces a server's responses; shared/viewer/recorded.js documents its fields.
 
-    view, opens: the view that the page opens on, and its address. runs: by the names that the page shows.
+    view, opens: the first view and its address. runs: by their displayed names.
     """
     return {
         "view": view,
@@ -58,16 +58,16 @@ def document(view: str, opens: str, runs: Mapping[str, RecordedRun]) -> dict[str
 
 
 def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a record but its step; those of an object in it as `rewards/tags`, as the server names them."""
+    """The numbers of a record except its step; nested ones are named `rewards/tags`, as on the server."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{name}/")
-        elif math.isfinite(found := number(record, name)) and prefix + name != "step":
-            yield prefix + name, found
+        elif math.isfinite(metric := number(record, name)) and prefix + name != "step":
+            yield prefix + name, metric
 
 
 def _metrics(run: RecordedRun) -> dict[str, Any]:
-    """The columns of each kind of record."""
+    """The metrics of each kind of record, as columns."""
     totals = sorted(run.samples_at().items())
     steps = [step for step, _ in totals]
     columns = {}
@@ -102,26 +102,26 @@ def _latest(run: RecordedRun) -> int:
 
 
 def _short(value: float | None) -> float | int | None:
-    """Eight digits: more than any curve or table shows."""
+    """Rounded to eight digits, more than any curve or table shows."""
     if value is None or math.isnan(value):
         return None
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.8g}")
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """In ASCII, and without what could end the element that it stands in."""
+    """ASCII JSON without `<`, which could end the script element."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _inline_script(found: re.Match[str]) -> str:
-    name, kind = found[1], found[2]
+def _inline_script(match: re.Match[str]) -> str:
+    name, kind = match[1], match[2]
     if kind == ' type="module"':
         return f'<script type="module">{_bundle(name)}</script>'
     return f"<script>{_read(name)}</script>"
 
 
 def _bundle(entry: str) -> str:
-    """A module and all that it imports as one script: each becomes a function that returns what it exports."""
+    """A module and its imports as one script: each module becomes a function that returns its exports."""
     parts: dict[str, str] = {}
 
     def add(name: str) -> None:

@@ -1,10 +1,10 @@
-// Requests to the server's API. In a report the data inside of the page answers them.
+// Requests to the server's API. In a report, the page's embedded data answers them instead.
 
 import { search } from "./place.js";
 import { recorded, recordedAnswer } from "./recorded.js";
 import { askForToken, headersOf, token } from "./token.js";
 
-/** An answer that is an error. status: 0 when the server cannot be reached. */
+/** An error response. status: 0 if the server cannot be reached. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -16,7 +16,7 @@ export class ApiError extends Error {
 export async function get(path, query = {}, signal = undefined) {
   if (!recorded) return (await ask(path, query, { signal })).json();
   const answer = recordedAnswer(path, query);
-  if (answer === undefined) throw new ApiError(404, "This report does not have it.");
+  if (answer === undefined) throw new ApiError(404, "This report does not contain it.");
   return answer;
 }
 
@@ -24,7 +24,7 @@ export async function post(path) {
   return (await ask(path, {}, { method: "POST" })).json();
 }
 
-/** An answer whose body is read as it comes. */
+/** A response whose body is read as it arrives. */
 export function stream(path, signal) {
   return ask(path, {}, { signal, cache: "no-store" });
 }
@@ -33,14 +33,14 @@ export function stream(path, signal) {
 export const path = (...segments) => segments.map(encodeURIComponent).join("/");
 
 async function ask(path, query, options) {
-  const used = token();
-  const answer = await send(path, query, { ...options, headers: headersOf(used) });
+  const sent = token();
+  const answer = await send(path, query, { ...options, headers: headersOf(sent) });
   if (answer.ok) return answer;
   const message = await messageOf(answer);
   if (answer.status !== 401) throw new ApiError(answer.status, message);
-  const why = used ? "The server no longer accepts this tab's token." : "It is in the link that policy-trainer train prints, and in RUN_DIR/server.json. For another server use one from its --token-file.";
-  if (token() !== used || (await askForToken(why))) return ask(path, query, options);
-  throw new ApiError(401, "A token is needed.");
+  const why = sent ? "The server no longer accepts this tab's token." : "The link that policy-trainer train prints contains it, and so does RUN_DIR/server.json. For any other server, use a token from its --token-file.";
+  if (token() !== sent || (await askForToken(why))) return ask(path, query, options);
+  throw new ApiError(401, "An access token is required.");
 }
 
 async function send(path, query, options) {

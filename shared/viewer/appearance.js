@@ -1,4 +1,4 @@
-// The switch between the system's, light and dark colours, and colours for canvases.
+// The switch between system, light and dark colours; CSS colours for canvases.
 
 const KEY = "tandem-theme";
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
@@ -7,10 +7,10 @@ const SIGNS = { auto: "◐", light: "☀", dark: "☾" };
 const changes = new EventTarget();
 const system = matchMedia("(prefers-color-scheme: dark)");
 const probe = document.createElement("span");
-let known = {};
+let resolved = {};
 
 function changed() {
-  known = {};
+  resolved = {};
   changes.dispatchEvent(new Event("change"));
 }
 
@@ -33,16 +33,16 @@ export function startSwitch(button) {
   show();
 }
 
-/** Calls when the colours have changed, until the signal aborts. */
+/** Calls `call` whenever the colours change, until the signal aborts. */
 export function onColors(call, signal) {
   changes.addEventListener("change", call, { signal });
 }
 
-/** The colour of a CSS variable such as "--line-1", as a canvas takes it. */
+/** The value of a CSS colour variable such as "--line-1", in the form that a canvas accepts. */
 export function color(name) {
-  if (!(name in known)) {
+  if (!(name in resolved)) {
     probe.style.color = `var(${name})`;
-    known[name] = getComputedStyle(probe).color;
+    resolved[name] = getComputedStyle(probe).color;
   }
-  return known[name];
+  return resolved[name];
 }

@@ -1,11 +1,10 @@
-// The group viewer: one prompt, its completions, and what is known of each token.
+// The group view: a prompt, its completions, and the recorded values of each token.
 
 import { ApiError, get, path } from "./api.js";
 import { add, el, fill } from "./dom.js";
 import { count, moment, number, age, bytes } from "./format.js";
 import { key } from "./keys.js";
-import { placeOf } from "./list.js";
-import { link } from "./place.js";
+import { link, placeOf } from "./place.js";
 import { showGroup } from "./group.js";
 
 export async function showBatch(root, parts, query, signal) {
@@ -16,11 +15,11 @@ export async function showBatch(root, parts, query, signal) {
   const place = el("div", {}, el("p", { class: "quiet" }, "reading tokens …"));
   add(root, place);
   const tokens = await readTokens(batch, signal);
-  const beside = el("aside", {}, factsOf(batch, tokens), historyOf(batch), sampleOf(tokens));
-  fill(place, el("div", { class: "group-view" }, tokens.rows ? showGroup(tokens, query, signal) : gone(tokens.reason), beside));
+  const sidebar = el("aside", {}, factsOf(batch, tokens), historyOf(batch), sampleOf(tokens));
+  fill(place, el("div", { class: "group-view" }, tokens.rows ? showGroup(tokens, query, signal) : gone(tokens.reason), sidebar));
 }
 
-/** The tokens of a batch, or { reason } why there are none. */
+/** The tokens of a batch, or { reason } if there are none. */
 async function readTokens(batch, signal) {
   try {
     return await get(path("v1", "batches", batch.id, "tokens"), {}, signal);
@@ -32,10 +31,10 @@ async function readTokens(batch, signal) {
 
 function gone(reason) {
   return el("div", { class: "box" }, el("p", {}, `Its tokens cannot be shown: ${reason}.`),
-    el("p", {}, "The server keeps a sample of the trained groups (ref-server serve --queue.keep-samples); the run's directory has texts of some (policy-trainer samples RUN_DIR)."));
+    el("p", {}, "The server keeps a sample of the trained groups (ref-server serve --queue.keep-samples); some texts are also in the run's directory (policy-trainer samples RUN_DIR)."));
 }
 
-/** Links to the neighbours in the list that one came from, and the keys for them. */
+/** Links, and their keys, to the previous and next group of the list from which this group was opened. */
 function neighbours(list, query, signal) {
   if (!list) return null;
   const to = (at) => (at in list.ids ? link(["batch", list.ids[at]], { color: query.get("color"), sort: query.get("sort") }) : null);
@@ -60,7 +59,7 @@ function factsOf(batch, tokens) {
     temperature: tokens.temperature === undefined ? null : number(tokens.temperature),
     shape: `${count(batch.completions, "completion")}, ${count(batch.completion_tokens, "token")}; prompt ${number(batch.prompt_tokens)}`,
     payload: batch.payload_bytes ? bytes(batch.payload_bytes) : "gone",
-    tries: batch.deliveries + batch.scoring_attempts ? `${batch.deliveries} deliveries, ${batch.scoring_attempts} failed scorings` : null,
+    attempts: batch.deliveries + batch.scoring_attempts ? `${batch.deliveries} deliveries, ${batch.scoring_attempts} failed scorings` : null,
     consumer: batch.consumer,
   };
   const known = Object.entries(facts).filter(([, value]) => value !== null && value !== undefined && value !== "");

@@ -1,23 +1,20 @@
-// The table of batches: filter, sort, search, requeue. Only the rows that can be seen are drawn.
+// The table of batches: filter, sort, search, requeue. Only visible rows are drawn.
 
 import { get, path, post } from "./api.js";
-import { add, el, fill, tell } from "./dom.js";
+import { add, agreed, announce, el, fill } from "./dom.js";
 import { ago, bytes, count, number } from "./format.js";
 import { key } from "./keys.js";
-import { remember } from "./list.js";
-import { on } from "./live.js";
-import { atMost } from "./pace.js";
-import { link, note } from "./place.js";
-import { agreed } from "./question.js";
+import { link, note, remember } from "./place.js";
+import { atMost, on } from "./live.js";
 import { virtualTable } from "./virtual_table.js";
 
 const STATES = ["queued", "scoring", "ready", "leased", "done", "expired", "dead"];
 const PAGE = 1000;
 const MOST = 10000;
-// A short list is read again as the queue changes; a long one when that is asked for.
+// A short list is reloaded whenever the queue changes; a longer one only on request.
 const SHORT = 200;
 const SECONDS_BETWEEN_READS = 3;
-// Why batches expire that no trainer will ask for any more.
+// Reasons of expired batches that no trainer will lease any more.
 const ENDED = new Set(["finished", "abandoned"]);
 
 const COLUMNS = [
@@ -29,11 +26,11 @@ const COLUMNS = [
   { name: "version", number: true, of: (batch) => batch.epoch * 1e9 + batch.policy_version, cell: (batch) => `${batch.epoch}.${batch.policy_version}` },
   { name: "group", number: true, of: (batch) => batch.completions, cell: (batch) => number(batch.completions) },
   { name: "tokens", number: true, of: tokensOf, cell: (batch) => number(tokensOf(batch)) },
-  { name: "kept", number: true, of: (batch) => batch.payload_bytes, cell: (batch) => (batch.payload_bytes ? bytes(batch.payload_bytes) : "gone") },
-  { name: "tries", number: true, of: (batch) => batch.deliveries + batch.scoring_attempts, cell: (batch) => number(batch.deliveries + batch.scoring_attempts) },
+  { name: "size", number: true, of: (batch) => batch.payload_bytes, cell: (batch) => (batch.payload_bytes ? bytes(batch.payload_bytes) : "gone") },
+  { name: "attempts", number: true, of: (batch) => batch.deliveries + batch.scoring_attempts, cell: (batch) => number(batch.deliveries + batch.scoring_attempts) },
 ];
 
-// An id begins with the time, which many batches have nearly in common.
+// Ids begin with the time, which is nearly the same for many batches.
 function shortId(id) {
   return id.length > 12 ? `…${id.slice(-12)}` : id;
 }
@@ -46,31 +43,31 @@ export async function showBatches(root, parts, query, signal) {
   const chosen = Object.fromEntries(["state", "run", "kept", "order", "q", "sort"].map((name) => [name, query.get(name) ?? ""]));
   let batches = [];
   let more = false;
-  const said = el("p", { class: "quiet", role: "status" });
+  const status = el("p", { class: "quiet", role: "status" });
   const place = el("div", {});
   const open = () => remember({ ids: visibleRows().map(({ id }) => id), back: location.hash, name: "the batches" });
-  const cellsOf = (batch) => [...COLUMNS.map(({ cell }) => cell(batch, open)), requeueButton(batch, said, load)];
+  const cellsOf = (batch) => [...COLUMNS.map(({ cell }) => cell(batch, open)), requeueButton(batch, status, load)];
   const table = virtualTable([...COLUMNS, { name: "" }], cellsOf, (name) => change({ sort: chosen.sort === name ? `-${name}` : name }));
 
   const visibleRows = () => sorted(batches.filter((batch) => matches(batch, chosen.q)), chosen.sort);
   const show = () => {
     const rows = visibleRows();
     table.set(rows, chosen.sort);
-    said.textContent = `${count(rows.length, "batch", "batches")}${chosen.q ? ` of ${number(batches.length)}` : ""}${more ? `; only the first ${number(MOST)} were read: choose a state or a run` : ""}.`;
+    status.textContent = `${count(rows.length, "batch", "batches")}${chosen.q ? ` of ${number(batches.length)}` : ""}${more ? `; only the first ${number(MOST)} are shown: filter by state or run` : ""}.`;
     fill(place, rows.length ? table.element : empty(chosen));
     table.draw();
   };
   const load = async () => {
-    const found = [];
+    const loaded = [];
     const filters = { state: chosen.state || null, run: chosen.run || null, kept: chosen.kept || null, order: chosen.order || "newest" };
     let cursor = null;
     do {
       const page = await get("v1/batches", { ...filters, limit: PAGE, cursor }, signal);
-      found.push(...page.batches);
+      loaded.push(...page.batches);
       cursor = page.next_cursor;
-      if (cursor) said.textContent = `${number(found.length)} read …`;
-    } while (cursor !== null && found.length < MOST);
-    batches = found;
+      if (cursor) status.textContent = `${number(loaded.length)} read …`;
+    } while (cursor !== null && loaded.length < MOST);
+    batches = loaded;
     more = cursor !== null;
     show();
   };
@@ -81,7 +78,7 @@ export async function showBatches(root, parts, query, signal) {
   };
   const fields = filterFields(chosen, change);
   add(root, el("h1", {}, "Batches"),
-    el("div", { class: "fields" }, fields.all, el("button", { type: "button", click: load }, "Read again")), said, place);
+    el("div", { class: "fields" }, fields.all, el("button", { type: "button", click: load }, "Refresh")), status, place);
   key("/", "search", () => fields.search.focus(), signal);
   await load();
   on("queue", atMost(SECONDS_BETWEEN_READS, async () => batches.length <= SHORT && load(), signal), signal);
@@ -101,7 +98,7 @@ function filterFields(chosen, change) {
     all: [
       labelled("State", choice("state", [["", "all"], ...STATES.map((state) => [state, state])])),
       labelled("Run", run),
-      labelled("Texts", choice("kept", [["", "all"], ["true", "still there"]])),
+      labelled("Texts", choice("kept", [["", "all"], ["true", "available"]])),
       labelled("Order", choice("order", [["", "newest first"], ["oldest", "oldest first"]])),
       labelled("Search", search),
     ],
@@ -111,7 +108,7 @@ function filterFields(chosen, change) {
 const matches = (batch, text) =>
   !text || [batch.id, batch.run, batch.lineage, batch.reason, batch.consumer].some((each) => each?.toLowerCase().includes(text.toLowerCase()));
 
-/** sort: a column's name, with a minus for the greatest first; empty: as the server lists them. */
+/** sort: the name of a column, with a leading minus for descending order; empty: the server's order. */
 function sorted(batches, sort) {
   const column = COLUMNS.find(({ name }) => name === sort.replace(/^-/, ""));
   if (!column) return batches;
@@ -121,20 +118,20 @@ function sorted(batches, sort) {
   return keyed.map(([, batch]) => batch);
 }
 
-function requeueButton(batch, said, load) {
+function requeueButton(batch, status, load) {
   if (!["dead", "expired"].includes(batch.state)) return "";
-  if (!batch.payload_bytes) return el("span", { class: "quiet" }, "cannot come back");
+  if (!batch.payload_bytes) return el("span", { class: "quiet" }, "payload deleted");
   const ask = async () => {
-    const about = `Batch ${batch.id} of run ${batch.run} is ${batch.state}${batch.reason ? ` (${batch.reason})` : ""}. It would wait again, with its counts of tries at zero.`;
-    const ended = ENDED.has(batch.reason) ? " Its training has ended: resume that first, or the batch expires again." : "";
-    if (!(await agreed("Bring this batch back?", about + ended, "Requeue"))) return;
+    const about = `Batch ${batch.id} of run ${batch.run} is ${batch.state}${batch.reason ? ` (${batch.reason})` : ""}. It returns to the queue with its attempt counts reset.`;
+    const ended = ENDED.has(batch.reason) ? " Its training has ended: resume it first, or the batch expires again." : "";
+    if (!(await agreed("Requeue this batch?", about + ended, "Requeue"))) return;
     try {
       const { state } = await post(path("v1", "batches", batch.id, "requeue"));
       await load();
-      tell(`Batch ${batch.id} is ${state} again.`);
+      announce(`Batch ${batch.id} is ${state} again.`);
     } catch (error) {
-      said.textContent = `Batch ${batch.id} was not requeued: ${error.message}${error.status === 403 ? " (that is what the server's --token-file decides)" : ""}`;
-      said.classList.add("wrong");
+      status.textContent = `Batch ${batch.id} was not requeued: ${error.message}${error.status === 403 ? " (roles are set in the server's --token-file)" : ""}`;
+      status.classList.add("wrong");
     }
   };
   return el("button", { type: "button", class: "small", click: ask }, "Requeue");
@@ -142,5 +139,5 @@ function requeueButton(batch, said, load) {
 
 function empty({ state, run, q }) {
   const filtered = state || run || q;
-  return el("p", { class: "box" }, filtered ? "No batch is like this." : "No batches yet: a worker's first upload appears here.");
+  return el("p", { class: "box" }, filtered ? "No batches match." : "No batches yet: the first upload of a worker appears here.");
 }

@@ -1,10 +1,10 @@
-// The metrics of a run in columns, as GET /v1/runs/{run}/metrics answers them.
+// The metrics of a run in columns, in the form of GET /v1/runs/{run}/metrics.
 
 import { ApiError, get, path } from "./api.js";
 
 const PAGE = 2000;
 
-/** All columns of one kind of record: { steps: [12, …], values: { reward: [0.4, …] } }. `read` adds what is new. */
+/** All columns of one kind of record: { steps: [12, …], values: { reward: [0.4, …] } }. `read` appends new records. */
 export class Columns {
   constructor({ run, lineage }, kind) {
     this.query = { lineage, kind, limit: PAGE };
@@ -21,7 +21,7 @@ export class Columns {
     }
   }
 
-  /** Forgets everything: a resumed run has steps again that it had before. */
+  /** Discards everything: a resumed run reports some steps again. */
   forget() {
     this.steps = [];
     this.values = {};
@@ -37,7 +37,7 @@ export class Columns {
   }
 }
 
-/** Runs with metrics, the newest first. null: a server that keeps none. */
+/** Runs with metrics, newest first; null if the server stores no metrics. */
 export async function readRuns(signal) {
   const runs = [];
   try {
@@ -54,12 +54,12 @@ export async function readRuns(signal) {
   return runs;
 }
 
-/** The whole records of a step. */
+/** The complete records of a step. */
 export async function readStep(run, lineage, step, signal) {
   return (await get(path("v1", "runs", run, "metrics", String(step)), { lineage }, signal)).records;
 }
 
-/** Exponential moving averages, without the pull to the first value (as TensorBoard and Adam correct it). */
+/** Exponential moving averages with bias correction, as in TensorBoard and Adam. */
 export function smoothed(values, weight) {
   let sum = 0;
   let norm = 0;

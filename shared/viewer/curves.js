@@ -1,10 +1,9 @@
-// Learning curves of one or several runs as small plots, which follow the runs.
+// Learning curves of one or more runs, as small plots that update with the runs.
 
 import { add, el, fill } from "./dom.js";
 import { Columns, smoothed } from "./columns.js";
-import { on } from "./live.js";
+import { atMost, on } from "./live.js";
 import { plotsFor } from "./metrics.js";
-import { atMost } from "./pace.js";
 import { link } from "./place.js";
 import { plot } from "./plots.js";
 
@@ -12,8 +11,8 @@ export const LINES = 6;
 const SECONDS_BETWEEN_READS = 2;
 
 /**
- * Shows curves in a place. runs: [{ run, lineage, marks }…], marks: steps with warnings. look: { weight, along }, the weight
- * of smoothing, 0 to 1, and what the curves stand over, "step" or "completions". Lives until the signal aborts.
+ * Draws the curves of runs [{ run, lineage, marks }…] into an element; marks: steps with warnings. look: { weight, along }:
+ * the smoothing weight, 0 to 1, and the x axis, "step" or "completions". Updates until the signal aborts.
  */
 export async function showCurves(place, runs, look, signal) {
   const curves = runs.map((run) => ({ ...run, step: new Columns(run, "step"), evaluation: new Columns(run, "evaluation") }));
@@ -43,7 +42,7 @@ function drawAll(element, metrics, curves, look, signal, plots = []) {
   return { element, plots };
 }
 
-/** The other metrics are drawn when they are asked for. */
+/** The other metrics are drawn when their section is opened. */
 function drawOthers(metrics, curves, look, signal, drawn) {
   const inside = el("div", { class: "plots" });
   const draw = () => !inside.childElementCount && drawAll(inside, metrics, curves, look, signal, drawn.plots);
@@ -55,45 +54,45 @@ const isEmpty = (metric, curves) => curves.every((curve) => !columnOf(metric, cu
 
 function linesOf(metric, curves, { weight }) {
   const points = metric.kind === "evaluation";
-  const one = (curve, i) => ({ label: curves.length > 1 ? curve.label : "", line: (i % LINES) + 1, points });
-  return curves.flatMap((curve, i) => (weight && !points ? [{ ...one(curve, i), faint: true }, one(curve, i)] : [one(curve, i)]));
+  const lineOf = (curve, i) => ({ label: curves.length > 1 ? curve.label : "", line: (i % LINES) + 1, points });
+  return curves.flatMap((curve, i) => (weight && !points ? [{ ...lineOf(curve, i), faint: true }, lineOf(curve, i)] : [lineOf(curve, i)]));
 }
 
 function dataOf(metric, curves, { weight, along }) {
   const tables = curves.map((curve) => {
-    const xs = placesOf(curve, metric.kind, along);
+    const xs = coordinatesOf(curve, metric.kind, along);
     const column = (xs.length && columnOf(metric, curve)) || new Array(xs.length).fill(null);
     return weight && metric.kind === "step" ? [xs, column, smoothed(column, weight)] : [xs, column];
   });
   return tables.length > 1 ? uPlot.join(tables) : tables[0];
 }
 
-/** Where a run's values stand on the axis: at their steps, or at the completions that were sampled up to them. */
-function placesOf(curve, kind, along) {
+/** The x coordinates of a run's values: steps, or the number of completions sampled up to each step. */
+function coordinatesOf(curve, kind, along) {
   return along === "completions" ? curve[kind].values.completions_so_far ?? [] : curve[kind].steps;
 }
 
-/** The step at a place of the axis, of the first run that has it. */
+/** A link to the step at an x coordinate, of the first run that has it. */
 function stepLink(curves, x, { along }) {
   for (const curve of curves) {
     for (const kind of ["step", "evaluation"]) {
-      const at = placesOf(curve, kind, along).indexOf(x);
+      const at = coordinatesOf(curve, kind, along).indexOf(x);
       if (at >= 0) return link(["run", curve.run, "step", curve[kind].steps[at]], { lineage: curve.lineage });
     }
   }
   return location.hash;
 }
 
-/** Reads new records as they are reported, and draws them. */
+/** Reads and draws new records as they are reported. */
 function keepReading(curves, read, drawn, look, signal) {
   const refresh = atMost(SECONDS_BETWEEN_READS, async () => {
     await read();
     for (const { metric, plot } of drawn.plots) plot.set(dataOf(metric, curves, look));
   }, signal);
-  on("metrics", (told) => {
-    const mine = curves.filter(({ run, lineage }) => !told.run || (told.run === run && told.lineage === lineage));
+  on("metrics", (event) => {
+    const mine = curves.filter(({ run, lineage }) => !event.run || (event.run === run && event.lineage === lineage));
     for (const { step, evaluation } of mine) {
-      if (told.kind === "step" && told.step < step.steps.at(-1)) [step, evaluation].forEach((each) => each.forget());
+      if (event.kind === "step" && event.step < step.steps.at(-1)) [step, evaluation].forEach((each) => each.forget());
     }
     if (mine.length) refresh();
   }, signal);

@@ -1,12 +1,12 @@
-// Makes elements. Every text of this page goes through here, and becomes text alone: never markup.
+// Creates elements. All text of the page passes through here and stays text: it never becomes markup.
 
 import { visible } from "./text.js";
 
 /**
  * el("a", { class: "name", href: "#/runs" }, "Runs", otherElement)
  *
- * Strings become visible text. An attribute that is null, undefined or false is left out; a function listens to the
- * event of its name: { click: () => … }.
+ * Strings become visible text. Attributes that are null, undefined or false are omitted; a function becomes a listener
+ * for the event of that name: { click: () => … }.
  */
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -18,7 +18,7 @@ export function el(tag, attributes = {}, ...children) {
   return fill(element, ...children);
 }
 
-/** Replaces what an element holds. */
+/** Replaces the children of an element. */
 export function fill(element, ...children) {
   element.replaceChildren(...children.flat().filter(isThere).map(node));
   return element;
@@ -29,13 +29,28 @@ export function add(element, ...children) {
   return element;
 }
 
-/** A message to a screen reader. */
-export function tell(message) {
-  document.getElementById("told").textContent = visible(message);
+/** Announces a message to screen readers. */
+export function announce(message) {
+  document.getElementById("announcer").textContent = visible(message);
+}
+
+/** Asks for confirmation; resolves to whether the user agreed. */
+export function agreed(question, about, agree) {
+  return new Promise((resolve) => {
+    const button = (text, value, kind) => el("button", { type: "button", class: kind, click: () => dialog.close(value) }, text);
+    const dialog = el("dialog", { class: "asks", "aria-label": question }, el("h2", {}, question), el("p", {}, about),
+      el("div", { class: "buttons" }, button(agree, "yes", "first"), button("Cancel", "", "")));
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
 }
 
 const isThere = (child) => child !== null && child !== undefined && child !== false;
 const node = (child) => (child instanceof Node ? child : document.createTextNode(visible(String(child))));
 
-// Addresses are made by place.js, and a value must stay what it is.
+// Addresses come from place.js, and form values must not change.
 const safe = (name, value) => (["href", "src", "value"].includes(name) ? String(value) : visible(String(value)));

@@ -1,4 +1,4 @@
-// Numbers for people.
+// Formats numbers for display.
 
 const GROUPED = new Intl.NumberFormat("en-US");
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -14,7 +14,7 @@ export function number(value) {
   return signed(String(Number(value.toPrecision(4))));
 }
 
-/** A number for an axis, as short as it can be. */
+/** A number for an axis, as short as possible. */
 export function short(value) {
   const size = Math.abs(value);
   if (size >= 1e6) return signed(`${Number((value / 1e6).toPrecision(3))}M`);
@@ -41,7 +41,7 @@ export function age(seconds) {
 /** Unix seconds -> how long ago. */
 export const ago = (at) => age(Date.now() / 1000 - at);
 
-/** Unix seconds -> date and time of this computer. */
+/** Unix seconds -> local date and time. */
 export function moment(at) {
   const date = new Date(1000 * at);
   const two = (part) => String(part).padStart(2, "0");
@@ -50,6 +50,6 @@ export function moment(at) {
 }
 
 /** "1 batch", "2 batches". */
-export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
+export const count = (value, singular, plural = `${singular}s`) => `${number(value)} ${value === 1 ? singular : plural}`;
 
 const signed = (text) => text.replace(/^-/, "−");

@@ -10,7 +10,7 @@ import { pieceWatcher, tokenText } from "./tokens.js";
 import { tokenTip } from "./tip.js";
 
 const SORTS = {
-  "": { title: "as sampled" },
+  "": { title: "sampling order" },
   reward: { title: "highest reward", of: (row) => row.reward },
   "-reward": { title: "lowest reward", of: (row) => negative(row.reward) },
   length: { title: "longest", of: (row) => row.ids.length },
@@ -27,7 +27,7 @@ const FILTERS = {
   unjudged: { title: "without a reward", of: (row) => row.reward === null },
 };
 
-/** tokens: the answer of GET /v1/batches/{id}/tokens. Returns the element. */
+/** tokens: the response of GET /v1/batches/{id}/tokens. Returns the element. */
 export function showGroup(tokens, query, signal) {
   const { rows, prompt } = tokens;
   const scales = scalesOf(rows);
@@ -39,12 +39,12 @@ export function showGroup(tokens, query, signal) {
   const cards = rows.map((row, number) => card(row, number, texts[number]));
   const legend = el("div", { class: "legend" });
   const grid = el("div", { class: "completions" });
-  const said = el("p", { class: "quiet", role: "status" });
+  const status = el("p", { class: "quiet", role: "status" });
 
   const arrange = () => {
     const order = arranged(rows, chosen);
     fill(grid, order.map((number) => cards[number]));
-    said.textContent = order.length === rows.length ? count(rows.length, "completion") : `${order.length} of ${count(rows.length, "completion")}`;
+    status.textContent = order.length === rows.length ? count(rows.length, "completion") : `${order.length} of ${count(rows.length, "completion")}`;
   };
   const search = () => texts.forEach((text, number) => text.mark(hitsOf(rows[number], chosen.q)));
   const paint = () => {
@@ -59,15 +59,15 @@ export function showGroup(tokens, query, signal) {
     if (!("color" in changes)) arrange();
   };
   const controls = fieldsOf(chosen, scales, change);
-  key("c", "next colouring", () => nextOption(controls.color), signal);
+  key("c", "next colour scale", () => nextOption(controls.color), signal);
   key("s", "next order", () => nextOption(controls.sort), signal);
-  key("/", "search in the texts", () => controls.search.focus(), signal);
+  key("/", "search the texts", () => controls.search.focus(), signal);
   paint();
   search();
   arrange();
   const element = el("div", { class: "group" },
     el("details", { open: prompt.ids.length < 600, class: "prompt" }, el("summary", {}, `Prompt, ${count(prompt.ids.length, "token")}`), promptText(prompt)),
-    el("div", { class: "fields" }, controls.all), legend, said, grid);
+    el("div", { class: "fields" }, controls.all), legend, status, grid);
   tokenTip({ element, rows, texts, scales, query }, signal);
   return element;
 }
@@ -78,9 +78,9 @@ function promptText({ text, ids }) {
   return pre;
 }
 
-/** One completion: what is known of it, then its tokens. */
+/** One completion: its rewards and length, then its tokens. */
 function card(row, number, text) {
-  const reward = row.reward === null ? "not judged" : format(row.reward);
+  const reward = row.reward === null ? "none" : format(row.reward);
   const parts = Object.entries(row.rewards).map(([name, value]) => el("span", { class: "part" }, `${name} `, el("b", {}, format(value))));
   const advantage = advantageOf(row);
   text.element.setAttribute("aria-label", `Completion ${number}: ${count(row.ids.length, "token")}. Arrow keys move from token to token.`);
@@ -116,15 +116,15 @@ function legendItems(scale, rows) {
   const items = scale.bounds.length ? legendOf(scale, rows.map((row) => row.loss_mask)) : [];
   const swatch = ({ name, label, share }) => el("li", {}, el("span", { class: `swatch ${name}` }, label), el("span", { class: "quiet" }, percent(share)));
   return [
-    scale.about && el("p", {}, el("b", {}, scale.title), ` ${scale.about}${scale.unit ? `, ${scale.unit}` : ""}; below each colour its share of the tokens`),
+    scale.about && el("p", {}, el("b", {}, scale.title), ` ${scale.about}${scale.unit ? `, ${scale.unit}` : ""}; each colour with its share of the tokens`),
     items.length > 0 && el("ol", {}, items.map(swatch)),
-    el("p", { class: "quiet" }, rows.some((row) => row.loss_mask) && [el("span", { class: "masked" }, "masked"), " does not train. "],
-      rows.some((row) => row.step_ends?.length) && [el("span", { class: "step-end" }, "step"), " ends a step. "],
-      "⏎ ⇥ · are white space; #12 is a token without a text."),
+    el("p", { class: "quiet" }, rows.some((row) => row.loss_mask) && [el("span", { class: "masked" }, "masked"), ": not trained on. "],
+      rows.some((row) => row.step_ends?.length) && [el("span", { class: "step-end" }, "step"), ": the end of a step. "],
+      "⏎ ⇥ · are white space; #12 is a token without text."),
   ];
 }
 
-/** The numbers of the rows that are shown, in their order. */
+/** The indexes of the shown rows, in display order. */
 function arranged(rows, { sort, show, q }) {
   const filter = FILTERS[show] ?? FILTERS[""];
   const wanted = q.toLowerCase();
@@ -134,7 +134,7 @@ function arranged(rows, { sort, show, q }) {
   return by ? shown.sort((a, b) => value(b) - value(a)) : shown;
 }
 
-/** The indexes of the tokens that a found text covers. */
+/** The indexes of the tokens that contain a match. */
 function hitsOf(row, wanted) {
   const hits = new Set();
   if (!wanted) return hits;
@@ -152,7 +152,7 @@ const textOf = (row) => row.tokens.map((token) => token ?? "").join("");
 const format = (value) => (value === null || value === undefined ? "–" : number(value));
 const negative = (value) => (value === null ? null : -value);
 
-/** The mean advantage of the tokens that trained; null before training. */
+/** The mean advantage of the tokens that were trained on; null before training. */
 function advantageOf(row) {
   if (!row.advantages) return null;
   const trained = row.advantages.filter((_, i) => row.loss_mask?.[i] !== false);

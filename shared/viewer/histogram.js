@@ -1,11 +1,11 @@
-// A histogram whose bars can be chosen.
+// A histogram with selectable bars.
 
 import { el } from "./dom.js";
 import { count, number } from "./format.js";
 
 const BARS = 12;
 
-/** Values -> bars [{ low, high, label }…]: one for each value where there are few, else equal widths. */
+/** Values -> bars [{ low, high, label }…]: one per value if there are few, otherwise of equal width. */
 export function barsOf(values) {
   const distinct = [...new Set(values)].sort((a, b) => a - b);
   if (distinct.length <= BARS) return distinct.map((value) => ({ low: value, high: value, label: number(value) }));
@@ -17,10 +17,10 @@ export function barsOf(values) {
   });
 }
 
-/** Whether a value is in a bar. The upper end belongs to the next bar. */
+/** Whether a bar contains a value. The upper bound belongs to the next bar. */
 export const holds = (bar, value) => value >= bar.low && (bar.open ? value < bar.high : value <= bar.high);
 
-/** The bars as links. counts: values in each. chosen: index of a bar, or null. */
+/** The bars as links. counts: values per bar. chosen: index of the selected bar, or null. */
 export function histogram(bars, counts, chosen, href) {
   const most = Math.max(1, ...counts);
   return el("ol", { class: "histogram", "aria-label": "Histogram of rewards" }, bars.map((bar, i) => {

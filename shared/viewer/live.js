@@ -1,5 +1,5 @@
-// What changes on the server, as it changes: `queue` events with the body of GET /v1/queue, `metrics` events that name a
-// run with new records, and `state` events: "live", "polling" or "away".
+// Follows the server and emits events: `queue` with the body of GET /v1/queue, `metrics` with the run that has new records,
+// and `state`: "live", "polling", "refused" or "away".
 
 import { ApiError, get, stream } from "./api.js";
 
@@ -13,14 +13,34 @@ const events = new EventTarget();
 let queue = null;
 let state = "";
 
-/** Calls with the detail of each event of a kind, until the signal aborts. The newest queue comes at once. */
+/** Calls `call` with each event's detail until the signal aborts; a known queue or state is passed at once. */
 export function on(kind, call, signal) {
   events.addEventListener(kind, (event) => call(event.detail), { signal });
   if (kind === "queue" && queue) call(queue);
   if (kind === "state" && state) call(state);
 }
 
-/** Follows the server as long as the page is open. An EventSource could not send a token. */
+/**
+ * A function that runs `call` at most once every so many seconds, until the signal aborts. Requests in between are merged
+ * into one later call, so the last event is never lost. Errors are dropped: the header shows when the server is unreachable.
+ */
+export function atMost(seconds, call, signal) {
+  let busy = false;
+  let wanted = false;
+  return async () => {
+    wanted = true;
+    if (busy) return;
+    busy = true;
+    while (wanted && !signal.aborted) {
+      wanted = false;
+      await call().catch(() => {});
+      await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+    }
+    busy = false;
+  };
+}
+
+/** Follows the server while the page is open. Not an EventSource, which cannot send a token. */
 export async function follow() {
   for (let failures = 0; ; ) {
     await shown();
@@ -44,7 +64,7 @@ export async function follow() {
 }
 
 /** Reads server-sent events until the stream ends. */
-async function readEvents(began) {
+async function readEvents(opened) {
   const stop = new AbortController();
   const leave = () => document.hidden && stop.abort();
   let silence = null;
@@ -57,7 +77,7 @@ async function readEvents(began) {
   try {
     listen();
     const answer = await stream("v1/events", stop.signal);
-    began();
+    opened();
     setState("live");
     let rest = "";
     for await (const text of texts(answer.body)) {
@@ -90,11 +110,11 @@ async function* texts(body) {
 /** One event: lines of "event: queue" and "data: {…}". Lines that begin with a colon are comments. */
 function read(part) {
   const lines = part.split("\n").map((line) => line.split(/: ?(.*)/s));
-  const of = (name) => lines.filter(([field]) => field === name).map(([, value]) => value ?? "").join("\n");
-  if (of("data")) emit(of("event"), JSON.parse(of("data")));
+  const field = (name) => lines.filter(([key]) => key === name).map(([, value]) => value ?? "").join("\n");
+  if (field("data")) emit(field("event"), JSON.parse(field("data")));
 }
 
-/** Asks for the queue a while, where the server has no events or no room for one more watcher. */
+/** Polls the queue for a while: the server has no events, or no room for another subscriber. */
 async function poll() {
   for (let polls = 0; polls < POLLS_BEFORE_EVENTS; polls++) {
     try {

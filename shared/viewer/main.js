@@ -1,4 +1,4 @@
-// Begins the page, and shows the view that the address names.
+// Starts the page and shows the view that the address names.
 
 import { ApiError } from "./api.js";
 import { startSwitch } from "./appearance.js";
@@ -15,12 +15,12 @@ import { showRuns } from "./runs.js";
 import { showStep } from "./step.js";
 import { mayAsk, takeToken } from "./token.js";
 
-// A view is an async function (root, parts, query, signal): it fills the root, and stops when the signal aborts.
+// A view is an async function (root, parts, query, signal): it fills the root and stops when the signal aborts.
 const VIEWS = {
   runs: showRuns, run: showRun, step: showStep, ...(recorded ? {} : { "": showOverview, batches: showBatches, batch: showBatch }),
 };
 const STATES = {
-  live: "live", polling: "asks every few seconds", refused: "no access", away: "server away, trying again",
+  live: "live", polling: "polling every few seconds", refused: "no access", away: "server unreachable, retrying",
 };
 
 const content = document.getElementById("content");
@@ -44,11 +44,11 @@ async function show() {
   fill(content, root);
   document.title = ["Tandem", ...parts].join(" · ");
   for (const each of document.querySelectorAll("nav a")) {
-    const mine = each.getAttribute("href") === link(parts.slice(0, 1)) || each.getAttribute("href") === `#/${parts[0]}s`;
-    mine ? each.setAttribute("aria-current", "page") : each.removeAttribute("aria-current");
+    const current = each.getAttribute("href") === link(parts.slice(0, 1)) || each.getAttribute("href") === `#/${parts[0]}s`;
+    current ? each.setAttribute("aria-current", "page") : each.removeAttribute("aria-current");
   }
   window.scrollTo(0, 0);
-  if (!(name in VIEWS)) return add(root, el("h1", {}, "There is no such page"), el("a", { href: "#/" }, "To the overview"));
+  if (!(name in VIEWS)) return add(root, el("h1", {}, "Page not found"), el("a", { href: "#/" }, "Go to the overview"));
   try {
     await VIEWS[name](root, parts, query, signal);
   } catch (error) {
@@ -59,7 +59,7 @@ async function show() {
 
 function failure(error, again) {
   if (!(error instanceof ApiError)) console.error(error);
-  const message = error instanceof ApiError ? error.message : `This page has failed: ${error.message}`;
+  const message = error instanceof ApiError ? error.message : `This page failed: ${error.message}`;
   return el("div", { class: "box wrong", role: "alert" }, el("p", {}, message),
     el("button", { type: "button", click: again }, "Try again"));
 }
@@ -71,7 +71,7 @@ const links = [...document.querySelectorAll("nav a")];
 const reached = recorded ? links.filter((each) => recorded.view === "runs" && each.getAttribute("href") === "#/runs") : links;
 links.filter((each) => !reached.includes(each)).forEach((each) => each.remove());
 reached.forEach((each, i) => key(String(i + 1), each.textContent, () => (location.hash = each.getAttribute("href"))));
-key("t", "light, dark or the system's colours", () => document.getElementById("theme").click());
+key("t", "light, dark or system colours", () => document.getElementById("theme").click());
 const state = document.getElementById("state");
 if (recorded) state.remove(); // no server is followed
 on("state", (name) => {

@@ -1,4 +1,4 @@
-// The metrics that have a plot of their own, in this order. Units and healthy ranges are those of docs/metrics.md.
+// The metrics with a plot of their own, in this order. Units and healthy ranges are those of docs/metrics.md.
 
 /** name, title, unit, healthy range. */
 const STEP = [
@@ -24,16 +24,16 @@ const STEP = [
 const EVALUATION = [
   { kind: "evaluation", name: "accuracy", title: "Accuracy, held out", unit: "share", healthy: "rising" },
   { kind: "evaluation", name: "reward", title: "Reward, held out", unit: "", healthy: "rising" },
-  // Of fine-tuning and of reward models, which only reports show.
+  // Of fine-tuning and reward models, which appear only in reports.
   { kind: "evaluation", name: "eval_loss", title: "Loss, held out", unit: "", healthy: "" },
   { kind: "evaluation", name: "perplexity", title: "Perplexity, held out", unit: "", healthy: "" },
   { kind: "evaluation", name: "reward_margin", title: "Margin, held out", unit: "", healthy: "" },
 ];
 
-// Indexes and times of the server, what others show already, and an axis of reports.
+// Indexes, values that other plots show, and the second x axis of reports.
 const LEFT_OUT = /^(step|epoch|eval_step|eval_accuracy|eval_reward|completions_so_far)$/;
 
-/** The plots for runs that report these names of steps: { main, others }. Parts of the reward stand behind it. */
+/** The plots for runs that report these names of steps: { main, others }. Reward components follow the reward. */
 export function plotsFor(names) {
   const known = new Map(STEP.map((metric) => [metric.name, metric]));
   const plain = (name) => ({ kind: "step", name, title: name, unit: "", healthy: "" });
@@ -43,5 +43,5 @@ export function plotsFor(names) {
   return { main: [reward, ...EVALUATION, ...parts, ...rest].filter(Boolean), others: others.sort().map(plain) };
 }
 
-/** What is known of a metric of steps. */
+/** Title, unit and healthy range of a step metric, if it has any. */
 export const aboutMetric = (name) => STEP.find((metric) => metric.name === name);

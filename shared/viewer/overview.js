@@ -1,10 +1,9 @@
-// The first view: how full the queue is, how fast the server works, and who waits for whom.
+// The overview: how full the queue is, how fast the server works, and which part limits the runs.
 
 import { ApiError, get } from "./api.js";
 import { add, el, fill } from "./dom.js";
 import { age, bytes, count, number, percent } from "./format.js";
-import { on } from "./live.js";
-import { atMost } from "./pace.js";
+import { atMost, on } from "./live.js";
 import { link } from "./place.js";
 import { plot } from "./plots.js";
 import { ratesOf, scorerWaits } from "./rates.js";
@@ -12,8 +11,8 @@ import { readWaits, rowsOf, verdictOf } from "./waits.js";
 
 const WAITING = ["queued", "scoring", "ready", "leased"];
 const MEANINGS = {
-  queued: "waits to be scored", scoring: "is being scored", ready: "waits for a trainer", leased: "a trainer has it, until its checkpoint",
-  done: "trained", expired: "too old, or of a run that ended", dead: "could not be scored or trained on",
+  queued: "waiting for scoring", scoring: "being scored", ready: "waiting for a trainer", leased: "held by a trainer until its next checkpoint",
+  done: "trained", expired: "too old, or its run has ended", dead: "failed scoring or training",
 };
 const RUNS_SHOWN = 3;
 const ROWS_SHOWN = 50;
@@ -63,20 +62,20 @@ function stateCard(state, { batches, bytes: size }) {
     el("span", { class: "quiet" }, size ? `${bytes(size)}; ${MEANINGS[state]}` : MEANINGS[state]));
 }
 
-/** since: seconds since that was so. Waiting alone is no event. */
+/** since: seconds since the queue was read. The passing of time causes no event. */
 function aboutQueue(queue, since) {
   const { limits } = queue;
   const waiting = WAITING.reduce((sum, state) => sum + queue.states[state].batches, 0);
   const oldest = queue.oldest_age_seconds;
   return [
-    el("p", {}, oldest === null ? "Nothing waits." : `The oldest waiting batch has waited ${age(oldest + since)}.`),
-    meter("batches that wait", waiting, limits.max_batches, number),
+    el("p", {}, oldest === null ? "No batches are waiting." : `The oldest batch has been waiting for ${age(oldest + since)}.`),
+    meter("waiting batches", waiting, limits.max_batches, number),
     meter("stored", queue.stored_bytes, limits.max_stored_bytes, bytes),
     meter("leased", queue.states.leased.batches, limits.max_in_flight, number),
   ];
 }
 
-/** How much of a limit is used. */
+/** The used share of a limit. */
 function meter(name, used, most, format) {
   const share = most ? used / most : 0;
   return el("div", { class: "meter" }, el("span", {}, `${name}: ${format(used)} of ${format(most)}`),
@@ -91,7 +90,7 @@ function runsTable(queue) {
     const depth = queue.runs[run][state];
     return el("td", { class: "number" }, depth?.batches ? el("a", { href: link(["batches"], { state, run }) }, number(depth.batches)) : "");
   };
-  const more = names.length > ROWS_SHOWN && el("p", {}, `${count(names.length - ROWS_SHOWN, "more run")}: look for them under Batches.`);
+  const more = names.length > ROWS_SHOWN && el("p", {}, `${count(names.length - ROWS_SHOWN, "more run")}: find them under Batches.`);
   return [el("table", {},
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "run"), states.map((state) => el("th", { scope: "col", class: "number" }, state)))),
     el("tbody", {}, names.slice(0, ROWS_SHOWN).map((run) =>
@@ -103,7 +102,7 @@ export function nothingYet() {
     el("pre", {}, `policy-trainer train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k --run-dir runs/first --server ${location.origin}`));
 }
 
-/** Shows the shares of the runs that were heard of last, now and when they have made steps. */
+/** Shows how long each part of the most recently updated runs waits, and updates it as they report steps. */
 function followWaits(place, signal) {
   let newest = [];
   const show = () => fill(place, newest.length ? newest.map(waitsOfRun) : el("p", { class: "quiet" }, "No run has reported a step yet."));
@@ -115,7 +114,7 @@ function followWaits(place, signal) {
       show();
     } catch (error) {
       if (!(error instanceof ApiError) || error.status === 0) return;
-      fill(place, el("p", { class: "quiet" }, error.status === 404 ? "This server keeps no metrics of runs." : error.message));
+      fill(place, el("p", { class: "quiet" }, error.status === 404 ? "This server stores no metrics." : error.message));
     }
   }, signal);
   on("metrics", refresh, signal);
@@ -132,6 +131,6 @@ function waitsOfRun({ run, lineage, step, waits }) {
 }
 
 function shareBar(name, share) {
-  const text = `works ${percent(1 - share)}, waits ${percent(share)}`;
+  const text = `working ${percent(1 - share)}, waiting ${percent(share)}`;
   return el("dd", {}, el("progress", { value: String(1 - share), max: "1", "aria-label": `${name} ${text}` }), el("span", {}, text));
 }

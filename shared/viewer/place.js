@@ -1,4 +1,6 @@
-// Where in the dashboard one is: the hash of the address, such as #/batches?state=dead.
+// The current place in the dashboard: the hash of the address, such as #/batches?state=dead; and the list a group was opened from.
+
+const LIST = "tandem-list";
 
 /** The parts of the path, and the query. */
 export function here() {
@@ -11,19 +13,19 @@ export function link(parts, query = {}) {
   return `#/${parts.map(encodeURIComponent).join("/")}${search(query)}`;
 }
 
-/** "?state=dead&limit=5". Values that are null are left out; a list repeats its name. */
+/** "?state=dead&limit=5". Null values are omitted; a list repeats its name. */
 export function search(query) {
   const pairs = Object.entries(query).flatMap(([name, value]) => [value].flat().map((each) => [name, each]));
-  const given = new URLSearchParams(pairs.filter(([, value]) => value !== null && value !== undefined));
-  return given.size ? `?${given}` : "";
+  const parameters = new URLSearchParams(pairs.filter(([, value]) => value !== null && value !== undefined));
+  return parameters.size ? `?${parameters}` : "";
 }
 
-/** Notes what a view shows in the address, so that it can be sent to others; "" notes nothing. The view stays as it is. */
+/** Records a view's settings in the address, so that it can be shared; "" removes a setting. The view is not redrawn. */
 export function note(changes) {
   const { parts, query } = here();
   const old = [...new Set(query.keys())].map((name) => [name, query.getAll(name)]);
-  const noted = Object.entries(changes).map(([name, value]) => [name, value === "" ? null : value]);
-  history.replaceState(null, "", link(parts, Object.fromEntries([...old, ...noted])));
+  const changed = Object.entries(changes).map(([name, value]) => [name, value === "" ? null : value]);
+  history.replaceState(null, "", link(parts, Object.fromEntries([...old, ...changed])));
 }
 
 function decoded(part) {
@@ -32,4 +34,16 @@ function decoded(part) {
   } catch {
     return part;
   }
+}
+
+/** Remembers the list from which a group is opened: { ids, back, name }, its groups, address and title. */
+export function remember(list) {
+  sessionStorage.setItem(LIST, JSON.stringify(list));
+}
+
+/** The position of a group in that list: { at, ids, back, name }, or null. */
+export function placeOf(id) {
+  const list = JSON.parse(sessionStorage.getItem(LIST) ?? "null");
+  const at = list?.ids.indexOf(id) ?? -1;
+  return at < 0 ? null : { ...list, at };
 }

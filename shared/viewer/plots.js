@@ -1,18 +1,18 @@
-// A line plot: uPlot with this page's colours, its values above it, and keys.
+// A line plot: uPlot with the page's colours, values above the plot, and keyboard control.
 
 import { color, onColors } from "./appearance.js";
-import { add, el, fill, tell } from "./dom.js";
+import { add, el, fill, announce } from "./dom.js";
 import { age, number, short } from "./format.js";
 
 const HEIGHT = 150;
 const MOVED = 4;
 
 /**
- * Adds a plot to a place.
+ * Adds a plot to an element.
  *
- * title, unit, healthy: words about the metric. lines: [{ label, line, faint, points, band }…], `line` a number of
- * a colour. data: [x, y…], numbers or nulls. axis: the name of an x. time: x is Unix seconds. pick: called with the x of a chosen point.
- * Returns { set(data), end() }.
+ * title, unit, healthy: describe the metric. lines: [{ label, line, faint, points }…], `line` a colour number. data: [x, y…],
+ * numbers or nulls. axis: the name of an x value. time: x is in Unix seconds. pick: called with the x of a selected point.
+ * marks: x values of warnings. Returns { set(data), end() }.
  */
 export function plot(place, { title, unit = "", healthy = "", lines, data, axis = "step", time = false, pick = null, marks = [] }, signal) {
   const values = el("span", { class: "values" });
@@ -23,10 +23,10 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, axis 
     el("figcaption", {}, el("div", { class: "heading" }, el("strong", {}, title), el("span", { class: "quiet", title: about }, about)), values), area);
   add(place, figure);
 
-  const told = lines.map((line, i) => [line, i + 1]).filter(([line]) => !line.faint);
+  const labelled = lines.map((line, i) => [line, i + 1]).filter(([line]) => !line.faint);
   const showValues = (chart) => {
     const at = chart.cursor.idx ?? chart.data[0].length - 1;
-    const parts = told.map(([line, i]) =>
+    const parts = labelled.map(([line, i]) =>
       el("span", { class: `line-${line.line}` }, line.label ? `${line.label} ` : "", el("b", {}, number(valueAt(chart.data[i], at)))));
     const x = chart.data[0][at];
     const where = x === undefined ? "no value yet" : time ? `${age(Date.now() / 1000 - x)} ago` : `${axis} ${number(x)}`;
@@ -76,19 +76,19 @@ function series({ line, faint = false, points = false }) {
   };
 }
 
-/** A range around the values that leaves a constant in the middle, and hardly goes below 0 where no value does. */
+/** The y range: some space around the values, with a constant in the middle, and hardly below 0 if no value is. */
 function range(_, low, high) {
   if (low === null || high === null) return [-0.1, 1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
   return [low >= 0 && low < pad ? -pad / 3 : low - pad, high + pad];
 }
 
-/** As far as the plotting library reaches, but for a single step or second: some around it. */
+/** The x range: the plotting library's, or some space around a single value. */
 function across({ data: [xs] }, low, high, pad) {
   return xs.length === 1 ? [xs[0] - pad, xs[0] + pad] : [low, high];
 }
 
-/** The value at an index, or the last one before it: evaluations are rarer than steps. */
+/** The value at an index, or the last before it: evaluations are rarer than steps. */
 function valueAt(column, at) {
   for (let i = at; i >= 0; i--) if (column[i] !== null && column[i] !== undefined) return column[i];
   return null;
@@ -121,11 +121,11 @@ function moveByKeys(figure, chart, pick, values) {
     if (to === undefined || !(to in steps)) return;
     event.preventDefault();
     chart.setCursor({ left: chart.valToPos(steps[to], "x"), top: 10 }, true, true);
-    tell(values.textContent);
+    announce(values.textContent);
   });
 }
 
-/** A click on a point, but not the end of dragging over a range, which zooms. */
+/** Selects a point on a click, but not at the end of a drag, which zooms. */
 function pickByMouse(chart, pick) {
   let down = 0;
   chart.over.addEventListener("mousedown", (event) => (down = event.clientX));

@@ -1,20 +1,20 @@
-// How fast the server works, from the differences of what it counts: GET /v1/queue has totals alone.
+// The server's throughput, computed from differences: GET /v1/queue has only totals.
 
 import { on } from "./live.js";
 
 const KEPT_SECONDS = 900;
-// The server is silent while nothing changes: then nothing has happened meanwhile.
+// The server sends nothing while nothing changes.
 const SILENT_SECONDS = 5;
-// Counts move in steps, so a rate is that of a few seconds at least.
+// Counts change in jumps, so a rate covers at least a few seconds.
 const LEAST_SECONDS = 4;
 
-const seen = [];
+const history = [];
 
 on("queue", (queue) => {
   const now = Date.now() / 1000;
-  const last = seen.at(-1);
-  if (last && queue.scoring.working_seconds + queue.scoring.waiting_seconds < last.working + last.waiting) seen.length = 0;
-  seen.push({
+  const last = history.at(-1);
+  if (last && queue.scoring.working_seconds + queue.scoring.waiting_seconds < last.working + last.waiting) history.length = 0;
+  history.push({
     at: now,
     tokens: queue.scoring.tokens + queue.scoring.direct_tokens,
     working: queue.scoring.working_seconds,
@@ -22,33 +22,33 @@ on("queue", (queue) => {
     admitted: queue.since_start.admitted ?? 0,
     acked: queue.since_start.acked ?? 0,
   });
-  while (seen[0].at < now - KEPT_SECONDS) seen.shift();
+  while (history[0].at < now - KEPT_SECONDS) history.shift();
 });
 
 setInterval(() => {
   const now = Date.now() / 1000;
-  if (seen.length && now - seen.at(-1).at > SILENT_SECONDS) seen.push({ ...seen.at(-1), at: now });
+  if (history.length && now - history.at(-1).at > SILENT_SECONDS) history.push({ ...history.at(-1), at: now });
 }, 1000);
 
-/** Columns for a plot: times, and what happened a second before each. */
+/** Columns for a plot: times, and the rates per second up to each of them. */
 export function ratesOf(...names) {
   const times = [];
   const values = names.map(() => []);
-  for (let begin = 0, end = 1; end < seen.length; end++) {
-    while (begin + 1 < end && seen[end].at - seen[begin + 1].at >= LEAST_SECONDS) begin++;
-    const seconds = seen[end].at - seen[begin].at;
+  for (let begin = 0, end = 1; end < history.length; end++) {
+    while (begin + 1 < end && history[end].at - history[begin + 1].at >= LEAST_SECONDS) begin++;
+    const seconds = history[end].at - history[begin].at;
     if (seconds < LEAST_SECONDS / 2) continue;
-    times.push(seen[end].at);
-    names.forEach((name, i) => values[i].push((seen[end][name] - seen[begin][name]) / seconds));
+    times.push(history[end].at);
+    names.forEach((name, i) => values[i].push((history[end][name] - history[begin][name]) / seconds));
   }
   return [times, ...values];
 }
 
-/** The share of time that the scorer waited: of the last minute, or since its start. null where nothing scores. */
+/** The share of the last minute (or since the start) in which scoring waited; null if the server does not score. */
 export function scorerWaits() {
-  const last = seen.at(-1);
+  const last = history.at(-1);
   if (!last) return null;
-  const begin = seen.find((each) => each.at >= last.at - 60 && each.at < last.at - LEAST_SECONDS);
+  const begin = history.find((each) => each.at >= last.at - 60 && each.at < last.at - LEAST_SECONDS);
   return shareOf(last.working - (begin?.working ?? 0), last.waiting - (begin?.waiting ?? 0)) ?? shareOf(last.working, last.waiting);
 }
 

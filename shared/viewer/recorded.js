@@ -1,25 +1,25 @@
-// The data inside of a report (policy-trainer report, policy-trainer compare), which a page reads in place of a server.
+// The data embedded in a report (policy-trainer report or compare), which replaces the server.
 
 const data = document.getElementById("recorded");
 
 /**
- * What a report holds, or null on a page that a server has sent: { view, opens, runs, metrics, warnings }.
- * view, opens: the view of its own, and its address. runs: those of GET /v1/runs, without times. metrics: by run and kind,
- * the answers of GET /v1/runs/{run}/metrics. warnings: by run, its health records.
+ * The data of a report: { view, opens, runs, metrics, warnings }; null on a page served by a server.
+ * view, opens: the first view and its address. runs: as in GET /v1/runs, without times. metrics: by run and kind, as in
+ * GET /v1/runs/{run}/metrics. warnings: the health records by run.
  */
 export const recorded = data && JSON.parse(data.textContent);
 
-// Parts of the report that are plain HTML: they stand before and behind the view that it opens on.
+// The parts of the report that are plain HTML, placed before and after its first view.
 const summary = document.getElementById("summary");
 const details = document.getElementById("details");
 
-/** Puts them there. */
+/** Moves them into that view. */
 export function addSections(root) {
   root.querySelector("h1")?.after(summary);
   root.append(details);
 }
 
-/** What the server would answer to GET, or undefined. */
+/** What the server would return for a GET, or undefined. */
 export function recordedAnswer(path, { kind, after = -1 }) {
   const [, route, run, , step] = path.split("/").map(decodeURIComponent);
   if (route !== "runs") return undefined;
@@ -34,7 +34,7 @@ function laterThan({ steps, values }, after) {
   return { steps: steps.slice(begin), values: Object.fromEntries(rest), next_after: null };
 }
 
-/** The records of a step, with the numbers that the report has of it. */
+/** The records of a step, with the numbers that the report contains. */
 function recordsOf(run, step) {
   const records = recorded.warnings[run].filter((record) => record.step === step);
   for (const [kind, { steps, values }] of Object.entries(recorded.metrics[run])) {

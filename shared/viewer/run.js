@@ -1,4 +1,4 @@
-// One run: its warnings, its curves, its newest steps.
+// One run: its warnings, curves and newest steps.
 
 import { Columns, readRuns, readStep } from "./columns.js";
 import { showCurves } from "./curves.js";
@@ -18,7 +18,7 @@ export async function showRun(root, parts, query, signal) {
   add(root, el("h1", { class: "name" }, name));
   const batches = el("a", { href: link(["batches"], { run: name }) }, "its batches");
   if (!run) {
-    return add(root, el("div", { class: "box" }, el("p", {}, "This run has reported no metrics to this server. "), el("p", {}, "Look at ", batches, ".")));
+    return add(root, el("div", { class: "box" }, el("p", {}, "This run has reported no metrics to this server."), el("p", {}, "Look at ", batches, ".")));
   }
   const warned = await readWarnings(run, signal);
   const curves = el("div", {});
@@ -34,17 +34,17 @@ export async function showRun(root, parts, query, signal) {
   const smoothing = smoothingField(query.get("smooth"), draw);
   const others = lineages.filter((each) => each !== run);
   add(root,
-    !recorded && el("p", {}, `Step ${number(run.step)}, heard of ${ago(run.updated_at)} ago; began ${moment(run.first_at)}. See `, batches, ", or ",
-      el("a", { href: link(["runs"], { run: keyOf(run) }) }, "lay other runs over it"), "."),
-    others.length > 0 && el("p", {}, "Other trainings of this name: ", others.map((each) =>
+    !recorded && el("p", {}, `Step ${number(run.step)}, updated ${ago(run.updated_at)} ago; started ${moment(run.first_at)}. See `, batches, ", or ",
+      el("a", { href: link(["runs"], { run: keyOf(run) }) }, "compare it with other runs"), "."),
+    others.length > 0 && el("p", {}, "Other trainings with this name: ", others.map((each) =>
       [el("a", { href: link(["run", name], { lineage: each.lineage }) }, each.lineage || "no lineage"), " "]).flat()),
     warned.length > 0 && el("section", {}, el("h2", {}, "Warnings"), el("ul", { class: "warnings" }, warned.map(warning))),
-    el("div", { class: "fields" }, smoothing.label, el("span", { class: "quiet" }, "A click on a point opens the step.")),
+    el("div", { class: "fields" }, smoothing.label, el("span", { class: "quiet" }, "Click a point to open its step.")),
     curves, await stepsTable(run, signal));
   await draw();
 }
 
-/** The newest health records, the newest first. */
+/** The latest health records, newest first. */
 async function readWarnings(run, signal) {
   const columns = new Columns(run, "health");
   await columns.read(signal);
@@ -54,7 +54,7 @@ async function readWarnings(run, signal) {
 }
 
 function warning({ step, name, seen, band, remedy }) {
-  return el("li", {}, el("b", {}, `Step ${number(step)}: ${name}`), ` is ${number(seen)}, healthy is ${band}. ${remedy}`);
+  return el("li", {}, el("b", {}, `Step ${number(step)}: ${name}`), ` is ${number(seen)}; healthy: ${band}. ${remedy}`);
 }
 
 async function stepsTable(run, signal) {
@@ -63,7 +63,7 @@ async function stepsTable(run, signal) {
   columns.query = { ...columns.query, names: wanted };
   columns.steps = [Math.max(-1, run.step - STEPS_SHOWN)];
   await columns.read(signal);
-  const names = wanted.filter((name) => name in columns.values); // a report has those that the run has written
+  const names = wanted.filter((name) => name in columns.values); // a report has only those that the run recorded
   const rows = names.length === 0 ? [] : columns.steps.slice(1).map((step, i) => [step, names.map((name) => columns.values[name]?.[i + 1])]).reverse();
   return rows.length > 0 && el("section", {}, el("h2", {}, "Newest steps"), el("div", { class: "scrolls" }, el("table", {},
     el("thead", {}, el("tr", {}, ["step", ...names].map((name) => el("th", { scope: "col", class: "number" }, name)))),

@@ -1,4 +1,4 @@
-// All runs with metrics, and the curves of the chosen ones laid over each other.
+// All runs with metrics, and the curves of the selected ones in the same plots.
 
 import { readRuns } from "./columns.js";
 import { LINES, showCurves } from "./curves.js";
@@ -9,17 +9,17 @@ import { nothingYet } from "./overview.js";
 import { recorded } from "./recorded.js";
 
 const SMOOTHING = [["0", "none"], ["0.6", "a little"], ["0.9", "much"], ["0.97", "most"]];
-// What the curves of a report may stand over. A server does not count the completions up to a step.
+// The x axes of a report's curves. A server does not count the completions up to a step.
 const AXES = [["step", "steps"], ["completions", "completions sampled"]];
 const MOST = 12;
 
 export async function showRuns(root, parts, query, signal) {
   const runs = await readRuns(signal);
   add(root, el("h1", {}, "Runs"));
-  if (runs === null) return add(root, el("p", { class: "box" }, "This server keeps no metrics of runs."));
+  if (runs === null) return add(root, el("p", { class: "box" }, "This server stores no metrics."));
   if (!runs.length) return add(root, nothingYet());
-  const asked = query.getAll("run");
-  const chosen = new Set((asked.length ? asked : [keyOf(runs[0])]).slice(0, MOST));
+  const requested = query.getAll("run");
+  const chosen = new Set((requested.length ? requested : [keyOf(runs[0])]).slice(0, MOST));
   const curves = el("div", {});
   const list = el("ul", { class: "choices" });
   let drawing = new AbortController();
@@ -33,7 +33,7 @@ export async function showRuns(root, parts, query, signal) {
     fill(list, runs.map((each) => choice(each, runs, order, (on) => choose(keyOf(each), on))));
     const shown = order.map((key) => runs.find((each) => keyOf(each) === key)).filter(Boolean);
     const labelled = shown.map((each) => ({ ...each, label: labelOf(each, runs) }));
-    if (!shown.length) return fill(curves, el("p", { class: "box" }, "Choose a run to see its curves."));
+    if (!shown.length) return fill(curves, el("p", { class: "box" }, "Select a run to see its curves."));
     await showCurves(curves, labelled, { weight: Number(smoothing.value), along: along.value }, drawing.signal);
   };
   const choose = (key, on) => {
@@ -42,12 +42,12 @@ export async function showRuns(root, parts, query, signal) {
   };
   const smoothing = smoothingField(query.get("smooth"), draw);
   const along = el("select", { change: draw }, AXES.map(([value, name]) => el("option", { value, selected: value === query.get("along") }, name)));
-  add(root, el("div", { class: "fields" }, smoothing.label, recorded && el("label", {}, "Along ", along), el("span", { class: "quiet" }, "A click on a point opens the step. Drag to zoom, double-click to see all.")),
-    el("div", { class: "beside" }, list, curves));
+  add(root, el("div", { class: "fields" }, smoothing.label, recorded && el("label", {}, "X axis ", along), el("span", { class: "quiet" }, "Click a point to open its step. Drag to zoom, double-click to reset.")),
+    el("div", { class: "list-and-curves" }, list, curves));
   await draw();
 }
 
-/** A choice of smoothing: { label, value }. */
+/** The smoothing control: { label, value }. */
 export function smoothingField(chosen, changed) {
   const select = el("select", { change: changed }, SMOOTHING.map(([value, name]) => el("option", { value, selected: value === chosen }, name)));
   return { label: el("label", {}, "Smoothing ", select), get value() { return select.value; } };
@@ -62,10 +62,10 @@ function choice(each, all, order, changed) {
       recorded ? `step ${number(each.step)}` : `step ${number(each.step)}, ${ago(each.updated_at)} ago`));
 }
 
-/** How an address names a run's lineage. */
+/** The key of a run and its lineage in an address. */
 export const keyOf = ({ run, lineage }) => `${lineage}/${run}`;
 
-/** The run's name, and its lineage where several trainings have the name. */
+/** The run's name, with its lineage if several trainings share the name. */
 function labelOf({ run, lineage }, all) {
   return all.filter((other) => other.run === run).length > 1 ? `${run} (${lineage || "no lineage"})` : run;
 }

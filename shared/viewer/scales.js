@@ -1,10 +1,10 @@
-// What the colours of tokens mean: the number of each token, and the bounds between the colours.
+// The colour scales of tokens: the value of each token, and the bounds between colours.
 
 import { number } from "./format.js";
 
 /**
- * of: a row -> its numbers, or null where one of the columns is missing. bounds: between the classes, rising.
- * center: the class without a colour; those below and above it have a colour each. Without a center, the first.
+ * of: a row -> its values, or null if a column is missing. bounds: between the classes, ascending. center: the class
+ * without a colour, with one colour below and another above it; without a center, the first class has none.
  */
 const SCALES = {
   logp: {
@@ -28,7 +28,7 @@ const SCALES = {
     bounds: [0.5, 0.8, 0.95, 0.995, 1.005, 1.05, 1.25, 2], of: (row) => pairs(row.logps, row.sampler_logps, (now, then) => Math.exp(now - then)),
   },
   advantage: {
-    title: "advantage", unit: "", about: "the advantage that the step trained with", center: 4,
+    title: "advantage", unit: "", about: "the advantage used by the training step", center: 4,
     bounds: [-1.5, -0.7, -0.2, -1e-6, 1e-6, 0.2, 0.7, 1.5], of: (row) => row.advantages,
   },
   teacher: {
@@ -39,17 +39,17 @@ const SCALES = {
 
 const NONE = { name: "none", title: "none", columns: [], bounds: [] };
 
-/** The scales by name, each with the numbers of each row: only those that this batch has. */
+/** The scales that this batch has values for, by name, each with the values of each row. */
 export function scalesOf(rows) {
-  const found = { none: { ...NONE, columns: rows.map(() => null), classOf: () => "" } };
+  const scales = { none: { ...NONE, columns: rows.map(() => null), classOf: () => "" } };
   for (const [name, scale] of Object.entries(SCALES)) {
     const columns = rows.map((row) => scale.of(row) ?? null);
-    if (columns.some(Boolean)) found[name] = { ...scale, name, columns, classOf: (value) => classOf(scale, value) };
+    if (columns.some(Boolean)) scales[name] = { ...scale, name, columns, classOf: (value) => classOf(scale, value) };
   }
-  return found;
+  return scales;
 }
 
-/** The class of each colour with its range and how many numbers have it: [{ name, label, share }…]. */
+/** Each colour class with its range and its share of the tokens: [{ name, label, share }…]. */
 export function legendOf(scale, masks) {
   const counts = new Array(scale.bounds.length + 1).fill(0);
   let all = 0;
@@ -69,7 +69,7 @@ function binOf(bounds, value) {
   return bin;
 }
 
-/** low-1 to low-4 and high-1 to high-4 around a center, else size-0 to size-6. */
+/** low-1 to low-4 and high-1 to high-4 around a center, otherwise size-0 to size-6. */
 function nameOf({ bounds, center, falling }, bin) {
   if (center === undefined) return `size-${falling ? bounds.length - bin : bin}`;
   if (bin === center) return "size-0";
@@ -83,7 +83,7 @@ function labelOf(bounds, bin) {
   return low === high ? low : `${low} to ${high}`;
 }
 
-/** Bounds that only set 0 apart are written as 0. */
+/** Tiny bounds, which only separate 0, are written as 0. */
 const bound = (value) => number(Math.abs(value) < 1e-5 ? 0 : value);
 
 const pairs = (left, right, of) => (left && right ? left.map((value, i) => of(value, right[i])) : null);

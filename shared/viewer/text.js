@@ -1,19 +1,19 @@
-// Makes characters visible that could hide, reorder or imitate others: uploaders choose names and models write texts.
+// Makes characters visible that could hide, reorder or imitate others: names and texts come from uploaders and models.
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu;
 const NAMES = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 
-/** A text in which control characters and bidirectional overrides are written as escapes. */
+/** The text with control characters and bidirectional overrides escaped. */
 export function visible(text) {
   return text.replace(HIDDEN, escaped);
 }
 
-/** The same with its line breaks and tabs. */
+/** The same, but line breaks and tabs stay. */
 export function visibleLines(text) {
   return text.replace(HIDDEN, (character) => ("\n\t".includes(character) ? character : escaped(character)));
 }
 
-/** The text of a token: also its white space can be seen. A token without a text is shown by its id. */
+/** The text of a token with visible white space; a token without text is shown by its id. */
 export function visibleToken(text, id) {
   if (!text) return `#${id}`;
   return visibleLines(text)

@@ -1,12 +1,12 @@
-// The values of one token, beside it: of the one under the pointer, or of the current one of the keyboard.
+// A tooltip with the values of one token: the one under the pointer, or the keyboard's current one.
 
-import { el, fill, tell } from "./dom.js";
+import { el, fill, announce } from "./dom.js";
 import { number } from "./format.js";
 import { note } from "./place.js";
 
 const KEYS = { ArrowLeft: -1, ArrowRight: 1 };
 
-/** group: { element, rows, texts, scales, query }. One listener for all tokens. */
+/** group: { element, rows, texts, scales, query }. One listener serves all tokens. */
 export function tokenTip(group, signal) {
   const { element, texts, query } = group;
   const tip = el("div", { class: "tip", hidden: true });
@@ -21,7 +21,7 @@ export function tokenTip(group, signal) {
     shown = token;
     fill(tip, rowsOf(group, row, index));
     tip.hidden = false;
-    putBeside(tip, token);
+    placeNear(tip, token);
   };
   const hide = () => (tip.hidden = true);
   const choose = (row, index) => {
@@ -32,7 +32,7 @@ export function tokenTip(group, signal) {
     const token = texts[row].current(index);
     token.scrollIntoView({ block: "nearest" });
     show(token, row, index);
-    tell(tip.textContent);
+    announce(tip.textContent);
   };
 
   element.addEventListener("pointerover", ({ target }) => {
@@ -54,11 +54,11 @@ export function tokenTip(group, signal) {
     choose(row, to);
   });
   element.addEventListener("focusout", hide);
-  addEventListener("scroll", () => !tip.hidden && (isSeen(shown) ? putBeside(tip, shown) : hide()), { signal, capture: true, passive: true });
+  addEventListener("scroll", () => !tip.hidden && (isVisible(shown) ? placeNear(tip, shown) : hide()), { signal, capture: true, passive: true });
   showFromAddress(query, group, choose);
 }
 
-/** The token that the address names, once it can be seen. */
+/** Shows the token that the address names, once it is drawn. */
 function showFromAddress(query, { rows, texts }, choose) {
   const [row, token] = [Number(query.get("row") ?? -1), Number(query.get("token") ?? -1)];
   if (!(row in rows)) return;
@@ -74,8 +74,8 @@ function rowsOf({ rows, scales }, row, index) {
   const values = {
     token: `${index} of ${ids.length}`,
     id: String(ids[index]),
-    ...Object.fromEntries(Object.values(scales).filter(({ columns }) => columns[row]).map(({ title, columns }) => [title, withChance(title, columns[row][index])])),
-    ...(mask?.[index] === false ? { masked: "it does not train" } : {}),
+    ...Object.fromEntries(Object.values(scales).filter(({ columns }) => columns[row]).map(({ title, columns }) => [title, withProbability(title, columns[row][index])])),
+    ...(mask?.[index] === false ? { masked: "not trained on" } : {}),
     ...(end >= 0 ? { "step ends": `reward ${number(rewards?.[end])}` } : {}),
   };
   return [el("code", {}, JSON.stringify(tokens[index])), el("dl", { class: "sheet" },
@@ -83,17 +83,17 @@ function rowsOf({ rows, scales }, row, index) {
 }
 
 /** A log-prob with its probability. */
-function withChance(title, value) {
+function withProbability(title, value) {
   return title.endsWith("log-prob") ? `${number(value)} (${number(100 * Math.exp(value))}%)` : number(value);
 }
 
-function isSeen(token) {
+function isVisible(token) {
   const { top, bottom } = token.getBoundingClientRect();
   return bottom > 0 && top < innerHeight;
 }
 
-/** Below the token, or above where there is no room. */
-function putBeside(tip, token) {
+/** Places the tooltip below the token, or above it if there is no room. */
+function placeNear(tip, token) {
   const at = token.getClientRects()[0] ?? token.getBoundingClientRect();
   const { width, height } = tip.getBoundingClientRect();
   const below = at.bottom + height + 8 < innerHeight;

@@ -1,4 +1,4 @@
-// The token, if the server wants one: asked for once a tab, and sent to this server alone.
+// The access token, if the server needs one: requested once per tab, and sent only to this server.
 
 import { el } from "./dom.js";
 
@@ -8,19 +8,19 @@ let declined = false;
 
 export const token = () => sessionStorage.getItem(KEY) ?? "";
 
-/** Keeps the token of a link such as #token=…, or #token=…&/runs, and removes it from the address. */
+/** Stores the token of a link such as #token=…, or #token=…&/runs, and removes it from the address. */
 export function takeToken() {
-  const [, given, place] = location.hash.match(/^#token=([^&]+)&?(.*)$/) ?? [];
-  if (!given) return;
-  sessionStorage.setItem(KEY, given);
+  const [, value, place] = location.hash.match(/^#token=([^&]+)&?(.*)$/) ?? [];
+  if (!value) return;
+  sessionStorage.setItem(KEY, value);
   history.replaceState(null, "", `#${place || "/"}`);
-  document.getElementById("token")?.closest("dialog").close("noted"); // the page is asking for a token now
+  document.getElementById("token")?.closest("dialog").close("stored"); // the page may be asking for a token
 }
 
-/** The headers that a request with this token has. */
+/** The headers of a request with this token. */
 export const headersOf = (value) => (value ? { Authorization: `Bearer ${value}` } : {});
 
-/** Asks for a token until the server knows it. True once it is noted; false when the person has cancelled, also later. */
+/** Asks for a token until the server accepts one. False if the user cancels, and then also on later calls. */
 export async function askForToken(why) {
   if (declined) return false;
   asking ??= open(why).finally(() => (asking = null));
@@ -28,7 +28,7 @@ export async function askForToken(why) {
   return !declined;
 }
 
-/** Lets a token be asked for again: the person has opened another view, or wants to try again. */
+/** Allows asking again: the user opened another view, or wants to retry. */
 export function mayAsk() {
   declined = false;
 }
@@ -38,12 +38,12 @@ function open(why) {
   const wrong = el("p", { class: "wrong", role: "alert" });
   const form = el(
     "form", {},
-    el("h2", {}, "This server wants a token"),
+    el("h2", {}, "This server needs an access token"),
     el("p", {}, why),
     el("label", { for: "token" }, "Token"), input, wrong,
-    el("p", { class: "quiet" }, "It stays in this tab, and goes to this server alone. Looking at batches needs role train."),
+    el("p", { class: "quiet" }, "It is kept in this tab and sent only to this server. Viewing batches requires the role train."),
     el("div", { class: "buttons" },
-      el("button", { type: "submit", class: "first" }, "Use it"),
+      el("button", { type: "submit", class: "first" }, "Continue"),
       el("button", { type: "button", click: () => dialog.close() }, "Cancel")),
   );
   const dialog = el("dialog", { class: "asks" }, form);
@@ -53,18 +53,18 @@ function open(why) {
       wrong.textContent = await refusal(input.value.trim());
       if (wrong.textContent) return input.select();
       sessionStorage.setItem(KEY, input.value.trim());
-      dialog.close("noted");
+      dialog.close("stored");
     });
     dialog.addEventListener("close", () => {
       dialog.remove();
-      resolve(dialog.returnValue === "noted");
+      resolve(dialog.returnValue === "stored");
     });
     document.body.append(dialog);
     dialog.showModal();
   });
 }
 
-/** Why the server does not take a token, or "". */
+/** Why the server rejects a token, or "". */
 async function refusal(value) {
   if (!/^[\x21-\x7e]+$/.test(value)) return "A token consists of visible ASCII characters.";
   try {

@@ -1,19 +1,19 @@
-// The tokens of a completion, drawn in pieces while they can be seen: a group may have a quarter of a million of them.
+// The tokens of a completion, drawn in pieces as they become visible: a group may have a quarter of a million.
 
 import { el } from "./dom.js";
 import { visibleToken } from "./text.js";
 
-// A piece ends at a line break where there is one in time.
+// A piece ends at the first line break after PIECE tokens, or at LONGEST.
 const PIECE = 192;
 const LONGEST = 384;
-// Pieces that stay drawn when they leave the screen. A limit, since each token is an element.
+// Off-screen pieces that stay drawn; limited, since each token is an element.
 const KEPT = 160;
 const CHARACTERS_PER_LINE = 44;
 const LINE_HEIGHT = 24;
 
 /**
- * row: of GET /v1/batches/{id}/tokens. classOf: index of a token -> its class of colour. Returns { element, paint(classOf),
- * mark(indexes), tokenAt(index), indexOf(element) }. The observer of a view draws the pieces: see `pieceWatcher`.
+ * row: of GET /v1/batches/{id}/tokens. classOf: index of a token -> its colour class. Returns { element, paint(classOf),
+ * mark(indexes), current(index), indexOf(element) }. The view's `pieceWatcher` draws the pieces.
  */
 export function tokenText(row, watcher, classOf) {
   const state = { row, classOf, hits: new Set(), current: -1 };
@@ -32,7 +32,7 @@ export function tokenText(row, watcher, classOf) {
       state.hits = hits;
       repaint();
     },
-    /** Makes a token the current one, draws it, and returns its element. */
+    /** Selects a token, draws it, and returns its element. */
     current(index) {
       const old = pieceWith(state.current);
       state.current = index;
@@ -50,14 +50,14 @@ export function tokenText(row, watcher, classOf) {
   };
 }
 
-/** Watches which pieces can be seen, until the signal aborts. */
+/** Draws pieces as they become visible, until the signal aborts. */
 export function pieceWatcher(signal) {
-  const known = new WeakMap();
+  const pieceOf = new WeakMap();
   const drawn = new Set();
   const observer = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
-      const piece = known.get(target);
-      drawn.delete(piece); // the pieces seen last stand last
+      const piece = pieceOf.get(target);
+      drawn.delete(piece); // re-added below: the set is ordered by when a piece was last visible
       if (isIntersecting) piece.draw();
       if (piece.isDrawn) drawn.add(piece);
     }
@@ -71,7 +71,7 @@ export function pieceWatcher(signal) {
   return {
     add(state, begin, end) {
       const piece = new Piece(state, begin, end);
-      known.set(piece.element, piece);
+      pieceOf.set(piece.element, piece);
       observer.observe(piece.element);
       return piece;
     },

@@ -1,4 +1,4 @@
-// A table of any length that holds only the rows that can be seen. All rows have the same height.
+// A table of any length that draws only its visible rows. All rows have the same height.
 
 import { el, fill } from "./dom.js";
 
@@ -6,7 +6,7 @@ const BEYOND = 10;
 
 /**
  * columns: [{ name, number }…]. cellsOf: a row's data -> the contents of its cells. sortBy: called with the name of a
- * column whose head is chosen. Returns { element, set(rows, sort), draw() }.
+ * column when its header is clicked. Returns { element, set(rows, sort), draw() }.
  */
 export function virtualTable(columns, cellsOf, sortBy) {
   let rows = [];

@@ -1,10 +1,10 @@
-// Who waits for whom: the shares of time that the parts of a run work and wait, and what limits it.
+// The shares of time that the parts of a run work and wait, and the part that limits it.
 
 import { get, path } from "./api.js";
 
 const NEWEST_STEPS = 20;
 const NAMES = ["training_seconds", "waiting_seconds", "sampling_seconds", "sampler_waiting_seconds"];
-// The part that limits a run hardly waits, and the others clearly more.
+// The bottleneck waits for at most this share of its time, and the others for clearly more.
 const BUSY = 0.3;
 const CLEAR = 0.15;
 
@@ -15,7 +15,7 @@ const LIMITS = {
   trainer: "Training limits this run: give the trainer more or faster GPUs (torchrun), or larger --micro-batch-tokens if memory allows.",
 };
 
-/** The shares of time that workers and trainer have waited in a run's newest steps; null where that is not known. */
+/** The shares of time that workers and trainer waited in a run's latest steps; null if unknown. */
 export async function readWaits({ run, lineage, step }, signal) {
   const query = { lineage, kind: "step", names: NAMES, after: Math.max(-1, step - NEWEST_STEPS - 1) };
   const { values } = await get(path("v1", "runs", run, "metrics"), query, signal);
@@ -27,18 +27,18 @@ export async function readWaits({ run, lineage, step }, signal) {
   return { workers: share("sampling_seconds", "sampler_waiting_seconds"), trainer: share("training_seconds", "waiting_seconds") };
 }
 
-/** Rows for display: [{ name, share }…], those alone that are known. */
+/** The known shares, for display: [{ name, share }…]. */
 export function rowsOf(waits) {
   const known = Object.keys(PARTS).filter((part) => typeof waits[part] === "number");
   return known.map((part) => ({ name: PARTS[part], share: waits[part] }));
 }
 
-/** The bottleneck in a sentence. waits: { workers, server, trainer }, each the share of time that it waits, or null. */
+/** The bottleneck in a sentence. waits: { workers, server, trainer }, each the share of time it waits, or null. */
 export function verdictOf(waits) {
   const known = Object.keys(PARTS).filter((part) => typeof waits[part] === "number").sort((a, b) => waits[a] - waits[b]);
-  if (known.length < 2) return "Too little is known yet: the shares appear with a run's first steps.";
+  if (known.length < 2) return "Not enough data yet: the shares appear with a run's first steps.";
   const [first, second] = known;
   if (waits[first] <= BUSY && waits[second] - waits[first] >= CLEAR) return LIMITS[first];
-  if (waits[first] > BUSY) return "Every part waits: the run takes turns on one device, or has only just begun.";
-  return "The parts keep each other busy: none of them waits much longer than the others.";
+  if (waits[first] > BUSY) return "Every part waits: the run shares one device in turns, or has just started.";
+  return "The run is balanced: no part waits much longer than the others.";
 }

@@ -44,7 +44,7 @@ def test_a_run_is_watched_while_it_trains(
 
         trainer.popen.send_signal(signal.SIGINT)
         assert trainer.wait() == 130, trainer.output()
-        expect(page.locator("#state")).to_contain_text("server away")
+        expect(page.locator("#state")).to_contain_text("server unreachable")
 
 
 def newest(plot: str) -> int:

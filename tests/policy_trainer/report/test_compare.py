@@ -51,5 +51,5 @@ def test_one_run_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_holds_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"RUN_DIR: .*nothing is no directory"):
+    with pytest.raises(UserError, match=r"RUN_DIR: .*nothing is not a directory"):
         compare.run([str(make_run(tmp_path / "r")), str(tmp_path / "nothing")])

@@ -51,7 +51,7 @@ def test_a_run_is_told_in_sentences_curves_and_texts(tmp_path: Path, capsys: pyt
     assert (
         "Accuracy on held-out problems went from 0.05 (95% interval 0.02 to 0.11, step 0) to 0.9 (95% interval" in text
     )
-    assert "The best evaluation is that of step 10. It took about 0.7 minutes. Sampling limited this run" in text
+    assert "The best evaluation was at step 10. It took about 0.7 minutes. Sampling limited this run" in text
     assert "training 23%" in text and "waiting 68%" in text and "judging 10%" in text and "scoring 10%" in text
     assert "loss.beta 0.125" in text and "max_steps 10" in text
     for shown in ("forty", "about 42", "the answer is 42", "no idea"):
@@ -161,7 +161,7 @@ def test_records_that_are_no_records_are_left_out(tmp_path: Path) -> None:
 
 def test_a_run_that_has_not_trained_yet(tmp_path: Path) -> None:
     text = Seen(page_of(make_run(tmp_path / "young"))).text
-    assert "It has not trained a step yet." in text and "Curves" not in text and "Time" not in text
+    assert "No step has been trained yet." in text and "Curves" not in text and "Time" not in text
 
 
 def test_a_resumed_run_says_so(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_a_resumed_run_says_so(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_holds_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"RUN_DIR: .* holds no run: it has neither config\.toml nor metrics\.jsonl"):
+    with pytest.raises(UserError, match=r"RUN_DIR: .* contains no run: it has neither config\.toml nor metrics\.jsonl"):
         report.run([str(tmp_path)])
-    with pytest.raises(UserError, match=r"RUN_DIR: .*/none is no directory"):
+    with pytest.raises(UserError, match=r"RUN_DIR: .*/none is not a directory"):
         report.run([str(tmp_path / "none")])
 
 
@@ -205,10 +205,10 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     ids=["sft", "reward-model"],
 )
 def test_runs_of_other_commands(tmp_path: Path, records: list[dict[str, Any]], expected: str) -> None:
-    """Their metrics alone tell them apart, where config.toml is not there."""
+    """Their metrics alone tell them apart, where config.toml is missing."""
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     text = " ".join(Seen(page_of(tmp_path)).text.split())
-    assert expected in text and "config.toml is not there" in text and "GRPO" not in text
+    assert expected in text and "config.toml is missing" in text and "GRPO" not in text
 
 
 def test_addresses_and_tokens_stay_at_home(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def verdict(workers: float, server: float, trainer: float) -> str:
         ((0.0, 0.9, 0.8), "Sampling limited"),
         ((0.8, 0.1, 0.9), "Scoring limited"),
         ((0.5, 0.8, 0.05), "Training limited"),
-        ((0.1, 0.2, 0.9), "The parts kept each other busy"),
+        ((0.1, 0.2, 0.9), "The run was balanced"),
         ((0.5, 0.4, 0.9), "Every part waited"),
     ],
 )
@@ -37,4 +37,6 @@ def test_the_dashboard_has_the_same_bounds() -> None:
     busy, clear = float(bounds["BUSY"]), float(bounds["CLEAR"])
     small = 1e-6
     assert verdict(busy, 1, 1).startswith("Sampling") and verdict(busy + small, 1, 1).startswith("Every part")
-    assert verdict(0, clear + small, 1).startswith("Sampling") and verdict(0, clear - small, 1).startswith("The parts")
+    assert verdict(0, clear + small, 1).startswith("Sampling") and verdict(0, clear - small, 1).startswith(
+        "The run was"
+    )

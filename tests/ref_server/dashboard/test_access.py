@@ -38,7 +38,7 @@ def guarded(
 
 def give(tab: Tab, token: str) -> None:
     tab.page.get_by_label("Token").fill(token)
-    tab.page.get_by_role("button", name="Use it").click()
+    tab.page.get_by_role("button", name="Continue").click()
 
 
 def test_a_wrong_token_is_said_to_be_wrong_and_the_right_one_opens(
@@ -49,7 +49,7 @@ def test_a_wrong_token_is_said_to_be_wrong_and_the_right_one_opens(
     tab.page.on("request", lambda request: asked.append(request.url))
     tab.at("#/batches")
     dialog = tab.page.get_by_role("dialog")
-    expect(dialog).to_contain_text("This server wants a token")
+    expect(dialog).to_contain_text("This server needs an access token")
     give(tab, "not-the-right-one-at-all")
     expect(dialog.get_by_role("alert")).to_have_text("The server does not know this token.")
     give(tab, "ä")
@@ -111,7 +111,7 @@ def test_a_token_that_is_not_given_leaves_a_way_to_try_again(
     tab = open_tab(guarded)
     tab.at("#/batches")
     tab.page.get_by_role("button", name="Cancel").click()
-    expect(tab.page.get_by_role("alert")).to_contain_text("A token is needed")
+    expect(tab.page.get_by_role("alert")).to_contain_text("An access token is required")
     tab.page.get_by_role("button", name="Try again").click()
     give(tab, TOKENS["admin"])
     expect(tab.page.get_by_text("1 batch.")).to_be_visible()
@@ -137,7 +137,7 @@ def test_a_server_that_goes_away_is_asked_until_it_is_back(
         tab.at("#/")
         state = tab.page.locator("#state")
         expect(state).to_have_text("live")
-    expect(state).to_contain_text("server away")
+    expect(state).to_contain_text("server unreachable")
     expect(tab.page.locator(".states")).to_contain_text("ready")
     with at_port(make_service(), http.base_url.port or 0):
         expect(state).to_have_text("live")

@@ -63,7 +63,7 @@ def test_a_key_leads_to_the_search(tab: Tab) -> None:
     expect(tab.page.get_by_text("1 batch of 5.")).to_be_visible()
     assert [line[1] for line in rows(tab)] == ["killed"]
     tab.page.get_by_label("Search").fill("nothing is like this")
-    expect(tab.page.get_by_text("No batch is like this.")).to_be_visible()
+    expect(tab.page.get_by_text("No batches match.")).to_be_visible()
 
 
 def test_an_expired_batch_comes_back_once_that_is_confirmed(tab: Tab, server: httpx.Client, batches: list[str]) -> None:
@@ -86,7 +86,7 @@ def test_new_batches_appear_by_themselves(
     tab: Tab, server: httpx.Client, tokenizer: PreTrainedTokenizerBase, batches: list[str]
 ) -> None:
     tab.at("#/batches?run=later")
-    expect(tab.page.get_by_text("No batch is like this.")).to_be_visible()
+    expect(tab.page.get_by_text("No batches match.")).to_be_visible()
     upload(server, group(tokenizer, run="later"))
     expect(tab.page.get_by_text("1 batch.")).to_be_visible()
 

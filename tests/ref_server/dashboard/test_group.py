@@ -65,7 +65,7 @@ def test_keys_move_from_token_to_token(tab: Tab, ids: list[str]) -> None:
     expect(tokens.locator(".current")).to_have_count(1)
     expect(tab.page.locator(".tip")).to_contain_text("token1 of")
     assert tab.page.url.endswith("row=1&token=1")
-    expect(tab.page.locator("#told")).to_contain_text("token1 of")
+    expect(tab.page.locator("#announcer")).to_contain_text("token1 of")
     tab.page.reload()
     expect(cards(tab).nth(1).locator(".tokens .current")).to_have_count(1)
 
@@ -122,7 +122,7 @@ def test_what_training_made_of_it_is_shown(
     expect(tokens.nth(5)).to_have_class("low-3")
     expect(tokens.last).to_have_class(re.compile("step-end"))
     tokens.nth(1).hover()
-    expect(page.locator(".tip")).to_contain_text("maskedit does not train")
+    expect(page.locator(".tip")).to_contain_text("maskednot trained on")
     tokens.last.hover()
     expect(page.locator(".tip")).to_contain_text("step endsreward 1")
     expect(page.locator(".tip")).to_contain_text("ratio after the step0.6065")
@@ -147,7 +147,7 @@ def test_help_names_the_keys(tab: Tab, ids: list[str]) -> None:
     page = tab.at(f"#/batch/{ids[0]}")
     expect(cards(tab)).to_have_count(4)
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog")).to_contain_text("next colouring")
+    expect(page.get_by_role("dialog")).to_contain_text("next colour scale")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
 

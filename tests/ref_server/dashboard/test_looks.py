@@ -72,7 +72,7 @@ def test_a_phone_never_scrolls_the_page_sideways(
 def test_the_keyboard_reaches_the_content_and_shows_where_it_is(tab: Tab) -> None:
     page = tab.at("#/")
     page.keyboard.press("Tab")
-    expect(page.get_by_role("button", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("button", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
     page.keyboard.press("Tab")

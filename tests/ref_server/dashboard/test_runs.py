@@ -95,7 +95,7 @@ def test_curves_move_as_the_run_reports(tab: Tab, server: httpx.Client) -> None:
 
 def test_a_warning_is_shown_with_its_remedy(tab: Tab) -> None:
     tab.at("#/run/one")
-    expect(tab.page.locator(".warnings")).to_have_text("Step 7: kl is 3.5, healthy is below 1. raise loss.beta")
+    expect(tab.page.locator(".warnings")).to_have_text("Step 7: kl is 3.5; healthy: below 1. raise loss.beta")
 
 
 def test_other_metrics_are_a_click_away(tab: Tab) -> None:
@@ -106,7 +106,7 @@ def test_other_metrics_are_a_click_away(tab: Tab) -> None:
 
 def test_the_way_from_a_step_to_a_group(tab: Tab, ids: list[str]) -> None:
     page = tab.at("#/run/one/step/5")
-    expect(page.get_by_text("2 of 3 groups can be opened")).to_be_visible()
+    expect(page.get_by_text("2 of 3 groups are available")).to_be_visible()
     bars = page.locator(".histogram a")
     expect(bars).to_have_count(4)
     bars.nth(3).click()
@@ -133,8 +133,8 @@ def test_a_step_without_groups_says_what_keeps_them(tab: Tab) -> None:
 def test_the_overview_names_the_bottleneck(tab: Tab) -> None:
     page = tab.at("#/")
     card = page.locator(".waits article").filter(has_text="one")
-    expect(card).to_contain_text("Policy trainerworks 25%, waits 75%")
-    expect(card).to_contain_text("Rollout workersworks 98%, waits 2%")
+    expect(card).to_contain_text("Policy trainerworking 25%, waiting 75%")
+    expect(card).to_contain_text("Rollout workersworking 98%, waiting 2%")
     expect(card).to_contain_text("Sampling limits this run")
 
 
@@ -142,7 +142,7 @@ def test_a_run_without_metrics_has_its_batches(tab: Tab) -> None:
     page = tab.at("#/run/silent")
     expect(page.get_by_text("has reported no metrics")).to_be_visible()
     page.get_by_role("link", name="its batches").click()
-    expect(page.get_by_text("No batch is like this.")).to_be_visible()
+    expect(page.get_by_text("No batches match.")).to_be_visible()
 
 
 def test_without_runs_there_is_the_command_for_one(
