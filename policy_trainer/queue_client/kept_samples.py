@@ -1,4 +1,4 @@
-"""Tells the server what training made of the sampled groups, so that it keeps them to be looked at."""
+"""Reports training data of the sampled groups to the server, which keeps these batches for display."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,7 +23,7 @@ class KeepsSamples(Protocol):
 
 
 class KeptSamples:
-    """client: one that tries once. note: is told of the first failure; none stops the run."""
+    """client: tries once. note: called with the first failure. No failure stops the run."""
 
     def __init__(self, client: RefServerClient, learner: PolicyLearner, note: Callable[[str], None]) -> None:
         self._client = client
@@ -61,7 +61,7 @@ def choose_kept_samples(
     learner: PolicyLearner,
     note: Callable[[str], None],
 ) -> KeepsSamples:
-    """connect_once: makes a client that tries once. Servers that keep no samples, as older ones, are told nothing."""
+    """connect_once: makes a client that tries once. None is made for a server that keeps no samples."""
     if not config.every or not queue.limits.keep_samples:
         return NoKeptSamples()
     return KeptSamples(connect_once(), learner, note)

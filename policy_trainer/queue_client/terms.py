@@ -47,8 +47,6 @@ class Takeover:
                 f"run: another trainer of run {self._run!r} has taken over, from a copy of this run's directory.\n"
                 "Stop one of them, or give one another name with --run"
             ) from error
-        if error.code == "wrong_state":  # an older server, if batches are purged while it leases them
-            return _ASK_SECONDS
         if error.code != "run_taken":
             raise error
         seconds = error.retry_after or _ASK_SECONDS

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Annotated, Any
+from typing import Any
 
 import safetensors.torch
 import torch
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -164,16 +164,7 @@ def _remedy(checkpoint: Path) -> str:
     return f"delete {checkpoint} to resume from the checkpoint before it"
 
 
-def _with_scores(saved: Any) -> Any:
-    """The fields of a state that was written before several figures were compared."""
-    for older in ("best_accuracy", "best_score"):
-        if isinstance(saved, dict) and older in saved:
-            score = saved.pop(older)
-            saved["best_scores"] = [] if score is None else [score]
-    return saved
-
-
-_SAVED_STATE: TypeAdapter[TrainState] = TypeAdapter(Annotated[TrainState, BeforeValidator(_with_scores)])
+_SAVED_STATE: TypeAdapter[TrainState] = TypeAdapter(TrainState)
 
 
 def restore(checkpoint: Path, weights: Weights) -> None:

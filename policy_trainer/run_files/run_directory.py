@@ -101,7 +101,7 @@ class RunDirectory:
         return read_json(self.identity, TypeAdapter(_Identity), remedy) if self.identity.exists() else _Identity()
 
     def keep_lineage(self) -> str:
-        """The lineage of the run to resume. One of an older version gets a lineage now."""
+        """The lineage of the run to resume; a new one if its file was deleted."""
         return self.lineage or self.begin_lineage()
 
     def begin_lineage(self) -> str:

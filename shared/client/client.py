@@ -37,7 +37,7 @@ from shared.api import (
     Uploaded,
 )
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, Training
-from shared.client.connection import JSON, READ_SECONDS, Exchange, as_record, no_answer, route, unready_reason
+from shared.client.connection import JSON, READ_SECONDS, ApiCall, as_record, no_answer, route, unready_reason
 from shared.client.errors import ClientError, RefServerError, UnusableBatch
 from shared.client.runs import RunsClient
 
@@ -102,7 +102,7 @@ class RefServerClient(RunsClient):
     def not_ready_reason(self) -> str | None:
         """Why the server would not score a batch now, or None. Tries once; no answer means not ready."""
         try:
-            return self._send_once(Exchange("GET", "/readyz", no_answer, read_seconds=_HEALTH_SECONDS))
+            return self._send_once(ApiCall("GET", "/readyz", no_answer, read_seconds=_HEALTH_SECONDS))
         except ClientError as error:
             return unready_reason(error)
 
@@ -119,7 +119,7 @@ class RefServerClient(RunsClient):
 
     def glance(self, run: str | None = None) -> QueueView | None:
         """Like `queue`, but tries once; None without an answer within a second. For displays, which must not wait."""
-        queue = Exchange("GET", "/v1/queue", as_record(QueueView), params={"run": run}, read_seconds=_GLANCE_SECONDS)
+        queue = ApiCall("GET", "/v1/queue", as_record(QueueView), params={"run": run}, read_seconds=_GLANCE_SECONDS)
         try:
             return self._send_once(queue)
         except ClientError:
@@ -132,7 +132,7 @@ class RefServerClient(RunsClient):
     def check_reference_role(self) -> None:
         """Raises RefServerError, of status 401 or 403, unless the token may replace the reference."""
         # names no snapshot: the server checks the token, and then refuses the body with 422
-        nothing = Exchange("PUT", "/v1/reference", as_record(ReferenceVersion), b"{}", JSON)
+        nothing = ApiCall("PUT", "/v1/reference", as_record(ReferenceVersion), b"{}", JSON)
         try:
             self._send(nothing)
         except RefServerError as error:
@@ -143,7 +143,7 @@ class RefServerClient(RunsClient):
         """Makes the server score with the weights of another snapshot: a name below its root, or None."""
         body = ReferenceBody(snapshot=snapshot, version=version).model_dump_json().encode()
         read = as_record(ReferenceVersion)
-        return self._send(Exchange("PUT", "/v1/reference", read, body, JSON, read_seconds=_SCORING_SECONDS))
+        return self._send(ApiCall("PUT", "/v1/reference", read, body, JSON, read_seconds=_SCORING_SECONDS))
 
     # Batches on their way.
 
@@ -155,7 +155,7 @@ class RefServerClient(RunsClient):
             created = response.status_code == httpx.codes.CREATED
             return Uploaded(id=admitted.id, state=admitted.state, created=created)
 
-        return self._send(Exchange("POST", "/v1/batches", read, _encoded(batch), _BATCH))
+        return self._send(ApiCall("POST", "/v1/batches", read, _encoded(batch), _BATCH))
 
     def lease(self, terms: LeaseBody) -> Leased | None:
         """Leases one batch; None if none came within terms.wait_seconds. A retried request gets the same batch.
@@ -217,7 +217,7 @@ class RefServerClient(RunsClient):
         Raises RefServerError 404, 409 if the batch is not leased, or its payload is gone.
         """
         content, path = wire.encode_training(training), route("batches", id, "training")
-        return self._send(Exchange("PUT", path, as_record(Admitted), content, _BATCH, read_seconds=_TRAINING_SECONDS))
+        return self._send(ApiCall("PUT", path, as_record(Admitted), content, _BATCH, read_seconds=_TRAINING_SECONDS))
 
     # Log-probs at once; the server stores nothing.
 
@@ -242,7 +242,7 @@ class RefServerClient(RunsClient):
             return scored
 
         return self._send(
-            Exchange(
+            ApiCall(
                 "POST", "/v1/logprobs", read, _encoded(batch), _BATCH, read_seconds=_SCORING_SECONDS, most=_BATCH_BYTES
             )
         )
@@ -285,7 +285,7 @@ class RefServerClient(RunsClient):
     def tokens(self, id: str) -> TokensView:
         """The tokens of a batch with texts and log-probs, and each completion's rewards. For display."""
         path = route("batches", id, "tokens")
-        return self._send(Exchange("GET", path, as_record(TokensView), most=_BATCH_BYTES))
+        return self._send(ApiCall("GET", path, as_record(TokensView), most=_BATCH_BYTES))
 
     def rewards(self, id: str) -> RewardsView:
         """The rewards of each completion of a batch. For display."""
@@ -295,11 +295,11 @@ class RefServerClient(RunsClient):
         """Restores a dead or expired batch. Not retried when the server may have done it already."""
         # if the batch died again in between, a retry would requeue it a second time
         path = route("batches", id, "requeue")
-        return self._send(Exchange("POST", path, as_record(Admitted), repeatable=False))
+        return self._send(ApiCall("POST", path, as_record(Admitted), repeatable=False))
 
     def drop(self, id: str) -> None:
         """Deletes the payload of a batch for good. Its id stays known."""
-        self._send(Exchange("DELETE", route("batches", id), no_answer))
+        self._send(ApiCall("DELETE", route("batches", id), no_answer))
 
     def purge(self, chosen: PurgeBody) -> Purged:
         """Drops the first of the chosen batches for good. Ask again with the answer's next_cursor, until it is None."""
@@ -313,7 +313,7 @@ class RefServerClient(RunsClient):
         content = body.model_dump_json(exclude_none=True).encode()
         seconds = terms.wait_seconds + READ_SECONDS
         return self._send(
-            Exchange("POST", "/v1/batches/lease", read, content, JSON, read_seconds=seconds, most=_BATCH_BYTES)
+            ApiCall("POST", "/v1/batches/lease", read, content, JSON, read_seconds=seconds, most=_BATCH_BYTES)
         )
 
     def _settle(self, verb: str, body: type[LeasesBody], leases: Sequence[LeasedOrUnusable], **fields: Any) -> Outcomes:

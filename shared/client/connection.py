@@ -41,7 +41,7 @@ def wait_silently(reason: str, seconds: float) -> None:
 
 
 @dataclass(frozen=True)
-class Exchange(Generic[T]):
+class ApiCall(Generic[T]):
     """One request, and how its response is read.
 
     read: parses a successful response; raises ValueError or LookupError if it is not of this API. content: the body, or
@@ -104,52 +104,52 @@ class ServerConnection:
 
     def _get(self, path: str, record: type[Record], **params: Any) -> Record:
         """A GET request with this query, whose answer is JSON."""
-        return self._send(Exchange("GET", path, as_record(record), params=params))
+        return self._send(ApiCall("GET", path, as_record(record), params=params))
 
     def _post(self, path: str, body: BaseModel, record: type[Record], *, read_seconds: float = READ_SECONDS) -> Record:
         """A POST request with JSON, whose answer is JSON. Fields that are None are left out."""
         content = body.model_dump_json(exclude_none=True).encode()
-        return self._send(Exchange("POST", path, as_record(record), content, JSON, read_seconds=read_seconds))
+        return self._send(ApiCall("POST", path, as_record(record), content, JSON, read_seconds=read_seconds))
 
-    def _send(self, exchange: Exchange[T]) -> T:
+    def _send(self, call: ApiCall[T]) -> T:
         """Tries while waiting may help and patience lasts. Raises RefServerError, Unreachable, NotRefServer."""
-        policy = RetryPolicy(self, exchange)
+        policy = RetryPolicy(self, call)
         retry = tenacity.retry_if_exception(policy.retries)
         for attempt in tenacity.Retrying(retry=retry, wait=policy.seconds, reraise=True):
             with attempt:
-                return self._send_once(exchange)
+                return self._send_once(call)
         raise AssertionError("the last attempt raises")
 
-    def _send_once(self, exchange: Exchange[T]) -> T:
-        with self._translating(), self._http.stream(**_arguments(exchange)) as response:
+    def _send_once(self, call: ApiCall[T]) -> T:
+        with self._translating(), self._http.stream(**_arguments(call)) as response:
             self._check_encoding(response)
-            if exchange.download and response.is_success:
-                return self._receive(exchange, exchange.download, response)
-            body = self._body(exchange, response)
-        return self._read(exchange, whole(response, body))
+            if call.download and response.is_success:
+                return self._receive(call, call.download, response)
+            body = self._body(call, response)
+        return self._read(call, whole(response, body))
 
-    def _receive(self, exchange: Exchange[T], download: WeightsDownload, response: httpx.Response) -> T:
-        begun = self._read(exchange, response)
+    def _receive(self, call: ApiCall[T], download: WeightsDownload, response: httpx.Response) -> T:
+        begun = self._read(call, response)
         for piece in response.iter_raw():
             download.write(piece)
         return begun
 
-    def _body(self, exchange: Exchange[Any], response: httpx.Response) -> bytearray:
+    def _body(self, call: ApiCall[Any], response: httpx.Response) -> bytearray:
         """The body of a response. Raises NotRefServer for one that is longer than any legal one."""
         body = bytearray()
         try:
             for piece in response.iter_raw():
-                append(body, piece, exchange.most if response.is_success else JSON_BYTES)
+                append(body, piece, call.most if response.is_success else JSON_BYTES)
         except ValueError as error:
-            raise self._no_ref_server(f"{error} ({exchange.method} {exchange.path})") from None
+            raise self._no_ref_server(f"{error} ({call.method} {call.path})") from None
         return body
 
-    def _read(self, exchange: Exchange[T], response: httpx.Response) -> T:
+    def _read(self, call: ApiCall[T], response: httpx.Response) -> T:
         """Parses a response. Raises RefServerError, NotRefServer."""
         if not response.is_success:
             raise refusal(response, self.url)
         try:
-            return exchange.read(response)
+            return call.read(response)
         except (ValueError, LookupError) as error:
             # pydantic writes several lines for each field of an answer that is of another API
             first = str(error).splitlines()[0]
@@ -179,9 +179,9 @@ class RetryPolicy:
     The client's patience begins anew when more of a download has come since the last failure.
     """
 
-    def __init__(self, client: ServerConnection, exchange: Exchange[Any]) -> None:
+    def __init__(self, client: ServerConnection, call: ApiCall[Any]) -> None:
         self._client = client
-        self._exchange = exchange
+        self._call = call
         self._arrived = 0
         self._began = time.monotonic()
 
@@ -189,7 +189,7 @@ class RetryPolicy:
         """Whether the request is sent again. Calls on_wait then, which may raise to give up."""
         if not self._may_retry(error):
             return False
-        arrived = self._exchange.download.size if self._exchange.download else 0
+        arrived = self._call.download.size if self._call.download else 0
         if arrived != self._arrived:
             self._arrived, self._began = arrived, time.monotonic()
         waited = time.monotonic() - self._began
@@ -206,7 +206,7 @@ class RetryPolicy:
         return _BACKOFF(state) if requested is None else requested
 
     def _may_retry(self, error: BaseException) -> bool:
-        repeatable = self._exchange.repeatable
+        repeatable = self._call.repeatable
         if isinstance(error, Unreachable):
             return error.passes and (repeatable or not error.done)
         if isinstance(error, RefServerError):
@@ -258,16 +258,16 @@ def unready_reason(error: ClientError) -> str:
     raise error
 
 
-def _arguments(exchange: Exchange[Any]) -> dict[str, Any]:
+def _arguments(call: ApiCall[Any]) -> dict[str, Any]:
     """Arguments of httpx's `stream`. A file is read anew for each attempt."""
-    content, download = exchange.content, exchange.download
+    content, download = call.content, call.download
     return {
-        "method": exchange.method,
-        "url": exchange.path,
-        "params": {name: value for name, value in exchange.params.items() if value is not None},
+        "method": call.method,
+        "url": call.path,
+        "params": {name: value for name, value in call.params.items() if value is not None},
         "content": pieces(content) if isinstance(content, Path) else content,
-        "headers": {**exchange.headers, **(download.headers if download else {})},
-        "timeout": httpx.Timeout(exchange.read_seconds, connect=min(exchange.read_seconds, _CONNECT_SECONDS)),
+        "headers": {**call.headers, **(download.headers if download else {})},
+        "timeout": httpx.Timeout(call.read_seconds, connect=min(call.read_seconds, _CONNECT_SECONDS)),
     }
 
 

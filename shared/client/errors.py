@@ -82,8 +82,6 @@ class RefServerError(ClientError):
         self.retry_after = retry_after
 
 
-# The end of the message for a field that a server does not know: clients send none but those of the API.
-_UNKNOWN_FIELD = "Extra inputs are not permitted"
 _LONGEST_SECONDS = 3600.0
 _LONGEST_MESSAGE = 4000
 # Without our JSON these are another server's. Others may be of a proxy or a gateway in between.
@@ -102,9 +100,6 @@ def refusal(response: httpx.Response, url: str) -> RefServerError | NotRefServer
         message = f"{response.status_code} {response.reason_phrase}{_excerpt(response)}"
         if response.is_redirect or response.status_code in _NOT_OURS:
             return NotRefServer(f"the server at {url} is not a reference server: it says {message}")
-    if message.endswith(_UNKNOWN_FIELD):
-        older = f"the server at {url} is older than this client: it does not know {about.get('field')!r}; update it"
-        return NotRefServer(older)
     return RefServerError(response.status_code, message, retry_after=retry_after(response), **about)
 
 

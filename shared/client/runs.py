@@ -21,7 +21,7 @@ from shared.api import (
     WeightsName,
     WeightsVersion,
 )
-from shared.client.connection import JSON, READ_SECONDS, Exchange, ServerConnection, as_record, route
+from shared.client.connection import JSON, READ_SECONDS, ApiCall, ServerConnection, as_record, route
 from shared.client.errors import WrongContent
 from shared.client.transfers import WeightsDownload, content_digest, describe_file
 
@@ -62,7 +62,7 @@ class RunsClient(ServerConnection):
         body = {name: value for name, value in fields.items() if value is not None}
         content = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         path = route("runs", run, "metrics")
-        return self._send(Exchange("POST", path, as_record(MetricsKept), content, JSON, read_seconds=read_seconds))
+        return self._send(ApiCall("POST", path, as_record(MetricsKept), content, JSON, read_seconds=read_seconds))
 
     def runs(self) -> Iterator[RunSummary]:
         """The lineages of runs that have reported metrics, the latest updated first. Requests them page by page."""
@@ -107,7 +107,7 @@ class RunsClient(ServerConnection):
             "Content-Digest": content_digest(content),
         }
         url = _weights_route(name, path.name)
-        return self._send(Exchange("PUT", url, as_record(WeightsFile), path, headers, read_seconds=_WEIGHTS_SECONDS))
+        return self._send(ApiCall("PUT", url, as_record(WeightsFile), path, headers, read_seconds=_WEIGHTS_SECONDS))
 
     def commit_weights(
         self, name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
@@ -132,7 +132,7 @@ class RunsClient(ServerConnection):
         known = None if after is None else f"{after[0]}.{after[1]}"
         params = {"lineage": lineage, "after": known, "wait_seconds": wait_seconds or None}
         path = route("weights", run)
-        return self._send(Exchange("GET", path, read, params=params, read_seconds=wait_seconds + READ_SECONDS))
+        return self._send(ApiCall("GET", path, read, params=params, read_seconds=wait_seconds + READ_SECONDS))
 
     def weights(self, name: WeightsName) -> WeightsVersion:
         """One version, with its files. Raises RefServerError 404, 410."""
@@ -148,7 +148,7 @@ class RunsClient(ServerConnection):
         for left in reversed(range(_DOWNLOADS)):
             try:
                 with WeightsDownload(target, content) as download:
-                    self._send(Exchange("GET", url, download.begin, download=download))
+                    self._send(ApiCall("GET", url, download.begin, download=download))
                     download.finish()
                     return
             except WrongContent:

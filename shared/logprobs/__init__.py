@@ -5,7 +5,7 @@ Because both run the same code, the KL divergence between an unchanged policy an
     choice.py     chooses the fastest forward that agrees with a plain forward of the model
     packed.py     whole groups in one sequence `[prompt | c_1 | … | c_G | prompt …]`: each prompt is computed once
     padded.py     right-padded rows of similar length, correct for every architecture
-    hidden.py     base class of the forwards that use the tiled head
+    forward.py    what a forward is: the protocol, and the base class of those that use the tiled head
     layout.py     positions of the groups' tokens in the packed sequence
     attention.py  packed attention as a function of transformers' attention interface
     stacked.py    packed attention by SDPA, on any device
@@ -15,7 +15,7 @@ Because both run the same code, the KL divergence between an unchanged policy an
 """
 
 from shared.logprobs.choice import attends_fully, choose_forward, embedding_rows, self_test_difference
-from shared.logprobs.interface import LogprobForward
+from shared.logprobs.forward import LogprobForward
 from shared.logprobs.packed import PackedForward
 from shared.logprobs.padded import PaddedForward, PlainForward
 

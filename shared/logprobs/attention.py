@@ -30,24 +30,21 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     span_attention: SpanAttention | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (1, H, N, D) queries -> (1, N, H, E).
 
-    Without a `span_attention` it is plain SDPA, so that the model can still generate.
+    Without a `span_attention` it is plain SDPA, so that the model can still generate. options: `scaling`, `dropout` and
+    whatever else the model passes to its attention.
     """
     if span_attention is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
-        )
-    refuse_extras(kwargs)
-    if (kwargs.get("sliding_window") or span_attention.longest_row) < span_attention.longest_row:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    refuse_extras(options)
+    if (options.get("sliding_window") or span_attention.longest_row) < span_attention.longest_row:
         raise NotImplementedError("packed attention has no sliding_window")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    return span_attention(query, key, value, scaling, dropout)[None], None
+    return span_attention(query, key, value, options.get("scaling"), options.get("dropout", 0.0))[None], None
 
 
 def refuse_extras(options: dict[str, Any]) -> None:

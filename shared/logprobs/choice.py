@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.errors import UserError
+from shared.logprobs.forward import LogprobForward
 from shared.logprobs.head import target_logps
-from shared.logprobs.interface import LogprobForward
 from shared.logprobs.packed import PackedForward, VarlenForward
 from shared.logprobs.padded import PaddedForward, PlainForward, refuse_lasting_frequencies, rope_depends_on_length
 from shared.logprobs.varlen import has_kernel

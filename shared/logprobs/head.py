@@ -5,7 +5,7 @@ logits and recomputes the other tiles: keeping all of them would cost the memory
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,14 +43,14 @@ class LMHead:
         return self._apply(hidden, targets, temperatures, with_entropy=False)[0]
 
     def logps_and_entropy(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and the (C,) entropies in nats. A gradient of theirs that nobody asks for costs nothing."""
+        """The same, and the (C,) entropies in nats. Their gradient costs nothing where the loss does not use them."""
         return self._apply(hidden, targets, temperatures, with_entropy=True)
 
     def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        logits_to_keep = _KEPT_LOGITS if torch.is_grad_enabled() else 0
+        options = _Options(self.softcap, with_entropy, _KEPT_LOGITS if torch.is_grad_enabled() else 0)
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
-        return _TiledLogps.apply(*inputs, self.softcap, with_entropy, logits_to_keep)  # type: ignore[return-value]
+        return _TiledLogps.apply(*inputs, options)  # type: ignore[return-value]
 
 
 def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -86,6 +86,14 @@ class _Entropies(torch.autograd.Function):
         return (logps + entropy[:, None]).mul_(-grad_outputs[0][:, None]).mul_(logps.exp_())
 
 
+class _Options(NamedTuple):
+    """logits_to_keep: how many logits the backward may find in memory instead of computing them again."""
+
+    softcap: float | None
+    with_entropy: bool
+    logits_to_keep: int
+
+
 class _TiledLogps(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -95,10 +103,9 @@ class _TiledLogps(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
-        softcap: float | None,
-        with_entropy: bool,
-        logits_to_keep: int,
+        options: _Options,
     ) -> tuple[Tensor, Tensor | None]:
+        softcap, with_entropy, logits_to_keep = options
         tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
         shape = (len(tiles.vocabulary), len(hidden))
         # For each part of the vocabulary: the log-sum-exp, and the expected logit.
@@ -156,4 +163,4 @@ class _TiledLogps(torch.autograd.Function):
                 grad_weight[vocabulary] = tile_weight
             if grad_bias is not None and tile_bias is not None:
                 grad_bias[vocabulary] = tile_bias
-        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, *[None] * 5)
+        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.logprobs.attention import PACKED_ATTENTION, SpanAttention
-from shared.logprobs.hidden import HiddenForward
+from shared.logprobs.forward import HiddenForward
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
 from shared.logprobs.varlen import VarlenAttention

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.errors import UserError
+from shared.logprobs.forward import HiddenForward
 from shared.logprobs.head import target_logps, target_logps_and_entropies
-from shared.logprobs.hidden import HiddenForward
 
 # Most tokens of a padded micro-batch, unless a single row has more.
 ROW_TOKENS = 4096

@@ -414,7 +414,7 @@ class TestTake:
     def test_a_batch_that_would_break_the_step_is_given_back(
         self, server: RefServer, open_feed: Any, batches: Any, spoil: dict[str, Any], reason: str
     ) -> None:
-        """As a server without a model, or an older one, may hand it out: whoever uploads must not end the run."""
+        """A server without a model may hand it out: nobody who uploads may end the run."""
         bad, good = batches(2)
         spoiled(bad, **spoil)
         server.put(bad, good)

@@ -67,12 +67,6 @@ def test_a_copy_of_the_directory_is_named() -> None:
         Takeover("mine").refused(RefServerError(409, "a newer incarnation", code="superseded"))
 
 
-def test_what_was_purged_while_it_was_leased_is_no_reason_to_end() -> None:
-    takeover = Takeover("mine")
-    assert takeover.refused(RefServerError(409, "batch 1 was settled", code="wrong_state")) > 0
-    assert takeover.reason is None
-
-
 def test_other_refusals_are_what_they_are() -> None:
     with pytest.raises(RefServerError, match="no"):
         Takeover("mine").refused(RefServerError(422, "no", code="invalid_request"))

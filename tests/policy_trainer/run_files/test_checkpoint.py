@@ -242,11 +242,3 @@ def test_saving_a_step_again_never_loses_it(
 def test_the_state_is_json_that_people_can_read(run: Run) -> None:
     path = run.checkpoints.save(STATE, run.model, run.tokenizer, run.weights)
     assert json.loads((path / "trainer.json").read_text())["best_scores"] == [0.75, 1.5]
-
-
-@pytest.mark.parametrize(("older", "score", "read"), [("best_accuracy", 0.5, [0.5]), ("best_score", None, [])])
-def test_states_of_earlier_versions_are_read(
-    older: str, score: float | None, read: list[float], tmp_path: Path
-) -> None:
-    (tmp_path / "trainer.json").write_text(json.dumps({"step": 3, older: score}))
-    assert read_state(tmp_path) == TrainState(step=3, best_scores=read)

@@ -70,7 +70,7 @@ class TestRunDirectory:
     def test_a_run_keeps_its_lineage_until_another_begins(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path)
         assert directory.lineage == ""
-        first = directory.keep_lineage()  # a run of an older version gets one when it is resumed
+        first = directory.keep_lineage()  # no run.json yet, as after it was deleted
         assert first
         assert (directory.keep_lineage(), RunDirectory(tmp_path).lineage) == (first, first)
         assert directory.begin_lineage() not in ("", first)

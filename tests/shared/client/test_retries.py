@@ -302,14 +302,6 @@ class TestLeaseMany:
         with pytest.raises(NotRefServer, match="not a reference server of this version"):
             patient(script(reply(200, whole.body[:-cut])).url).lease_many(self.TERMS)
 
-    def test_an_older_server_says_that_it_does_not_know_count(
-        self, script: Any, reply: Any, patient: Connect, waits: Waits
-    ) -> None:
-        refusal = {"code": "invalid_request", "message": "count: Extra inputs are not permitted", "field": "count"}
-        with pytest.raises(NotRefServer, match="is older than this client: it does not know 'count'; update it"):
-            patient(script(reply(422, {"error": refusal})).url).lease_many(self.TERMS)
-        assert not waits.reasons
-
     def test_terms_of_several_are_not_for_one(self, patient: Connect, script: Any) -> None:
         with pytest.raises(ValueError, match="lease_many"):
             patient(script().url).lease(self.TERMS)

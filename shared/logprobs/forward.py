@@ -1,7 +1,8 @@
-"""Base class of the forwards that compute hidden states and then use the tiled head."""
+"""What a forward is: the protocol, and the base class of those that compute hidden states for the tiled head."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,6 +11,26 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.logprobs.head import LMHead
+
+
+class LogprobForward(Protocol):
+    """Computes log-probs of logits / temperature, each group at its own temperature.
+
+    Differentiable with respect to the model's parameters where gradients are enabled.
+    """
+
+    name: str
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        """(sum of C,) float32 log-probs of the completion tokens, in order."""
+        ...
+
+    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """The same, and the entropy in nats of the distribution that predicted each token: float32.
+
+        Its gradient, too, is exact. Where no loss has the entropy, that costs nothing.
+        """
+        ...
 
 
 class HiddenForward(ABC):
