@@ -24,7 +24,7 @@ def write_json(path: Path, value: object, *, mode: int = 0o666) -> None:
 def read_json(path: Path, kind: TypeAdapter[T], remedy: str) -> T:
     """What write_json wrote. Raises UserError, with the remedy, for a damaged file; OSError.
 
-    remedy: what to do then, a clause.
+    remedy: a clause that says what to do then.
     """
     try:
         return kind.validate_json(path.read_bytes())

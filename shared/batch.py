@@ -18,7 +18,7 @@ from pydantic_core import to_json
 
 Array = NDArray[Any]
 
-# What the numbers of a batch may be: server, client and trainer refuse others, each of which could break a step.
+# Bounds of a batch's numbers: server, client and trainer refuse values beyond them, which could break a step.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """Logits are divided by it in float32: beyond these it makes them infinite, or all equal."""
 
@@ -29,7 +29,7 @@ MAX_LOGP = 1e-3
 """Of a log-prob: at most 0, plus rounding."""
 
 MAX_NAME_CHARACTERS = 200
-# What a lineage's name may be: the API's pages and directories name it too.
+# The pattern of a lineage, which is also part of URLs and of directory names.
 LINEAGE = "[A-Za-z0-9._-]{1,200}"
 MAX_SAMPLE_BYTES = 16 * 1024
 
@@ -79,7 +79,7 @@ class TokenGroup:
         return len(self.prompt_ids) + len(self.completion_ids)
 
     def check_ids(self, vocabulary: int, whose: str) -> None:
-        """Raises BatchError unless every id lies in [0, vocabulary). whose: names it, for the message."""
+        """Raises BatchError unless every id lies in [0, vocabulary). whose: names the vocabulary in the message."""
         for name, ids in (("prompt_ids", self.prompt_ids), ("completion_ids", self.completion_ids)):
             if ids.min() < 0 or ids.max() >= vocabulary:
                 raise BatchError(name, f"must lie in [0, {vocabulary}), {whose}")
@@ -130,7 +130,7 @@ class RolloutBatch:
     ended by itself and was not cut off. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature`
     under the policy that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on.
     policy_versions: int64 (G,), if completions were sampled by different versions; `policy_version` is then the
-    oldest. lineage: which training of the run's name this is; empty for clients without lineages. sample: any JSON
+    oldest. lineage: tells trainings of the same run name apart; empty for clients without lineages. sample: any JSON
     of the client, as text. Raises BatchError if a field is invalid.
     """
 
@@ -241,11 +241,11 @@ class ScoredBatch:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What one training step made of a batch; the server keeps it with the batch, to be looked at.
+    """Training data of one batch, which the server stores with the batch, for display.
 
-    step: training steps done, this one included. advantages: float32 (C,), those it trained with, 0 where it did not.
-    logps: float32 (C,), of the policy after that step, at the batch's temperature. Raises BatchError if a field is
-    invalid.
+    step: training steps done, this one included. advantages: float32 (C,), those it trained with, 0 on tokens that did
+    not train. logps: float32 (C,), of the policy after that step, at the batch's temperature. Raises BatchError if a
+    field is invalid.
     """
 
     step: int
@@ -264,7 +264,7 @@ class Training:
         check_logps("logps", self.logps)
 
     def check_fits(self, completion_tokens: int) -> None:
-        """Raises BatchError unless it is of a batch with so many tokens in its completions."""
+        """Raises BatchError unless it belongs to a batch with this many completion tokens."""
         check_tensor("advantages", self.advantages, np.float32, completion_tokens)
 
 

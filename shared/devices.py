@@ -26,7 +26,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def describe_device(name: str) -> str:
-    """The device of a setting for people: `cuda:0 (NVIDIA H200)`. Raises UserError as choose_device does."""
+    """A readable name of the setting's device: `cuda:0 (NVIDIA H200)`. Raises UserError as choose_device does."""
     device = choose_device(name)
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 

@@ -28,10 +28,10 @@ _Event = MutableMapping[str, Any]
 # Fields that are already rendered, as several lines.
 _TEXTS = ("exception", "stack")
 _OURS = "tandem"
-# A line is written at most so often within so many seconds; further repetitions are counted, and written as a count.
+# A line is written at most _REPEATS times in this many seconds; further repetitions are written as a count.
 _REPEATS = 3
 _WINDOW_SECONDS = 10.0
-# The most lines that are remembered; beyond that all windows end.
+# The most lines to remember; beyond that all windows end.
 _MAX_LINES = 1000
 # Fields that may differ between repetitions of a line.
 _VARYING = ("request_id", "ms", "bytes_in")
@@ -90,7 +90,7 @@ class CountingHandler(logging.Handler):
         super().__init__()
         self._handler = handler
         self._clock = clock
-        # By line: when its window ends, how often it came, and the last that was only counted. The oldest is the first.
+        # By line: end of its window, repetitions, and the last record that was only counted. The oldest line is first.
         self._seen: dict[Hashable, tuple[float, int, logging.LogRecord | None]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:

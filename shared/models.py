@@ -156,16 +156,16 @@ def is_adapter(directory: Path) -> bool:
 
 
 def _refuse_adapter(name: str) -> None:
-    """Raises UserError for LoRA's adapters, which transformers would load with any base that their file names."""
+    """Raises UserError for LoRA adapters: transformers would load them with whatever base model their file names."""
     if is_adapter(Path(name)):
         raise UserError(
-            f"model: {name} holds adapters (LoRA), and not a whole model; make one of them and their base with "
+            f"model: {name} holds LoRA adapters, not a whole model; merge them into their base model with "
             f"`policy-trainer export --checkpoint {name} --output NEW_DIRECTORY`"
         )
 
 
 def _join_logs() -> None:
-    """Sends these libraries' logs through the process's own handlers instead of theirs, so that all have one format."""
+    """Sends the libraries' logs through the process's handlers instead of theirs, so that all have one format."""
     for library in ("transformers", "huggingface_hub"):
         logger = logging.getLogger(library)
         logger.handlers.clear()
@@ -187,14 +187,12 @@ def _without_load_reports() -> Iterator[None]:
 @contextmanager
 def _explained(name: str, revision: str | None) -> Iterator[None]:
     """Turns errors of loading the model `name` into UserError."""
-    if not Path(name).is_dir() and _looks_like_a_path(
-        name
-    ):  # else transformers would look for it on the hub, for a minute
-        raise UserError(
-            f"model: there is no directory {name}; give the path of a Hugging Face model's directory, or a hub id such "
-            "as Qwen/Qwen2.5-0.5B-Instruct"
-        )
     if not Path(name).is_dir():
+        if _looks_like_a_path(name):  # transformers would look for it on the hub, for a minute
+            raise UserError(
+                f"model: there is no directory {name}; give the path of a Hugging Face model's directory, or a hub id "
+                "such as Qwen/Qwen2.5-0.5B-Instruct"
+            )
         _refuse_silent_hub(name, revision)
     try:
         yield

@@ -1,4 +1,4 @@
-"""This process: it ends with its parent, even if that is killed; what glibc's allocator does with freed memory."""
+"""The process itself: how it ends with its parent, even a killed one, and how glibc treats its freed memory."""
 
 import ctypes
 import os

@@ -22,9 +22,9 @@ _DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOO
 
 @dataclass(frozen=True)
 class Layout:
-    """What a kind of file may hold.
+    """The tensors and metadata that a kind of file may hold.
 
-    noun: names it, for messages. dtypes: I64, F32 or BOOL by tensor. prefix: other tensors, F32 ones, begin with it.
+    noun: names the kind in messages. dtypes: I64, F32 or BOOL by tensor. prefix: of further tensors, which are F32.
     header_bytes: the longest header by metadata's `format`; MAX_HEADER_BYTES for others.
     """
 
@@ -35,7 +35,7 @@ class Layout:
     header_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def dtype(self, tensor: str) -> str | None:
-        """None for a tensor that such a file may not have."""
+        """The dtype of a tensor; None if such a file may not have it."""
         free = self.prefix is not None and tensor.startswith(self.prefix)
         return self.dtypes.get(tensor, "F32" if free else None)
 
@@ -46,7 +46,7 @@ class Layout:
             raise BatchError("header", f"must be at most {most} bytes, got {size}")
 
     def check_any_header_size(self, size: int) -> None:
-        """By the most generous format. Raises BatchError."""
+        """By the format that allows the longest header. Raises BatchError."""
         self.check_header_size(size, max(self.header_bytes, key=self.header_bytes.__getitem__, default=None))
 
 

@@ -1,7 +1,7 @@
 """Batches and their training data as safetensors bytes: the bodies of uploads and leases.
 
 A body is a plain safetensors file: any safetensors library reads it, and it cannot execute code. An answer with several
-leases is, repeated to its end: a u32 big-endian length, a lease as JSON of that length, and the bytes of its batch.
+leases repeats, to its end: a u32 big-endian length, a lease as JSON of that length, and the bytes of its batch.
 """
 
 import hashlib
@@ -238,13 +238,13 @@ def _cut(body: bytes, place: int, length: int, what: str) -> bytes:
 
 
 def encode_training(training: Training) -> bytes:
-    """What training made of a batch, as a safetensors file."""
+    """Training data of a batch, as a safetensors file."""
     tensors = {name: np.ascontiguousarray(getattr(training, name)) for name in _TRAINING_LAYOUT.dtypes}
     return safetensors.numpy.save(tensors, {"format": TRAINING_FORMAT, "step": str(training.step)})
 
 
 def decode_training(body: bytes) -> Training:
-    """Untrusted bytes -> checked. Raises BatchError naming the first invalid field."""
+    """Untrusted bytes -> checked training data. Raises BatchError naming the first invalid field."""
     metadata, tensors = tensor_file.parse(body, _TRAINING_LAYOUT)
     if required(metadata, "format") != TRAINING_FORMAT:
         raise BatchError("format", f"must be {TRAINING_FORMAT!r}, got {metadata['format'][:40]!r}")

@@ -47,7 +47,7 @@ def lease(tx: Transaction, request: LeaseBody) -> list[Lease]:
     lineages.abandon_others(tx, request)  # also what the leases that ended just now gave back
     lineages.expire_useless(tx, request)
     granted = _repeated(tx, request) or _grant(tx, _choose(tx, request), request)
-    lineages.hear(tx, request.run, request.own_lineage)
+    lineages.hear(tx, request.run, request.lineage_name)
     return granted
 
 

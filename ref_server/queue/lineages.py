@@ -43,7 +43,7 @@ def enter(tx: Transaction, request: LeaseBody) -> None:
     """Makes the run the request's lineage's. Raises RunTaken while another lineage is present."""
     if request.run is None:
         return
-    run, lineage = request.run, request.own_lineage
+    run, lineage = request.run, request.lineage_name
     holder = _holder(tx, run)
     if holder is None or holder.lineage != lineage or holder.finished:
         if not _take(tx, run, lineage, finished=False):
@@ -56,7 +56,7 @@ def abandon_others(tx: Transaction, request: LeaseBody) -> None:
     if request.run is None:
         return
     for others in ("lineage < ?", "lineage > ?"):  # two ranges of the index
-        _expire_waiting(tx, request.run, others, request.own_lineage, Count.EXPIRED_ABANDONED)
+        _expire_waiting(tx, request.run, others, request.lineage_name, Count.EXPIRED_ABANDONED)
 
 
 def hear(tx: Transaction, run: str | None, lineage: str) -> None:
@@ -176,7 +176,7 @@ def expire_useless(tx: Transaction, request: LeaseBody) -> None:
 def _waiting_epochs(tx: Transaction, request: LeaseBody) -> Iterator[int]:
     """Epochs up to the request's in which its lineage has waiting batches, newest first. One index lookup per epoch."""
     newest = f"SELECT max(epoch) FROM batches WHERE {_OF_LINEAGE} AND {WAITING}"
-    whose = (request.run, request.own_lineage)
+    whose = (request.run, request.lineage_name)
     below = tx.one(f"{newest} AND epoch <= coalesce(?, epoch)", *whose, request.epoch)
     while below is not None:
         yield below
@@ -189,7 +189,7 @@ def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
         tx.execute(
             "INSERT INTO epochs (run, lineage, epoch, fork_version) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
             request.run,
-            request.own_lineage,
+            request.lineage_name,
             request.epoch,
             request.policy_version,
         )
@@ -200,7 +200,7 @@ def _fork_version(tx: Transaction, request: LeaseBody, epoch: int) -> int | None
     return tx.one(
         f"SELECT min(fork_version) FROM epochs WHERE {_OF_LINEAGE} AND epoch > ? AND epoch <= ?",
         request.run,
-        request.own_lineage,
+        request.lineage_name,
         epoch,
         request.epoch,
     )
@@ -213,7 +213,7 @@ def _expire_waiting_of_epoch(
         f"SELECT seq FROM batches WHERE {_OF_LINEAGE} AND epoch = ? AND {WAITING} AND {condition} "
         f"ORDER BY seq {tx.db.skip_locked}",
         request.run,
-        request.own_lineage,
+        request.lineage_name,
         epoch,
         version,
     )

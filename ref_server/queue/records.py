@@ -52,7 +52,7 @@ class Wanted:
 
     @staticmethod
     def by(request: LeaseBody) -> "Wanted":
-        return Wanted(request.run, request.own_lineage, request.epoch)
+        return Wanted(request.run, request.lineage_name, request.epoch)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Batches and the queue of them: states and histories, tokens and rewards to be looked at, depths and limits."""
+"""Batches and the queue that holds them: states, histories, tokens and rewards for display, depths and limits."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -48,7 +48,7 @@ class BatchSummary(ResponseRecord):
     id: str
     run: str
     lineage: str = ""
-    """Which training of the run's name sampled it; empty for clients that name none."""
+    """The lineage that sampled it; empty for clients without one."""
     epoch: int
     policy_version: int
     state: State
@@ -135,7 +135,7 @@ class RowView(ResponseRecord):
     reward: float | None
     rewards: dict[str, float | None]
     step_ends: list[int] | None = None
-    """Process supervision: the place of each step's last token; null without it."""
+    """Process supervision: the index of each step's last token; null without it."""
     step_rewards: list[float | None] | None = None
     finished: bool
 
@@ -205,7 +205,7 @@ class LimitsView(ResponseRecord):
     max_in_flight_per_run: int
     max_stored_bytes: int
     keep_samples: int
-    """Trained batches of a run whose payloads are kept, to be looked at."""
+    """How many trained batches of a run keep their payloads, for display."""
     max_deliveries: int
     max_scoring_attempts: int
 

@@ -44,8 +44,8 @@ class LeaseBody(RequestRecord):
     run: Name | None = None
     """Only batches of this run. Not `legacy`, the run of the Simple-GRPO protocol."""
     lineage: Lineage | None = None
-    """Which training of that name leases. It gets only its batches; those of other lineages of the run expire.
-    Absent: the lineage of all clients that name none."""
+    """The lineage that leases. It gets only batches of this lineage; those of other lineages of the run expire.
+    Absent: the lineage that all clients without one share."""
     epoch: Version | None = None
     policy_version: Version | None = None
     max_lag: Version | None = None
@@ -62,7 +62,7 @@ class LeaseBody(RequestRecord):
         return self.count or 1
 
     @property
-    def own_lineage(self) -> str:
+    def lineage_name(self) -> str:
         """The lineage; empty if the request names none."""
         return self.lineage or ""
 

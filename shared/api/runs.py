@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """A value that JSON has, and every client can read."""
+    """Returns the value if JSON can hold it and every client can read it. Raises ValueError."""
     if depth > _DEPTH:
         raise ValueError(f"is nested more than {_DEPTH} deep")
     if isinstance(value, dict | list):
@@ -49,7 +49,7 @@ class MetricsRecord(RequestRecord):
     kind: Kind
     step: Version
     name: str | None = Field(default=None, max_length=200)
-    """Tells records of one kind and step apart, such as two warnings."""
+    """Distinguishes records of the same kind and step, such as two warnings."""
 
     @property
     def text(self) -> str:
@@ -67,9 +67,9 @@ class MetricsBody(RequestRecord):
     model_config = example(lineage="5f0c2d9e", records=[{"kind": "step", "step": 12, "reward": 0.4, "kl": 0.01}])
 
     lineage: Lineage | None = None
-    """Which training of the run's name reports. Absent: that of clients which name none."""
+    """The lineage that reports. Absent: the one that all clients without a lineage share."""
     after: int | None = Field(default=None, ge=-1, lt=2**63, strict=True)
-    """First forgets the lineage's records of later steps: it goes on from this one. -1 forgets all."""
+    """First deletes the lineage's records of later steps: a resumed run continues from this step. -1 deletes all."""
     records: list[MetricsRecord] = Field(min_length=1, max_length=MAX_RECORDS)
     """A record replaces an earlier one of the same kind, step and name."""
 
@@ -83,7 +83,7 @@ class RunSummary(ResponseRecord):
 
     run: str
     lineage: str
-    """Empty for clients that name none."""
+    """Empty for clients without a lineage."""
     records: int
     """Of all kinds."""
     step: int
@@ -110,7 +110,7 @@ class RunMetrics(ResponseRecord):
     at: list[float]
     """When the server received each record, Unix seconds."""
     values: dict[str, list[int | float | None]]
-    """Numbers by name; objects within a record as `rewards/tags`, true and false as 1 and 0."""
+    """Numbers by name; nested ones as `rewards/tags`, true and false as 1 and 0."""
     next_after: int | None
     """Pass it as `after` to go on; null where there is no more yet."""
 
@@ -121,7 +121,7 @@ class StepRecords(ResponseRecord):
 
 
 class MetricsEvent(ResponseRecord):
-    """A curve has grown, or a resumed run has taken some of it back."""
+    """A curve has new records, or a resumed run has deleted some."""
 
     run: str
     lineage: str
@@ -134,9 +134,9 @@ class FinishBody(RequestRecord):
     model_config = example(lineage="5f0c2d9e")
 
     lineage: Lineage | None = None
-    """Which training of that name has finished. Absent: that of clients which name none."""
+    """The lineage that has finished. Absent: the one that all clients without a lineage share."""
 
 
 class Finished(ResponseRecord):
     expired: int
-    """Batches that waited and are expired now."""
+    """The number of waiting batches that expired."""

@@ -61,9 +61,10 @@ class ModelInfo(ResponseRecord):
     snapshot: str | None = None
     """The snapshot that replaced the model's first weights; null if none did."""
     wanted_version: int | None = None
-    """Of the reference that the queue wants; above reference_version while this server loads it, or cannot have it."""
+    """Version of the reference that the queue requires; above reference_version while this server is loading it, or if
+    it cannot."""
     teacher: str | None = None
-    """A second model, which scores each batch too: `teacher_logps`. Null without one."""
+    """A second model, whose log-probs batches get as `teacher_logps`. Null without one."""
 
 
 class ReferenceBody(RequestRecord):

@@ -53,9 +53,9 @@ _BATCH_BYTES = 2 * 2**30
 _SCORING_SECONDS = 600.0
 # A healthy server answers a health check faster than this.
 _HEALTH_SECONDS = 10.0
-# A display has other work: a server that hangs must not hold it up.
+# A server that hangs must not block a display.
 _GLANCE_SECONDS = 1.0
-# A trainer that reports its samples has other work, too.
+# A server that hangs must not block a trainer that reports its samples.
 _TRAINING_SECONDS = 5.0
 # Leases in one request, so that its body stays small.
 _LEASES_AT_ONCE = 1000
@@ -126,11 +126,11 @@ class RefServerClient(RunsClient):
             return None
 
     def check_train_role(self) -> None:
-        """Raises RefServerError, of status 401 or 403, unless the token may lease batches and ack them."""
+        """Raises RefServerError with status 401 or 403 unless the token may lease batches and ack them."""
         self._post("/v1/leases/extend", ExtendBody(leases=[]), LeaseResults)
 
     def check_reference_role(self) -> None:
-        """Raises RefServerError, of status 401 or 403, unless the token may replace the reference."""
+        """Raises RefServerError with status 401 or 403 unless the token may replace the reference."""
         # names no snapshot: the server checks the token, and then refuses the body with 422
         nothing = ApiCall("PUT", "/v1/reference", as_record(ReferenceVersion), b"{}", JSON)
         try:
@@ -145,7 +145,7 @@ class RefServerClient(RunsClient):
         read = as_record(ReferenceVersion)
         return self._send(ApiCall("PUT", "/v1/reference", read, body, JSON, read_seconds=_SCORING_SECONDS))
 
-    # Batches on their way.
+    # Uploads and leases.
 
     def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
         """Uploads a batch, or its encoded bytes. Returns once it is stored durably. Waits while the queue is full."""
@@ -160,7 +160,7 @@ class RefServerClient(RunsClient):
     def lease(self, terms: LeaseBody) -> Leased | None:
         """Leases one batch; None if none came within terms.wait_seconds. A retried request gets the same batch.
 
-        Raises UnusableBatch for one with a value that no batch may have; release it.
+        Raises UnusableBatch if a value of the batch is invalid; release it.
 
         ```
         leased = client.lease(LeaseBody(consumer="me", run="by-hand", wait_seconds=20, lease_seconds=120))
@@ -183,7 +183,7 @@ class RefServerClient(RunsClient):
     def lease_many(self, terms: LeaseBody) -> list[LeasedOrUnusable]:
         """Leases up to terms.count batches, and returns as soon as one is ready; none within terms.wait_seconds: [].
 
-        A batch with a value that no batch may have stands there as an UnusableBatch; release it with an error.
+        A batch with an invalid value is in the list as an UnusableBatch; release it with an error.
 
         ```
         leases = client.lease_many(LeaseBody(consumer="me", run="by-hand", count=64, wait_seconds=20))
@@ -212,14 +212,14 @@ class RefServerClient(RunsClient):
         return self._settle("release", ReleaseBody, leases, error=error)
 
     def put_training(self, id: str, training: Training) -> Admitted:
-        """Reports what training made of a leased batch; after its ack the server keeps the batch while it has room.
+        """Stores training data with a leased batch; after its ack the server keeps the batch while it has room.
 
         Raises RefServerError 404, 409 if the batch is not leased, or its payload is gone.
         """
         content, path = wire.encode_training(training), route("batches", id, "training")
         return self._send(ApiCall("PUT", path, as_record(Admitted), content, _BATCH, read_seconds=_TRAINING_SECONDS))
 
-    # Log-probs at once; the server stores nothing.
+    # Log-probs without the queue.
 
     def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
         """Scores texts now. Each is tokenised separately, without special tokens. The server stores nothing."""
@@ -247,7 +247,7 @@ class RefServerClient(RunsClient):
             )
         )
 
-    # Looking after the queue.
+    # Managing the queue.
 
     def batches(self, state: State | str | None = None, run: str | None = None) -> Iterator[BatchSummary]:
         """All batches, or those of a state or a run, in order of admission. Requests them page by page."""
@@ -302,10 +302,10 @@ class RefServerClient(RunsClient):
         self._send(ApiCall("DELETE", route("batches", id), no_answer))
 
     def purge(self, chosen: PurgeBody) -> Purged:
-        """Drops the first of the chosen batches for good. Ask again with the answer's next_cursor, until it is None."""
+        """Drops the first of the chosen batches for good. Repeat it with the result's next_cursor until that is None."""
         return self._post("/v1/batches/purge", chosen, Purged)
 
-    # What several of them share.
+    # Shared by several methods.
 
     def _lease(self, terms: LeaseBody, read: Callable[[httpx.Response], T]) -> T:
         """Adds a request_id if the terms have none, so that a retry does not lease more batches."""

@@ -83,5 +83,5 @@ def _token_of_run(file: Path, text: str) -> str:
 
 @cache
 def _read_once(pipe: Path) -> str:
-    """The text of what is no file, such as `<(pass show tandem)`: a pipe is empty when it is read again."""
+    """The text of a pipe, such as `<(pass show tandem)`. Cached: a pipe is empty when it is read again."""
     return pipe.read_text(encoding="utf-8")

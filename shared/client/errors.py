@@ -1,4 +1,4 @@
-"""The errors of the clients, and how they are made from httpx's errors and responses."""
+"""The errors of the client, made from httpx's errors and responses."""
 
 import ssl
 from http import HTTPStatus
@@ -10,7 +10,7 @@ from shared.errors import printable
 
 
 class ClientError(Exception):
-    """A request failed. The message says why, and what may help; a server's words in it are printable, in one line."""
+    """A request failed. The message says why and what may help. The server's text in it is escaped, on one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_one_line(message))
@@ -42,7 +42,7 @@ class WrongContent(ClientError):
 
 
 class UnusableBatch(ClientError):
-    """A lease was granted, and its batch has a value that no batch may have: give it back with `release` and an error.
+    """The batch of a lease has an invalid value: give it back with `release` and an error.
 
     id, token: of the lease. field: the tensor or metadata key at fault.
     """

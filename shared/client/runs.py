@@ -1,4 +1,4 @@
-"""What the client reports and reads of a run: its end, its metrics, and its published weights."""
+"""The client's methods for runs: their end, their metrics, and their published weights."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from shared.client.transfers import WeightsDownload, content_digest, describe_fi
 _WEIGHTS_SECONDS = 600.0
 # The most runs that the server lists in one response.
 _PAGE = 1000
-# A file that came so often with wrong bytes is damaged where it is kept.
+# If so many downloads have wrong bytes, the server's file is damaged.
 _DOWNLOADS = 3
 
 
@@ -51,7 +51,7 @@ class RunsClient(ServerConnection):
     ) -> MetricsKept:
         """Reports records of a run's metrics, 1 to 256: one for each step, evaluation and warning, as in metrics.jsonl.
 
-        after: first forgets what this lineage reported of later steps. read_seconds: how long the server may take. The
+        after: first deletes this lineage's records of later steps. read_seconds: how long the server may take. The
         server checks the records; a value that JSON does not have, such as NaN, raises ValueError here.
 
         ```
@@ -96,7 +96,7 @@ class RunsClient(ServerConnection):
         return self._get(route("runs", run, "metrics", str(step)), StepRecords, lineage=lineage).records
 
     def put_weights(self, name: WeightsName, path: Path) -> WeightsFile:
-        """Uploads one file of a version, from the disk; returns its length and SHA-256. Again is harmless.
+        """Uploads one file of a version from the disk; returns its length and SHA-256. Repeating it is harmless.
 
         Raises OSError for a file that cannot be read.
         """
@@ -112,7 +112,7 @@ class RunsClient(ServerConnection):
     def commit_weights(
         self, name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
     ) -> WeightsVersion:
-        """Publishes a version whose files were uploaded. words: what readers get with it, as JSON."""
+        """Publishes a version whose files were uploaded. words: more JSON fields, which readers get with it."""
         body = CommitBody.model_validate({**words, "files": files})
         return self._post(_weights_route(name, "commit"), body, WeightsVersion, read_seconds=_WEIGHTS_SECONDS)
 
@@ -121,7 +121,7 @@ class RunsClient(ServerConnection):
     ) -> WeightsVersion | None:
         """The newest version of a run: of a lineage, or of the one that committed last. None if there is none.
 
-        after: only one newer than this epoch and version, for which it waits so many seconds.
+        after: only a version newer than this epoch and version, for which it waits up to wait_seconds.
         """
 
         def read(response: httpx.Response) -> WeightsVersion | None:
@@ -139,10 +139,10 @@ class RunsClient(ServerConnection):
         return self._get(_weights_route(name), WeightsVersion)
 
     def download_weights(self, name: WeightsName, file: str, content: WeightsFile, target: Path) -> None:
-        """Downloads a file of a version to `target`, which appears when it is whole and its SHA-256 right.
+        """Downloads a file of a version to `target`, which appears once it is complete and its SHA-256 is correct.
 
-        A download that breaks off resumes where it was. Raises WrongContent for a file that came three times with
-        other bytes, RefServerError 404, 410, OSError.
+        An interrupted download resumes where it stopped. Raises WrongContent if three downloads had other bytes,
+        RefServerError 404, 410, OSError.
         """
         url = _weights_route(name, file)
         for left in reversed(range(_DOWNLOADS)):

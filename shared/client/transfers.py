@@ -1,4 +1,4 @@
-"""Files between the disk and the server, in pieces: they may be longer than the memory."""
+"""Files between disk and server, in pieces: they may be larger than the memory."""
 
 import base64
 import hashlib
@@ -36,7 +36,7 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 class WeightsDownload:
-    """A download to `target`, perhaps in several answers. The file gets its name when it is complete and correct.
+    """A download to `target`, perhaps in several responses. The file gets its name when it is complete and correct.
 
     Use it in a `with` block, which removes an incomplete file.
     """

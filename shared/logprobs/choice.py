@@ -27,8 +27,8 @@ def choose_forward(
 ) -> LogprobForward:
     """The fastest forward whose log-probs agree with row-by-row forwards of this model. UserError when none does.
 
-    within: makes of a forward one that runs where the model has its weights. dtype: what it computes in; default: the
-    weights' own.
+    within: wraps a forward so that it runs where the model has its weights. dtype: the dtype of computation; default:
+    that of the weights.
     """
     dtype = dtype or model.dtype
     refuse_lasting_frequencies(model)
@@ -106,7 +106,7 @@ def self_test_difference(
     try:
         with torch.no_grad():
             got = forward(groups, temperatures)
-            rows = torch.cat([_row_by_row(model, *one) for one in zip(groups, temperatures, strict=True)])
+            rows = torch.cat([_row_by_row(model, *pair) for pair in zip(groups, temperatures, strict=True)])
     finally:
         model.train(training)
     difference = (got.to(rows.device) - rows).abs() / rows.std().clamp(min=0.01)

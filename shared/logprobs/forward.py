@@ -28,7 +28,7 @@ class LogprobForward(Protocol):
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
         """The same, and the entropy in nats of the distribution that predicted each token: float32.
 
-        Its gradient, too, is exact. Where no loss has the entropy, that costs nothing.
+        The entropy's gradient is exact too, and costs nothing where the loss does not use the entropy.
         """
         ...
 
@@ -47,7 +47,7 @@ class HiddenForward(ABC):
         return self._head().logps_and_entropy(*self._inputs(groups, temperatures))
 
     def _head(self) -> LMHead:
-        """Of this forward: a sharded model has the head's whole weight only while it runs."""
+        """Looked up in each forward: a sharded model has the head's whole weight only while the forward runs."""
         return LMHead.of(self._model)
 
     @abstractmethod

@@ -48,8 +48,8 @@ class PlainForward:
         return torch.cat([target_logps(*parts) for parts in self._parts(groups, temperatures)])
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        found = [target_logps_and_entropies(*part) for part in self._parts(groups, temperatures)]
-        logps, entropies = zip(*found, strict=True)
+        rows = [target_logps_and_entropies(*part) for part in self._parts(groups, temperatures)]
+        logps, entropies = zip(*rows, strict=True)
         return torch.cat(logps), torch.cat(entropies)
 
     def _parts(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[tuple[Tensor, Tensor, float]]:
@@ -102,7 +102,7 @@ def _rows(groups: Sequence[TokenGroup]) -> list[Row]:
 
 def _by_row(model: PreTrainedModel, rows: Sequence[Row], states: Callable[..., Tensor]) -> list[Tensor]:
     """The output of `states` at the positions that predict each row's completion: (T, h) or (T, V) per row."""
-    found: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
     limit = 1 if rope_depends_on_length(model) else ROW_TOKENS
     for batch in micro_batches([len(row.ids) for row in rows], limit):
         ids, mask = (
@@ -111,5 +111,5 @@ def _by_row(model: PreTrainedModel, rows: Sequence[Row], states: Callable[..., T
         )
         for index, row_states in zip(batch, states(input_ids=ids, attention_mask=mask, use_cache=False), strict=True):
             row = rows[index]
-            found[index] = row_states[row.prompt - 1 : len(row.ids) - 1]
-    return [found[index] for index in range(len(rows))]
+            outputs[index] = row_states[row.prompt - 1 : len(row.ids) - 1]
+    return [outputs[index] for index in range(len(rows))]

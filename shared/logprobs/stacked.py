@@ -102,16 +102,16 @@ class _Visibility:
 
     def __init__(self, layout: PackedLayout, device: torch.device) -> None:
         spans, lengths = layout.spans, [span.length for span in layout.spans]
-        own = np.arange(len(spans))
-        prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], own, 0))
-        self._own = torch.tensor(np.repeat(own, lengths), device=device)
+        numbers = np.arange(len(spans))
+        prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], numbers, 0))
+        self._span = torch.tensor(np.repeat(numbers, lengths), device=device)
         self._prompt = torch.tensor(np.repeat(prompts, lengths), device=device)
 
     def mask(self, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """(R, Q) and (R, K) token indexes, -1 for padding -> (R, 1, Q, K) mask: 0 where visible, else -inf."""
         query, key = queries[:, :, None], keys[:, None, :]
-        span = self._own[key.clamp(min=0)]
-        visible = (key >= 0) & (key <= query) & ((span == self._own[query]) | (span == self._prompt[query]))
+        span = self._span[key.clamp(min=0)]
+        visible = (key >= 0) & (key <= query) & ((span == self._span[query]) | (span == self._prompt[query]))
         mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         return mask.masked_fill_(~visible, -torch.inf)[:, None]
 

@@ -1,4 +1,4 @@
-"""Logits in tiles of tokens times vocabulary, what a loss of them descends along, and how large a tile is."""
+"""Logits in tiles of tokens times vocabulary, and the gradient of a loss with respect to them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,8 +72,11 @@ class Tiles:
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """What the backward needs of each token, (C,). log_sum: of its logits. of_logp, of_entropy: the loss's gradients
-    with respect to its log-prob and its entropy, over the temperature; None where the loss has no entropy."""
+    """What the backward pass needs for each token, (C,).
+
+    log_sum: the log-sum-exp of its logits. of_logp, of_entropy: the loss's gradients with respect to its log-prob and
+    its entropy, divided by the temperature; None where the loss has no entropy.
+    """
 
     log_sum: Tensor
     entropy: Tensor | None

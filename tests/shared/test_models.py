@@ -269,5 +269,5 @@ def test_adapters_are_no_model(tmp_path: Path, load: Callable[[str], object]) ->
     """Not even where their base is at hand: it may be another one by now."""
     Qwen2Config(**SIZES).save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds adapters .* `policy-trainer export --checkpoint "):
+    with pytest.raises(UserError, match=r"holds LoRA adapters.* `policy-trainer export --checkpoint "):
         load(str(tmp_path))

@@ -176,7 +176,7 @@ class TestModels:
     ) -> None:
         (tmp_path / "lora").mkdir()
         (tmp_path / "lora" / "adapter_config.json").write_text("{}")
-        with pytest.raises(UserError, match=r"model: .* holds adapters \(LoRA\), and not a whole model"):
+        with pytest.raises(UserError, match=r"model: .* holds LoRA adapters, not a whole model"):
             train_reward_model(configure(model=str(tmp_path / "lora")), console)
 
 

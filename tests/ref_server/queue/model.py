@@ -231,18 +231,18 @@ class ModelQueue:
     def lease(self, request: LeaseBody) -> list[Entry]:
         self._check_presence(request)
         if request.run is not None:  # first: what comes back belongs to a run that is asked for, even a finished one
-            self._enter(request.run, request.own_lineage)
+            self._enter(request.run, request.lineage_name)
         self._supersede_older(request)
         if request.run is not None:
             if request.epoch is not None and request.policy_version is not None:
-                place = request.run, request.own_lineage, request.epoch
+                place = request.run, request.lineage_name, request.epoch
                 self.forks.setdefault(place, request.policy_version)
             for entry in self.entries:
                 if reason := self._useless(entry, request):
                     self._settle(entry, State.EXPIRED, reason)
         leased = self._held_under(request) or self._lease_several(request)
         if request.run is not None:
-            self._hear(request.run, request.own_lineage)
+            self._hear(request.run, request.lineage_name)
         return leased
 
     def _held_under(self, request: LeaseBody) -> list[Entry]:
@@ -516,7 +516,7 @@ class ModelQueue:
         return holder.heard + holder.seconds > self.clock.now
 
     def _check_presence(self, request: LeaseBody) -> None:
-        if request.run is not None and self._is_anothers(request.run, request.own_lineage):
+        if request.run is not None and self._is_anothers(request.run, request.lineage_name):
             raise RunTaken("taken", 0.0)
 
     def _enter(self, run: str, lineage: str) -> None:
@@ -547,7 +547,7 @@ class ModelQueue:
         upload = entry.upload
         if entry.state not in (State.QUEUED, State.READY) or request.run != upload.run:
             return None
-        if request.own_lineage != upload.lineage:
+        if request.lineage_name != upload.lineage:
             return "abandoned"
         if not self._suits(entry, request):
             return None
@@ -563,7 +563,7 @@ class ModelQueue:
     def _suits(entry: Entry, request: LeaseBody) -> bool:
         if request.run is None:
             return True
-        whose = (entry.upload.run, entry.upload.lineage) == (request.run, request.own_lineage)
+        whose = (entry.upload.run, entry.upload.lineage) == (request.run, request.lineage_name)
         return whose and (request.epoch is None or entry.upload.epoch <= request.epoch)
 
     def _apply_to_leases(
