@@ -302,7 +302,7 @@ class RefServerClient(RunsClient):
         self._send(ApiCall("DELETE", route("batches", id), no_answer))
 
     def purge(self, chosen: PurgeBody) -> Purged:
-        """Drops the first of the chosen batches for good. Repeat it with the result's next_cursor until that is None."""
+        """Drops the first of the chosen batches for good. Repeat with the result's next_cursor until that is None."""
         return self._post("/v1/batches/purge", chosen, Purged)
 
     # Shared by several methods.

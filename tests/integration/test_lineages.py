@@ -23,7 +23,7 @@ def last_words(trainer: Process) -> str:
     return trainer.output()[-2000:]
 
 
-def lineage_name(run_dir: Path, server: Server) -> dict[str, dict[str, Any]]:
+def own_lineage(run_dir: Path, server: Server) -> dict[str, dict[str, Any]]:
     """What the server has of the run in this directory, by id."""
     lineage = json.loads((run_dir / "run.json").read_text())["lineage"]
     return {batch["id"]: batch for batch in server.batches(run=run_dir.name) if batch["lineage"] == lineage}
@@ -33,7 +33,7 @@ def assert_trained_its_own(run_dir: Path, server: Server, steps: int) -> None:
     records = steps_of(run_dir)
     assert [record["step"] for record in records] == list(range(1, steps + 1))
     assert all(record["staleness"] >= 0 for record in records)
-    own = lineage_name(run_dir, server)
+    own = own_lineage(run_dir, server)
     assert {id for record in records for id in record["batch_ids"]} <= own.keys()
 
 
