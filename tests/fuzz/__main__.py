@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tests.fuzz.workers import MAX_GROWTH, MAX_SECONDS, Failure, Outcome, fuzz, make
 
-TARGETS = ("native", "bundle", "legacy")
+TARGETS = ("native", "leases", "legacy")
 KEPT = Path("runs/fuzz")
 _INTERRUPTED = 130
 

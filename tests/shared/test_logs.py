@@ -121,11 +121,6 @@ def test_warnings_are_events() -> None:
     assert "UserWarning: old" in event["event"]
 
 
-def test_configuring_again_replaces() -> None:
-    (line,) = logged("configure_logs('json')\nlog.info('once')", "console")
-    assert json.loads(line)["event"] == "once"
-
-
 @pytest.mark.slow
 def test_libraries_that_print_by_themselves_no_longer_do() -> None:
     code = """

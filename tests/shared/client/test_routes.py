@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ref_server.service.service import Service
 from shared import wire
@@ -53,11 +53,6 @@ def run() -> str:
 
 def terms(run: str, wait_seconds: float = 15) -> LeaseBody:
     return LeaseBody(consumer="tester", run=run, wait_seconds=wait_seconds)
-
-
-def test_what_it_is(client: Any, model: PreTrainedModel) -> None:
-    assert client.not_ready_reason() is None
-    assert (client.model().name, client.model().vocabulary_size) == ("tiny", model.config.vocab_size)
 
 
 def test_a_role_is_checked_without_a_lease(client: Any, connect: Callable[..., Any], open_site: Any) -> None:
@@ -161,15 +156,6 @@ def test_metrics_of_a_run(client: Any, run: str) -> None:
         client.report_metrics(run, [{"kind": "step", "step": 1, "kl": math.nan}])
 
 
-def test_a_lease_that_is_asked_for_twice(client: Any, rollout: Rollout, run: str) -> None:
-    for _ in range(2):
-        client.upload(rollout(run=run))
-    asked = terms(run).model_copy(update={"request_id": f"request of {run}"})
-    first, second = client.lease(asked), client.lease(asked)
-    assert (first.id, first.token) == (second.id, second.token)
-    assert client.lease(terms(run)).id != first.id, "each request has an id of its own"
-
-
 def test_many_leases_are_settled_at_once(client: Any, rollout: Rollout, run: str) -> None:
     batch = rollout(run=run)
     leases = [Leased(batch, UNKNOWN[:-4] + f"{number:04d}", "token", 1) for number in range(1500)]
@@ -264,12 +250,6 @@ def test_what_it_refuses(client: Any, rollout: Rollout, run: str) -> None:
     with pytest.raises(RefServerError) as foreign:
         client.logprobs_of_ids([10**6], [[1]])
     assert (foreign.value.status, foreign.value.field) == (422, "prompt_ids")
-
-
-def test_what_cannot_be_sent(client: Any) -> None:
-    for wrong in ([], [[]]):
-        with pytest.raises(ValueError, match="completions"):
-            client.logprobs_of_ids([1], wrong)
 
 
 def test_many_threads_share_a_client(url: str, rollout: Rollout, run: str) -> None:

@@ -18,7 +18,6 @@ from shared.logprobs import (
     PlainForward,
     choice,
     choose_forward,
-    embedding_rows,
     self_test_difference,
 )
 from shared.logprobs.attention import PACKED_ATTENTION
@@ -127,7 +126,3 @@ def test_a_head_of_zeros_is_no_obstacle() -> None:
     assert forward.name == "packed"
     got = forward([group(3, [4])], [1.0])
     assert torch.allclose(got, torch.full((4,), -math.log(VOCABULARY)))
-
-
-def test_embedding_rows() -> None:
-    assert embedding_rows(make("qwen2")) == VOCABULARY

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.logprobs import PackedForward, head, tiles
+from shared.logprobs import head, tiles
 from shared.logprobs.head import LMHead, target_logps, target_logps_and_entropies
 from tests.rounding import rounding
-from tests.shared.logprobs.families import SHAPES, gradients, make, mixed, weights
+from tests.shared.logprobs.families import weights
 
 HIDDEN, VOCABULARY, TOKENS = 16, 203, 37
 # Tokens and logits of a tile, and logits that are kept for the backward: none, some, all.
@@ -230,17 +230,3 @@ def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         inputs.head(None).logps(inputs.hidden, inputs.targets, inputs.temperatures)
     assert 0 < max(sizes) <= VOCABULARY * HIDDEN  # the weights are the largest there is
     assert VOCABULARY * HIDDEN < TOKENS * VOCABULARY
-
-
-def test_tiles_change_nothing_for_a_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = SHAPES["many groups"]
-    whole, tiled = make("qwen2-tied", torch.float64), make("qwen2-tied", torch.float64)
-    loss = PackedForward(whole)(groups, mixed(groups))
-    (loss * weights(len(loss))).sum().backward()
-    monkeypatch.setattr(tiles, "_TILE_TOKENS", 7)
-    monkeypatch.setitem(tiles._TILE_LOGITS, "cpu", 100)
-    again = PackedForward(tiled)(groups, mixed(groups))
-    (again * weights(len(loss))).sum().backward()
-    assert (loss - again).abs().max() < 1e-9
-    # The norms of Qwen2 are float32 in any dtype, and so are the gradients that pass them.
-    assert (gradients(whole) - gradients(tiled)).norm() < 1e-6 * gradients(whole).norm()

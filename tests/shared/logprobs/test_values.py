@@ -10,7 +10,7 @@ from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, PaddedForward, PlainForward, choose_forward
 from shared.logprobs.attention import PACKED_ATTENTION
 from tests.rounding import rounding
-from tests.shared.logprobs.families import FAMILIES, SHAPES, VOCABULARY, expected, group, in_double, make, mixed
+from tests.shared.logprobs.families import FAMILIES, SHAPES, expected, group, make, mixed
 
 FORMS = (PackedForward, PaddedForward, PlainForward)
 Form = type[PackedForward | PaddedForward | PlainForward]
@@ -26,23 +26,6 @@ def test_equals_the_oracle(name: str, form: Form, shape: str) -> None:
     assert got.shape == want.shape
     assert (got - want).abs().max() < 1e-9
     assert len(want) == 1 or want.std() > 0.5  # the oracle tells right from wrong
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_entropy(form: Form) -> None:
-    model, groups = make("qwen2", torch.float64), SHAPES["many groups"]
-    forward = form(model)
-    logps, entropy = forward.with_entropy(groups, mixed(groups))
-    assert torch.equal(logps, forward(groups, mixed(groups)))
-    want = []
-    for one, temperature in zip(groups, mixed(groups), strict=True):
-        for ids in one.completions():
-            row = torch.tensor(np.concatenate([one.prompt_ids, ids]))
-            logits = in_double(model)(row[None], use_cache=False).logits[0, len(one.prompt_ids) - 1 : -1]
-            distribution = (logits / temperature).log_softmax(dim=-1)
-            want.append(-(distribution.exp() * distribution).sum(dim=-1))
-    assert (entropy - torch.cat(want)).abs().max() < 1e-9
-    assert torch.cat(want).std() > 0.1
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -86,40 +69,6 @@ def test_no_cap_on_logits_escapes() -> None:
 def test_a_window_longer_than_the_self_test_is_seen() -> None:
     for name in ("mistral-window", "gemma3"):
         assert choose_forward(make(name, sliding_window=200)).name == "padded"
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_groups_do_not_see_each_other(form: Form) -> None:
-    forward, groups = form(make("qwen2", torch.float64)), SHAPES["many groups"]
-    with torch.no_grad():
-        together = forward(groups, mixed(groups)).split([len(one.completion_ids) for one in groups])
-        backwards = forward(groups[::-1], mixed(groups)[::-1]).split([len(one.completion_ids) for one in groups[::-1]])
-        for index, (one, temperature) in enumerate(zip(groups, mixed(groups), strict=True)):
-            alone = forward([one], [temperature])
-            assert (alone - together[index]).abs().max() < 1e-9
-            assert (alone - backwards[-1 - index]).abs().max() < 1e-9
-
-
-def test_completions_do_not_see_each_other() -> None:
-    forward = PackedForward(make("qwen2"))
-    first = group(5, [6, 4, 3])
-    changed = first.completion_ids.copy()
-    changed[6:10] = (changed[6:10] + 1) % VOCABULARY
-    second = TokenGroup(first.prompt_ids, changed, first.completion_lengths)
-    with torch.no_grad():
-        a, b = forward([first], [1.0]), forward([second], [1.0])
-    assert torch.equal(a[:6], b[:6])
-    assert torch.equal(a[10:], b[10:])
-    assert not torch.allclose(a[6:10], b[6:10])
-
-
-def test_arrays_may_be_read_only() -> None:
-    """As those are that come out of a decoded batch."""
-    one = group(4, [3, 2])
-    for array in (one.prompt_ids, one.completion_ids, one.completion_lengths):
-        array.setflags(write=False)
-    for form in FORMS:
-        form(make("qwen2"))([one], [1.0])
 
 
 @pytest.mark.parametrize("form", FORMS)
