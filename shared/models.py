@@ -66,8 +66,6 @@ def load_mapped_model(
 
 
 def _read(name: str, **options: Any) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()  # it would break our live display; downloads still show theirs
-    _join_logs()
     _read_config(name, options["revision"])
     # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
     return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **options)
@@ -93,8 +91,6 @@ def load_classifier(name: str, *, revision: str | None, device: str, dtype: Dtyp
     """
     where = choose_device(device)
     _refuse_adapter(name)
-    transformers_logging.disable_progress_bar()
-    _join_logs()
     with _explained(name, revision), _without_load_reports():
         config = _read_config(name, revision)
         if not any("ForSequenceClassification" in made for made in config.architectures or ()):
@@ -113,7 +109,6 @@ def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:
     Raises UserError when there is none.
     """
     _refuse_adapter(name)
-    _join_logs()
     with _explained(name, revision), torch.device("meta"):
         config = _read_config(name, revision)
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -128,7 +123,6 @@ def load_empty(name: str, *, revision: str | None, dtype: Dtype) -> PreTrainedMo
     Raises UserError when there is none.
     """
     _refuse_adapter(name)
-    _join_logs()
     with _explained(name, revision), init_empty_weights(include_buffers=False):
         config = _read_config(name, revision)
         chosen = config.dtype if dtype == "auto" else getattr(torch, dtype)
@@ -139,7 +133,6 @@ def load_empty(name: str, *, revision: str | None, dtype: Dtype) -> PreTrainedMo
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of the model `name`. Raises UserError when there is none."""
-    _join_logs()
     with _explained(name, revision):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where the files are missing
@@ -186,7 +179,9 @@ def _without_load_reports() -> Iterator[None]:
 
 @contextmanager
 def _explained(name: str, revision: str | None) -> Iterator[None]:
-    """Turns errors of loading the model `name` into UserError."""
+    """Turns errors of loading the model `name` into UserError, and transformers' own output into lines of the log."""
+    transformers_logging.disable_progress_bar()  # it would break our live display; downloads still show theirs
+    _join_logs()
     if not Path(name).is_dir():
         if _looks_like_a_path(name):  # transformers would look for it on the hub, for a minute
             raise UserError(
