@@ -84,7 +84,7 @@ def collect(url: str, ids: list[str], directory: Path, cases: int, seed: int, to
         report, seen = _run(url, ids, directory, max(10, (cases - total) // _OPERATIONS), seed, token)
         total += report["test_cases"]["generated"]
         answers += seen
-        failures += [f"{found['title']}: {found['operations']}" for found in report["failures"]]
+        failures += [f"{failure['title']}: {failure['operations']}" for failure in report["failures"]]
         if report["test_cases"]["generated"] == 0 or report["errors"]:
             failures.append(f"schemathesis did not run: {report['errors']}")
             break
@@ -127,8 +127,8 @@ def judge(with_token: Outcome, without: Outcome) -> int:
         by_status[status] += count
     print(f"\n{with_token.cases} cases with a token, {without.cases} without; {answers.total()} requests")
     print("answers:", ", ".join(f"{status}: {count}" for status, count in sorted(by_status.items())))
-    for what, found in (("5xx that are not promised", broken), ("2xx without a token", unguarded)):
-        print(f"{what}: {sum(found.values())} {dict(found) or ''}")
+    for what, counts in (("5xx that are not promised", broken), ("2xx without a token", unguarded)):
+        print(f"{what}: {sum(counts.values())} {dict(counts) or ''}")
     failures = with_token.failures + without.failures
     print(f"failures that schemathesis reports: {len(failures)}")
     for failure in failures:

@@ -22,12 +22,12 @@ def make(chance: random.Random) -> bytes:
 def judge(body: bytes) -> str:
     """Returns the stage of the refusal, or `accepted`. Any exception but ValueError is a fault of the decoder."""
     try:
-        found = list(wire.decode_leases(body))
+        decoded = list(wire.decode_leases(body))
     except ValueError as error:
         str(error).encode()  # it is shown to people
         return refused_in(error, STAGES)
-    assert sum(len(batch) for _, batch in found) <= len(body), "there is more than came"
-    assert list(wire.decode_leases(b"".join(wire.encode_leases(found)))) == found, "it comes back as something else"
+    assert sum(len(batch) for _, batch in decoded) <= len(body), "there is more than came"
+    assert list(wire.decode_leases(b"".join(wire.encode_leases(decoded)))) == decoded, "it comes back as something else"
     return "accepted"
 
 

@@ -69,8 +69,8 @@ def change_json(text: bytes, chance: random.Random) -> bytes:
 def _alike(token: bytes, tokens: Sequence[bytes], chance: random.Random) -> bytes:
     """Another token of the same kind."""
     if token.startswith(b'"'):
-        own = [other for other in tokens if other.startswith(b'"')]
-        return chance.choice(own) if chance.random() < 0.6 else json.dumps(chance.choice(_TEXTS)).encode()
+        strings = [other for other in tokens if other.startswith(b'"')]
+        return chance.choice(strings) if chance.random() < 0.6 else json.dumps(chance.choice(_TEXTS)).encode()
     if token[-1:].isdigit():
         near = token.isdigit() and len(token) < 20 and chance.random() < 0.3
         return str(int(token) + chance.choice((1, -1, 8)) if near else integer(chance)).encode()

@@ -7,9 +7,9 @@ def refused_in(error: BaseException, stages: Mapping[str, str]) -> str:
     """The stage of the innermost function of the traceback in `stages`; without one, the innermost function's name."""
     if isinstance(error.__context__, type(error)):  # it was re-raised with a longer message
         error = error.__context__
-    trace, name, found = error.__traceback__, "", None
+    trace, name, stage = error.__traceback__, "", None
     while trace is not None:
         name = trace.tb_frame.f_code.co_name
-        found = stages.get(name, found)
+        stage = stages.get(name, stage)
         trace = trace.tb_next
-    return found or name
+    return stage or name

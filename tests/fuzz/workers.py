@@ -105,12 +105,12 @@ class _Worker:
         """Outcomes since the last call; if the process has died or hangs, a failure, and a new process is started."""
         try:
             while self.pipe.poll():
-                said = self.pipe.recv()
-                if said is None:
+                report = self.pipe.recv()
+                if report is None:
                     self.finished = True
                     self._process.join()
                     return
-                yield said
+                yield report
         except EOFError:
             self._process.join()
             assert self._process.exitcode != 1, "the fuzzer is broken: its traceback is above"

@@ -27,8 +27,8 @@ def test_a_device_that_is_named_is_taken(gpus: int) -> None:
 
 
 def test_a_gpu_that_is_not_there(gpus: int) -> None:
-    told = "the last GPU is cuda:1" if gpus else "PyTorch finds no GPU"
-    with pytest.raises(UserError, match=f"device: there is no cuda:2 here: {told}; use auto or cpu"):
+    reason = "the last GPU is cuda:1" if gpus else "PyTorch finds no GPU"
+    with pytest.raises(UserError, match=f"device: there is no cuda:2 here: {reason}; use auto or cpu"):
         choose_device("cuda:2")
 
 

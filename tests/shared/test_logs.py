@@ -58,10 +58,10 @@ for tell in (log, logging.getLogger("some.library")):
     tell.info("i")
     tell.warning("w")
 """
-    told = [(event.get("logger"), event["level"]) for event in logged_json(code)]
-    assert told == [(None, "info"), (None, "warning"), ("some.library", "warning")]
-    told = [(event.get("logger"), event["level"]) for event in logged_json(code, level="debug")]
-    assert told == [(None, "debug"), (None, "info"), (None, "warning"), ("some.library", "warning")]
+    noted = [(event.get("logger"), event["level"]) for event in logged_json(code)]
+    assert noted == [(None, "info"), (None, "warning"), ("some.library", "warning")]
+    noted = [(event.get("logger"), event["level"]) for event in logged_json(code, level="debug")]
+    assert noted == [(None, "debug"), (None, "info"), (None, "warning"), ("some.library", "warning")]
     assert [event["level"] for event in logged_json(code, level="error")] == ["warning"]
 
 
@@ -69,10 +69,10 @@ for tell in (log, logging.getLogger("some.library")):
 def test_nobody_forges_a_line(format: str) -> None:
     lines = logged(
         """
-log.info("told", run=FORGED)
+log.info("noted", run=FORGED)
 log.info(FORGED)
-logging.getLogger("uvicorn.error").warning("told by %s", FORGED)
-log.info("told", runs=[FORGED], error=repr(ValueError(FORGED)))
+logging.getLogger("uvicorn.error").warning("noted by %s", FORGED)
+log.info("noted", runs=[FORGED], error=repr(ValueError(FORGED)))
 """,
         format,
     )
@@ -86,13 +86,13 @@ RAISE = """
 try:
     raise ValueError(FORGED)
 except ValueError:
-    log.exception("told")
+    log.exception("noted")
 """
 
 
 def test_a_traceback_for_people_forges_no_line() -> None:
     head, *lines = logged(RAISE)
-    assert "[error    ] told" in head
+    assert "[error    ] noted" in head
     assert lines[0].strip() == "Traceback (most recent call last):"
     assert all(line.startswith("    ") and line.isprintable() for line in lines if line)
     assert "forged" in lines[-1]
@@ -104,7 +104,7 @@ def test_a_traceback_for_people_forges_no_line() -> None:
         (RAISE, "error", 0),
         ("raise ValueError(FORGED)", "critical", 1),
         ("thread = threading.Thread(target=lambda: int(FORGED)); thread.start(); thread.join()", "critical", 0),
-        ("logging.getLogger('asyncio').error('told', exc_info=ValueError(FORGED))", "error", 0),
+        ("logging.getLogger('asyncio').error('noted', exc_info=ValueError(FORGED))", "error", 0),
     ],
 )
 def test_a_traceback_is_one_object(code: str, level: str, status: int) -> None:
@@ -152,15 +152,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def told(clock: Clock) -> Iterator[list[str]]:
-    """The lines of the logger `told` that get through."""
+def noted(clock: Clock) -> Iterator[list[str]]:
+    """The lines of the logger `noted` that get through."""
     lines: list[str] = []
 
     class Kept(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(str(record.msg) if isinstance(record.msg, dict) else record.getMessage())
 
-    logger, handler = logging.getLogger("told"), CountingHandler(Kept(), clock)
+    logger, handler = logging.getLogger("noted"), CountingHandler(Kept(), clock)
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
@@ -168,53 +168,53 @@ def told(clock: Clock) -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
-def test_a_line_that_repeats_is_counted(told: list[str], clock: Clock) -> None:
+def test_a_line_that_repeats_is_counted(noted: list[str], clock: Clock) -> None:
     """A server at its limit of open files wrote the same line 88,000 times a second."""
-    logger = logging.getLogger("told")
+    logger = logging.getLogger("noted")
     for _ in range(1000):
         logger.error("accept: %s", "no more files")
     logger.error("another")
-    assert told == ["accept: no more files"] * 3 + ["another"]
+    assert noted == ["accept: no more files"] * 3 + ["another"]
     clock.now = 11
     logger.error("accept: %s", "no more files")
-    assert told[4:] == ["accept: no more files (repeated 997 times)", "accept: no more files"]
+    assert noted[4:] == ["accept: no more files (repeated 997 times)", "accept: no more files"]
 
 
-def test_what_was_counted_is_told_at_the_end(told: list[str]) -> None:
-    logger = logging.getLogger("told")
+def test_what_was_counted_is_told_at_the_end(noted: list[str]) -> None:
+    logger = logging.getLogger("noted")
     for _ in range(5):
         logger.warning("again")
     for handler in logger.handlers:
         handler.flush()
         handler.flush()
-    assert told == ["again"] * 3 + ["again (repeated 2 times)"]
+    assert noted == ["again"] * 3 + ["again (repeated 2 times)"]
 
 
-def test_only_the_same_line_is_counted(told: list[str]) -> None:
-    logger = logging.getLogger("told")
+def test_only_the_same_line_is_counted(noted: list[str]) -> None:
+    logger = logging.getLogger("noted")
     for number in range(10):
         logger.info({"event": "step", "step": number})
         logger.debug("every request")
-    assert len(told) == 20
+    assert len(noted) == 20
     for number in range(10):
         logger.info({"event": "request", "status": 401, "ms": number, "request_id": str(number), "bytes_in": number})
-    assert len(told) == 23
+    assert len(noted) == 23
 
 
-def test_other_levels_and_loggers_are_other_lines(told: list[str]) -> None:
+def test_other_levels_and_loggers_are_other_lines(noted: list[str]) -> None:
     for level in (logging.WARNING, logging.ERROR):
         for _ in range(5):
-            logging.getLogger("told").log(level, "again")
-            logging.getLogger("told.below").log(level, "again")
-    assert told == ["again"] * 12
+            logging.getLogger("noted").log(level, "again")
+            logging.getLogger("noted.below").log(level, "again")
+    assert noted == ["again"] * 12
 
 
-def test_lines_without_number_take_no_memory_without_bound(told: list[str]) -> None:
-    logger = logging.getLogger("told")
+def test_lines_without_number_take_no_memory_without_bound(noted: list[str]) -> None:
+    logger = logging.getLogger("noted")
     for _ in range(2):
         for number in range(5000):
             logger.warning("line %d", number)
-    assert len(told) == 10_000
+    assert len(noted) == 10_000
 
 
 def test_a_process_that_ends_tells_what_it_counted() -> None:

@@ -171,9 +171,9 @@ def test_a_hub_id_that_cannot_be_reached_says_how_to_work_without_it(monkeypatch
     monkeypatch.setattr("shared.models.AutoTokenizer.from_pretrained", offline)
     with pytest.raises(UserError) as refused:
         load_tokenizer("owner/model")
-    said = str(refused.value)
-    assert "owner/model cannot be loaded: We couldn't connect" in said and "HF_HUB_OFFLINE=1" in said
-    assert len(said.splitlines()) <= 5
+    message = str(refused.value)
+    assert "owner/model cannot be loaded: We couldn't connect" in message and "HF_HUB_OFFLINE=1" in message
+    assert len(message.splitlines()) <= 5
 
 
 def test_the_hub_is_asked_once_where_transformers_would_retry_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,14 +104,14 @@ def test_leases_of_several_batches_in_one_request(client: Any, rollout: Rollout,
     sent = [rollout(run=run) for _ in range(3)]
     for batch in sent:
         client.upload(batch)
-    asked = terms(run).model_copy(update={"count": 2, "request_id": f"request of {run}"})
+    request = terms(run).model_copy(update={"count": 2, "request_id": f"request of {run}"})
     held: list[Leased] = []
     while len(held) < 3:  # as many as are scored by now
         held += client.lease_many(terms(run).model_copy(update={"count": 3 - len(held)}))
     assert [(each.id, each.deliveries) for each in held] == [(batch.id, 1) for batch in sent]
     assert all(isinstance(each.batch, ScoredBatch) for each in held)
     client.release(held)
-    first, again = client.lease_many(asked), client.lease_many(asked)
+    first, again = client.lease_many(request), client.lease_many(request)
     assert [(each.id, each.token) for each in first] == [(each.id, each.token) for each in again]
     assert [each.id for each in first] == [batch.id for batch in sent[:2]]
     assert set(client.ack(first).values()) == {Outcome.OK}
@@ -144,8 +144,8 @@ def test_metrics_of_a_run(client: Any, run: str) -> None:
     run = f"{run} / \u00e9"[:4] + run  # any name
     records = [{"kind": "step", "step": step, "reward": step / 2, "batch_ids": ["a"]} for step in range(3)]
     assert client.report_metrics(run, records, lineage="one").kept == 3
-    told = client.run_metrics(run, ["reward"], after=0, limit=1)
-    assert (told.lineage, told.steps, told.values, told.next_after) == ("one", [1], {"reward": [0.5]}, 1)
+    curves = client.run_metrics(run, ["reward"], after=0, limit=1)
+    assert (curves.lineage, curves.steps, curves.values, curves.next_after) == ("one", [1], {"reward": [0.5]}, 1)
     assert client.run_metrics(run, kind=Kind.HEALTH, lineage="one").steps == []
     assert client.step_records(run, 2, "one") == client.step_records(run, 2) == [records[2]]
     assert client.report_metrics(run, records[:1], lineage="one", after=-1).kept == 1

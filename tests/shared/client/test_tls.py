@@ -92,8 +92,8 @@ def test_nor_is_a_server_that_speaks_no_tls(connect: Connect, open_site: OpenSit
 
 
 def test_a_server_with_tls_that_is_asked_without(connect: Connect, authority: trustme.CA) -> None:
-    told = pytest.raises(Unreachable, match="if it serves HTTPS, the URL begins with https://")
-    with serving(authority.issue_cert("127.0.0.1")) as url, told as raised:
+    refusal = pytest.raises(Unreachable, match="if it serves HTTPS, the URL begins with https://")
+    with serving(authority.issue_cert("127.0.0.1")) as url, refusal as raised:
         connect(url.replace("https:", "http:"), patience=0).model()
     assert raised.value.passes, "one that was killed closes the connection, too"
 

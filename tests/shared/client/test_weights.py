@@ -62,16 +62,16 @@ class Cutting(BaseHTTPRequestHandler):
     received: list[tuple[Mapping[str, str], int]]
 
     def do_GET(self) -> None:
-        asked = self.headers["Range"]
-        self.ranges.append(asked)
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+        requested = self.headers["Range"]
+        self.ranges.append(requested)
+        start = int(requested.removeprefix("bytes=").removesuffix("-")) if requested else 0
         body = DATA[start:]
         if type(self).damaged > 0:
             type(self).damaged -= 1
             body = b"x" + body[1:]
-        self.send_response(206 if asked else 200)
+        self.send_response(206 if requested else 200)
         self.send_header("Content-Length", str(len(body)))
-        if asked:
+        if requested:
             self.send_header("Content-Range", f"bytes {start}-{len(DATA) - 1}/{len(DATA)}")
         self.end_headers()
         self._send(body)
@@ -166,7 +166,7 @@ def test_a_download_goes_on_where_it_broke_off(connect: Connect, cut: Any, tmp_p
     with cut(1_000_000, 0, 100_000, 7) as (url, site):
         connect(url).download_weights(NAME, FILE, CONTENT, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA
-    begins = [int(re.sub("[^0-9]", "", asked or "0")) for asked in site.ranges]
+    begins = [int(re.sub("[^0-9]", "", header or "0")) for header in site.ranges]
     assert begins[0] == 0
     assert begins[1:] == sorted(begins[1:])
     assert begins[-1] > 0
