@@ -96,7 +96,7 @@ class Lease(ResponseRecord):
     """The batch itself, which is no part of the JSON. None if it is read or sent apart from the lease."""
     id: str
     token: str
-    lease_seconds: float = Field(gt=0, strict=True)
+    lease_seconds: float = Field(gt=0, strict=True, allow_inf_nan=False)
     deliveries: int = Field(ge=1, strict=True)
     """Those counted before, plus one."""
     bytes: int = Field(ge=0, strict=True)

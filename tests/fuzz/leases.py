@@ -9,7 +9,7 @@ from tests.fuzz.mutations import change_bytes, change_json, integer
 from tests.fuzz.stages import refused_in
 
 # By function that refuses an input: the stage that the input has reached.
-STAGES = {"decode": "header's length", "_cut": "lengths", "model_validate_json": "header"}
+STAGES = {"decode_leases": "header's length", "_cut": "lengths", "model_validate_json": "header"}
 
 
 def make(chance: random.Random) -> bytes:

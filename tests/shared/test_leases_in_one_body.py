@@ -63,6 +63,7 @@ def test_a_header_may_say_more_than_this_client_knows() -> None:
         (framed(HEADER | {"bytes": -1}), "bytes"),
         (framed(HEADER | {"bytes": "2"}, b"xy"), "bytes"),
         (framed(HEADER | {"deliveries": 0}, b"xy"), "deliveries"),
+        (framed(json.dumps(HEADER).replace("9.5", "1e999").encode(), b"xy"), "lease_seconds"),
         (framed(HEADER | {"token": None}, b"xy"), "token"),
         (framed({}), "id"),
         (framed([]), "object"),
@@ -80,10 +81,10 @@ def test_what_does_not_add_up_is_refused(body: bytes, why: str) -> None:
 @example(b"\0\0\0\0")
 def test_garbage_is_refused_and_nothing_else_happens(body: bytes) -> None:
     try:
-        found = list(wire.decode_leases(body))
+        leases = list(wire.decode_leases(body))
     except ValueError:
         return
-    assert found == [] and body == b"", "no garbage is a header"
+    assert leases == [] and body == b"", "no garbage is a header"
 
 
 @given(st.lists(batches(), min_size=1, max_size=3), st.data())
