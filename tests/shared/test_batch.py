@@ -78,6 +78,7 @@ def test_accepts(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
+        ({"rewards": np.array([1, 2], np.float64)}, "rewards"),  # decoding checks dtypes before
         ({"rewards": f32(1, -math.inf)}, "rewards"),
         ({"rewards": f32(1, 3e38)}, "rewards"),
         ({"rewards": f32(-1.1e6, math.nan)}, "rewards"),

@@ -28,6 +28,7 @@ from shared.models import (
     load_outline,
     load_tokenizer,
     tokenizer_fingerprint,
+    use_threads,
 )
 
 SIZES: dict[str, Any] = {
@@ -225,3 +226,9 @@ def test_adapters_are_no_model(tmp_path: Path, load: Callable[[str], object]) ->
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds LoRA adapters.* `policy-trainer export --checkpoint "):
         load(str(tmp_path))
+
+
+def test_threads() -> None:
+    for threads in (2, 1):
+        use_threads(threads)
+        assert torch.get_num_threads() == threads

@@ -9,6 +9,7 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -173,12 +174,16 @@ def test_a_download_goes_on_where_it_broke_off(connect: Connect, cut: Any, tmp_p
 
 
 @pytest.mark.usefixtures("no_backoff")
-def test_patience_begins_anew_with_each_piece(connect: Connect, cut: Any, tmp_path: Path) -> None:
+def test_patience_begins_anew_with_each_piece(
+    connect: Connect, cut: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client with less patience than a download takes: it gives up only where nothing more comes."""
+    seconds = count(0, 0.05)
+    monkeypatch.setattr("shared.client.connection.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with cut(*[300_000] * 8) as (url, _):
         connect(url, patience=0.2).download_weights(NAME, FILE, CONTENT, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA
-    with cut(300_000, *[0] * 100_000) as (url, _), pytest.raises(Unreachable):
+    with cut(300_000, *[0] * 100) as (url, _), pytest.raises(Unreachable):
         connect(url, patience=0.2).download_weights(NAME, FILE, CONTENT, tmp_path / "other")
     assert {path.name for path in tmp_path.iterdir()} == {"copy"}
 
