@@ -1,7 +1,9 @@
 """A file that is replaced is read as the old or the new one, wherever its writer is killed."""
 
 import json
+import os
 import stat
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,6 +23,25 @@ def test_a_reader_never_sees_half_a_json_file(tmp_path: Path, fuse: Any) -> None
         if survived:
             break
     assert json.loads(path.read_text()) == {"value": "new"}
+
+
+def test_everything_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+
+    def checked(move: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def moved(self: Path, target: Path) -> Path:
+            assert {path.stat().st_ino for path in (self, *self.rglob("*"))} <= synced
+            return move(self, target)
+
+        return moved
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, checked(getattr(Path, name)))
+    write_json(tmp_path / "value.json", {"value": 1})
+    with whole_directory(tmp_path / "model") as directory:
+        (directory / "weights").write_text("1")
+    assert tmp_path.stat().st_ino in synced, "the name of the directory, too"
 
 
 def test_a_private_file_is_private_whatever_was_there(tmp_path: Path) -> None:

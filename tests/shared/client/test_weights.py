@@ -53,18 +53,21 @@ def source(tmp_path: Path) -> Path:
 class Cutting(BaseHTTPRequestHandler):
     """Answers a file with Range. sends: how many bytes each answer has before its connection is cut; then all.
 
-    damaged: so many answers have a wrong first byte.
+    damaged: so many answers have a wrong first byte. ranges_ignored: it always answers the whole file.
     """
 
     protocol_version = "HTTP/1.1"
     sends: list[int]
     damaged = 0
+    ranges_ignored = False
     ranges: list[str | None]
     received: list[tuple[Mapping[str, str], int]]
 
     def do_GET(self) -> None:
         requested = self.headers["Range"]
         self.ranges.append(requested)
+        if self.ranges_ignored:
+            requested = None
         start = int(requested.removeprefix("bytes=").removesuffix("-")) if requested else 0
         body = DATA[start:]
         if type(self).damaged > 0:
@@ -102,8 +105,8 @@ class Cutting(BaseHTTPRequestHandler):
 @pytest.fixture
 def cut() -> Callable[..., AbstractContextManager[tuple[str, type[Cutting]]]]:
     @contextmanager
-    def run(*sends: int, damaged: int = 0) -> Iterator[tuple[str, type[Cutting]]]:
-        fields = {"sends": [*sends], "damaged": damaged, "ranges": [], "received": []}
+    def run(*sends: int, damaged: int = 0, ranges_ignored: bool = False) -> Iterator[tuple[str, type[Cutting]]]:
+        fields = {"sends": [*sends], "damaged": damaged, "ranges_ignored": ranges_ignored, "ranges": [], "received": []}
         handler = type("Handler", (Cutting,), fields)
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -171,6 +174,14 @@ def test_a_download_goes_on_where_it_broke_off(connect: Connect, cut: Any, tmp_p
     assert begins[0] == 0
     assert begins[1:] == sorted(begins[1:])
     assert begins[-1] > 0
+
+
+@pytest.mark.usefixtures("no_backoff")
+def test_a_download_begins_anew_where_the_server_ignores_ranges(connect: Connect, cut: Any, tmp_path: Path) -> None:
+    with cut(1_000_000, 100_000, ranges_ignored=True) as (url, site):
+        connect(url).download_weights(NAME, FILE, CONTENT, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert len(site.ranges) == 3
 
 
 @pytest.mark.usefixtures("no_backoff")
