@@ -22,6 +22,7 @@ from transformers import (
 from shared.errors import UserError
 from shared.models import (
     context_length,
+    copy_state,
     eos_token_ids,
     load_empty,
     load_model,
@@ -232,3 +233,11 @@ def test_threads() -> None:
     for threads in (2, 1):
         use_threads(threads)
         assert torch.get_num_threads() == threads
+
+
+def test_a_copied_state_keeps_tied_weights_tied() -> None:
+    model = tiny(Qwen2Config(**SIZES, tie_word_embeddings=True))
+    state = copy_state(model)
+    assert state.keys() == model.state_dict().keys()
+    assert state["lm_head.weight"] is state["model.embed_tokens.weight"]
+    assert state["lm_head.weight"].data_ptr() != model.get_output_embeddings().weight.data_ptr()  # type: ignore[union-attr]
