@@ -13,8 +13,8 @@ from ref_server.access.keys import readable_by_all
 from ref_server.cli.connection import Environment
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
-from ref_server.http.draining_server import DrainingServer
-from ref_server.http.listening import CannotListen, listening, uvicorn_config
+from ref_server.http.listening import CannotListen, listening
+from ref_server.http.server import DrainingServer, uvicorn_config
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.postgres.store import PostgresQueue
 from ref_server.queue.queue import Queue

@@ -1,4 +1,4 @@
-"""The ASGI application: routes and middleware around a `Service`. `draining_server.py` runs it in uvicorn."""
+"""The ASGI application: routes and middleware around a `Service`. `server.py` runs it in uvicorn."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,16 +7,15 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from ref_server import dashboard
+from ref_server.http.answers import Answers
+from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import add_error_handlers
-from ref_server.http.gate.answers import Answers
-from ref_server.http.gate.guard import Guard
-from ref_server.http.gate.load_shedder import LoadShedders, ShedUploads
-from ref_server.http.gate.requests import Requests
-from ref_server.http.route_table import RouteTable
+from ref_server.http.guard import Guard, RouteTable
+from ref_server.http.load_shedder import LoadShedder
+from ref_server.http.requests import Requests
 from ref_server.http.routes import batches, documents, events, leases, monitoring, runs, scoring, weights
 from ref_server.http.routes.events import Watchers
 from ref_server.http.shared_call import QueueStats
-from ref_server.http.threads import BodyThreads
 from ref_server.metrics.traffic import Traffic
 from ref_server.service.service import Service
 
@@ -39,11 +38,11 @@ def create_app(service: Service) -> FastAPI:
         description="Scores per-token log-probs with a frozen reference model, and queues generated batches durably.",
         responses=documents.errors(*documents.COMMON),
     )  # fmt: skip
-    traffic, shedders, threads = Traffic(), LoadShedders(), BodyThreads(threads=32, most=256)
+    traffic, shedder, threads = Traffic(), LoadShedder(), BodyThreads(threads=32, most=256)
     stats = QueueStats(service.queue)
     add_error_handlers(app)
     monitoring.add(app, service, traffic)
-    batches.add(app, service, stats, threads, shedders)
+    batches.add(app, service, stats, threads, shedder)
     leases.add(app, service)
     scoring.add(app, service, threads)
     runs.add(app, service)
@@ -55,7 +54,6 @@ def create_app(service: Service) -> FastAPI:
         _add_legacy(app, service)
     dashboard.add(app)
     documents.add(app)
-    app.add_middleware(ShedUploads, shedders=shedders)
     app.add_middleware(Guard, config=service.config, routes=RouteTable(app.routes))
     app.add_middleware(Answers, most=max(_ANSWERS_MIB, 4 * service.config.max_body_mib) * 2**20)
     app.add_middleware(Requests, traffic=traffic)

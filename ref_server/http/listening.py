@@ -1,6 +1,5 @@
-"""Where the server listens, how many connections it holds, and uvicorn's configuration."""
+"""Where the server listens, and how many connections it holds."""
 
-import asyncio
 import errno
 import resource
 import socket
@@ -10,13 +9,9 @@ from itertools import chain
 from typing import Any
 
 import structlog
-import uvicorn
-from starlette.types import ASGIApp
 
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
-from ref_server.http.gate.connections import HEAD_SECONDS, Connection
-from ref_server.http.gate.guard import MAX_HEADER_BYTES, MAX_URL_BYTES
 
 log = structlog.get_logger()
 
@@ -75,35 +70,6 @@ class _Accepted(socket.socket):
             connections, holder = self._place
             connections.give(holder)
         super().close()
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """Ends TLS handshakes as early as heads of requests. uvloop would not call `Listener.accept`."""
-
-    async def create_server(self, *arguments: Any, ssl: Any = None, **settings: Any) -> asyncio.Server:
-        patience = HEAD_SECONDS if ssl else None
-        return await super().create_server(*arguments, ssl=ssl, ssl_handshake_timeout=patience, **settings)
-
-
-def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn.Config:
-    """changes: other arguments of uvicorn.Config; they override those set here."""
-    settings = {
-        "host": config.host,
-        "port": config.port,
-        "http": Connection,
-        "loop": f"{Loop.__module__}:{Loop.__name__}",
-        "ws": "none",
-        "ssl_certfile": config.tls_cert,
-        "ssl_keyfile": config.tls_key,
-        "h11_max_incomplete_event_size": MAX_URL_BYTES + MAX_HEADER_BYTES,
-        "log_config": None,  # uvicorn logs to our handlers
-        "log_level": "warning",
-        "access_log": False,
-        "proxy_headers": False,  # anybody can write these headers
-        "timeout_graceful_shutdown": 10,
-        "timeout_keep_alive": 60,  # longer than clients keep a connection, so that no connection closes under a request
-    }
-    return uvicorn.Config(app, **(settings | changes))  # type: ignore[arg-type]
 
 
 @contextmanager

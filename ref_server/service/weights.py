@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -77,7 +77,7 @@ class ServedWeights:
         after: tuple[int, int],
         wait_seconds: float,
         holder: str,
-        is_gone: Callable[[], Awaitable[bool]],
+        is_gone: Callable[[], bool],
     ) -> Published | None:
         """The newest of a lineage, or of the one that committed last, once it is newer than `after` (epoch, version)
         or committed again.
@@ -99,7 +99,7 @@ class ServedWeights:
                 first = first or [found]
                 if found is not None and (found.name.order > after or found != first[0]):
                     return found
-                if left <= 0 or await is_gone():
+                if left <= 0 or is_gone():
                     return None
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left, LOOK_SECONDS)):

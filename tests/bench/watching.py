@@ -19,7 +19,7 @@ from uuid6 import uuid7
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
-from ref_server.http.gate.requests import Requests
+from ref_server.http.requests import Requests
 from ref_server.http.routes.monitoring import Metrics
 from ref_server.metrics.traffic import Traffic
 from ref_server.scoring.reference import NoReferenceModel

@@ -19,7 +19,7 @@ from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
-from ref_server.http.listening import uvicorn_config
+from ref_server.http.server import uvicorn_config
 from ref_server.queue.queue import Queue
 from ref_server.scoring.frozen_model import FrozenModel
 from ref_server.service.service import Service

@@ -1,5 +1,6 @@
 """Routes for uploading batches, listing and inspecting them, and for requeueing and dropping them."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, TypeVar
@@ -10,13 +11,12 @@ from fastapi.responses import JSONResponse, Response
 
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
-from ref_server.http.asker import Asker, confine, note
-from ref_server.http.errors import Problem, no_room_to_answer
-from ref_server.http.gate.load_shedder import LoadShedders
+from ref_server.http.bodies import BodyThreads
+from ref_server.http.errors import DELAY_SECONDS, Problem, no_room_to_answer
+from ref_server.http.load_shedder import LoadShedder
+from ref_server.http.requests import Asker, confine, note
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import QueueStats
-from ref_server.http.threads import BodyThreads
-from ref_server.queue.errors import NoRoom
 from ref_server.service.service import Service
 from ref_server.service.views import RunSelection
 from shared import wire
@@ -42,14 +42,14 @@ _TOKENS_GROWTH = 5
 Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
 
 
-def add(app: FastAPI, service: Service, stats: QueueStats, threads: BodyThreads, shedders: LoadShedders) -> None:
-    _add_upload(app, service, threads, shedders)
+def add(app: FastAPI, service: Service, stats: QueueStats, threads: BodyThreads, shedder: LoadShedder) -> None:
+    _add_upload(app, service, threads, shedder)
     _add_views(app, service, stats)
     _add_contents(app, service, threads)
     _add_operations(app, service)
 
 
-def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedders: LoadShedders) -> None:
+def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
     @app.post(
         "/v1/batches", status_code=201, response_model=Admitted,
         responses={200: {"model": Admitted, "description": "uploaded before"}, **errors(409, 503, 507)},
@@ -63,11 +63,12 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedders: 
         ```
         """
         body = await request.body()
-        try:
+        run = wire.run_of(body) if shedder else None
+        if full := shedder.refusal(run):
+            await asyncio.sleep(DELAY_SECONDS)
+            raise full
+        with shedder.admission(run):
             uploaded = await threads.run(partial(service.admit, body, asker))
-        except NoRoom as full:
-            shedders.note(full)
-            raise
         note(request, id=uploaded.id)
         return JSONResponse(
             uploaded.model_dump(mode="json", exclude={"created"}),

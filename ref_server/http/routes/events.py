@@ -20,7 +20,7 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
 from ref_server.access.shares import Shares
 from ref_server.background import BackgroundLoop
-from ref_server.http.asker import Asker
+from ref_server.http.requests import Asker
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import QueueStats
 from ref_server.queue.errors import StorageBroken, StorageFull

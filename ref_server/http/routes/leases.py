@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
-from ref_server.http.asker import Asker, confine, note
 from ref_server.http.errors import Problem, no_room_to_answer
+from ref_server.http.requests import Asker, confine, note
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.errors import TooManyInFlight
 from ref_server.queue.records import Wanted

@@ -11,8 +11,8 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
-from ref_server.http.asker import Asker
 from ref_server.http.errors import Problem, no_room_to_answer
+from ref_server.http.requests import Asker
 from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.service.service import Service
 from ref_server.service.views import columns, is_cursor, page_of_runs, summarise

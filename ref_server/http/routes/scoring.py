@@ -11,10 +11,10 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
-from ref_server.http.asker import note
-from ref_server.http.gate.guard import media_type
+from ref_server.http.bodies import BodyThreads
+from ref_server.http.guard import media_type
+from ref_server.http.requests import note
 from ref_server.http.routes.documents import SAFETENSORS, errors
-from ref_server.http.threads import BodyThreads
 from ref_server.scoring.jobs import scored_batch
 from ref_server.scoring.reference import Scores
 from ref_server.service.service import Service, group_of

@@ -1,5 +1,6 @@
 """Routes for published weights: trainers upload a version file by file and commit it, workers download it."""
 
+import asyncio
 import base64
 import json
 import pathlib
@@ -18,8 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import ANY, JSON, Reading, requires
-from ref_server.http.asker import Asker, note
 from ref_server.http.errors import Problem
+from ref_server.http.requests import Asker, note
 from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.service.service import Service
 from ref_server.weights.catalog import Published
@@ -145,8 +146,11 @@ def _add_views(app: FastAPI, service: Service) -> None:
         asker.only(run)
         epoch, _, version = (after or "").partition(".")
         known = (int(epoch), int(version)) if after else (-1, -1)
-        holder = request.state.holder
-        found = await service.weights.newest(run, lineage, known, wait_seconds, holder, request.is_disconnected)
+        gone = asyncio.ensure_future(request.receive())  # the body was read: nothing else comes
+        try:
+            found = await service.weights.newest(run, lineage, known, wait_seconds, request.state.holder, gone.done)
+        finally:
+            gone.cancel()
         return Response(status_code=204) if found is None else _answer(found)
 
     @app.get(_AT, response_model=WeightsVersion, responses=errors(404, 410, 503))

@@ -12,7 +12,7 @@ from uuid6 import uuid7
 from ref_server.cli.serve import open_queue
 from ref_server.config import QueueConfig, ServeConfig
 from ref_server.http.app import create_app
-from ref_server.http.listening import uvicorn_config
+from ref_server.http.server import uvicorn_config
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire

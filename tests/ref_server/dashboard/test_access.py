@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from transformers import PreTrainedTokenizerBase
 
 from ref_server.http.app import create_app
-from ref_server.http.listening import uvicorn_config
+from ref_server.http.server import uvicorn_config
 from ref_server.service.service import Service
 from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import group, kill, upload

@@ -14,8 +14,9 @@ from starlette.responses import PlainTextResponse
 
 from ref_server.access.shares import Shares
 from ref_server.config import ServeConfig
-from ref_server.http import listening as module
-from ref_server.http.listening import CannotListen, Listener, listening, uvicorn_config
+from ref_server.http import server as module
+from ref_server.http.listening import CannotListen, Listener, listening
+from ref_server.http.server import uvicorn_config
 from tests.ports import free_port
 from tests.ref_server.serving import serving
 from tests.ref_server.sockets import head, one_answer, rest

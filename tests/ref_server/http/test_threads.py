@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ref_server.http.threads import BodyThreads
+from ref_server.http.bodies import BodyThreads
 from ref_server.scoring.reference import Busy
 
 

@@ -310,7 +310,7 @@ def test_an_early_refusal_reaches_a_client_that_still_sends(
 def test_a_body_that_stops_is_too_slow(
     http: httpx.Client, at: str, monkeypatch: pytest.MonkeyPatch, service: Service
 ) -> None:
-    monkeypatch.setattr("ref_server.http.gate.intakes.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("ref_server.http.bodies.IDLE_SECONDS", 0.2)
     head = f"PUT {at}/0/1/file HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: a/b\r\nContent-Length: 9\r\n\r\nab"
     with connected(http) as connection:
         connection.sendall(head.encode())

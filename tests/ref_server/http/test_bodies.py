@@ -12,8 +12,8 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from ref_server.http.gate import bodies
-from ref_server.http.gate.bodies import Remains
+from ref_server.http import bodies
+from ref_server.http.bodies import Rests
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
@@ -330,15 +330,15 @@ def test_only_so_many_rests_of_refused_bodies_are_waited_for() -> None:
     """uvicorn buffers of each: 760 connections took 300 MiB, which Python's heap kept."""
 
     async def crowd() -> None:
-        remains = Remains()
-        waiting = [asyncio.create_task(remains.discard(_never)) for _ in range(bodies.MAX_LINGERING)]
+        rests = Rests()
+        waiting = [asyncio.create_task(rests.discard(_never)) for _ in range(bodies.MAX_LINGERING)]
         await asyncio.sleep(0)
-        await remains.discard(_never)  # at once
+        await rests.discard(_never)  # at once
         assert not any(task.done() for task in waiting)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        one = asyncio.create_task(remains.discard(_never))
+        one = asyncio.create_task(rests.discard(_never))
         await asyncio.sleep(0)
         assert not one.done(), "those that have left make room"
         one.cancel()

@@ -14,10 +14,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ref_server.config import ServeConfig
+from ref_server.http import answers
+from ref_server.http.answers import Answers
 from ref_server.http.errors import DELAY_SECONDS, no_room_to_answer
-from ref_server.http.gate import answers
-from ref_server.http.gate.answers import Answers
-from ref_server.http.listening import uvicorn_config
+from ref_server.http.server import uvicorn_config
 from tests.ref_server.serving import listen, serving
 from tests.ref_server.sockets import connected, head, rest
 

@@ -1,27 +1,29 @@
-"""Refuses requests of foreign pages, without a valid token, or with a wrong or too large body."""
+"""Refuses requests of foreign pages, without a valid token, or with a wrong or too large body, before a route runs."""
 
 import re
+import sys
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ref_server.access.hosts import Hosts, is_loopback
 from ref_server.access.keys import Denied, Holder, Role
-from ref_server.access.requirements import ANY, JSON, Reading, Requirement
+from ref_server.access.requirements import ANY, JSON, UNDECLARED, Reading, Requirement, requirement_of
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
-from ref_server.http.errors import Problem, denied
-from ref_server.http.gate.bodies import Remains, too_large
-from ref_server.http.gate.intakes import Intake, StreamedBody, UnreadBody, WholeBody
-from ref_server.http.route_table import RouteTable
+from ref_server.http.bodies import Body, Rests, replay, too_large
+from ref_server.http.errors import Problem, busy, denied
 
 # Parsed JSON takes up to forty times its length in memory, and parsing blocks all other requests. 1 MiB holds ten
 # thousand leases, or 131,072 token ids; a larger batch can be sent as safetensors.
 MAX_JSON_BYTES = 2**20
 # JSON bodies of one route at once. Routes share nothing: no other traffic keeps a trainer from extending its leases.
 MAX_JSON_BODIES_BYTES = 16 * MAX_JSON_BYTES
+# What a streamed body holds of the memory for bodies: what its route gathers for one write, and uvicorn's buffer.
+STREAM_BYTES = 2 * 2**20
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
@@ -30,6 +32,26 @@ _ONCE = ("host", "origin", "authorization", "content-type", "content-encoding", 
 _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 # Routes of the Simple-GRPO protocol, whose clients send no token.
 _LEGACY_PATHS = ("/upload", "/get")
+
+
+class RouteTable:
+    """The routes that an application had when the table was built, to be found before the router sees a request."""
+
+    def __init__(self, routes: Iterable[Any]) -> None:
+        self._routes = [(route, requirement_of(route)) for route in routes]
+
+    def find(self, method: str, path: str) -> tuple[str, Requirement | None]:
+        """The route's path as declared, and its requirement; of several that match, those with the greatest role.
+
+        None for a path without such a method, and an empty path where there is no route. path: as the router sees it,
+        percent-decoded.
+        """
+        looked_up = "GET" if method == "HEAD" else method
+        at_path = [(route, required) for route, required in self._routes if route.path_regex.fullmatch(path)]
+        fitting = [(route.path, required) for route, required in at_path if looked_up in route.methods]
+        if fitting:
+            return max(fitting, key=lambda each: each[1].role)
+        return (at_path[0][0].path if at_path else ""), None
 
 
 class Guard:
@@ -45,7 +67,7 @@ class Guard:
         self._hosts = Hosts(config.host, config.allowed_hosts)
         self._max_body_bytes = config.max_body_mib * 2**20
         self._bodies = Shares(config.max_bodies_mib * 2**20)
-        self._remains = Remains()
+        self._rests = Rests()
         self._json_bodies: dict[str, Shares] = defaultdict(lambda: Shares(MAX_JSON_BODIES_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,31 +75,44 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        body = Body(headers, receive, send, self._rests)
         try:
-            await self._check(scope, headers)(self._app, scope, receive, send)
-        # Answered outside of the block: the client may be slow to leave.
-        except Problem as problem:
-            await self._refuse(problem.answer(scope), scope, headers, receive, send)
-        except Denied as error:
-            await self._refuse(denied(error).answer(scope), scope, headers, receive, send)
+            await self._pass_on(scope, headers, body)
+        except (Problem, Denied) as error:  # here the memory for the body is free again
+            problem = denied(error) if isinstance(error, Denied) else error
+            await problem.answer(scope)(scope, body.receive, body.send)
 
-    def _check(self, scope: Scope, headers: Headers) -> Intake:
-        """How the body is read.
+    async def _pass_on(self, scope: Scope, headers: Headers, body: Body) -> None:
+        """Calls the application. Raises Denied and Problem, as `_check` does; for the body, Problem 408, 413, 429."""
+        path, required = self._routes.find(scope["method"], scope["path"])
+        scope["state"]["route"] = path
+        self._check(scope, headers, required or UNDECLARED)
+        if required is None:  # the router says that there is no such route
+            await self._app(scope, replay(b"", body.receive), body.send)
+            return
+        shares, most = self._limits(path, required, media_type(headers))
+        length = headers.get("content-length", "0")
+        # int() raises for thousands of digits; twenty are more than any body needs.
+        if not re.fullmatch("[0-9]{1,20}", length) or int(length) > most:
+            raise too_large(most)
+        with shares.hold(scope["state"]["holder"]) as take:
+            if required.reading is Reading.STREAMED:
+                if not take(STREAM_BYTES):
+                    raise busy("your uploads would fill more of the memory for bodies than is free")
+                await self._app(scope, body.receive, body.send)
+                return
+            content = await body.read(take, most)
+            if content is not None:
+                receive, content = replay(content, body.receive), None  # so that only the route holds the body
+                await self._app(scope, receive, body.send)
 
-        Raises the first error in this order: 414, 431, 400, 404, 403 (host), 401 or 403 (token), 415, 413.
-        """
+    def _check(self, scope: Scope, headers: Headers, required: Requirement) -> None:
+        """Raises the first error in this order: 414, 431, 400, 404, 403 (host), 401 or 403 (token), 415."""
         _check_head(scope, headers)
         self._hosts.check(headers.get("host", ""), headers.get("origin"))
-        route, required = self._routes.find(scope["method"], scope["path"])
         scope["state"]["audited"] = required.audited
         self._admit(scope, headers, required)
         _check_media_type(headers, required.media_types)
-        intake = self._intake(route, required, media_type(headers))
-        length = headers.get("content-length", "0")
-        # int() raises for thousands of digits; twenty are more than any body needs.
-        if intake.most is not None and (not re.fullmatch("[0-9]{1,20}", length) or int(length) > intake.most):
-            raise too_large(intake.most)
-        return intake
 
     def _admit(self, scope: Scope, headers: Headers, required: Requirement) -> None:
         """Notes the role, and who holds what the request takes: its token, or its peer where none is required."""
@@ -96,22 +131,15 @@ class Guard:
         if holder.run is not None and not required.confines:
             raise Denied(f"this token is for run {holder.run!r} alone, and this route is for all runs", "Authorization")
 
-    def _intake(self, route: str, required: Requirement, kind: str) -> Intake:
-        if not route:
-            return UnreadBody()
+    def _limits(self, path: str, required: Requirement, kind: str) -> tuple[Shares, int]:
+        """The memory that the body counts against, and its greatest length."""
         if required.reading is Reading.STREAMED:
-            return StreamedBody(self._bodies, self._remains)
+            return self._bodies, sys.maxsize
         if not required.media_types:
-            return WholeBody(self._bodies, 0)
+            return self._bodies, 0
         if kind == JSON and JSON in required.media_types:
-            return WholeBody(self._json_bodies[route], min(MAX_JSON_BYTES, self._max_body_bytes))
-        return WholeBody(self._bodies, self._max_body_bytes)
-
-    async def _refuse(self, answer: JSONResponse, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
-            await answer(scope, receive, send)
-        else:
-            await answer(scope, receive, self._remains.behind(receive, send))
+            return self._json_bodies[path], min(MAX_JSON_BYTES, self._max_body_bytes)
+        return self._bodies, self._max_body_bytes
 
 
 def media_type(headers: Headers) -> str:

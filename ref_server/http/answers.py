@@ -2,26 +2,25 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ref_server.access.shares import Shares
+from ref_server.http.bodies import Pace
 from ref_server.http.errors import DELAY_SECONDS
-from ref_server.http.gate.bodies import BYTES_PER_SECOND, FIRST_SECONDS
 
 # uvicorn buffers a whole message, and waits for the client only between two.
 PIECE_BYTES = 64 * 1024
-# Of one client so many refusals a second at most: each costs as much time as a small request that is served.
+# Each client gets at most so many refusals a second: one costs as much time as a small request that is served.
 REFUSALS_PER_SECOND = 20
 
 
 class Answers:
-    """ASGI middleware around the guard: sends in pieces, wants them to be read at the least pace of a body, and bounds
-    the bytes of long answers in memory; of these `most` a client may hold as much as is free.
+    """ASGI middleware around the guard: sends answers in pieces, which the client must read at the least pace of a
+    body, and bounds the bytes of long answers in memory; of these `most` a client may hold as much as is free.
 
-    Its state has `room`: a route asks it before it reads what would make a long answer, and refuses if there is none.
-    That refusal is delayed, the longer the more of them the client waits for.
+    The state of a request gets `room`: a route calls it before it reads what would make a long answer, and refuses if
+    there is none. That refusal is delayed, the longer the more refusals the client is already waiting for.
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
@@ -38,12 +37,10 @@ class Answers:
         try:
             await self._app(scope, receive, answer.send)
         finally:
-            answer.end()
+            answer.release()
 
 
 class _Answer:
-    """Only the time that the client lets the server wait counts, so that an answer may take as long as it will."""
-
     def __init__(self, scope: Scope, receive: Receive, send: Send, shares: Shares, refused: Counter[str]) -> None:
         """refused: how many refusals each client waits for."""
         self._state = scope["state"]
@@ -51,33 +48,34 @@ class _Answer:
         self._send = send
         self._shares = shares
         self._refused = refused
+        self._pace = Pace()
         self._has_room = True
         self._held = 0
-        self._sent = 0
-        self._waited = 0.0
         self._cut_off = False
 
     def room(self, size: int) -> bool:
         """Whether there is memory for `size` bytes of this answer. It is held until the answer is sent."""
         more = max(0, size - self._held)
-        given = not more or self._shares.take(self._state["holder"], more)
-        self._held += more * given
-        self._has_room = given
-        return given
+        self._has_room = not more or self._shares.take(self._state["holder"], more)
+        self._held += more * self._has_room
+        return self._has_room
 
-    def end(self) -> None:
+    def release(self) -> None:
         if self._held:
             self._shares.give(self._state["holder"], self._held)
 
     async def send(self, message: Message) -> None:
-        size = len(message.get("body", b""))
-        if size > PIECE_BYTES and not self.room(size):
-            await self._abort("busy")  # a flood of middling answers; routes of larger ones have asked before
+        body = message.get("body", b"")
+        if len(body) > PIECE_BYTES and not self.room(len(body)):
+            await self._abort("busy")  # a flood of middling answers; routes of larger ones have called `room` before
         elif not self._has_room and message["type"] == "http.response.start":
             await self._delay()
-        for piece in _pieces(message):
-            if not self._cut_off:
-                await self._send_in_time(piece)
+        if len(body) <= PIECE_BYTES:
+            await self._send_in_time(message)
+            return
+        for begin in range(0, len(body), PIECE_BYTES):
+            more = message.get("more_body", False) or begin + PIECE_BYTES < len(body)
+            await self._send_in_time({**message, "body": body[begin : begin + PIECE_BYTES], "more_body": more})
 
     async def _delay(self) -> None:
         client = self._state["holder"]
@@ -90,15 +88,13 @@ class _Answer:
                 del self._refused[client]
 
     async def _send_in_time(self, piece: Message) -> None:
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        if self._cut_off:
+            return
         try:
-            async with asyncio.timeout(FIRST_SECONDS + self._sent / BYTES_PER_SECOND - self._waited):
-                await self._send(piece)
+            await self._pace.wait(self._send(piece))
         except TimeoutError:
             await self._abort("too_slow")
-        self._waited += clock() - began
-        self._sent += len(piece.get("body", b""))
+        self._pace.bytes += len(piece.get("body", b""))
 
     async def _abort(self, code: str) -> None:
         self._cut_off = True
@@ -106,11 +102,3 @@ class _Answer:
         self._state["abort"]()
         while (await self._receive())["type"] != "http.disconnect":
             pass  # until uvicorn knows, or it would log an answer without an end
-
-
-def _pieces(message: Message) -> Iterator[Message]:
-    body = message.get("body", b"")
-    last = max(0, len(body) - 1) // PIECE_BYTES * PIECE_BYTES
-    for begin in range(0, last, PIECE_BYTES):
-        yield {**message, "body": body[begin : begin + PIECE_BYTES], "more_body": True}
-    yield {**message, "body": body[last:]} if last else message

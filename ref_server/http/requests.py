@@ -1,15 +1,18 @@
-"""Gives every request an id, counts it, and logs it."""
+"""Gives every request an id, counts it, and logs it; says who sends it, for routes that confine a token to one run."""
 
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Annotated
 from uuid import uuid4
 
 import structlog
+from fastapi import Depends, Request
 from starlette.datastructures import Headers
-from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ref_server.access.keys import Holder
 from ref_server.metrics.traffic import Traffic, known_method
+from ref_server.queue.queue import Queue
 
 log = structlog.get_logger()
 
@@ -39,7 +42,7 @@ class Requests:
         request_id = scope.setdefault("state", {})["request_id"] = _request_id(scope)
         # Each request runs in a task of its own, so this binds the id for no other request.
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        seen = _Observed(dict(scope), receive, send, request_id)  # a copy: routing changes the scope
+        seen = _Observed(receive, send, request_id)
         self._traffic.active.inc()
         try:
             await self._app(scope, seen.receive, seen.send)
@@ -54,10 +57,9 @@ class Requests:
         streamed = scope["state"].get("stream", False)  # it is open for hours: only how soon it began is a latency
         open_seconds = time.perf_counter() - seen.began
         seconds = seen.answered - seen.began if streamed else open_seconds
-        route, code = _template(scope.get("route") or _find_route(seen.scope)), scope["state"].get("error_code")
+        state, client = scope["state"], scope.get("client")
+        route, code = state.get("route") or "unmatched", state.get("error_code")
         self._traffic.add(route, scope["method"], seen.status, code, seconds)
-        client = scope.get("client")
-        state = scope["state"]
         role, audited = state.get("role"), state.get("audited", False)
         about = (scope.get("path_params", {}) if audited else {}) | state.get("about", {})
         details = {"code": code, "role": role, "name": role and state["holder"], "peer": client and client[0], **about}
@@ -80,8 +82,7 @@ class Requests:
 class _Observed:
     """Wraps `receive` and `send` of one request: counts bytes in, notes the status, adds the header."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        self.scope = scope
+    def __init__(self, receive: Receive, send: Send, request_id: str) -> None:
         self._receive = receive
         self._send = send
         self._header = (b"x-request-id", request_id.encode())
@@ -110,12 +111,20 @@ def _is_unusual(status: int) -> bool:
     return status >= 400 and status not in _USUAL
 
 
-def _find_route(scope: Scope) -> Any:
-    """The route of a request that was refused before routing."""
-    routes = scope["app"].routes
-    fitting = (route for wanted in (Match.FULL, Match.PARTIAL) for route in routes if route.matches(scope)[0] is wanted)
-    return next(fitting, None)
+async def _asker(request: Request) -> Holder:
+    return request.state.asker  # the guard has set it
 
 
-def _template(route: Any) -> str:
-    return getattr(route, "path", "") or "unmatched"
+Asker = Annotated[Holder, Depends(_asker)]
+
+
+def confine(asker: Holder, queue: Queue, ids: Iterable[str]) -> None:
+    """Raises Denied if a batch is of another run than the asker's only one. Unknown ids are of no run."""
+    if asker.run is not None:
+        for run in queue.runs_of(list(ids)):
+            asker.only(run)
+
+
+def note(request: Request, **about: str | int | None) -> None:
+    """Adds to the request's line in the log. Give checked values only."""
+    request.state.about = about

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ref_server.http.gate import connections
+from ref_server.http import server as connections
 from tests.ref_server.processes import running
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 

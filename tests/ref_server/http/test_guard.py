@@ -11,8 +11,7 @@ from starlette.routing import Route
 from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
 from ref_server.config import ServeConfig
-from ref_server.http.gate.guard import MAX_JSON_BYTES, Guard
-from ref_server.http.route_table import RouteTable
+from ref_server.http.guard import MAX_JSON_BYTES, Guard, RouteTable
 from shared import wire
 from tests.ref_server.sockets import answer, connected, head
 

@@ -1,1 +1,0 @@
-"""Every request passes here before a route sees it: id and log, checks and limits, load shedding."""
