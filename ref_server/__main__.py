@@ -9,7 +9,7 @@ from shared.commands import choose_command
 
 DESCRIPTION = "The reference server: scores log-probs of tokens with a frozen model, and queues the generated batches."
 COMMANDS = {
-    "serve": "serve a model, or a queue alone",
+    "serve": "serve a model, or only a queue",
     "ping": "say whether a running server is ready, and with which model; for people, scripts and health checks",
     "score": "log-probs of completions from a running server, for texts, JSONL or a batch",
     "queue": "inspect and manage the queue of a running server",

@@ -29,9 +29,9 @@ class Hosts:
 
     def __init__(self, listening: str, allowed: Iterable[str]) -> None:
         self._beyond = not is_loopback(listening)
-        own = {socket.gethostname().lower(), listening.lower()} if self._beyond else set()
+        ours = {socket.gethostname().lower(), listening.lower()} if self._beyond else set()
         # An empty Host is never accepted, even where the machine has no name.
-        self._names = ({name.lower() for name in allowed} | own) - {""}
+        self._names = ({name.lower() for name in allowed} | ours) - {""}
 
     def check(self, host: str, origin: str | None) -> None:
         """Raises Denied on an unexpected `Host` or a foreign `Origin`; None: the request has no such header."""

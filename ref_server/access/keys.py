@@ -42,7 +42,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Holder:
-    """Whom a token belongs to. name: from the file, else one that tells nothing about the token.
+    """Whom a token belongs to. name: from the file, else one that reveals nothing about the token.
 
     run: the only run that the token may be used for; None: all.
     """
@@ -65,7 +65,7 @@ class Holder:
     def only(self, run: str | None) -> str | None:
         """The run that a request is about; where it names none, the token's own. Raises Denied for another's."""
         if self.run is not None and run not in (None, self.run):
-            raise Denied(f"this token is for run {self.run!r} alone", "Authorization")
+            raise Denied(f"this token is for run {self.run!r} only", "Authorization")
         return run if self.run is None else self.run
 
 
@@ -87,9 +87,9 @@ class Keys:
         scheme, _, token = (authorization or "").partition(" ")
         given = _digest(token.strip())
         # Compare with all tokens, each in constant time, so that the time taken says nothing about a token.
-        found = [holder for digest, holder in self.holders.items() if hmac.compare_digest(digest, given)]
-        if scheme.lower() == "bearer" and found:
-            return found[0]
+        matching = [holder for digest, holder in self.holders.items() if hmac.compare_digest(digest, given)]
+        if scheme.lower() == "bearer" and matching:
+            return matching[0]
         what = "this token is not known here" if authorization else "a token is required: Authorization: Bearer TOKEN"
         raise Unauthenticated(what, "Authorization")
 
@@ -104,7 +104,7 @@ def one_admin(token: str) -> Keys:
 
 
 def read_keys(file: Path) -> Keys:
-    """Reads lines of `ROLE TOKEN [name=NAME] [run=RUN]`, or of a token alone, an admin's. `#` begins a comment.
+    """Reads lines of `ROLE TOKEN [name=NAME] [run=RUN]`, or of just a token, an admin's. `#` begins a comment.
 
     Raises OSError, and ValueError, whose message has the line's number but not its text.
     """

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 class Shares:
     """An amount of which a holder may hold at most as much as is free: used on the event loop.
 
-    One holder alone gets half of it, n holders that want all get 1 / (n + 1) each, and something is always free for a
+    A single holder gets half of it, n holders that want all get 1 / (n + 1) each, and something is always free for a
     newcomer: the dynamic threshold of shared-memory switches with alpha = 1 (Choudhury and Hahne 1998).
 
     A holder is any name. The guard writes that of a request into its state: `scope["state"]["holder"]`.
@@ -37,7 +37,7 @@ class Shares:
 
     @contextmanager
     def hold(self, holder: str) -> Iterator[Callable[[int], bool]]:
-        """A `take` for one piece of work: what it got is given back when the block ends."""
+        """A `take` for one piece of work: a context manager that gives back what was taken."""
         got = 0
 
         def take(size: int) -> bool:

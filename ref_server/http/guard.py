@@ -78,9 +78,12 @@ class Guard:
         body = Body(headers, receive, send, self._rests)
         try:
             await self._pass_on(scope, headers, body)
-        except (Problem, Denied) as error:  # here the memory for the body is free again
-            problem = denied(error) if isinstance(error, Denied) else error
-            await problem.answer(scope)(scope, body.receive, body.send)
+            return
+        except Problem as problem:
+            answer = problem.answer(scope)
+        except Denied as error:
+            answer = denied(error).answer(scope)
+        await answer(scope, body.receive, body.send)  # the exception is gone, and with it what was read of the body
 
     async def _pass_on(self, scope: Scope, headers: Headers, body: Body) -> None:
         """Calls the application. Raises Denied and Problem, as `_check` does; for the body, Problem 408, 413, 429."""
@@ -115,7 +118,7 @@ class Guard:
         _check_media_type(headers, required.media_types)
 
     def _admit(self, scope: Scope, headers: Headers, required: Requirement) -> None:
-        """Notes the role, and who holds what the request takes: its token, or its peer where none is required."""
+        """Notes the caller, and who is charged for the request: the token, or the peer where none is required."""
         legacy = self._config.legacy_insecure and scope["path"] in _LEGACY_PATHS
         wanted = Role.OPEN if legacy and _comes_from_this_machine(scope, headers) else required.role
         open_to_all = not self._config.keys or wanted is Role.OPEN
@@ -129,7 +132,7 @@ class Guard:
         if not open_to_all:
             holder.require(wanted)
         if holder.run is not None and not required.confines:
-            raise Denied(f"this token is for run {holder.run!r} alone, and this route is for all runs", "Authorization")
+            raise Denied(f"this token is for run {holder.run!r} only, and this route is for all runs", "Authorization")
 
     def _limits(self, path: str, required: Requirement, kind: str) -> tuple[Shares, int]:
         """The memory that the body counts against, and its greatest length."""
@@ -172,5 +175,5 @@ def _check_media_type(headers: Headers, allowed: tuple[str, ...]) -> None:
 
 
 def _comes_from_this_machine(scope: Scope, headers: Headers) -> bool:
-    """False for a request that a proxy on this machine forwards: it may come from elsewhere."""
+    """False for a request that a proxy on this machine forwards: its client may be elsewhere."""
     return not any(name in headers for name in _OF_PROXIES) and is_loopback((scope.get("client") or ("",))[0])

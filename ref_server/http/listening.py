@@ -22,14 +22,14 @@ _KEPT_FILES = 256
 
 
 class CannotListen(Exception):
-    """An address that is taken, or not this machine's. Names it."""
+    """The address is taken, or does not belong to this machine. The message names it."""
 
 
 class Listener(socket.socket):
-    """A listening socket that closes connections at once of which their peers would hold more than is free.
+    """A listening socket. It closes a new connection at once if its peer would hold more of them than are free.
 
-    It counts sockets, so that those in a TLS handshake count, too. Without it asyncio reaches the limit of open files:
-    then it neither accepts a request nor stops to log so, and the store cannot open its files.
+    It counts sockets, so that those in a TLS handshake count, too. Without it the process reaches its limit of open
+    files: then asyncio accepts nothing and logs that without end, and the store cannot open its files.
     """
 
     def __init__(self, family: int, address: Any, connections: Shares, fd: int | None = None) -> None:
@@ -100,7 +100,7 @@ def _inherited(config: ServeConfig, connections: Shares) -> Iterator[Listener]:
 
 
 def _listeners(host: str, port: int, connections: Shares) -> Iterator[Listener]:
-    found, failed = False, None
+    bound, failed = False, None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in addresses):
@@ -111,9 +111,9 @@ def _listeners(host: str, port: int, connections: Shares) -> Iterator[Listener]:
                     raise
                 failed = error  # of several addresses of a name some may not be this machine's
             else:
-                found = True
+                bound = True
                 yield listener
-        if failed and not found:
+        if failed and not bound:
             raise failed
     except OSError as error:
         raise CannotListen(f"{host} port {port}: {str(error.strerror).lower()}") from error

@@ -18,7 +18,7 @@ def is_renewable(config: ServeConfig) -> bool:
 
 
 def renew(config: ServeConfig, tls: ssl.SSLContext | None) -> None:
-    """Takes the tokens and the certificate that the files hold now. Those of a file that is no good stay.
+    """Takes the tokens and the certificate that the files hold now. If a file is invalid, the current ones stay.
 
     tls: the context of the listening sockets; new connections are given the new certificate.
     """
@@ -29,7 +29,7 @@ def renew(config: ServeConfig, tls: ssl.SSLContext | None) -> None:
 
         def load() -> None:
             check_pair(certificate, key)
-            # Loaded into the same context, a certificate with another kind of key would stand beside the old one.
+            # Loaded into the same context, a certificate with another kind of key would be kept next to the old one.
             new = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             new.load_cert_chain(certificate, key)
             tls.sni_callback = lambda connection, name, context: setattr(connection, "context", new)

@@ -1,4 +1,4 @@
-"""Gives every request an id, counts it, and logs it; says who sends it, for routes that confine a token to one run."""
+"""Gives every request an id, counts and logs it; says whose token it has, for routes that confine a token to a run."""
 
 import time
 from collections.abc import Iterable
@@ -18,15 +18,15 @@ log = structlog.get_logger()
 
 # nginx's status for a client that went away before it was answered.
 CLIENT_CLOSED = 499
-# Errors that a healthy client meets, too: an id that is gone, a batch that came twice, a full queue.
+# Errors that a healthy client gets, too: an id that is gone, a batch uploaded twice, a full queue.
 _USUAL = (404, 409, 429)
 
 
 class Requests:
     """ASGI middleware around all others, so that it also sees requests which they refuse.
 
-    A request keeps the client's own id if that is printable, else it gets a new one. Errors, the `X-Request-Id` header
-    and all log lines carry it. The line of a request names its route, and the batch or the run that a route says. It
+    A request keeps the client's id if that is printable, else it gets a new one. Errors, the `X-Request-Id` header
+    and all log lines carry it. The line of a request names its route, and the batch or the run that a route notes. It
     never has the path, the query, the body or headers, since a client can write anything there; only that of an audited
     request has its path's parameters.
     """
@@ -40,7 +40,7 @@ class Requests:
             await self._app(scope, receive, send)
             return
         request_id = scope.setdefault("state", {})["request_id"] = _request_id(scope)
-        # Each request runs in a task of its own, so this binds the id for no other request.
+        # Each request runs in its own task, so this binds the id for no other request.
         structlog.contextvars.bind_contextvars(request_id=request_id)
         seen = _Observed(receive, send, request_id)
         self._traffic.active.inc()
@@ -119,7 +119,7 @@ Asker = Annotated[Holder, Depends(_asker)]
 
 
 def confine(asker: Holder, queue: Queue, ids: Iterable[str]) -> None:
-    """Raises Denied if a batch is of another run than the asker's only one. Unknown ids are of no run."""
+    """Raises Denied if a batch belongs to another run than the caller's token is for. Unknown ids belong to no run."""
     if asker.run is not None:
         for run in queue.runs_of(list(ids)):
             asker.only(run)

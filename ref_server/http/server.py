@@ -1,9 +1,9 @@
 """The uvicorn server that runs the application of `app.py`: its connections, its signals, and its end.
 
 No other file relies on parts of uvicorn and h11 that they do not document: `H11Protocol` with its constructor's
-arguments, its `transport` and its method `send_400_response`, during which h11's error is the current exception. Of
-`uvicorn.Server` the methods `run`, `startup`, `handle_exit` and `on_tick` are overridden. These are why pyproject.toml
-has upper bounds for uvicorn and h11.
+arguments, its `transport` and `app_state`, and its method `send_400_response`, during which h11's error is the current
+exception. Of `uvicorn.Server` the methods `run`, `startup`, `handle_exit` and `on_tick` are overridden. These are why
+pyproject.toml has upper bounds for uvicorn and h11.
 """
 
 import asyncio
@@ -54,6 +54,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_wait()
+        self.app_state = {}  # it holds this connection, which would wait for the garbage collector
         super().connection_lost(None)  # uvicorn stops its timer of idle connections only where there was no error
 
     def data_received(self, data: bytes) -> None:
@@ -163,8 +164,8 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn
 class DrainingServer(uvicorn.Server):
     """Drains on a signal, or when the scoring loop ends; then stops.
 
-    While it drains it still listens: trainers can settle their leases, and uploads are answered with 503. uvicorn alone
-    would stop listening at once. It stops when the batches being scored are saved, or after drain_seconds at the
+    While it drains it still listens: trainers can settle their leases, and uploads are answered with 503. uvicorn would
+    stop listening at once. It stops when the batches being scored are saved, or after drain_seconds at the
     latest. A second signal ends the process at once: what was acknowledged is on disk, and the next start queues the
     claimed batches again. SIGHUP only reads tokens and certificates again.
     """

@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class SharedCall(Generic[T]):
-    """Makes one call at a time, on a thread of its own. All who wait meanwhile get the same result.
+    """Makes one call at a time, on its own thread. All callers that wait meanwhile get the same result.
 
-    A result is given again for fresh_seconds, and for `rest` times as long as the call took, so that many who ask cost
+    A result is given again for fresh_seconds, and for `rest` times as long as the call took, so that many callers cost
     hardly more than one.
     """
 
@@ -52,7 +52,7 @@ class SharedCall(Generic[T]):
             self._fresh_until = began + took + max(self._fresh_seconds - took, self._rest * took)
 
 
-# After a read of the depths, the next one waits ten times as long as it took: those who ask get the answer of the last.
+# After a read of the depths, the next one waits ten times as long as it took: callers get the result of the last one.
 _REST = 10.0
 _SECONDS = 30.0
 

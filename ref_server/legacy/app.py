@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class Exchange:
-    """Queues uploads under a run of their own, and delivers scored batches at most once, newest first."""
+    """Queues uploads under one reserved run, and delivers scored batches at most once, newest first."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -111,7 +111,7 @@ class _Program:
 
 
 def read_tensor(name: str, blob: bytes | memoryview, dtypes: Mapping[str, torch.dtype]) -> Tensor:
-    """One tensor of one of the dtypes, on the CPU, contiguous, with a storage of its own. Raises MalformedUpload.
+    """One tensor of one of the dtypes, on the CPU, contiguous, with its own storage. Raises MalformedUpload.
 
     name: of the part, for the error.
     """
@@ -201,23 +201,23 @@ class _Entries:
 
 def _parse(pickled: bytes, dtypes: Mapping[str, torch.dtype]) -> _Program:
     """The tensor that the program makes, checked to lie within its storage."""
-    found = _PROGRAM.fullmatch(pickled)
-    if found is None or any(found[f"{text}_bytes"][0] != len(found[text]) for text in ("key", "device")):
+    match = _PROGRAM.fullmatch(pickled)
+    if match is None or any(match[f"{text}_bytes"][0] != len(match[text]) for text in ("key", "device")):
         raise MalformedUpload("its pickle is not what torch.save writes for one plain, dense tensor")
-    storage = found["storage"].decode()
+    storage = match["storage"].decode()
     if storage not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes.values())
         raise MalformedUpload(f"must have dtype {allowed}, got a {storage}")
-    if storage in INTEGERS and found["gradient"] == b"\x88":
+    if storage in INTEGERS and match["gradient"] == b"\x88":
         raise MalformedUpload("its integers claim a gradient, which PyTorch does not load")
-    [elements], [offset], size, stride = (_numbers(found[part]) for part in ("elements", "offset", "size", "stride"))
+    [elements], [offset], size, stride = (_numbers(match[part]) for part in ("elements", "offset", "size", "stride"))
     if len(size) != len(stride) or min(offset, *stride, 0) < 0 or min(size, default=1) < 1:
         raise MalformedUpload(f"must be a tensor that is not empty, got size {size} and stride {stride}")
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     # An expanded tensor has more elements than its storage, and copying it would allocate them all.
     if prod(size) > elements or last >= elements:
         raise MalformedUpload(f"size {size} and stride {stride} do not lie within a storage of {elements} elements")
-    return _Program(storage, found["key"].decode(), elements, offset, size, stride)
+    return _Program(storage, match["key"].decode(), elements, offset, size, stride)
 
 
 def _numbers(opcodes: bytes) -> tuple[int, ...]:

@@ -42,11 +42,11 @@ def balanced_map(outline: PreTrainedModel, room: Mapping[int, int], dtype: torch
     """
     whole = list(outline._no_split_modules or [])
     memory = get_balanced_memory(outline, dict(room), no_split_module_classes=whole, dtype=dtype)  # type: ignore[arg-type]
-    found = infer_auto_device_map(outline, memory, no_split_module_classes=whole, dtype=dtype)  # type: ignore[arg-type]
-    if not set(found.values()) <= set(room):
+    device_map = infer_auto_device_map(outline, memory, no_split_module_classes=whole, dtype=dtype)  # type: ignore[arg-type]
+    if not set(device_map.values()) <= set(room):
         sizes = ", ".join(f"{size / 2**30:.1f} GiB of cuda:{gpu}" for gpu, size in room.items())
         raise UserError(f"devices: the model does not fit {sizes}; name more devices, or load it in --dtype bfloat16")
-    return found
+    return device_map
 
 
 def _replicated(config: ServeConfig, devices: list[torch.device]) -> list[DeviceMap]:
@@ -55,7 +55,7 @@ def _replicated(config: ServeConfig, devices: list[torch.device]) -> list[Device
 
 def _balanced(config: ServeConfig, devices: list[torch.device]) -> list[DeviceMap]:
     if others := [str(device) for device in devices if device.type != "cuda"]:
-        raise UserError(f"devices: a balanced model lies on GPUs alone (cuda:0, cuda:1, …), got {', '.join(others)}")
+        raise UserError(f"devices: a balanced model lies on GPUs only (cuda:0, cuda:1, …), got {', '.join(others)}")
     assert config.model is not None
     outline = load_outline(config.model, revision=config.revision)
     dtype: Any = outline.config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)

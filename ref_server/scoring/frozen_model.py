@@ -39,7 +39,7 @@ def load(config: ServeConfig) -> "FrozenModel":
 class FrozenModel:
     """A `ReferenceModel` that scores.
 
-    models: the same one on several devices, or one alone. Each is tested as `choose_forward` does. snapshot, version,
+    models: the same model on several devices, or on one. Each is tested as `choose_forward` does. snapshot, version,
     base: of weights that replaced the first ones.
     """
 
@@ -104,7 +104,7 @@ class FrozenModel:
         return token_texts(self._tokenizer, ids)
 
     def replacement(self, snapshot: str | None, version: int) -> "FrozenModel":
-        """Loads other weights beside these: for a while each device holds two models. A tokenizer is optional."""
+        """Loads other weights; for a while each device holds two models. A tokenizer is optional."""
         directory = None if snapshot is None else self._find(snapshot)
         if (snapshot, version) == (self.info.snapshot, self.version):
             return self
@@ -161,7 +161,7 @@ def _fingerprint(model: PreTrainedModel) -> str:
 # model had written it; here its bytes are escaped.
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-# SentencePiece writes a word's blank so, and drops it where a text begins: each token alone is such a beginning.
+# SentencePiece writes a word's blank so, and drops it where a text begins: each single token is such a beginning.
 _BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
 
 

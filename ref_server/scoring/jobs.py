@@ -66,7 +66,7 @@ class Payload:
 
 
 def register_reader(run: str, read: Callable[[bytes], Payload]) -> None:
-    """Makes `read_payload` read the batches of a run that has a format of its own."""
+    """Makes `read_payload` read the batches of a run that has its own format."""
     _READERS[run] = read
 
 
@@ -192,7 +192,7 @@ class TokenBudget:
     """Most tokens of a forward of several jobs; fewer for a while after memory ran out.
 
     Attention is not counted: several groups have no more pairs of tokens than one row of the same length. A single
-    batch beyond the budget is scored alone.
+    batch beyond the budget is scored by itself.
     """
 
     def __init__(self, most: int) -> None:
@@ -210,8 +210,8 @@ class TokenBudget:
 class ScoringGate:
     """Coordinates the scoring loops of a process. One claims at a time.
 
-    A batch with which a server ended is scored while no other is claimed: if it ends this server too, it alone was
-    interrupted.
+    A batch with which a server ended is scored while no other is claimed: if it ends this server too, only
+    this batch was interrupted.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ log = structlog.get_logger()
 IDLE_SECONDS = 0.5
 # The queue's share of each forward, however many direct requests there are.
 _QUEUE_SHARE = 1 / 4
-# A store that fails is left alone for this many seconds, or for as long as the failed call took, if that is longer:
+# A store that fails is not called for this many seconds, or for as long as the failed call took, if that is longer:
 # direct requests need no store, and should not wait for it.
 REST_SECONDS = 0.5
 
@@ -48,12 +48,13 @@ class ScoringLoop:
     """Packs direct requests and queued batches together, up to tokens_per_forward tokens a forward.
 
     Direct requests go first: they fill up to three quarters of the next forward, queued batches the rest. At least one
-    batch goes with each step, in a forward of its own if it does not fit. So neither waits long: a direct request waits
+    batch goes with each step, in a separate forward if it does not fit. So neither waits long: a direct request waits
     for the current forward and for earlier requests, the queue for one forward of direct requests.
 
-    A job that cannot be scored fails alone: a direct request gets the error, a batch is queued again or dead. A lost
-    device ends the loop, since every later batch would fail, too; so does a bug. Claimed batches then stay claimed, and
-    the next process queues them again. on_ready is called from the loop's thread whenever batches have become ready.
+    If a job cannot be scored, no other job fails: a direct request gets the error, a batch is queued again or dead. A
+    lost device ends the loop, since every later batch would fail, too; so does a bug. Claimed batches then stay
+    claimed, and the next process queues them again. on_ready is called from the loop's thread whenever batches have
+    become ready.
     """
 
     def __init__(

@@ -135,7 +135,7 @@ def check_size(group: TokenGroup, max_batch_tokens: int) -> None:
 
 
 class NoReferenceModel:
-    """A `ReferenceModel` that scores nothing, and accepts any vocabulary and context: the server is a queue alone, and
+    """A `ReferenceModel` that scores nothing, and accepts any vocabulary and context: the server is only a queue, and
     leases batches as they were uploaded."""
 
     scores_uploads = False

@@ -52,13 +52,13 @@ def load_like(model: PreTrainedModel, device_map: DeviceMap, fingerprint: str, d
     try:
         _check_configuration(model, directory)
         _check_tokenizer(fingerprint, directory)
-        # Use the reference's own configuration: a snapshot's may name an attention kernel of the hub, which is code.
+        # Use the reference's configuration: a snapshot's may name an attention kernel of the hub, which is code.
         read: Any = AutoModelForCausalLM.from_pretrained(
             directory, config=deepcopy(model.config), dtype=model.dtype, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, device_map=dict(device_map), output_loading_info=True,
         )  # fmt: skip
-        loaded, found = read
-        for problem, names in found.items():
+        loaded, problems = read
+        for problem, names in problems.items():
             if names:
                 raise _other(f"its weights have {problem.replace('_', ' ')}: {', '.join(map(str, sorted(names)[:3]))}")
         return loaded.eval()

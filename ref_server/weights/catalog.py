@@ -108,13 +108,13 @@ class Catalog:
             for lineage, epoch, version in names
             if re.match(PLAIN_NAME, lineage) and _NUMBER.fullmatch(epoch) and _NUMBER.fullmatch(version)
         ]
-        found = [version for name in known if (version := self.read(name))]
-        last = max(found, key=lambda version: version.number).name.lineage if found else ""
-        return sorted(found, key=lambda version: (version.name.lineage == last, version.name.order), reverse=True)
+        versions = [version for name in known if (version := self.read(name))]
+        last = max(versions, key=lambda version: version.number).name.lineage if versions else ""
+        return sorted(versions, key=lambda version: (version.name.lineage == last, version.name.order), reverse=True)
 
     def newest(self, run: str, lineage: str | None) -> Published | None:
         """Of a lineage, or of the one that committed last."""
-        return next((found for found in self.of_run(run) if lineage in (None, found.name.lineage)), None)
+        return next((version for version in self.of_run(run) if lineage in (None, version.name.lineage)), None)
 
     def committed_at(self, name: WeightsName) -> float:
         try:

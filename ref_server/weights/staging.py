@@ -19,7 +19,7 @@ FILE_BYTES = 16 * 1024
 
 
 class Staging:
-    """The directory of one version that is not committed: `files` are whole, `digests` says of what, `parts` arrive.
+    """The directory of one version that is not committed: `files` are whole, with their `digests`; `parts` arrive.
 
     A file counts once its digest is there, which is written after it. No method is for two threads at once, except
     `Part.write`.
@@ -59,7 +59,7 @@ class Staging:
 
     def keep(self, file: str, part: "Part") -> bool:
         """Makes a whole part the file. False if it is there already. Raises WeightsConflict for other content."""
-        known = self.found().get(file)
+        known = self.complete().get(file)
         if known is not None:
             check_same(file, known, part.content)
             return False
@@ -67,7 +67,7 @@ class Staging:
         write_text(self._digests / file, part.content.model_dump_json())
         return True
 
-    def found(self) -> dict[str, WeightsFile]:
+    def complete(self) -> dict[str, WeightsFile]:
         """The files that are complete. After a power cut a digest may be damaged, or lack its file."""
         digests = self._digests.iterdir() if self._digests.is_dir() else ()
         known = {path.name: content for path in digests if _is_plain(path) and (content := _read_digest(path))}
@@ -84,7 +84,7 @@ class Staging:
 
 
 class Part:
-    """A file that arrives, locked while it does: what a killed process left is told by that. Discard it at the end."""
+    """A file that is arriving, locked meanwhile: a killed process leaves an unlocked one. Discard it at the end."""
 
     def __init__(self, path: Path, take_room: Callable[[int], None]) -> None:
         self.path = path
@@ -135,7 +135,7 @@ def _read_digest(path: Path) -> WeightsFile | None:
 
 
 def _is_plain(path: Path) -> bool:
-    """Not one that is being written."""
+    """False for a file that is still being written."""
     return not path.name.startswith(".")
 
 

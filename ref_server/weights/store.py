@@ -1,7 +1,7 @@
 """The store of published weights: directories below one root, without HTTP.
 
 A committed version is the directory ROOT/RUN/LINEAGE/EPOCH/VERSION, which a rename makes visible with its manifest. It
-is a model directory, so a server can load it. The disk alone knows what there is, so servers may share a root.
+is a model directory, so a server can load it. Only the disk says which versions exist, so servers may share a root.
 """
 
 import json
@@ -28,7 +28,7 @@ from shared.atomic_files import sync, write_text
 
 # Two: a worker may still be reading the version before the newest.
 KEPT = 2
-# Uploads that nobody goes on with go after this long.
+# Abandoned uploads are removed after this long.
 STALE_SECONDS = 3600.0
 # After asking for a file, or after its connection broke, a reader counts as reading for so long.
 PAUSE_SECONDS = 10.0
@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
 
 class WeightsStore:
-    """Any thread may use it. Raises StorageFull, StorageBroken beside what the methods name.
+    """Any thread may use it. Raises StorageFull, StorageBroken in addition to what the methods name.
 
     min_free, most, most_of_token: as for `Room`. unused_seconds: a run's weights are removed when nothing was committed
     for so long.
@@ -119,14 +119,14 @@ class WeightsStore:
     def get(self, name: WeightsName) -> Published:
         """Raises NoWeights, WeightsGone."""
         with disk_failures():
-            found = self._catalog.read(name)
-            if found is None:
+            published = self._catalog.read(name)
+            if published is None:
                 newest = self._catalog.newest(name.run, name.lineage)
                 if newest is not None and newest.name.order > name.order:
                     raise WeightsGone(f"version {name} is not kept any more; {newest.name} is the newest")
                 raise NoWeights(f"there is no version {name}")
         self.readers.saw(name)
-        return found
+        return published
 
     def file(self, name: WeightsName, file: str) -> tuple[Path, WeightsFile]:
         """Where a file is, and what. Read it within `readers.reading`. Raises NoWeights, WeightsGone."""
@@ -137,8 +137,8 @@ class WeightsStore:
 
     def held(self) -> Held:
         with disk_failures():
-            published = [found for run in self._catalog.runs() for found in self._catalog.of_run(run)]
-        return Held(len(published), sum(found.bytes for found in published))
+            published = [version for run in self._catalog.runs() for version in self._catalog.of_run(run)]
+        return Held(len(published), sum(version.bytes for version in published))
 
     def tidy(self, pinned: Collection[WeightsName]) -> None:
         """Removes old versions, but those that are pinned or being read, and stale uploads.
@@ -162,12 +162,12 @@ class WeightsStore:
     def _make_visible(
         self, name: WeightsName, staging: Staging, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
     ) -> None:
-        found = staging.found()
+        staged = staging.complete()
         for file, content in files.items():
-            if found.get(file) != content:
-                has = f"has {_describe(found[file])}" if file in found else "has not been uploaded"
+            if staged.get(file) != content:
+                has = f"has {_describe(staged[file])}" if file in staged else "has not been uploaded"
                 raise NotWhole(f"{file} {has}; the manifest says {_describe(content)}", f"files.{file}")
-        for superfluous in found.keys() - files.keys():
+        for superfluous in staged.keys() - files.keys():
             (staging.files / superfluous).unlink()
         number = 1 + max((other.number for other in self._catalog.of_run(name.run)), default=0)
         self._write_manifest(staging.files, Published(name, number, files, words, staging.token))

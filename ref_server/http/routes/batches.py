@@ -126,7 +126,7 @@ def _add_views(app: FastAPI, service: Service, stats: QueueStats) -> None:
         ```
         """
         confine(asker, service.queue, [id])
-        return found(service.queue.get(id), id)
+        return or_not_found(service.queue.get(id), id)
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
@@ -192,7 +192,7 @@ def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         batch = _batch(service, asker, id)
         if not from_thread.run_sync(request.state.room, _TOKENS_GROWTH * batch.payload_bytes):
             raise no_room_to_answer()
-        return found(service.describe_tokens(batch), id)
+        return or_not_found(service.describe_tokens(batch), id)
 
     @app.get("/v1/batches/{id}/rewards", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
@@ -203,7 +203,7 @@ def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         curl localhost:8400/v1/batches/$ID/rewards
         ```
         """
-        return found(service.describe_rewards(_batch(service, asker, id)), id)
+        return or_not_found(service.describe_rewards(_batch(service, asker, id)), id)
 
     @app.put("/v1/batches/{id}/training", responses=errors(404, 409, 503, 507))
     @requires(Role.TRAIN, wire.CONTENT_TYPE, confines=True)
@@ -221,7 +221,7 @@ def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         return await threads.run(partial(_keep_training, service, asker, id, await request.body()))
 
 
-def found(value: T | None, id: str) -> T:
+def or_not_found(value: T | None, id: str) -> T:
     """Raises Problem 404 for None."""
     if value is None:
         raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here, or its payload is gone", "id")
@@ -236,4 +236,4 @@ def _keep_training(service: Service, asker: Holder, id: str, body: bytes) -> Adm
 
 def _batch(service: Service, asker: Holder, id: str) -> BatchDetails:
     confine(asker, service.queue, [id])
-    return found(service.queue.get(id), id)
+    return or_not_found(service.queue.get(id), id)

@@ -32,7 +32,7 @@ from shared.api import Kind, MetricsEvent, QueueView
 
 log = structlog.get_logger()
 
-# Clients that watch at once; one may be as many as are free.
+# Clients that watch at once; one client may open as many streams as are free.
 MOST = 128
 EVERY_SECONDS = 1.0
 # A comment after so much silence, so that proxies keep the connection and a client that is gone is noticed.
@@ -52,7 +52,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 @dataclass(frozen=True)
 class _News:
-    """run: the only one that it is about; None: all. of_all: those who may see all runs are told of it, too.
+    """run: the only one that it is about; None: all. of_all: clients that may see all runs get it, too.
 
     mark: it is new when this differs.
     """
@@ -117,7 +117,7 @@ class Watchers:
 
     @contextmanager
     def join(self, run: str | None, holder: str, abort: Callable[[], None]) -> Iterator[Watcher]:
-        """A watcher, which is told first how things stand. holder: the client. Raises Busy, NotReady."""
+        """A watcher; it first receives the current state. holder: the client. Raises Busy, NotReady."""
         self._service.check_open()
         if not self._shares.take(holder):
             raise Busy(f"too many streams of events are open for {holder} already: close one")
@@ -163,7 +163,7 @@ class Watchers:
                 try:
                     self._spread(await self._look())
                 except (StorageBroken, StorageFull) as error:
-                    log.debug("watchers are told nothing", error=str(error))
+                    log.debug("no events are sent to watchers", error=str(error))
             await asyncio.sleep(EVERY_SECONDS + self._background.pause)
 
     async def _look(self) -> dict[Hashable, _News]:
@@ -177,9 +177,9 @@ class Watchers:
             news[curve.key] = _news_of(curve)
         return news
 
-    def _spread(self, found: dict[Hashable, _News]) -> None:
-        before, self._known = self._known, found
-        changed = {key: news for key, news in found.items() if key not in before or before[key].mark != news.mark}
+    def _spread(self, news_now: dict[Hashable, _News]) -> None:
+        before, self._known = self._known, news_now
+        changed = {key: news for key, news in news_now.items() if key not in before or before[key].mark != news.mark}
         self._tell(self._watchers, changed)
 
     @staticmethod
@@ -191,14 +191,14 @@ class Watchers:
 
 
 def _settled(view: QueueView) -> QueueView:
-    """Without what changes by waiting alone."""
+    """Without what changes merely because time passes."""
     scoring = view.scoring.model_copy(update={"waiting_seconds": 0.0})
     return view.model_copy(update={"oldest_age_seconds": None, "scoring": scoring})
 
 
 def _news_of(curve: Curve) -> _News:
-    told = MetricsEvent(run=curve.run, lineage=curve.lineage, kind=Kind(curve.kind), step=curve.step)
-    return _News(curve.run, True, (curve.updated_at, curve.step), _event("metrics", told.model_dump_json()))
+    grown = MetricsEvent(run=curve.run, lineage=curve.lineage, kind=Kind(curve.kind), step=curve.step)
+    return _News(curve.run, True, (curve.updated_at, curve.step), _event("metrics", grown.model_dump_json()))
 
 
 def _event(name: str, data: str) -> bytes:
@@ -223,12 +223,12 @@ def add(app: FastAPI, watchers: Watchers) -> None:
     @app.get("/v1/events", response_class=Response, responses={200: _STREAM, **errors(503)})
     @requires(Role.TRAIN, confines=True)
     async def events(asker: Asker, request: Request) -> Response:
-        """Server-sent events: how things stand, then what changes, at most one of each a second.
+        """Server-sent events: the current state, then what changes, at most one of each a second.
 
         `event: queue` has the body of `GET /v1/queue`; `event: metrics` has `run`, `lineage`, `kind` and the latest
-        `step` of a curve that has grown. What changes by waiting alone, such as ages, is no event. A comment comes
-        after 15 seconds of silence. The stream ends when the server does; a client that comes again is told how
-        things stand.
+        `step` of a curve that has grown. What changes merely because time passes, such as ages, is no event.
+        A comment comes after 15 seconds of silence. The stream ends when the server does; a client that reconnects
+        gets the current state.
 
         ```
         curl --no-buffer localhost:8400/v1/events

@@ -138,20 +138,20 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
 
 
 async def _poll(
-    service: Service, threads: CapacityLimiter, asked: LeaseBody, request: Request, deadline: float
+    service: Service, threads: CapacityLimiter, wanted: LeaseBody, request: Request, deadline: float
 ) -> list[Lease]:
     """Tries at once and whenever it is woken, until there is a lease or the time is over."""
-    with service.polls.join(Wanted.by(asked), request.state.holder) as poll:
+    with service.polls.join(Wanted.by(wanted), request.state.holder) as poll:
         if await request.is_disconnected():
             return []
-        got, refusal = await _try(service, threads, asked, poll)
+        got, refusal = await _try(service, threads, wanted, poll)
         if got:
             return got
         with _departure(request, poll) as gone:
             while await poll.wait(deadline - time.monotonic()):
                 if gone.done():
                     return []
-                got, refusal = await _try(service, threads, asked, poll)
+                got, refusal = await _try(service, threads, wanted, poll)
                 if got:
                     return got
     if refusal:
@@ -160,13 +160,13 @@ async def _poll(
 
 
 async def _try(
-    service: Service, threads: CapacityLimiter, asked: LeaseBody, poll: Poll
+    service: Service, threads: CapacityLimiter, wanted: LeaseBody, poll: Poll
 ) -> tuple[list[Lease], TooManyInFlight | None]:
     """Leases, or why there is none: an ack may make room while the request waits."""
     if service.draining:
         raise Problem(503, "not_ready", "the server is shutting down", headers={"Retry-After": "1"})
     try:
-        got, refusal = await to_thread.run_sync(service.queue.lease, asked, limiter=threads), None
+        got, refusal = await to_thread.run_sync(service.queue.lease, wanted, limiter=threads), None
     except TooManyInFlight as full:
         got, refusal = [], full
     poll.looked()

@@ -118,13 +118,13 @@ def _add_curves(app: FastAPI, service: Service) -> None:
         ```
         """
         known = queue.curves(run)
-        found = _lineage(summarise(known), lineage)
-        points = queue.metrics_page(run, found.lineage, kind, after, limit)
+        summary = _lineage(summarise(known), lineage)
+        points = queue.metrics_page(run, summary.lineage, kind, after, limit)
         _check_room(request, (point.record for point in points))
-        latest = max((curve.step for curve in known if curve.key == (run, found.lineage, kind)), default=-1)
+        latest = max((curve.step for curve in known if curve.key == (run, summary.lineage, kind)), default=-1)
         return RunMetrics(
             run=run,
-            lineage=found.lineage,
+            lineage=summary.lineage,
             kind=kind,
             steps=[point.step for point in points],
             at=[point.at for point in points],
@@ -145,8 +145,8 @@ def _add_step(app: FastAPI, service: Service) -> None:
         curl localhost:8400/v1/runs/curl/metrics/12
         ```
         """
-        found = _lineage(summarise(queue.curves(run)), lineage)
-        records = queue.metrics_of_step(run, found.lineage, step)
+        summary = _lineage(summarise(queue.curves(run)), lineage)
+        records = queue.metrics_of_step(run, summary.lineage, step)
         _check_room(request, records)
         if not records:
             raise Problem(404, "not_found", f"no record of step {step} is kept: it may have been thinned out", "step")
@@ -158,11 +158,11 @@ def _check_name(run: str) -> None:
         raise BatchError("run", f"must be printable and not {LEGACY_RUN!r}, got {run[:40]!r}")
 
 
-def _lineage(found: list[RunSummary], lineage: str | None) -> RunSummary:
-    """The asked one of a run's lineages, or the latest."""
-    chosen = next((each for each in found if lineage in (None, each.lineage)), None)
+def _lineage(lineages: list[RunSummary], lineage: str | None) -> RunSummary:
+    """The requested lineage of a run, or the latest."""
+    chosen = next((each for each in lineages if lineage in (None, each.lineage)), None)
     if chosen is None:
-        what = "run" if lineage is None or not found else "lineage"
+        what = "run" if lineage is None or not lineages else "lineage"
         raise Problem(404, "not_found", f"no metrics of this {what} are kept here", what)
     return chosen
 

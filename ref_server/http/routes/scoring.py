@@ -61,13 +61,13 @@ def _add_logprobs(app: FastAPI, service: Service, threads: BodyThreads) -> None:
 
 
 def _group(service: Service, body: bytes) -> tuple[TokenGroup, float]:
-    asked = LogprobsRequest.model_validate_json(body)
-    if asked.prompt is not None:
-        group = service.tokenize(asked.prompt, [str(text) for text in asked.completions])
+    wanted = LogprobsRequest.model_validate_json(body)
+    if wanted.prompt is not None:
+        group = service.tokenize(wanted.prompt, [str(text) for text in wanted.completions])
     else:
-        group = group_of(asked.prompt_ids or [], [list(map(int, ids)) for ids in asked.completions])
+        group = group_of(wanted.prompt_ids or [], [list(map(int, ids)) for ids in wanted.completions])
     service.reference.check_tokens(group)
-    return group, asked.temperature
+    return group, wanted.temperature
 
 
 def _answer(service: Service, group: TokenGroup, scores: Scores) -> Response:

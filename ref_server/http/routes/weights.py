@@ -103,7 +103,7 @@ def _add_commit(app: FastAPI, service: Service) -> None:
     async def commit(name: _Version, body: CommitBody, request: Request) -> Response:
         """Publishes a version: it becomes visible at once, if every file of it was uploaded and is right.
 
-        Keys beside `files` are kept and answered as they are. Committed again with the same files, the version takes
+        Other keys than `files` are kept and returned unchanged. Committed again with the same files, the version takes
         over the other keys; with other files it answers 409. Of a run the two newest versions are kept, and those that
         are being read.
 
@@ -146,12 +146,12 @@ def _add_views(app: FastAPI, service: Service) -> None:
         asker.only(run)
         epoch, _, version = (after or "").partition(".")
         known = (int(epoch), int(version)) if after else (-1, -1)
-        gone = asyncio.ensure_future(request.receive())  # the body was read: nothing else comes
+        gone = asyncio.ensure_future(_departure(request))
         try:
-            found = await service.weights.newest(run, lineage, known, wait_seconds, request.state.holder, gone.done)
+            published = await service.weights.newest(run, lineage, known, wait_seconds, request.state.holder, gone.done)
         finally:
             gone.cancel()
-        return Response(status_code=204) if found is None else _answer(found)
+        return Response(status_code=204) if published is None else _answer(published)
 
     @app.get(_AT, response_model=WeightsVersion, responses=errors(404, 410, 503))
     @requires(Role.UPLOAD, confines=True)
@@ -192,6 +192,12 @@ def _answer(published: Published) -> Response:
     return Response(json.dumps(published.view.model_dump()), media_type=JSON)
 
 
+async def _departure(request: Request) -> None:
+    """Returns when the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 async def _pieces(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The bytes of a stream in longer pieces, each worth a turn of a thread."""
     gathered = bytearray()
@@ -218,7 +224,8 @@ def _digest(request: Request) -> str | None:
 class FileDownload(FileResponse):
     """Takes `Range` and `If-Range`. reading: entered while the file is sent. sent: called with the bytes of each piece.
 
-    `Repr-Digest` is of the whole file, also beside a part of it; `Content-Digest` stands beside the whole (RFC 9530).
+    `Repr-Digest` is the digest of the whole file, even if only a part is sent; `Content-Digest` is sent with the
+    whole file only (RFC 9530).
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def test_a_holder_of_a_single_run_asks_for_no_other() -> None:
     of_one, of_all = Holder(Role.TRAIN, "a", "mine"), Holder(Role.TRAIN, "b")
     assert (of_one.only("mine"), of_one.only(None)) == ("mine", "mine")
     assert (of_all.only("mine"), of_all.only(None)) == ("mine", None)
-    with pytest.raises(Denied, match="for run 'mine' alone"):
+    with pytest.raises(Denied, match="for run 'mine' only"):
         of_one.only("yours")
 
 

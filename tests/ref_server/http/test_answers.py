@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ref_server.config import ServeConfig
-from ref_server.http import answers
+from ref_server.http import answers, bodies
 from ref_server.http.answers import Answers
 from ref_server.http.errors import DELAY_SECONDS, no_room_to_answer
 from ref_server.http.server import uvicorn_config
@@ -59,8 +59,8 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "FIRST_SECONDS", 0.5)
-    monkeypatch.setattr(answers, "BYTES_PER_SECOND", 64 * MIB)
+    monkeypatch.setattr(bodies, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(bodies, "BYTES_PER_SECOND", 64 * MIB)
 
 
 def asking(http: httpx.Client, stack: ExitStack, path: str, token: str = "") -> socket.socket:
@@ -102,8 +102,8 @@ def test_short_answers_that_nobody_reads_are_cut_off() -> None:
 
 @pytest.mark.slow
 def test_a_slow_reader_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "FIRST_SECONDS", 1.0)
-    monkeypatch.setattr(answers, "BYTES_PER_SECOND", 4 * MIB)
+    monkeypatch.setattr(bodies, "FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(bodies, "BYTES_PER_SECOND", 4 * MIB)
     received, began = 0, time.monotonic()
     with serve(2 * LARGE) as http, connected(http) as connection:
         connection.sendall(head("GET", "/large", "Connection: close"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ref_server.cli.stores import open_queue
+from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.load_shedder import (

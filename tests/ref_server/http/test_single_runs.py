@@ -119,7 +119,7 @@ def test_every_route_is_closed_to_tokens_of_one_run_or_is_listed_here(
             answer = http.request(method, url, **{"headers": MINE, **request})
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), path
             if requirement.role < Role.ADMIN:
-                assert "for run 'mine' alone" in answer.json()["error"]["message"]
+                assert "for run 'mine' only" in answer.json()["error"]["message"]
     assert http.post("/v1/leases/ack", json={"leases": [key]}, headers=TWIN).json()["results"][0]["outcome"] == "ok"
 
 

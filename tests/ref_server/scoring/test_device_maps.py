@@ -45,7 +45,7 @@ def test_half_precision_needs_half_the_room(outline: PreTrainedModel) -> None:
 
 def test_a_balanced_model_is_refused_off_gpus(model_dir: Path) -> None:
     config = ServeConfig(model=str(model_dir), devices=["cpu", "meta"], device_map="balanced")
-    with pytest.raises(UserError, match="devices: a balanced model lies on GPUs alone"):
+    with pytest.raises(UserError, match="devices: a balanced model lies on GPUs only"):
         device_maps(config)
 
 
