@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,43 @@ from shared.client import RefServerClient
 from shared.process import child_environment
 from tests.bench.curves_recipes import PAGES, RunSetup, names, recipe
 from tests.bench.curves_report import draw, write_page
-from tests.bench.curves_result import Point, Result
 from tests.bench.processes import serving
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation. samples: completions sampled for the steps until then, including discarded ones."""
+
+    step: int
+    samples: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """kl: of the last step, to the reference; None without one. entropy: of the last step; None where nothing trained.
+    seconds: of the process."""
+
+    name: str
+    seed: int
+    steps: int
+    curve: list[Point]
+    kl: float | None
+    entropy: float | None
+    seconds: float
+
+    @property
+    def before(self) -> float:
+        return self.curve[0].accuracy
+
+    @property
+    def after(self) -> float:
+        return self.curve[-1].accuracy
+
+    def samples_to(self, accuracy: float) -> int | None:
+        """Samples until the first evaluation that reached `accuracy`; None if none did."""
+        return next((point.samples for point in self.curve if point.accuracy >= accuracy), None)
+
 
 PICTURES = {"curves": "presets.png", "algorithms": "algorithms.png"}
 LEFT_OVER = ("queued", "ready", "leased")

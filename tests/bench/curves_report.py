@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from policy_trainer.evaluation.evaluator import wilson_interval
 from policy_trainer.presets import PRESETS
-from tests.bench.curves_algorithms import ALGORITHMS
-from tests.bench.curves_recipes import COUNTDOWN, COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
-from tests.bench.curves_result import Result
+from tests.bench.curves import Result
+from tests.bench.curves_recipes import ALGORITHMS, COUNTDOWN, COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
 
 COLUMNS = 5
 _HEAD = (
@@ -160,7 +159,7 @@ in 100 steps.
 
 _ALGORITHMS = """# Learning curves of algorithms that no preset has
 
-Names of `tests/bench/curves_algorithms.py`, which has the settings of each, on the demo's task, addition of two numbers
+Names of `tests/bench/curves_recipes.py`, which has the settings of each, on the demo's task, addition of two numbers
 up to 99, for {steps} steps of 16 groups of 8; {seeds} seeds. Base model, rewards and rate are those of
 [curves.md](curves.md), so this shows that each learns, not which is best. What each is for is in
 [choosing.md](choosing.md), its formula in [mathematics.md](mathematics.md). `make curves` trains them.

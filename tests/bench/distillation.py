@@ -24,7 +24,7 @@ from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.models import load_model, load_tokenizer, use_threads
 from shared.process import child_environment
 from shared.settings import from_values
-from tests.bench.distillation_models import cached_student, cached_teacher
+from tests.bench.base_models import cached_student, cached_teacher
 
 # Problems of a step, samples of each, their longest length, held-out problems.
 GROUPS, COMPLETIONS, LENGTH, PROBLEMS = 16, 4, 40, 256

@@ -23,8 +23,7 @@ import transformers
 
 from tests.bench import gpu_exactness, gpu_runs, gpu_speed
 from tests.bench.gpu_meters import METERS
-from tests.bench.gpu_models import SIZES
-from tests.bench.gpu_rows import Row, Setting, Table, of_sizes, show
+from tests.bench.gpu_rows import SIZES, Row, Setting, Table, of_sizes, show
 
 DEFAULT_SIZES = {"cuda": ["3B", "7B"], "cpu": ["tiny"]}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -12,11 +12,10 @@ from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, PaddedForward, choose_forward, self_test_difference
 from shared.logprobs.choice import self_test_tolerance
 from shared.logprobs.packed import VarlenForward
-from tests.bench.classic import Score, classic, single_rows
 from tests.bench.gpu_meters import fitting
 from tests.bench.gpu_rows import Cell, Row, Setting, reason
 from tests.bench.gpu_speed import SIDES
-from tests.bench.scoring import score_only
+from tests.bench.scoring import Score, classic, score_only, single_rows
 
 FORMS = (VarlenForward, PackedForward, PaddedForward)
 NOISE_GROUPS = 4

@@ -16,12 +16,11 @@ from policy_trainer.learner.learner import Learner
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from tests.bench import measure
-from tests.bench.classic import classic
 from tests.bench.gpu_meters import Taken, fitting, median_seconds
-from tests.bench.gpu_models import SIZES
-from tests.bench.gpu_rows import PROMPT, Ratio, Row, Setting
+from tests.bench.gpu_rows import PROMPT, SIZES, Ratio, Row, Setting
 from tests.bench.gpu_speed import STEP_BAR, compared
-from tests.bench.samplers import Generate, GenerateWithLogps, Ours, Shape, Side
+from tests.bench.sampling import Generate, GenerateWithLogps, Ours, Shape, Side
+from tests.bench.scoring import classic
 
 STEP_GROUPS = 4
 MASTERS: tuple[Literal["float32", "none"], ...] = ("float32", "none")

@@ -13,10 +13,9 @@ from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
 from shared.logprobs.head import LMHead
 from tests.bench import scoring
-from tests.bench.classic import Score, classic
 from tests.bench.gpu_meters import Meter, Products, Taken, compare, fitting, median_seconds
 from tests.bench.gpu_rows import Ratio, Row, Setting, Share, reason
-from tests.bench.scoring import ours, score_only
+from tests.bench.scoring import Score, classic, ours, score_only
 
 SCORE_BAR, STEP_BAR = 3.0, 2.8
 SHARE_BAR, SHARE_FROM = 0.45, 8000  # share of the rate of matrix products, from this many tokens per forward

@@ -10,24 +10,194 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from policy_trainer.config import DataConfig
-from policy_trainer.data.completion import group_tokens
+from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.demo.base_model import cached_base_model, make_tokenizer
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.logprobs import PlainForward
 from shared.models import load_model
 from tests.bench import measure
-from tests.bench.samplers import SIDES, ContinuousBatching, Shape, Side
+
+PAD, EOS = 0, 1
+_CACHE_PAGE = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    make_model: Callable[[], PreTrainedModel]
+    make_prompts: Callable[[], list[list[int]]]
+    num_generations: int
+    max_completion_length: int
+    repetitions: int
+
+    def config(self, *, sampled: bool, **outputs: bool) -> GenerationConfig:
+        choice: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
+        return GenerationConfig(
+            do_sample=sampled,
+            max_new_tokens=self.max_completion_length,
+            num_return_sequences=self.num_generations if sampled else 1,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+            **choice,
+            **outputs,
+        )
+
+
+class Side(Protocol):
+    def sample(self, seed: int) -> list[Completion]:
+        """All completions, sampled at temperature 1; without log-probs where a side captures none."""
+        ...
+
+    def greedy(self) -> list[Completion]:
+        """One for each prompt."""
+        ...
+
+
+class Ours:
+    def __init__(self, shape: Shape) -> None:
+        model = shape.make_model()
+        assert model.generation_config is not None
+        model.generation_config.eos_token_id = EOS
+        self._sampler = HFSampler(model, SimpleNamespace(eos_token_id=EOS))  # type: ignore[arg-type]
+        self._prompts = shape.make_prompts()
+        self._shape = shape
+
+    def _sample(self, params: SamplingParams, seed: int) -> list[Completion]:
+        return [completion for group in self._sampler.sample(self._prompts, params, seed) for completion in group]
+
+    def sample(self, seed: int) -> list[Completion]:
+        return self._sample(SamplingParams(self._shape.num_generations, self._shape.max_completion_length, 1.0), seed)
+
+    def greedy(self) -> list[Completion]:
+        return self._sample(SamplingParams(1, self._shape.max_completion_length, 0.0), 0)
+
+
+class Generate:
+    """transformers' generate, without log-probs."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._model: Any = shape.make_model()
+        self._shape = shape
+        prompts = shape.make_prompts()
+        self._width = max(map(len, prompts))
+        self._ids = torch.tensor([[PAD] * (self._width - len(prompt)) + prompt for prompt in prompts])
+        self._mask = torch.tensor([[0] * (self._width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        device = self._model.device
+        self._ids, self._mask = self._ids.to(device), self._mask.to(device)
+
+    def _generate(self, *, sampled: bool, **outputs: bool) -> Any:
+        config = self._shape.config(sampled=sampled, return_dict_in_generate=True, **outputs)
+        with torch.inference_mode():
+            return self._model.generate(self._ids, attention_mask=self._mask, generation_config=config)
+
+    def sample(self, seed: int) -> list[Completion]:
+        torch.manual_seed(seed)
+        output = self._generate(sampled=True)
+        return _cut(output.sequences[:, self._width :])
+
+    def greedy(self) -> list[Completion]:
+        output = self._generate(sampled=False)
+        return _cut(output.sequences[:, self._width :])
+
+
+class GenerateWithLogps(Generate):
+    """transformers' generate, with log-probs computed at the end from the logits of all steps."""
+
+    def sample(self, seed: int) -> list[Completion]:
+        torch.manual_seed(seed)
+        output = self._generate(sampled=True, output_logits=True)
+        ids = output.sequences[:, self._width :]
+        logps = torch.stack(output.logits, dim=1).log_softmax(dim=2).gather(2, ids[:, :, None])[:, :, 0]
+        return _cut(ids, logps)
+
+
+class ContinuousBatching:
+    """transformers' continuous batching. Its scheduler runs in another thread."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._model: Any = shape.make_model()
+        self._shape = shape
+        self._prompts = shape.make_prompts()
+        self._stack = ExitStack()
+        self._sampling = self._manager(sampled=True)
+
+    def _manager(self, *, sampled: bool) -> Any:
+        rows = len(self._prompts) * self._shape.num_generations
+        longest = max(map(len, self._prompts)) + self._shape.max_completion_length
+        settings = ContinuousBatchingConfig(
+            return_logprobs=True,
+            page_size=_CACHE_PAGE,
+            num_blocks=2 * rows * -(-longest // _CACHE_PAGE),
+            max_batch_tokens=max(512, rows),
+        )
+        return self._stack.enter_context(
+            self._model.continuous_batching_context_manager(
+                generation_config=self._shape.config(sampled=sampled),
+                continuous_batching_config=settings,
+                warmup=False,
+            )
+        )
+
+    def _run(self, manager: Any, completions: int) -> list[Completion]:
+        manager.add_requests(self._prompts, max_new_tokens=self._shape.max_completion_length)
+        results: list[Any] = []
+        while len(results) < completions:
+            result = manager.get_result(timeout=60)
+            if result is None or result.error:
+                raise RuntimeError(f"continuous batching stopped: {result and result.error}")
+            if result.is_finished():
+                results.append(result)
+        # The request of prompt 3 is `req_3`, those of the rest of its group `req_3__child#0` and so on.
+        results.sort(key=lambda result: int(result.request_id.removeprefix("req_").split("__")[0]))
+        return [
+            Completion(np.array(result.generated_tokens), np.array(result.logprobs, np.float32), True)
+            for result in results
+        ]
+
+    def sample(self, seed: int) -> list[Completion]:
+        return self._run(self._sampling, len(self._prompts) * self._shape.num_generations)
+
+    def greedy(self) -> list[Completion]:
+        self.close()
+        return self._run(self._manager(sampled=False), len(self._prompts))
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+SIDES: dict[str, Callable[[Shape], Side]] = {
+    "ours": Ours,
+    "generate": GenerateWithLogps,
+    "generate, no log-probs": Generate,
+    "continuous batching": ContinuousBatching,
+}
+
+
+def _cut(ids: Tensor, logps: Tensor | None = None) -> list[Completion]:
+    """Completions up to and including EOS."""
+    rows = ids.cpu().numpy()
+    ended = rows == EOS
+    lengths = np.where(ended.any(1), ended.argmax(1) + 1, rows.shape[1])
+    kept = np.zeros((len(rows), 0), np.float32) if logps is None else logps.cpu().numpy()
+    return [Completion(rows[i, :n], kept[i, :n], bool(ended[i].any())) for i, n in enumerate(lengths)]
+
 
 _BASE_MODELS = Path("runs/base_models")
 

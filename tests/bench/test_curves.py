@@ -9,11 +9,10 @@ from policy_trainer.config import SourceConfig, TrainConfig
 from policy_trainer.data.problem import Sample
 from policy_trainer.presets import PRESETS
 from policy_trainer.tasks.countdown import countdown
-from tests.bench.curves import result_of
-from tests.bench.curves_countdown import attempt
+from tests.bench.base_models import attempt
+from tests.bench.curves import Point, Result, result_of
 from tests.bench.curves_recipes import COUNTDOWN, RunSetup, names, recipe
 from tests.bench.curves_report import draw, write_page
-from tests.bench.curves_result import Point, Result
 
 
 def step(number: int, **figures: float) -> dict[str, object]:

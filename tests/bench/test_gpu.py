@@ -18,8 +18,7 @@ from shared.batch import TokenGroup
 from tests.bench import gpu
 from tests.bench.gpu_exactness import distance
 from tests.bench.gpu_meters import CpuMeter, compare
-from tests.bench.gpu_models import make_model
-from tests.bench.gpu_rows import Ratio, Row, Setting, Share, Table, show
+from tests.bench.gpu_rows import Ratio, Row, Setting, Share, Table, make_model, show
 from tests.bench.gpu_speed import compiled, step
 from tests.bench.scoring import ours
 

@@ -11,34 +11,178 @@ defaults. Where its default objective differs, it is set to ours. Our side is th
 defaults. TRL's logging after a step is not counted. On a CPU its LM head runs on prompts and padding too; since it
 would skip them on a GPU, the last side is TRL with that head.
 
-Run it with `make bench-trl`.
-"""
+Run it with `make bench-trl`."""
 
 import multiprocessing
+import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
+from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
 from policy_trainer.demo.base_model import make_tokenizer
-from shared.batch import Array
-from shared.models import save_model
+from policy_trainer.learner.learner import Learner
+from ref_server.scoring.scorer import Scorer
+from shared.batch import Array, RolloutBatch, ScoredBatch
+from shared.logprobs import choose_forward
+from shared.models import load_model, load_tokenizer, save_model
 from tests.bench import measure
-from tests.bench.trl_sides import (
-    PROMPT,
-    Seconds,
-    Took,
-    load_policy,
-    take_our_steps,
-    take_steps_of_trl_on_gpu,
-    take_trl_steps,
-    weights,
-)
+from tests.bench.measure import LENGTHS, VOCABULARY, batch_of, random_group
+
+PROMPT = 400
+BETA = 0.04
+CLIP = 0.2
+CLIP_NORM = 1.0
+LR = 1e-5
+# Standard deviation of the noise between policy and reference, so that the KL term shows in the loss.
+_NOISE = 0.002
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """CPU time of one step: of the reference's log-probs, and of the rest."""
+
+    reference: float
+    update: float
+
+
+@dataclass(frozen=True, eq=False)
+class Took:
+    """The result of one step. weights: (N,), the policy's after it."""
+
+    seconds: Seconds
+    loss: float
+    grad_norm: float
+    weights: Array
+
+
+def make_batches(groups: int) -> list[RolloutBatch]:
+    """Batches without sampler log-probs, which change with every step."""
+    batches = [batch_of(random_group(PROMPT, LENGTHS, VOCABULARY, seed)) for seed in range(groups)]
+    rewards = np.random.default_rng(0).normal(size=(groups, len(LENGTHS))).astype(np.float32)
+    return [replace(batch, rewards=own, sampler_logps=None) for batch, own in zip(batches, rewards, strict=True)]
+
+
+def load_policy(directory: Path) -> PreTrainedModel:
+    model = _load(directory)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += _NOISE * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def weights(model: nn.Module) -> Array:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+
+
+def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
+    torch.set_num_threads(1)
+    policy, reference = load_policy(directory), _load(directory)
+    scorer = Scorer(choose_forward(reference), 0, "cpu")
+    forward = choose_forward(policy)
+    sampler = Scorer(forward, 0, "cpu")
+    learner = Learner(
+        policy,
+        forward,
+        loss=LossConfig(epsilon=CLIP, beta=BETA),
+        optimizer=OptimizerConfig(learning_rate=LR, max_grad_norm=CLIP_NORM),
+        steps=1,
+        micro_batch_tokens=TrainConfig.model_fields["micro_batch_tokens"].default,
+        max_completion_length=max(LENGTHS),
+    )
+    batches = make_batches(groups)
+    request = [batch.group for batch in batches], [batch.temperature for batch in batches]
+    while turns.recv():
+        logps = sampler.score(*request).logps
+        sampled = [replace(batch, sampler_logps=own) for batch, own in zip(batches, logps, strict=True)]
+        began = time.process_time()
+        ref_logps = scorer.score(*request).logps
+        referenced = time.process_time()
+        scored = [ScoredBatch(*both, reference_version="0") for both in zip(sampled, ref_logps, strict=True)]
+        stats = learner.step(scored, step=0)
+        seconds = Seconds(referenced - began, time.process_time() - referenced)
+        turns.send(Took(seconds, stats.loss, stats.grad_norm, weights(policy)))
+
+
+def take_trl_steps(turns: Connection, directory: Path, groups: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` is experimental
+    # By name: they are installed for this benchmark alone, and the type checker must not depend on that.
+    datasets: Any = import_module("datasets")
+    trl: Any = import_module("trl")
+    calls, size = _Calls(turns, make_batches(groups)), len(LENGTHS)
+    settings = trl.GRPOConfig(
+        output_dir=str(directory), use_cpu=True, bf16=False, max_steps=1000, gradient_checkpointing=False,
+        per_device_train_batch_size=size, gradient_accumulation_steps=groups, num_generations=size,
+        learning_rate=LR, lr_scheduler_type="constant", max_grad_norm=CLIP_NORM, temperature=1.0,
+        loss_type="grpo", beta=BETA, epsilon=CLIP, use_bias_correction_kl=False,
+        shuffle_dataset=False, save_strategy="no", report_to="none", logging_steps=1, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = trl.GRPOTrainer(
+        model=load_policy(directory),
+        processing_class=load_tokenizer(str(directory)),
+        reward_funcs=calls.reward,
+        args=settings,
+        train_dataset=datasets.Dataset.from_list([{"prompt": str(i)} for i in range(groups)]),
+        rollout_func=calls.rollout,
+        callbacks=[calls],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+
+
+def take_steps_of_trl_on_gpu(turns: Connection, directory: Path, groups: int) -> None:
+    """TRL with its LM head for GPUs, which skips prompts and padding. No setting enables it on a CPU."""
+    utils: Any = import_module("trl.trainer.utils")
+    utils._use_triton = lambda device: True
+    take_trl_steps(turns, directory, groups)
+
+
+class _Calls(TrainerCallback):
+    """Callbacks of TRL's loop, in the order of its calls. `rollout` waits for its turn instead of generating."""
+
+    def __init__(self, turns: Connection, batches: list[RolloutBatch]) -> None:
+        rows = [(batch.group.prompt_ids, ids) for batch in batches for ids in batch.group.completions()]
+        self._turns = turns
+        self._prompts = [prompt.tolist() for prompt, _ in rows]
+        self._completions = [completion.tolist() for _, completion in rows]
+        self._rewards = [float(reward) for batch in batches for reward in batch.rewards]
+        self._began = self._referenced = self._ended = 0.0
+
+    def rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        assert len(prompts) == len(self._prompts)
+        self._turns.recv()
+        self._began = time.process_time()
+        return {"prompt_ids": self._prompts, "completion_ids": self._completions, "logprobs": None}
+
+    def reward(self, **_: Any) -> list[float]:
+        self._referenced = time.process_time()
+        return self._rewards
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._ended = time.process_time()
+
+    def on_log(self, *_: Any, model: nn.Module, logs: dict[str, float], **__: Any) -> None:
+        seconds = Seconds(self._referenced - self._began, self._ended - self._referenced)
+        self._turns.send(Took(seconds, logs["loss"], logs["grad_norm"], weights(model)))
+
+
+def _load(directory: Path) -> PreTrainedModel:
+    return load_model(str(directory), revision=None, device="cpu", dtype="float32")
+
 
 BAR = 2.5
 # In the order of the last table. The loss is a mean of advantages, which cancel, and a small KL: its bar is absolute.

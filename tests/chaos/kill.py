@@ -19,11 +19,8 @@ import apsw
 from policy_trainer.reporting.metrics import read_metrics
 from shared.api import LeaseBody, State
 from shared.client import RefServerClient
-from tests.chaos.cast import Cast, Ended
-from tests.chaos.checker import check_kills
-from tests.chaos.endings import record_ending
-from tests.chaos.history import Event, History
-from tests.chaos.launch import Launcher
+from tests.chaos.history import Event, History, check_kills, record_ending
+from tests.chaos.processes import Cast, Ended, Launcher
 from tests.chaos.proof import Proof, store_options
 from tests.chaos.proxy import NoFaults, Proxy
 from tests.chaos.serving import tiny_model

@@ -15,9 +15,7 @@ from shared import wire
 from shared.batch import RolloutBatch
 from shared.client import Leased, RefServerClient
 from tests.chaos.batches import random_batch
-from tests.chaos.checker import check_network
-from tests.chaos.endings import record_ending
-from tests.chaos.history import History
+from tests.chaos.history import History, check_network, record_ending
 from tests.chaos.proof import Proof, store_options
 from tests.chaos.proxy import Proxy, RandomFaults
 from tests.chaos.serving import serving, tiny_model

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.checker import acknowledged_uploads, check_kills, check_network
-from tests.chaos.history import Event
+from tests.chaos.history import Event, acknowledged_uploads, check_kills, check_network
 
 
 def event(kind: str, **fields: Any) -> Event:

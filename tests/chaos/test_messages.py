@@ -9,7 +9,7 @@ import pytest
 from shared import wire
 from shared.api import Lease
 from tests.chaos.batches import random_batch
-from tests.chaos.messages import parse_answer, parse_request
+from tests.chaos.proxy import parse_answer, parse_request
 
 HEAD = b"POST %s HTTP/1.1\r\nHost: a:1\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\n"
 KEYS = {"leases": [{"id": "a", "token": "t"}, {"id": "b", "token": "u"}]}

@@ -13,7 +13,7 @@ from ref_server.queue.errors import StorageFull
 from ref_server.queue.records import Upload
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LeaseBody, LeaseKey, Outcome, State
-from tests.chaos.filesystem import NeedsRoot, SmallDisk, small_disk
+from tests.chaos.disk import NeedsRoot, SmallDisk, small_disk
 from tests.ref_server.queue.backends import make_limits
 
 MIB = 2**20

@@ -19,7 +19,7 @@ from ref_server.queue.records import Upload, WantedReference
 from ref_server.queue.sqlite import backup
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LeaseBody, LeaseKey, MetricsRecord, Outcome, State
-from tests.chaos.filesystem import NeedsRoot, small_disk
+from tests.chaos.disk import NeedsRoot, small_disk
 from tests.ref_server.queue.backends import Clock, make_limits
 
 ROOT = Path(__file__).parents[4]
