@@ -21,9 +21,10 @@ from typing import Any
 import torch
 import transformers
 
-from tests.bench import gpu_exactness, gpu_runs, gpu_speed
-from tests.bench.gpu_meters import METERS
-from tests.bench.gpu_rows import SIZES, Row, Setting, Table, of_sizes, show
+from tests.bench import gpu_logprobs as gpu_exactness
+from tests.bench import gpu_logprobs as gpu_speed
+from tests.bench import gpu_runs
+from tests.bench.gpu_tables import METERS, SIZES, Row, Setting, Table, of_sizes, show
 
 DEFAULT_SIZES = {"cuda": ["3B", "7B"], "cpu": ["tiny"]}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -16,9 +16,8 @@ from policy_trainer.learner.learner import Learner
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from tests.bench import measure
-from tests.bench.gpu_meters import Taken, fitting, median_seconds
-from tests.bench.gpu_rows import PROMPT, SIZES, Ratio, Row, Setting
-from tests.bench.gpu_speed import STEP_BAR, compared
+from tests.bench.gpu_logprobs import STEP_BAR, compared
+from tests.bench.gpu_tables import PROMPT, SIZES, Ratio, Row, Setting, Taken, fitting, median_seconds
 from tests.bench.sampling import Generate, GenerateWithLogps, Ours, Shape, Side
 from tests.bench.scoring import classic
 

@@ -20,8 +20,8 @@ import httpx
 
 from shared import wire
 from tests.chaos.batches import random_batch
+from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof, store_options
-from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Server, until
 
 BAR = "no early expiry, no stuck lease, when the wall clock moves by a day and by two, forward and back"

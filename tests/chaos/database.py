@@ -15,8 +15,8 @@ from shared import wire
 from shared.api import State
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch
+from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof
-from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Server, until
 from tests.postgresql import Postgres, postgres
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import apsw
 
+from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof
-from tests.chaos.serving import serving, tiny_model
 from tests.chaos.trouble import Trouble, Witness, counted, judge, not_ready
 from tests.integration.processes import Server, until
 from tests.postgresql import Postgres, postgres

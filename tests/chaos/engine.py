@@ -25,9 +25,8 @@ from shared.atomic_files import write_json
 from shared.batch import RolloutBatch
 from shared.logprobs import PlainForward
 from shared.models import load_model
-from tests.chaos.processes import Launched, Launcher
+from tests.chaos.processes import Launched, Launcher, serving, tiny_model
 from tests.chaos.proof import Proof
-from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Server, steps_of, until
 from tests.ports import free_port
 

@@ -16,8 +16,8 @@ from typing import Any
 from shared.client import RefServerClient
 from tests.chaos import consumer
 from tests.chaos.batches import random_batch
+from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof, store_options
-from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Server, until
 
 BAR = "every ack after a SIGSTOP past the lease is refused as stale, and its batch is settled once, by its next holder"

@@ -20,10 +20,9 @@ from policy_trainer.reporting.metrics import read_metrics
 from shared.api import LeaseBody, State
 from shared.client import RefServerClient
 from tests.chaos.history import Event, History, check_kills, record_ending
-from tests.chaos.processes import Cast, Ended, Launcher
+from tests.chaos.processes import Cast, Ended, Launcher, tiny_model
 from tests.chaos.proof import Proof, store_options
 from tests.chaos.proxy import NoFaults, Proxy
-from tests.chaos.serving import tiny_model
 from tests.ports import free_port
 
 BAR = "kill -9: 0 acknowledged uploads lost, 0 effects doubled, store intact, ready again in under 2 s"

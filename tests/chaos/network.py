@@ -16,9 +16,9 @@ from shared.batch import RolloutBatch
 from shared.client import Leased, RefServerClient
 from tests.chaos.batches import random_batch
 from tests.chaos.history import History, check_network, record_ending
+from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof, store_options
 from tests.chaos.proxy import Proxy, RandomFaults
-from tests.chaos.serving import serving, tiny_model
 
 BAR = "2,000 uploads, 20% of requests faulty: each there exactly once"
 

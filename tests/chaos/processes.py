@@ -6,13 +6,17 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared.client import RefServerClient
+from shared.models import save_model
 from shared.process import PARENT_VARIABLE
+from tests.integration.processes import Server
 
 # What trainer, worker and server import first, and Qwen2 and dynamo, which the first model and optimizer would load.
 # Importing runs no tensor operation, so that PyTorch has no threads yet which a fork would lose.
@@ -212,3 +216,21 @@ class Cast:
     def _is_ready(self) -> bool:
         with RefServerClient(self.server_url) as client:
             return client.not_ready_reason() is None
+
+
+def tiny_model(directory: Path) -> Path:
+    """The demo's architecture with random weights, in `directory`/model."""
+    path = directory / "model"
+    save_model(make_model(0), make_tokenizer(), path)
+    return path
+
+
+@contextmanager
+def serving(model: Path, directory: Path, *options: str) -> Iterator[Server]:
+    """`ref-server serve`, ready, its data in `directory`/server; killed when the block ends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    server = Server(model, directory, None, *options)
+    try:
+        yield server.until_ready()
+    finally:
+        server.kill()

@@ -18,9 +18,9 @@ from pathlib import Path
 import safetensors.torch
 
 from tests.chaos import resume
+from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof, store_options
 from tests.chaos.resume import GROUPS_PER_STEP, SERVER_OPTIONS, Crash, Ending, Lives, crash_and_resume
-from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Process, Server, processes_of
 
 BAR = (

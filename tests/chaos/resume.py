@@ -20,9 +20,8 @@ from shared import wire
 from shared.atomic_files import write_json
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch, with_sampler_logps
-from tests.chaos.processes import Launcher
+from tests.chaos.processes import Launcher, serving, tiny_model
 from tests.chaos.proof import Proof, store_options
-from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Server, until
 
 

@@ -14,8 +14,8 @@ from policy_trainer.weights.download import Gone, fetch
 from shared.api import WeightsName
 from shared.client import RefServerClient
 from tests.chaos.disk import SmallDisk, small_disk
+from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof
-from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Server, until
 
 

@@ -16,7 +16,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"--device-map": "needs several GPUs",
     rf"{PLACEHOLDER}|\bID\b|\$ID|--model M\b": "the reader's own values",
     r"ref-server queue (export|import)": "tests/ref_server/cli, with stores that hold something",
-    r"curl -s -K -": "tests/integration/test_one_command.py, while the run's server is there",
+    r"curl -s -K -": "tests/integration/test_workers.py, while the run's server is there",
     r"tests\.bench\.|tests\.chaos": "a benchmark",
 }
 # Settings of `train` that make a run one of seconds; what the page says of them is left out.

@@ -1,26 +1,50 @@
-"""Nothing is lost, and nothing trained twice, when one of the three processes is killed, restarted or interrupted."""
+"""Nothing is lost or trained twice when processes are killed, restarted or interrupted, or runs share a server."""
 
+import json
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import load_model
-from tests.integration.processes import Server, processes_of, steps_of, until
-from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+from tests.integration.processes import QUICK, Server, assert_trained_exactly_once, processes_of, steps_of, train, until
+from tests.postgresql import postgres
+
+
+def assert_server_has_the_metrics(server: Server, run_dir: Path) -> None:
+    """The metrics that the server returns are those of the run's metrics.jsonl."""
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = sorted({record["step"] for record in records})
+    reported = {step: server.get(f"/v1/runs/{run_dir.name}/metrics/{step}")["records"] for step in steps}
+
+    def key(record: dict[str, Any]) -> tuple[str, str]:
+        return record["kind"], record.get("name", "")
+
+    for step in steps:
+        assert reported[step] == sorted((record for record in records if record["step"] == step), key=key)
+    curve = server.get(f"/v1/runs/{run_dir.name}/metrics", names=["reward"])
+    assert curve["steps"] == [record["step"] for record in steps_of(run_dir)]
+    assert curve["values"]["reward"] == [record["reward"] for record in steps_of(run_dir)]
+    (listed,) = server.get("/v1/runs")["runs"]
+    assert (listed["run"], listed["records"], listed["step"]) == (run_dir.name, len(records), steps[-1])
 
 
 def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):
     server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16")).until_ready()
     run_dir = tmp_path / "killed"
+    options = (*QUICK, "--max-steps", "20", "--evaluation.eval-steps", "4")
     for after in (8, 13):
         resume = ("--resume",) if run_dir.exists() else ()
-        trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "20", *resume))
+        trainer = start(train(random_model, server, run_dir, *options, *resume))
         until(lambda after=after: len(steps_of(run_dir)) >= after, f"step {after}", trainer)
         trainer.kill()
         until(lambda: not processes_of(run_dir), "the worker to end with its trainer")
-    trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "20", "--resume"))
+    trainer = start(train(random_model, server, run_dir, *options, "--resume"))
     assert trainer.wait() == 0, trainer.output()
     steps = steps_of(run_dir)
     assert [record["step"] for record in steps] == list(range(1, 21))
@@ -29,6 +53,7 @@ def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):
     # The worker continued where it had stopped: no problem was drawn twice.
     problems = [problem for record in steps for problem in record["problems"]]
     assert len(problems) == len(set(problems)) == 80
+    assert_server_has_the_metrics(server, run_dir)
 
 
 def test_server_restarts_and_worker_dies(random_model, tmp_path, start):
@@ -82,3 +107,72 @@ def test_sigterm_after_the_end_does_not_fail_the_run(random_model, tmp_path, sta
     trainer.popen.send_signal(signal.SIGTERM)
     assert trainer.wait() == 0, trainer.output()
     load_model(str(run_dir / "model"), revision=None, device="cpu", dtype="auto")
+
+
+RARELY = ("--checkpoint.save-steps", "1000", "--max-steps", "14")
+
+
+def settled_at(server: Server, run_dir: Path) -> int:
+    """The step of the checkpoint that the first batch was settled with."""
+    batch = server.get(f"/v1/batches/{steps_of(run_dir)[0]['batch_ids'][0]}")
+    return int(batch["history"][-1]["detail"].removeprefix("in checkpoint step-"))
+
+
+def test_checkpoints_come_early_when_half_of_the_leases_wait_for_one(random_model, tmp_path, start):
+    server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "16")).until_ready()
+    refused = start(train(random_model, server, tmp_path / "refused", *QUICK, *RARELY, "--groups-per-step", "5"))
+    assert refused.wait() == 2
+    assert "groups_per_step: a step needs 5 groups, which must be at most half of the 8" in refused.output()
+    run_dir = tmp_path / "few"
+    trainer = start(train(random_model, server, run_dir, *QUICK, *RARELY))
+    assert trainer.wait() == 0, trainer.output()
+    assert_trained_exactly_once(server, run_dir)
+    assert settled_at(server, run_dir) == 1
+
+
+@pytest.mark.long
+def test_a_run_continues_when_the_bound_is_lowered(random_model, tmp_path, start):
+    """The trainer still uses the old bound, of which its 14 steps lease less than half."""
+    server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "128"))
+    run_dir = tmp_path / "lowered"
+    trainer = start(train(random_model, server, run_dir, *QUICK, *RARELY))
+    until(lambda: len(steps_of(run_dir)) >= 3, "step 3", trainer)
+    server.kill()
+    server = start(Server(random_model, tmp_path, server.port, "--queue.max-in-flight", "8"))
+    assert trainer.wait() == 0, trainer.output()
+    assert "Traceback" not in trainer.output()
+    assert_trained_exactly_once(server, run_dir)
+    assert settled_at(server, run_dir) < 14, "an early checkpoint must have acked leases"
+
+
+@pytest.mark.parametrize("backend", [pytest.param("sqlite", marks=pytest.mark.long), "postgresql"])
+def test_two_runs_at_once(random_model: Path, tmp_path: Path, start, backend: str) -> None:
+    with postgres() if backend == "postgresql" else nullcontext() as cluster:
+        servers = [start(Server(random_model, tmp_path / "one"))]
+        if cluster:
+            shared = ("--store", cluster.create_database("shared"))
+            servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]
+        trainers = {
+            name: start(
+                train(random_model, servers[-place].until_ready(), tmp_path / name, *QUICK, "--max-steps", "10")
+            )
+            for place, name in enumerate(("first", "second"))
+        }
+        for name, trainer in trainers.items():
+            assert trainer.wait() == 0, trainer.output()
+            assert [record["step"] for record in steps_of(tmp_path / name)] == list(range(1, 11))
+            for server in servers:  # the same store behind both
+                assert_trained_exactly_once(server, tmp_path / name)
+
+
+def test_one_of_two_servers_dies(random_model: Path, tmp_path: Path, start) -> None:
+    """The other server scores what it had begun; the trainer, which uses the other server, is not affected."""
+    with postgres() as cluster:
+        shared = ("--store", cluster.create_database("shared"))
+        servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]
+        run_dir = tmp_path / "run"
+        trainer = start(train(random_model, servers[1].until_ready(), run_dir, *QUICK, "--max-steps", "20"))
+        until(lambda: len(steps_of(run_dir)) >= 5, "step 5", trainer)
+        servers[0].until_ready().kill()
+        assert trainer.wait() == 0, trainer.output()
+        assert_trained_exactly_once(servers[1], run_dir)

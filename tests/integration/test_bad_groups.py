@@ -58,7 +58,6 @@ def trained(run_dir: Path) -> list[str]:
     return [id for record in steps_of(run_dir) for id in record["batch_ids"]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("groups_per_step", [1, 2])
 def test_it_is_dead_after_max_deliveries(
     client: RefServerClient, random_model: Path, tmp_path: Path, start: Any, groups_per_step: int
@@ -84,7 +83,6 @@ def test_it_is_dead_after_max_deliveries(
     assert "RuntimeError" in (dead.reason or "") and "--gradient-checkpointing" in (dead.reason or "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("groups_per_step", [1, 2])
 def test_two_that_fail_alike_stop_the_run_and_stay(
     client: RefServerClient, random_model: Path, tmp_path: Path, start: Any, groups_per_step: int
@@ -101,7 +99,6 @@ def test_two_that_fail_alike_stop_the_run_and_stay(
         run = start(trainer(random_model, client, run_dir, "raise", *options, "--resume"))
 
 
-@pytest.mark.slow
 def test_once_an_update_has_begun_the_process_ends(
     client: RefServerClient, random_model: Path, tmp_path: Path, start: Any
 ) -> None:
@@ -119,7 +116,6 @@ def test_once_an_update_has_begun_the_process_ends(
     assert client.batch(one).deliveries == 0
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_one_that_kills_the_process_is_dead_after_max_deliveries(
     client: RefServerClient, random_model: Path, tmp_path: Path, start: Any

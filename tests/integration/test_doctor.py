@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from shared.api import State
-from tests.integration.processes import Process, Server, processes_of, until
-from tests.integration.runs import QUICK
+from tests.integration.processes import QUICK, Process, Server, processes_of, until
 
 CHECKS = (
     "versions", "devices", "model", "task", "prompts", "EOS", "memory", "weights", "rewards", "server", "one group",

@@ -12,8 +12,7 @@ from uuid6 import uuid7
 
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
-from tests.integration.processes import Process, Server, steps_of, until
-from tests.integration.runs import QUICK, train
+from tests.integration.processes import QUICK, Process, Server, steps_of, train, until
 
 # A few more batches than are trained wait in the server.
 OPTIONS = (*QUICK, "--checkpoint.save-steps", "2")

@@ -128,11 +128,3 @@ def test_trains(name: str, model: Path, server: Server, queue_alone: str, tmp_pa
     assert_trained(run_dir, model)
     if "reference.sync_steps" in PRESETS[name].settings:
         assert {record["reference_version_max"] for record in steps_of(run_dir)} != {0}
-
-
-def test_the_command_trains_with_a_preset(model: Path, server: Server, queue_alone: str, tmp_path: Path, start) -> None:
-    run_dir = tmp_path / "run"
-    options = options_of("grpo-zero", model, server, queue_alone, run_dir)
-    trainer = start(Process("policy_trainer", "train", *options, log=tmp_path / "trainer.log"))
-    assert trainer.wait() == 0, trainer.output()
-    assert_trained(run_dir, model)

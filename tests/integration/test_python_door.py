@@ -1,7 +1,6 @@
 """`GRPO` in a script and in a real Jupyter kernel, with the example of docs/python.md."""
 
 import asyncio
-import itertools
 import json
 import re
 import threading
@@ -85,7 +84,6 @@ def test_a_function_that_always_fails_ends_the_run_with_its_error(random_model: 
     assert not processes_of(site / "runs") and not steps_of(site / "runs/default")
 
 
-@pytest.mark.slow
 def test_a_function_that_hangs_ends_the_run_with_its_name_and_limit(
     random_model: Path, site: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,29 +96,6 @@ def test_a_function_that_hangs_ends_the_run_with_its_name_and_limit(
         GRPO(model=random_model, dataset=PROBLEMS, max_steps=20, **given).train()
     output = capfd.readouterr()
     assert "Traceback" not in output.out + output.err
-
-
-@pytest.mark.slow
-def test_failures_of_some_completions_are_told_with_their_number_and_error(
-    random_model: Path, site: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    judged = itertools.count()
-
-    def half(completion: str) -> float:
-        if next(judged) % 2:
-            raise KeyError("odd one")
-        return len(set(completion))
-
-    result = GRPO(model=random_model, dataset=PROBLEMS, rewards=half, max_steps=2, **QUICK).train()
-    assert result.finished and "accuracy" not in str(result.evaluations[0]["rewards"])
-    assert result.evaluations[0]["accuracy"] is None and result.evaluations[0]["low"] is None
-    lines = capfd.readouterr().err.splitlines()
-    assert any(
-        re.match(r"step 0, .*caller:half failed on 1 of 2 answers; the first error: KeyError", line) for line in lines
-    )
-    assert any(re.match(r"step 1: caller:half failed on \d+ completions so far; .*KeyError", line) for line in lines)
-    assert not [line for line in lines if "accuracy" in line or "--data." in line]
-    assert any("data={'prompt_style': 'plain'}" in line for line in lines)
 
 
 def test_a_dry_run_leaves_no_run(random_model: Path, site: Path) -> None:

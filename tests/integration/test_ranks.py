@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from shared.models import load_model
-from tests.integration.processes import Process, Server, processes_of, steps_of, until
-from tests.integration.runs import QUICK, assert_trained_exactly_once
+from tests.integration.processes import (
+    QUICK,
+    Process,
+    Server,
+    assert_trained_exactly_once,
+    processes_of,
+    steps_of,
+    until,
+)
 
 STEPS = 28
 

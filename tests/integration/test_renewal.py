@@ -15,8 +15,7 @@ from shared.batch import ScoredBatch
 from shared.client import RefServerClient
 from shared.logprobs import choose_forward
 from shared.models import load_model
-from tests.integration.processes import Process, Server, processes_of, steps_of, until
-from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+from tests.integration.processes import QUICK, Server, assert_trained_exactly_once, processes_of, steps_of, train, until
 from tests.rounding import rounding
 
 
@@ -150,25 +149,6 @@ def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path
             logits = model(torch.tensor([[7, 8, 9, 10, 11, 12]])).logits[0]
     expected = logits.log_softmax(-1)[[2, 3, 4], [10, 11, 12]].tolist()
     np.testing.assert_allclose(scored.logprobs[0], expected, atol=rounding(16))
-
-
-def refused(model: Path, server: Server, run_dir: Path, root: Path, start: Any) -> str:
-    trainer: Process = start(train(model, server, run_dir, *QUICK, *renewed(root, 2), "--max-steps", "4"))
-    assert trainer.wait() == 2, trainer.output()
-    assert "Traceback" not in trainer.output() and not steps_of(run_dir)
-    return trainer.output()
-
-
-def test_a_server_that_cannot_renew_is_refused_at_the_start(random_model: Path, tmp_path: Path, start: Any) -> None:
-    root = tmp_path / "snapshots"
-    without = start(Server(random_model, tmp_path / "one")).until_ready()
-    assert f"start ref-server with --snapshot-root {root}" in refused(
-        random_model, without, tmp_path / "a", root, start
-    )
-    other = start(Server(random_model, tmp_path / "two", None, "--snapshot-root", str(tmp_path / "other")))
-    output = refused(random_model, other, tmp_path / "b", root, start)
-    assert "does not find b/epoch-0000-version-00000001 below its --snapshot-root" in output
-    assert f"is {root} the same directory?" in output
 
 
 @pytest.mark.long

@@ -1,11 +1,24 @@
-"""A run whose worker samples with a server: with a fake one here, with vLLM itself in tests/vllm."""
+"""Sampling with a vLLM server, also in turns with the trainer on one device. Fake here; tests/vllm has the real one."""
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
+
+import pytest
 
 from policy_trainer.demo.base_model import make_tokenizer
 from shared.models import load_model
-from tests.integration.processes import Server, steps_of
-from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+from tests.integration.processes import (
+    QUICK,
+    Process,
+    Server,
+    assert_trained_exactly_once,
+    processes_of,
+    steps_of,
+    train,
+    until,
+)
+from tests.integration.timed import spans
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 
 
@@ -38,3 +51,86 @@ def test_a_server_that_is_not_there_is_told_before_anything_starts(random_model,
     assert start(refused).wait() == 2
     assert "start one with: VLLM_SERVER_DEV_MODE=1 vllm serve" in refused.output()
     assert "Traceback" not in refused.output()
+
+
+Spans = Sequence[tuple[float, float]]
+
+
+@pytest.fixture
+def fake(random_model: Path) -> Iterator[FakeVllm]:
+    model = load_model(str(random_model), revision=None, device="cpu", dtype="float32")
+    with closing(FakeVllm(model, make_tokenizer(), str(random_model), max_model_len=256, sleeps=True)) as made:
+        yield made
+
+
+def train_timed(model: Path, server: Server, run_dir: Path, fake: FakeVllm, *options: str) -> Process:
+    return Process(
+        "tests.integration.timed", str(run_dir.with_suffix(".times")), "train", "--model", str(model), "--server",
+        server.url, "--run-dir", str(run_dir), *QUICK, "--loss.old-logps", "sampler", "--sampler", "vllm-server",
+        "--vllm-url", fake.url, "--vllm.enable-sleep-mode", *options, log=run_dir.with_suffix(".log"),
+    )  # fmt: skip
+
+
+def overlaps(ours: Spans, theirs: Spans) -> list[tuple[float, float]]:
+    return [(begin, end) for begin, end in ours for other, until in theirs if begin < until and other < end]
+
+
+def assert_took_turns(run_dir: Path, fake: FakeVllm, steps: int) -> None:
+    trained = spans(run_dir.with_suffix(".times"))
+    assert len(trained) > 2 * steps and len(fake.computed) > 2 * steps
+    assert overlaps([(1.0, 2.0)], [(0.0, 1.5)]) == overlaps([(1.0, 2.0)], [(1.2, 1.5)]) == [(1.0, 2.0)]
+    assert not overlaps(trained, fake.computed)
+    assert not fake.faults
+    assert {"/sleep?level=1", "/wake_up"} < set(fake.calls)
+
+
+def test_nothing_is_sampled_while_the_trainer_computes(
+    random_model: Path, tmp_path: Path, start: Callable[[Process], Process], fake: FakeVllm
+) -> None:
+    server = Server(random_model, tmp_path)
+    start(server)
+    run_dir = tmp_path / "run"
+    trainer = start(train_timed(random_model, server.until_ready(), run_dir, fake, "--max-steps", "5"))
+    assert trainer.wait() == 0, trainer.output()
+    assert_took_turns(run_dir, fake, 5)
+    assert fake.calls.count("/collective_rpc") >= 2
+    assert_trained_exactly_once(server, run_dir)
+
+
+@pytest.mark.long
+def test_either_may_be_killed(
+    random_model: Path, tmp_path: Path, start: Callable[[Process], Process], fake: FakeVllm
+) -> None:
+    """The others go on at once, and the killed one later."""
+    server = Server(random_model, tmp_path)
+    start(server)
+    server.until_ready()
+    run_dir = tmp_path / "run"
+    steps = ("--max-steps", "8", "--rollout", "external", "--resume")
+    trainer = start(train_timed(random_model, server, run_dir, fake, *steps))
+    until((run_dir / "config.toml").exists, "the configuration", trainer)
+
+    def work(number: int) -> Process:
+        return start(
+            Process(
+                "policy_trainer", "rollout", "--config", str(run_dir / "config.toml"), "--worker", str(number),
+                "--workers", "2", log=tmp_path / f"worker-{number}.log",
+            )
+        )  # fmt: skip
+
+    workers = [work(number) for number in range(2)]
+    for round in range(2):
+        sampled, stepped = len(fake.computed), len(steps_of(run_dir))
+        until(lambda sampled=sampled: len(fake.computed) > sampled, "a worker's turn", workers[0])
+        workers[round].kill()
+        until(lambda stepped=stepped: len(steps_of(run_dir)) > stepped, "a step without the killed worker", trainer)
+        workers[round] = work(round)
+    trainer.kill()
+    trainer = start(train_timed(random_model, server, run_dir, fake, *steps))
+    assert trainer.wait() == 0, trainer.output()
+    for worker in workers:
+        assert worker.wait() == 0, worker.output()
+        assert "the run is finished" in worker.output()
+    assert_took_turns(run_dir, fake, 8)
+    assert_trained_exactly_once(server, run_dir)
+    assert not processes_of(run_dir)

@@ -1,13 +1,31 @@
-"""The three processes together: the reward rises, with our problems and with a user's own."""
+"""Whole runs: with our problems and a user's, without a reference model, in bfloat16, and with adapters."""
 
 import json
+import signal
+from pathlib import Path
+from typing import Any
 
+import httpx
+import pytest
+import safetensors.torch
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from policy_trainer.demo.base_model import make_tokenizer
-from shared.models import save_model
-from tests.integration.processes import Process, Server, processes_of, steps_of, until
-from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+from shared.api import State
+from shared.client import RefServerClient
+from shared.models import is_adapter, load_model, save_model
+from tests.integration.processes import (
+    QUICK,
+    Process,
+    Server,
+    assert_trained_exactly_once,
+    processes_of,
+    steps_of,
+    train,
+    until,
+)
+from tests.ports import free_port
 
 
 def test_reward_rises(base_model, tmp_path, start):
@@ -64,27 +82,6 @@ def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, sta
     assert_trained_exactly_once(server, run_dir)
 
 
-def test_a_policy_with_another_vocabulary_than_the_reference_is_refused(random_model, tmp_path, start):
-    other = tmp_path / "other"
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["<extra>"])
-    save_model(tiny_llama(len(tokenizer)), tokenizer, other)
-    server = start(Server(random_model, tmp_path))
-    trainer = start(train(other, server, tmp_path / "refused", *QUICK))
-    assert trainer.wait() == 2
-    assert "vocabulary of 266 tokens" in trainer.output()
-    assert "Traceback" not in trainer.output()
-
-
-def test_groups_that_the_server_would_refuse_are_refused_at_the_start(random_model, tmp_path, start):
-    """Otherwise a run would only train on its short groups. 256 tokens of context leave 244 for a prompt."""
-    server = start(Server(random_model, tmp_path, None, "--max-batch-tokens", str(244 + 4 * 12 - 1)))
-    trainer = start(train(random_model, server, tmp_path / "refused", *QUICK))
-    assert trainer.wait() == 2, trainer.output()
-    assert "ref-server serve --max-batch-tokens 292" in trainer.output()
-    assert "Traceback" not in trainer.output()
-
-
 def tiny_llama(vocabulary: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
@@ -137,3 +134,121 @@ def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
     assert saved == set(steps_of(run_dir)[-1]["batch_ids"])
     assert not (run_dir / "checkpoints").exists(), "a broken state must not be resumed"
     assert not processes_of(run_dir)
+
+
+def trained(model: Path, tmp_path: Path, start: Any, *options: str) -> tuple[Process, str]:
+    """A run with a server without a model, and the server's URL."""
+    port = str(free_port())
+    queue = ("serve", "--no-model", "--port", port, "--data-dir", str(tmp_path / "server"))
+    start(Process("ref_server", *queue, log=tmp_path / "server.log"))
+    url = f"http://127.0.0.1:{port}"
+    common = ("--model", str(model), "--server", url, "--run-dir", str(tmp_path / "run"))
+    return start(Process("policy_trainer", "train", *common, *QUICK, *options, log=tmp_path / "trainer.log")), url
+
+
+def test_it_trains_without_a_kl_penalty(random_model: Path, tmp_path: Path, start: Any) -> None:
+    # A random model is wrong everywhere: only the lengths of its completions differ.
+    options = ("--loss.beta", "0", "--max-steps", "4", "--rewards", "accuracy", "length")
+    trainer, url = trained(random_model, tmp_path, start, *options)
+    assert trainer.wait() == 0, trainer.output()
+    steps = steps_of(tmp_path / "run")
+    assert [record["groups"] for record in steps] == [4, 4, 4, 4]
+    assert all(record["kl"] is None and record["updates"] == 1 for record in steps)
+    assert all(record["reference_version_max"] is None for record in steps)
+    assert any(record["grad_norm"] > 0 for record in steps)
+    with RefServerClient(url) as client:
+        done = {batch.id for batch in client.batches(State.DONE)}
+        assert done == {id for record in steps for id in record["batch_ids"]}
+        states = [[event.state for event in client.batch(id).history] for id in done]
+        assert all(State.SCORING not in of_one and of_one[-1] == State.DONE for of_one in states)
+        assert client.queue().scoring.batches == 0
+    assert httpx.get(f"{url}/v1/model").json()["name"] is None
+
+
+MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        ("none", "none"),
+        pytest.param(("cpu", "none"), marks=pytest.mark.long),
+        pytest.param(("none", "cpu"), marks=pytest.mark.long),
+    ],
+)
+def test_a_bfloat16_run_keeps_its_float32_masters_over_a_resume(base_model, tmp_path, start, offload):
+    """Wherever they lie in its two lives."""
+    server = start(Server(base_model, tmp_path, None, "--dtype", "bfloat16"))
+    run_dir = tmp_path / "mixed"
+    for steps, where in zip(("3", "6"), offload, strict=True):
+        settings = (*MIXED, "--max-steps", steps, "--optimizer.offload", where)
+        trainer = start(train(base_model, server, run_dir, *settings, "--resume"))
+        assert trainer.wait() == 0, trainer.output()
+    records = steps_of(run_dir)
+    assert [record["step"] for record in records] == list(range(1, 7))
+    assert records[0]["kl_at_step_0"] < 1e-2
+    assert all(0 <= record["kl_noise_floor"] < 1e-2 and record["entropy"] > 0 for record in records)
+    model = safetensors.torch.load_file(run_dir / "model" / "model.safetensors")
+    early, late = (
+        safetensors.torch.load_file(run_dir / "checkpoints" / f"step-{step:08d}" / "masters" / "weights.safetensors")
+        for step in (3, 6)
+    )
+    assert all(not torch.equal(late[name], early[name]) for name in late)
+    assert late.keys() == model.keys()
+    for name, master in late.items():
+        assert (master.dtype, model[name].dtype) == (torch.float32, torch.bfloat16)
+        assert torch.equal(master.bfloat16(), model[name])
+    assert_trained_exactly_once(server, run_dir)
+
+
+STEPS = 16
+
+
+@pytest.mark.long
+def test_one_command_killed_and_resumed(random_model: Path, tmp_path: Path, start: Any) -> None:
+    port, place = str(free_port()), tmp_path / "run"
+    queue = ("serve", "--no-model", "--port", port, "--data-dir", str(tmp_path / "server"))
+    start(Process("ref_server", *queue, log=tmp_path / "server.log"))
+    url = f"http://127.0.0.1:{port}"
+    command = (
+        "policy_trainer", "train", "--model", str(random_model), "--server", url, "--run-dir", str(place), *QUICK,
+        "--device", "cpu", "--max-steps", str(STEPS), "--lora.rank", "4", "--reference.source", "adapter-off",
+        "--rewards", "accuracy", "length", "--optimizer.learning-rate", "1e-2",
+    )  # fmt: skip
+
+    run = start(Process(*command, log=tmp_path / "first.log"))
+    until((place / "checkpoints" / "step-00000005").exists, "the first checkpoint", run)
+    run.popen.send_signal(signal.SIGKILL)
+    run.popen.wait()
+    assert is_adapter(place / "checkpoints" / "step-00000005")
+    until(lambda: not processes_of(place), "its worker to end", run)
+    changed = start(Process(*command, "--resume", "--lora.rank", "8", log=tmp_path / "changed.log"))
+    assert changed.wait() == 2 and "lora.rank: 4 -> 8" in changed.output()
+
+    run = start(Process(*command, "--resume", log=tmp_path / "second.log"))
+    assert run.wait() == 0, run.output()
+    steps = steps_of(place)
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    assert steps[0]["kl_at_step_0"] == steps[0]["kl"] == 0
+    assert steps[-1]["kl"] > 0
+    assert max(record["probe_logp_difference"] or 0 for record in steps) < 1e-4
+    trained = [id for record in steps for id in record["batch_ids"]]
+    with RefServerClient(url) as client:
+        done = [batch.id for batch in client.batches() if batch.state == "done"]
+    assert len(trained) == len(set(trained)) and set(trained) == set(done)
+    assert httpx.get(f"{url}/v1/model").json()["name"] is None
+
+    last = place / "checkpoints" / f"step-{STEPS:08d}"
+    export = ("policy_trainer", "export", "--checkpoint", str(last), "--output", str(tmp_path / "exported"))
+    exported = start(Process(*export, log=tmp_path / "export.log"))
+    assert exported.wait() == 0, exported.output()
+    base, whole, other = (weights(path) for path in (random_model, place / "model", tmp_path / "exported"))
+    assert whole.keys() == base.keys() and any(not torch.equal(own, base[name]) for name, own in whole.items())
+    for name, own in whole.items():
+        assert torch.equal(own, other[name])
+    adapters = safetensors.torch.load_file(last / "adapter_model.safetensors")
+    assert sum(own.numel() for own in adapters.values()) < 0.2 * sum(own.numel() for own in base.values())
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_model(str(directory), revision=None, device="cpu", dtype="auto").state_dict()

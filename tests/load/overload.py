@@ -30,7 +30,7 @@ _CLIENTS = {"tiny model": 4, "no model": 16}
 
 def run(seconds: float, directory: Path) -> bool:
     """Whether all bars were reached, with a model and with a queue alone."""
-    from tests.chaos.serving import tiny_model  # imports PyTorch
+    from tests.chaos.processes import tiny_model  # imports PyTorch
 
     model = ("--model", str(tiny_model(directory)), "--threads", "1")
     cases = {"tiny model": model, "no model": ("--no-model",)}

@@ -24,7 +24,7 @@ _ALONE_SHARE = 0.25  # duration without slow clients, as a share of that with th
 
 def run(seconds: float, directory: Path) -> bool:
     """Whether all bars were reached, with a queue alone and with a model."""
-    from tests.chaos.serving import tiny_model  # imports PyTorch
+    from tests.chaos.processes import tiny_model  # imports PyTorch
 
     model = ("--model", str(tiny_model(directory)), "--threads", "1")
     cases = {"no model": ("--no-model",), "tiny model": model}

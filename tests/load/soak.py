@@ -30,7 +30,7 @@ _MORE_FILES, _MORE_THREADS, _MORE_MIB = 8, 4, 4.0
 
 def run(seconds: float, directory: Path) -> bool:
     """Whether nothing grew after the warm-up."""
-    from tests.chaos.serving import tiny_model  # imports PyTorch
+    from tests.chaos.processes import tiny_model  # imports PyTorch
 
     model, data = tiny_model(directory), directory / "server"
     retention = min(_MAX_RETENTION_SECONDS, seconds * _RETENTION_SHARE)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import Process, Server, processes_of, steps_of
-from tests.integration.runs import assert_trained_exactly_once, train
+from tests.integration.processes import Process, Server, assert_trained_exactly_once, processes_of, steps_of, train
 from tests.vllm.serving import VllmServe
 from tests.vllm.trap import UnpackedHead
 

@@ -1,6 +1,7 @@
-"""`policy-trainer train` alone on a machine: it starts its reference server and its worker, and all ends together."""
+"""Workers and servers in several places: started by one command, on several devices, and without a shared directory."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -13,8 +14,17 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
 from shared.client import RefServerClient, RefServerError
 from tests.docs.pages import ROOT
-from tests.integration.processes import Process, client_of, processes_of, steps_of, until
-from tests.integration.runs import QUICK, train
+from tests.integration.processes import (
+    QUICK,
+    Process,
+    Server,
+    assert_trained_exactly_once,
+    client_of,
+    processes_of,
+    steps_of,
+    train,
+    until,
+)
 
 # Lengths differ, so that a random model learns something.
 OPTIONS = (*QUICK, "--device", "cpu", "--rewards", "accuracy", "length")
@@ -95,19 +105,6 @@ def test_external_workers_find_the_server(random_model: Path, tmp_path: Path, st
     assert worker.wait() == 0, worker.output()
 
 
-@pytest.mark.parametrize("model", ["/nowhere/model", "broken"])
-def test_a_model_that_cannot_be_loaded_is_told_in_five_lines(model: str, tmp_path: Path, start: Any) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text("{}")
-    name = str(broken) if model == "broken" else model
-    trainer = start(alone(name, tmp_path / "run"))
-    assert trainer.wait() == 2, trainer.output()
-    said = trainer.output()
-    assert len(said.splitlines()) <= 5 and "train: model:" in said and name in said, said
-    assert not processes_of(tmp_path / "run")
-
-
 def test_a_server_that_cannot_start_is_told_with_its_log(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "run"
     trainer = start(alone(random_model, run_dir, "--reference.device", "cuda:77"))
@@ -139,11 +136,107 @@ def test_a_dry_run_tells_of_every_stage_and_leaves_nothing(random_model: Path, t
     assert not processes_of(home)
 
 
-def test_a_dry_run_fails_as_the_run_would(random_model: Path, tmp_path: Path, start: Any) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    data = ("--task", "jsonl", "--data.path", str(tmp_path / "missing.jsonl"))
-    trainer = start(alone(random_model, home / "mine", "--dry-run", *data))
-    assert trainer.wait() == 2, trainer.output()
-    assert "missing.jsonl" in trainer.output() and "Traceback" not in trainer.output()
-    assert [path.name for path in home.iterdir()] == ["mine.log"] and not processes_of(home)
+def rollout(run_dir, log):
+    command = ("rollout", "--config", str(run_dir / "config.toml"), "--devices", "cpu", "cpu", "--threads", "1")
+    return Process("policy_trainer", *command, log=log)
+
+
+def logs_of(run_dir):
+    return [(run_dir / "logs" / f"rollout-{k}.log") for k in (0, 1)]
+
+
+def told(run_dir, words):
+    return all(log.exists() and words in log.read_text() for log in logs_of(run_dir))
+
+
+def children(run_dir, number):
+    """The workers of that number."""
+    option = f"--worker\0{number}\0".encode()
+    return [pid for pid in processes_of(run_dir) if option in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_run_with_two_devices_of_each(random_model, tmp_path, start):
+    run_dir = tmp_path / "several"
+    server = start(Server(random_model, tmp_path, None, "--devices", "cpu", "cpu"))
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "4", "--rollout", "external"))
+    until((run_dir / "config.toml").exists, "the run's settings", trainer)
+    workers = start(rollout(run_dir, tmp_path / "workers.log"))
+    assert trainer.wait() == 0, trainer.output()
+    assert workers.wait() == 0, workers.output()
+    assert told(run_dir, "the run is finished"), workers.output()
+    assert_trained_exactly_once(server, run_dir)
+    assert not processes_of(run_dir)
+
+
+def test_one_ctrl_c_ends_all_workers_and_a_dead_one_comes_back(random_model, tmp_path, start):
+    run_dir = tmp_path / "ended"
+    server = start(Server(random_model, tmp_path))
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "9999", "--rollout", "external"))
+    until((run_dir / "config.toml").exists, "the run's settings", trainer)
+    workers = start(rollout(run_dir, tmp_path / "workers.log"))
+    until(lambda: told(run_dir, "next_problem"), "both workers to sample", workers)
+    (one,) = children(run_dir, "1")
+    os.kill(one, signal.SIGKILL)
+    second = logs_of(run_dir)[1]
+    until(lambda: second.read_text().count("next_problem") > 1, "the killed worker to sample again", workers)
+    workers.popen.send_signal(signal.SIGINT)
+    assert workers.wait() == 130, workers.output()
+    assert children(run_dir, "0") == children(run_dir, "1") == []
+
+
+TRAINER, WORKER = "trainer-0123456789abcdef", "worker-0123456789abcdef"
+STEPS = 8
+
+
+def test_workers_need_a_url_and_a_token_alone(random_model: Path, tmp_path: Path, start) -> None:
+    tokens = {"server": f"train {TRAINER}\nupload {WORKER} run=run\n", "trainer": TRAINER, "worker": WORKER}
+    files = {name: tmp_path / f"{name}.tokens" for name in tokens}
+    for name, text in tokens.items():
+        files[name].write_text(text)
+        files[name].chmod(0o600)
+    server = start(Server(random_model, tmp_path / "server", None, "--token-file", str(files["server"])))
+    place = tmp_path / "trainer" / "run"
+    place.parent.mkdir()
+    trainer = start(
+        train(
+            random_model, server.until_ready(), place, *QUICK, "--max-steps", str(STEPS), "--max-lag", "4",
+            "--rollout", "external", "--weights", "server", "--token-file", str(files["trainer"]),
+        )
+    )  # fmt: skip
+    workers = [
+        start(
+            Process(
+                "policy_trainer", "rollout", "--server", server.url, "--run", "run",
+                "--worker", str(worker), "--workers", "2", "--run-dir", str(tmp_path / f"worker-{worker}"),
+                "--threads", "1", "--token-file", str(files["worker"]), log=tmp_path / f"worker-{worker}.log",
+            )
+        )
+        for worker in range(2)
+    ]  # fmt: skip
+    assert trainer.wait() == 0, trainer.output() + workers[0].output()
+    for worker in workers:
+        assert worker.wait() == 0, worker.output()
+        assert "the run is finished" in worker.output()
+    steps = steps_of(place)
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    compared = [record["probe_logp_difference"] for record in steps]
+    assert max(difference for difference in compared if difference is not None) < 1e-3
+    assert max(record["staleness_max"] for record in steps) <= 4
+    assert min(record["staleness"] for record in steps[2:]) < 4  # new weights do arrive
+    assert [path.name for path in (place / "weights").iterdir()] == ["latest.json"]
+    for worker in range(2):
+        kept = [path.parent.name for path in (tmp_path / f"worker-{worker}").rglob("model.safetensors")]
+        assert 1 <= len(kept) <= 2
+        assert not list((tmp_path / f"worker-{worker}").rglob("*.part"))
+
+
+def test_the_trainer_s_own_server_and_worker(random_model: Path, tmp_path: Path, start) -> None:
+    run_dir = tmp_path / "run"
+    trainer = start(
+        Process(
+            "policy_trainer", "train", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK,
+            "--max-steps", "3", "--weights", "server", log=tmp_path / "log",
+        )
+    )  # fmt: skip
+    assert trainer.wait() == 0, trainer.output()
+    assert [record["step"] for record in steps_of(run_dir)] == [1, 2, 3]

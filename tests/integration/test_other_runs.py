@@ -1,0 +1,230 @@
+"""Other ways to train: fine-tuning, the demo, distillation, and replay of a recorded run."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from policy_trainer.demo.base_model import cached_base_model, example, make_model, make_tokenizer
+from policy_trainer.tasks.arithmetic import Arithmetic
+from shared.models import save_model
+from tests.integration.processes import QUICK, Process, Server, processes_of, steps_of, train, until
+
+SFT_OPTIONS = (
+    "--threads", "1", "--optimizer.learning-rate", "4e-3", "--optimizer.betas", "0.9,0.99",
+    "--checkpoint.save-steps", "5", "--eval-steps", "0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Additions with worked solutions."""
+    path = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    task, chance = Arithmetic(0), random.Random(0)
+    with path.open("w") as file:
+        for problem in map(task.problem, range(1600)):
+            completion = example(problem, worked=True, chance=chance)
+            file.write(json.dumps({"messages": list(problem.messages), "completion": completion}) + "\n")
+    return path
+
+
+def sft(model: Path, data: Path, run_dir: Path, *options: str) -> Process:
+    return Process(
+        "policy_trainer", "sft", "--model", str(model), "--data.path", str(data), "--run-dir", str(run_dir),
+        *SFT_OPTIONS, *options, log=run_dir.parent / f"{run_dir.name}.log",
+    )  # fmt: skip
+
+
+def test_a_stopped_and_killed_run_resumes_and_grpo_trains_its_model(
+    random_model: Path, data: Path, tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    run_dir = tmp_path / "sft"
+
+    stopped = start(sft(random_model, data, run_dir))
+    until(lambda: len(steps_of(run_dir)) >= 7, "steps", stopped)
+    os.kill(stopped.popen.pid, signal.SIGINT)
+    assert stopped.wait() == 130
+    done = len(steps_of(run_dir))
+    assert f"stopped after {done} steps; add --resume to continue" in stopped.output()
+    assert (run_dir / "checkpoints" / f"step-{done:08d}" / "model.safetensors").exists()
+
+    killed = start(sft(random_model, data, run_dir, "--resume"))
+    until(lambda: len(steps_of(run_dir)) >= done + 7, "steps", killed)
+    killed.kill()
+
+    resumed = start(sft(random_model, data, run_dir, "--resume"))
+    assert resumed.wait() == 0, resumed.output()
+    steps = steps_of(run_dir)
+    assert [record["step"] for record in steps] == list(range(1, 46))
+    assert steps[-1]["loss"] < 1 < 3 < steps[0]["loss"]
+    assert "45 steps in" in resumed.output()
+
+    server = start(Server(run_dir / "model", tmp_path / "server"))
+    grpo = start(train(run_dir / "model", server, tmp_path / "grpo", "--max-steps", "2", *QUICK))
+    assert grpo.wait() == 0, grpo.output()
+    assert steps_of(tmp_path / "grpo")[0]["kl_at_step_0"] < 1e-9
+
+
+def test_two_at_a_time_in_one_directory_are_refused(
+    random_model: Path, data: Path, tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    run_dir = tmp_path / "sft"
+    first = start(sft(random_model, data, run_dir))
+    until(lambda: len(steps_of(run_dir)) >= 2, "steps", first)
+    for options in ((), ("--resume",)):
+        second = start(sft(random_model, data, run_dir, *options))
+        assert second.wait() == 2
+        assert f"run_dir: another trainer is at work in {run_dir}" in second.output()
+    assert first.wait() == 0, first.output()
+    assert [record["step"] for record in steps_of(run_dir)] == list(range(1, 46))
+
+
+@pytest.fixture
+def demo(base_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Starts the command on the base model that other tests share, for a demo of seed 1."""
+
+    def make(target: Path, seed: int, on_progress: Any) -> None:
+        shutil.copytree(base_model, target)
+
+    monkeypatch.setattr("policy_trainer.demo.base_model.make_base_model", make)
+    cached_base_model(tmp_path / "base_models", 1, lambda done, total: None)
+
+    def run(name: str, *options: str) -> Process:
+        log = tmp_path / f"{name}.log"
+        return start(Process("policy_trainer", "demo", "--run-dir", str(tmp_path / "demo"), *options, log=log))
+
+    return run
+
+
+@pytest.mark.long
+def test_an_interrupted_demo_resumes_only_with_its_own_seed(demo: Any, tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    first = demo("first", "--seed", "1", "--max-steps", "1000")
+    until(lambda: steps_of(run_dir), "a step", first)
+    first.popen.send_signal(signal.SIGINT)
+    assert first.wait() == 130, first.output()
+    assert "continue with: make demo SEED=1 RESUME=1" in first.output()
+
+    config, done = (run_dir / "config.toml").read_text(), len(steps_of(run_dir))
+    other = demo("other", "--resume")
+    assert other.wait() == 2, other.output()
+    assert "holds a demo of --seed 1, not of 0; continue it with: make demo SEED=1 RESUME=1" in other.output()
+    assert (run_dir / "config.toml").read_text() == config
+
+    same = demo("same", "--seed", "1", "--resume", "--max-steps", str(done + 1))
+    assert same.wait() == 0, same.output()
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["seed"], summary["steps"]) == (1, done + 1)
+
+
+# Rewards differ, so that a random model learns something.
+REPLAY_OPTIONS = (
+    *QUICK,
+    "--device",
+    "cpu",
+    "--rewards",
+    "tests.integration.own_rewards:letters",
+    "--optimizer.learning-rate",
+    "1e-3",
+)
+
+
+def test_a_recorded_run_is_replayed_to_the_bit(random_model: Path, tmp_path: Path, start: Any) -> None:
+    run_dir, recorded = tmp_path / "run", tmp_path / "recorded"
+
+    def command(name: str, *options: str) -> None:
+        process = start(Process("policy_trainer", name, *options, log=tmp_path / "log"))
+        assert process.wait() == 0, process.output()
+
+    own = ("--model", str(random_model), "--run-dir", str(run_dir), *REPLAY_OPTIONS, "--record", str(recorded))
+    command("train", *own, "--max-steps", "2")
+    command("train", "--resume", "--run-dir", str(run_dir), "--max-steps", "2")  # it was the last: nothing is recorded
+    settings = ("--config", str(run_dir / "config.toml"), "--batches", str(recorded))
+    command("replay", *settings, "--run-dir", str(tmp_path / "same"))
+    changed = ("--loss.surrogate", "reinforce", "--loss.beta", "0.5")
+    command("replay", *settings, "--run-dir", str(tmp_path / "other"), *changed)
+    trained, same, other = (
+        load_file(path / "model" / "model.safetensors") for path in (run_dir, tmp_path / "same", tmp_path / "other")
+    )
+    assert all(torch.equal(trained[name], same[name]) for name in trained)
+    before = load_file(random_model / "model.safetensors")
+    assert any(not torch.equal(trained[name], before[name]) for name in trained)
+    names = ("loss", "grad_norm", "kl", "reward", "batch_ids", "staleness")
+    told, again, otherwise = (
+        [[record[name] for name in names] for record in steps_of(path)]
+        for path in (run_dir, tmp_path / "same", tmp_path / "other")
+    )
+    assert told == again and told[-1][0] != otherwise[-1][0]
+    assert any(not torch.equal(trained[name], other[name]) for name in trained)
+
+
+DISTILL = (
+    "--device", "cpu", "--threads", "1", "--preset", "distill", "--task", "jsonl", "--groups-per-step", "4",
+    "--sampling.num-generations", "4", "--sampling.prompts-per-round", "4", "--sampling.max-completion-length", "8",
+    "--evaluation.problems", "2", "--optimizer.learning-rate", "3e-3",
+)  # fmt: skip
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    """Another model of the same tokens, which is sure of what comes next: 5 nats a token from a random one."""
+    model = make_model(7)
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight").mul_(6)
+    save_model(model, make_tokenizer(), tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"What is {i}?"}) + "\n" for i in range(40)))
+    return file
+
+
+def run(model: Path, teacher: Path, prompts: Path, run_dir: Path, *options: str) -> Process:
+    given = ("--model", str(model), "--teacher", str(teacher), "--data.path", str(prompts), "--run-dir", str(run_dir))
+    return Process("policy_trainer", "train", *DISTILL, *given, *options, log=run_dir.parent / f"{run_dir.name}.log")
+
+
+def test_bare_prompts_and_a_teacher_suffice(
+    random_model: Path, teacher: Path, prompts: Path, tmp_path: Path, start: Any
+) -> None:
+    """Every group trains, the policy comes nearer, and nobody says that there is nothing to learn."""
+    run_dir = tmp_path / "run"
+    trainer = start(run(random_model, teacher, prompts, run_dir, "--max-steps", "24"))
+    assert trainer.wait() == 0, trainer.output()
+    steps = steps_of(run_dir)
+    assert all(record["groups"] == 4 and record["groups_left_out"] == 0 for record in steps)
+    assert steps[0]["kl_at_step_0"] > 0.01
+    assert sum(record["teacher_kl"] for record in steps[-4:]) < 0.8 * sum(record["teacher_kl"] for record in steps[:4])
+    said = trainer.output()
+    assert "KL to the teacher before the first update" in said and "no rewards and no gold answers" in said
+    assert "teach little or nothing" not in said and "most groups have equal rewards" not in said
+
+
+@pytest.mark.long
+def test_a_teacher_beside_the_reference_survives_a_kill(
+    random_model: Path, teacher: Path, prompts: Path, tmp_path: Path, start: Any
+) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--max-steps", "8", "--checkpoint.save-steps", "2", "--loss.beta", "0.1")
+    trainer = start(run(random_model, teacher, prompts, run_dir, *options))
+    until(lambda: len(steps_of(run_dir)) >= 3, "step 3", trainer)
+    trainer.kill()
+    resumed = start(Process("policy_trainer", "train", "--resume", "--run-dir", str(run_dir), log=tmp_path / "log"))
+    assert resumed.wait() == 0, resumed.output()
+    until(lambda: not processes_of(run_dir), "every process of the run to end")
+    steps = steps_of(run_dir)
+    assert [record["step"] for record in steps] == list(range(1, 9))
+    assert steps[0]["kl_at_step_0"] < 1e-6, "the policy begins as the reference, and not as the teacher"
+    assert all(math.isfinite(record["teacher_kl"]) and record["unusable_batches"] == 0 for record in steps)
