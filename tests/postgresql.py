@@ -82,11 +82,11 @@ def postgres(*, settings: tuple[str, ...] = ()) -> Iterator[Postgres]:
 
 def _binaries() -> Path:
     """Debian keeps the server's programs out of the PATH, a folder for each version."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
-    if not found and on_path is None:
+    if not installed and on_path is None:
         raise PostgresMissing(PostgresMissing.__doc__)
-    return found[-1].parent if found else Path(str(on_path)).parent
+    return installed[-1].parent if installed else Path(str(on_path)).parent
 
 
 def _unprivileged() -> str | None:

@@ -37,13 +37,13 @@ def page() -> str:
 
 def _command(name: str, cls: type[BaseSettings], of_train: set[tuple[str, ...]]) -> Iterator[str]:
     """of_train: the settings of `train`, which other commands' parts do not repeat."""
-    own = [_cells(option) for option in options(cls) if option.dest != "help"]
-    shared = [] if name == _TRAIN else [cells for cells in own if cells in of_train]
+    settings = [_cells(option) for option in options(cls) if option.dest != "help"]
+    shared = [] if name == _TRAIN else [cells for cells in settings if cells in of_train]
     yield f"## {name}\n\n{cleandoc(cls.__doc__ or '')}\n"
     if shared:
         names = ", ".join(_shortened([cells[0] for cells in shared]))
         yield f"As in `train`: {names}.\n"
-    rest = [cells for cells in own if cells not in shared]
+    rest = [cells for cells in settings if cells not in shared]
     # Sorted by section, each in the order of the code: a section's own section stands behind it.
     for section, members in groupby(sorted(rest, key=_section), key=_section):
         if section:

@@ -61,15 +61,15 @@ def breaches(path: str, source: str) -> list[str]:
     """The forbidden imports of a file with this path."""
     package, room = room_of(path.removesuffix(".py").replace("/", "."))
     allowed = ROOMS[package][: ROOMS[package].index(room) + 1] if room else ROOMS[package]
-    found = []
+    breaking = []
     for name in sorted(imports(source)):
         root, other = room_of(name)
         doors = DOORS.get(root, (path,))
         through_a_door = any(path == door or path.startswith(f"{door}/") for door in doors)
         points_up = root == package and other not in allowed
         if root in FORBIDDEN[package] or points_up or not through_a_door:
-            found.append(name)
-    return found
+            breaking.append(name)
+    return breaking
 
 
 def room_of(module: str) -> tuple[str, str]:

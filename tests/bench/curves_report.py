@@ -1,6 +1,7 @@
 """The page and the picture of the curves."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -10,7 +11,6 @@ from matplotlib.figure import Figure
 
 from policy_trainer.evaluation.evaluator import wilson_interval
 from policy_trainer.presets import PRESETS
-from tests.bench.curves import Result
 from tests.bench.curves_recipes import ALGORITHMS, COUNTDOWN, COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
 
 COLUMNS = 5
@@ -20,6 +20,41 @@ _HEAD = (
 )
 
 
+@dataclass(frozen=True)
+class Point:
+    """An evaluation. samples: completions sampled for the steps until then, including discarded ones."""
+
+    step: int
+    samples: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """kl: of the last step, to the reference; None without one. entropy: of the last step; None where nothing trained.
+    seconds: of the process."""
+
+    name: str
+    seed: int
+    steps: int
+    curve: list[Point]
+    kl: float | None
+    entropy: float | None
+    seconds: float
+
+    @property
+    def before(self) -> float:
+        return self.curve[0].accuracy
+
+    @property
+    def after(self) -> float:
+        return self.curve[-1].accuracy
+
+    def samples_to(self, accuracy: float) -> int | None:
+        """Samples until the first evaluation that reached `accuracy`; None if none did."""
+        return next((point.samples for point in self.curve if point.accuracy >= accuracy), None)
+
+
 def by_name(results: Sequence[Result]) -> dict[str, list[Result]]:
     names = dict.fromkeys(result.name for result in results)
     return {name: [result for result in results if result.name == name] for name in names}
@@ -27,14 +62,14 @@ def by_name(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """A panel for each algorithm: the mean over the seeds, and the band from the lowest to the highest."""
-    found = by_name(results)
-    rows = -(-len(found) // COLUMNS)
+    runs_by_name = by_name(results)
+    rows = -(-len(runs_by_name) // COLUMNS)
     figure = Figure(figsize=(15, 2.7 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False).flatten()
-    for panel, (name, runs) in zip(panels, found.items(), strict=False):
+    for panel, (name, runs) in zip(panels, runs_by_name.items(), strict=False):
         _draw_panel(panel, name, runs)
-    for panel in panels[len(found) :]:
+    for panel in panels[len(runs_by_name) :]:
         panel.set_axis_off()
     figure.supxlabel("completions sampled")
     figure.supylabel("accuracy on held-out problems, greedy")
@@ -54,8 +89,8 @@ def _draw_panel(panel: Axes, name: str, runs: Sequence[Result]) -> None:
 
 def write_page(page: str, results: Sequence[Result], path: Path, picture: str) -> None:
     """page: a name of `PAGES`."""
-    found = by_name(results)
-    rows = [_row(name, runs) for name, runs in found.items()]
+    runs_by_name = by_name(results)
+    rows = [_row(name, runs) for name, runs in runs_by_name.items()]
     steps = min(result.steps for result in results)
     seeds = len({result.seed for result in results})
     table = "\n".join([_HEAD, *rows])
@@ -64,7 +99,7 @@ def write_page(page: str, results: Sequence[Result], path: Path, picture: str) -
             steps=steps,
             factor=COUNTDOWN_STEPS,
             seeds=seeds,
-            finding=_finding(found),
+            finding=_finding(runs_by_name),
             problems=PROBLEMS,
             picture=picture,
             table=table,
@@ -72,19 +107,19 @@ def write_page(page: str, results: Sequence[Result], path: Path, picture: str) -
     )
 
 
-def _finding(found: Mapping[str, Sequence[Result]]) -> str:
+def _finding(runs_by_name: Mapping[str, Sequence[Result]]) -> str:
     """Counts the algorithms that learned with every seed and names the others.
 
     Learned means that the 95% interval of the final accuracy lies above the initial accuracy.
     """
     lifted = [
         name
-        for name, runs in found.items()
+        for name, runs in runs_by_name.items()
         if all(wilson_interval(run.after * PROBLEMS, PROBLEMS)[0] > run.before for run in runs)
     ]
-    others = [f"`{name}`" for name in found if name not in lifted]
+    others = [f"`{name}`" for name in runs_by_name if name not in lifted]
     end = f"; {', '.join(others)} did not." if others else "."
-    return f"**{len(lifted)} of these {len(found)} lift accuracy with every seed**{end}"
+    return f"**{len(lifted)} of these {len(runs_by_name)} lift accuracy with every seed**{end}"
 
 
 def _row(name: str, runs: Sequence[Result]) -> str:

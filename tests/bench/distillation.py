@@ -83,8 +83,8 @@ def _imitated(student: Path, teacher: Path, samples: int, run_dir: Path) -> Row:
             ids = [encoder.encode(problem) for problem in problems]
             sampled = sampler.sample(ids, SamplingParams(1, LENGTH, temperature=1), seed=first)
             for problem, (completion,) in zip(problems, sampled, strict=True):
-                own = completion.ids.tolist()
-                text = tokenizer.decode(own[:-1] if completion.eos else own)
+                ids = completion.ids.tolist()
+                text = tokenizer.decode(ids[:-1] if completion.eos else ids)
                 lines.write(json.dumps({"messages": list(problem.messages), "completion": text}) + "\n")
     options = {
         "model": student, "run-dir": run_dir, "data.path": file, "data.eval-path": file, "threads": 1, "device": "cpu",

@@ -69,10 +69,10 @@ def classic_rows(setting: Setting, size: str) -> Iterator[Row]:
 
 def compared(taken: Mapping[str, Taken | None], bar: float | None) -> Row:
     """Figures of each side, and how many times as much the classic one takes as ours."""
-    row: Row = {f"{side} ms": one and 1000 * one.seconds for side, one in taken.items()}
+    row: Row = {f"{side} ms": figures and 1000 * figures.seconds for side, figures in taken.items()}
     mine, other = taken["ours"], taken["classic"]
     row["classic / ours"] = Ratio(other.seconds / mine.seconds, bar) if mine and other else None
-    row |= {f"{side} MiB": one and one.mib for side, one in taken.items()}
+    row |= {f"{side} MiB": figures and figures.mib for side, figures in taken.items()}
     row["less memory"] = Ratio(other.mib / max(mine.mib, 1)) if mine and other else None
     return row
 
@@ -196,8 +196,8 @@ def forms_of(setting: Setting, size: str) -> Iterator[Row]:
         def score(groups: Sequence[TokenGroup], forward: Callable = forward) -> Tensor:
             return forward(groups, [1.0] * len(groups))
 
-        own = fitting(setting.meter, lambda score=score: gradients(model, score, groups))
-        yield row | {"gradients, from float32": distance(own, exact), "from packed": distance(own, stacked)}
+        computed = fitting(setting.meter, lambda score=score: gradients(model, score, groups))
+        yield row | {"gradients, from float32": distance(computed, exact), "from packed": distance(computed, stacked)}
 
 
 def exact_gradients(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> Gradients:

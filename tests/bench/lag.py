@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print("| `--max-lag` |", " | ".join(_COLUMNS), "| held-out accuracy |")
     print("|---" * (2 + len(_COLUMNS)) + "|")
     with tempfile.TemporaryDirectory() as root:
@@ -70,7 +70,7 @@ def main() -> None:
             # Fresh weights after every step, and as many groups in line as may be trained.
             steps, evaluations = train(
                 config, Path(root) / f"lag-{lag}", "--max-lag", str(lag), "--publish-every", "1",
-                "--max-steps", str(asked.steps), "--seed", str(asked.seed),
+                "--max-steps", str(options.steps), "--seed", str(options.seed),
             )  # fmt: skip
             figures = " | ".join(column(steps) for column in _COLUMNS.values())
             print(f"| {lag} | {figures} | {evaluations[-1]['accuracy']:.3f} |", flush=True)

@@ -84,12 +84,12 @@ class Outcome:
 
 
 def mean(outcomes: Sequence[Outcome], figure: str) -> float:
-    return statistics.mean(getattr(own, figure) for own in outcomes)
+    return statistics.mean(getattr(outcome, figure) for outcome in outcomes)
 
 
 def accuracy_span(outcomes: Sequence[Outcome]) -> str:
     """The mean over the seeds, and the range."""
-    accuracies = [own.accuracy for own in outcomes]
+    accuracies = [outcome.accuracy for outcome in outcomes]
     return f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
 
 
@@ -135,9 +135,9 @@ def _drift(batches: Sequence[RolloutBatch], policy: PreTrainedModel, first: PreT
 
 def _accuracy(config: TrainConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
     task = make_task(config)
-    asked = config.evaluation
+    evaluation = config.evaluation
     evaluator = make_evaluator(
-        config, task, Judge(tokenizer, task, config), policy, tokenizer, batch_size=asked.batch_size
+        config, task, Judge(tokenizer, task, config), policy, tokenizer, batch_size=evaluation.batch_size
     )
     greedy = sampling_params(config.sampling, num_generations=1, temperature=0)
-    return evaluator.evaluate(HFSampler(policy, tokenizer), greedy, asked.problems).accuracy
+    return evaluator.evaluate(HFSampler(policy, tokenizer), greedy, evaluation.problems).accuracy

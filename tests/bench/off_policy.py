@@ -90,18 +90,20 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES), metavar="NAME")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     use_threads(1)
     model = base_model("arithmetic")
-    print(header(asked.lags), flush=True)
-    for name in asked.losses:
+    print(header(options.lags), flush=True)
+    for name in options.losses:
         cells = []
-        for lag in asked.lags:
+        for lag in options.lags:
             began = time.monotonic()
             cells.append(
                 [
-                    outcome(model, LOSSES[name], lag, seed=seed, steps=asked.steps, learning_rate=asked.learning_rate)
-                    for seed in asked.seeds
+                    outcome(
+                        model, LOSSES[name], lag, seed=seed, steps=options.steps, learning_rate=options.learning_rate
+                    )
+                    for seed in options.seeds
                 ]
             )
             print(f"{name}, lag {lag}: {time.monotonic() - began:.0f} s", file=sys.stderr)

@@ -197,10 +197,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=0.0, help="seconds; see Stages")
     for name, default in (("groups", 16), ("publish-every", 1), ("prompts-per-round", 8), ("max-waiting", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    asked = vars(parser.parse_args())
-    run, console = asked.pop("run"), Console()
+    given = vars(parser.parse_args())
+    run, console = given.pop("run"), Console()
     if run is None:
-        stages = Stages(**asked)
+        stages = Stages(**given)
     else:
         stages, came_to = measured(run)
         predicted = predict(stages, workers=1, scorers=1, trainers=1)

@@ -73,16 +73,16 @@ def counted(directory: Path, milliseconds: float) -> list[Side]:
 
 
 def row(name: str, sides: list[Side]) -> list[str]:
-    one, many = sides
+    single, many = sides
     syncs = statistics.median(many.syncs)
     return [
         name,
-        f"{one.rate:.0f}",
+        f"{single.rate:.0f}",
         f"{many.rate:.0f}",
-        f"{many.rate / one.rate:.1f}x",
+        f"{many.rate / single.rate:.1f}x",
         f"{syncs:.2f}" if syncs else "-",
         f"{statistics.median(many.cpu) * 1000:.1f}",
-        f"{one.upload_ms(50)} / {one.upload_ms(99)}",
+        f"{single.upload_ms(50)} / {single.upload_ms(99)}",
         f"{many.upload_ms(50)} / {many.upload_ms(99)}",
     ]
 

@@ -102,14 +102,14 @@ def nbytes(tensors: Iterable[Tensor | None]) -> int:
 
 def all_tensors() -> list[Tensor]:
     gc.collect()
-    return [one for one in gc.get_objects() if issubclass(type(one), Tensor) and one.device.type != "meta"]
+    return [tensor for tensor in gc.get_objects() if issubclass(type(tensor), Tensor) and tensor.device.type != "meta"]
 
 
 def make_batches() -> list[RolloutBatch]:
     """Of one size, so that every number of ranks up to theirs has as many each."""
     chance = random.Random(0)
     made = [random_batch(chance, "bench", longest=1) for _ in range(GROUPS)]
-    return [replace(one, sampler_logps=np.full(len(one.group.completion_ids), -5.5, np.float32)) for one in made]
+    return [replace(batch, sampler_logps=np.full(len(batch.group.completion_ids), -5.5, np.float32)) for batch in made]
 
 
 def measure_rank(rank: Rank, groups: list[RolloutBatch], forwards: int) -> Share:
@@ -117,7 +117,7 @@ def measure_rank(rank: Rank, groups: list[RolloutBatch], forwards: int) -> Share
     learner.step(groups, step=0)  # makes the moments
     with Counted(all_tensors()) as counted:
         learner.step(groups, step=1)
-    storages = {local(one).untyped_storage()._cdata: local(one).untyped_storage() for one in all_tensors()}
+    storages = {local(tensor).untyped_storage()._cdata: local(tensor).untyped_storage() for tensor in all_tensors()}
     states = learner.weights.optimizer.state.values()
     return Share(
         parameters=nbytes(model.parameters()),
@@ -137,12 +137,12 @@ def work() -> None:
     with join_world("cpu", 60) as world:
         rank, _ = load_rank(config, config.model, None, None, world, {})
         groups = make_batches()
-        tokens, costs = [one.group for one in groups], Costs.of(rank.model)
+        tokens, costs = [batch.group for batch in groups], Costs.of(rank.model)
         parts = parts_of_rank(tokens, world.rank, world.size, config.micro_batch_tokens, costs)
         share = measure_rank(rank, groups, len(parts))
         shares = world.gather_bytes(json.dumps(asdict(share)).encode())
         if world.rank == 0:
-            (directory / "shares.json").write_text(json.dumps([json.loads(one) for one in shares]))
+            (directory / "shares.json").write_text(json.dumps([json.loads(share) for share in shares]))
         else:
             world.hear()  # that this was all
 

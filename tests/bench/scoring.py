@@ -151,9 +151,9 @@ def memory(shape: Shape, side: str, backward: bool) -> float:
 def times(shape: Shape, backward: bool) -> dict[str, float]:
     """Median CPU seconds of each side, in turns; each child keeps its loaded model."""
     taken: dict[str, list[float]] = {side: [] for side in SIDES}
-    with measure.Child() as one, measure.Child() as other:
+    with measure.Child() as first, measure.Child() as second:
         for _ in range(shape.repetitions):
-            for child, side in zip((one, other), SIDES, strict=True):
+            for child, side in zip((first, second), SIDES, strict=True):
                 taken[side].append(child.call(seconds, shape, side, backward))
     return {side: median(values) for side, values in taken.items()}
 
@@ -169,13 +169,13 @@ def errors(shape: Shape) -> dict[str, tuple[float, float]]:
     exact = cast(shape.make_model(), shape.dtype).double().eval()
     groups = shape.make_groups(embedding_rows(exact))
     logps = naive_step(exact, groups)
-    found = {}
+    errors_by_side = {}
     for side, make in MAKERS.items():
         model = cast(shape.make_model(), shape.dtype)
         got = make(model)(groups)
         got.sum().backward()
-        found[side] = (float((got.detach() - logps).abs().max()), max(relative_errors(model, exact)))
-    return found
+        errors_by_side[side] = (float((got.detach() - logps).abs().max()), max(relative_errors(model, exact)))
+    return errors_by_side
 
 
 def relative_errors(model: PreTrainedModel, exact: PreTrainedModel) -> Iterator[float]:

@@ -65,12 +65,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     use_threads(1)
     model = base_model("arithmetic")
     print("| changed | accuracy | KL | entropy |\n|---|---|---|---|", flush=True)
     for change in CHANGES:
-        print(row(change, [outcome(model, change, seed=seed, steps=asked.steps) for seed in asked.seeds]), flush=True)
+        print(
+            row(change, [outcome(model, change, seed=seed, steps=options.steps) for seed in options.seeds]), flush=True
+        )
 
 
 if __name__ == "__main__":

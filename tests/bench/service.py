@@ -100,9 +100,9 @@ def read(answer: httpx.Response) -> tuple[str, np.ndarray]:
 
 
 def forwards(http: httpx.Client) -> int:
-    found = re.search(r"^tandem_forward_seconds_count{.*} (\S+)", http.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return int(float(found[1]))
+    match = re.search(r"^tandem_forward_seconds_count{.*} (\S+)", http.get("/metrics").text, re.MULTILINE)
+    assert match is not None
+    return int(float(match[1]))
 
 
 def compare(way: Way, model_dir: Path, scorer: Scorer) -> list[str]:

@@ -96,7 +96,7 @@ def fill(queue: Queue, number: int, body: bytes) -> None:
     """Puts many uploads in each transaction, unlike the server: one by one, filling would take an hour."""
     for start in range(0, number, _AT_ONCE):
         some = [upload(body) for _ in range(min(_AT_ONCE, number - start))]
-        queue._run(lambda tx, some=some: [batches.put(tx, one) for one in some], durable=True)
+        queue._run(lambda tx, some=some: [batches.put(tx, each) for each in some], durable=True)
 
 
 class Sqlite:

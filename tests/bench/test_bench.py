@@ -22,9 +22,9 @@ from shared.logprobs import choose_forward
 from shared.settings import from_values
 from tests.bench import gpu
 from tests.bench.base_models import attempt
-from tests.bench.curves import Point, Result, result_of
+from tests.bench.curves import result_of
 from tests.bench.curves_recipes import COUNTDOWN, RunSetup, names, recipe
-from tests.bench.curves_report import draw, write_page
+from tests.bench.curves_report import Point, Result, draw, write_page
 from tests.bench.gpu_tables import CpuMeter, Ratio, Row, Setting, Table, compare
 from tests.bench.lagged import LaggedSampler, Outcome, train
 from tests.bench.off_policy import LOSSES

@@ -72,7 +72,7 @@ def make_batches(groups: int) -> list[RolloutBatch]:
     """Batches without sampler log-probs, which change with every step."""
     batches = [batch_of(random_group(PROMPT, LENGTHS, VOCABULARY, seed)) for seed in range(groups)]
     rewards = np.random.default_rng(0).normal(size=(groups, len(LENGTHS))).astype(np.float32)
-    return [replace(batch, rewards=own, sampler_logps=None) for batch, own in zip(batches, rewards, strict=True)]
+    return [replace(batch, rewards=values, sampler_logps=None) for batch, values in zip(batches, rewards, strict=True)]
 
 
 def load_policy(directory: Path) -> PreTrainedModel:
@@ -107,7 +107,7 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
     request = [batch.group for batch in batches], [batch.temperature for batch in batches]
     while turns.recv():
         logps = sampler.score(*request).logps
-        sampled = [replace(batch, sampler_logps=own) for batch, own in zip(batches, logps, strict=True)]
+        sampled = [replace(batch, sampler_logps=values) for batch, values in zip(batches, logps, strict=True)]
         began = time.process_time()
         ref_logps = scorer.score(*request).logps
         referenced = time.process_time()
@@ -243,15 +243,17 @@ def take_turns(directory: Path, groups: int) -> tuple[list[list[Seconds]], list[
         sides = [stack.enter_context(started(side, directory, groups)) for side in SIDES.values()]
         for _ in range(STEPS[groups]):
             took = [step() for step in sides]
-            seconds.append([own.seconds for own in took])
-            differences.append([Difference.between(took[0], own, start) for own in took])
+            seconds.append([step.seconds for step in took])
+            differences.append([Difference.between(took[0], step, start) for step in took])
     return seconds, differences
 
 
 def time_row(name: str, seconds: list[list[Seconds]], part: Callable[[Seconds], float]) -> list[str]:
     medians = [median(map(part, side)) for side in zip(*seconds[1:], strict=True)]
     ratios = [other / medians[0] for other in medians[1:]]
-    return [name, *(f"{own:.2f}" for own in medians), *(f"{r:.2f}x{'' if r >= BAR else ' below'}" for r in ratios)]
+    marks = ("" if ratio >= BAR else " below" for ratio in ratios)
+    cells = [f"{ratio:.2f}x{mark}" for ratio, mark in zip(ratios, marks, strict=True)]
+    return [name, *(f"{each:.2f}" for each in medians), *cells]
 
 
 def difference_rows(name: str, differences: list[list[Difference]]) -> Iterator[list[str]]:

@@ -59,7 +59,7 @@ def _rate(sequences: int, seed: int) -> float:
     prompts = np.random.default_rng(seed).integers(5, 99, shape).tolist()
     began = time.perf_counter()
     groups = _sampler["this"].sample(prompts, SamplingParams(_GROUP, _COMPLETION, temperature=1.0), seed)
-    return sum(len(own.ids) for group in groups for own in group) / (time.perf_counter() - began)
+    return sum(len(completion.ids) for group in groups for completion in group) / (time.perf_counter() - began)
 
 
 def run() -> None:

@@ -51,8 +51,8 @@ _COLUMNS: dict[str, Callable[[Records], str]] = {
 
 def _worst(steps: Records) -> float:
     """From the trainer's, after each update of the weights, in nats."""
-    found = [step["probe_logp_difference_max"] for step in steps]
-    return max(difference for difference in found if difference is not None)
+    differences = [step["probe_logp_difference_max"] for step in steps]
+    return max(difference for difference in differences if difference is not None)
 
 
 def main() -> None:
@@ -60,17 +60,17 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=list(SAMPLERS), metavar="NAME")
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_SERVER_DEV_MODE="1")
     print("| `--sampler` | seed | held-out accuracy before | after |", " | ".join(_COLUMNS), "|")
     print("|---" * (4 + len(_COLUMNS)) + "|")
     with tempfile.TemporaryDirectory() as root:
         config = set_up(Path(root))
-        for seed in asked.seeds:
-            for name in asked.samplers:
+        for seed in arguments.seeds:
+            for name in arguments.samplers:
                 with SAMPLERS[name](config.parent / "base") as options:
                     steps, (before, *_, after) = train(
-                        config, Path(root) / f"{name}-{seed}", "--max-steps", str(asked.steps), "--seed", str(seed),
+                        config, Path(root) / f"{name}-{seed}", "--max-steps", str(arguments.steps), "--seed", str(seed),
                         "--evaluation.eval-steps", "0", "--evaluation.problems", "512", *options,
                     )  # fmt: skip
                 learnt = f"{before['accuracy']:.3f} | {after['accuracy']:.3f}"

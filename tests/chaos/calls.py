@@ -1,4 +1,4 @@
-"""The calls of a history, batch by batch: what each asked of the batch, and what it was told."""
+"""Sends calls to servers and records them; sorts the calls of a history by batch, each with its request and reply."""
 
 import json
 import random
@@ -20,7 +20,7 @@ _GRANTED = (200, 204)
 
 @dataclass(frozen=True)
 class Call:
-    """One call on one batch. told: the answer; None if there was none, and the call may have had its effect or not.
+    """One call on one batch. reply: None if there was none, and the call may or may not have had its effect.
 
     begin, end: monotonic seconds; end is infinite without an answer. content: digest of an uploaded or a leased batch.
     lease: consumer, incarnation and request_id of a lease, or of what ends one.
@@ -29,7 +29,7 @@ class Call:
     verb: str
     begin: float
     end: float = inf
-    told: tuple[Any, ...] | None = None
+    reply: tuple[Any, ...] | None = None
     content: str = ""
     token: str = ""
     lease: tuple[str, str | None, str | None] = ("", None, None)
@@ -38,15 +38,15 @@ class Call:
     error: bool = False
 
     def __str__(self) -> str:
-        asked = [
+        arguments = [
             f"{each.name}={value}" for each in fields(self)[4:] if (value := getattr(self, each.name)) != each.default
         ]
-        return f"{self.begin:.3f} to {self.end:.3f}: {self.verb}({', '.join(asked)}) was told {self.told}"
+        return f"{self.begin:.3f} to {self.end:.3f}: {self.verb}({', '.join(arguments)}) returned {self.reply}"
 
 
 @dataclass
 class BatchCalls:
-    """Everything that may have touched one batch.
+    """Everything that may have affected one batch.
 
     useless_from: when the first lease by another lineage of its run, or the first end of its own, began: it may expire
     from then on.
@@ -75,34 +75,34 @@ def by_batch(events: Iterable[Event]) -> dict[str, BatchCalls]:
 
 
 def _is_undecided(event: Event) -> bool:
-    """It happened or not: no answer came, the store broke down, or what was leased found no room to be sent."""
+    """Whether it took effect is unknown: no answer, a failing store, or no room to send the leased batches."""
     return event["status"] in (None, 503) or (event["verb"], event["status"]) == ("lease", 429)
 
 
 def _is_refused(event: Event) -> bool:
-    """It did not happen."""
+    """It had no effect."""
     return event["status"] in (429, 507) and not _is_undecided(event)
 
 
 def _parts(event: Event) -> Iterable[tuple[str, Call]]:
-    """A call on several batches is one on each."""
+    """A call on several batches counts as one call on each."""
     call = _timed(event)
-    known = call.told is not None
+    known = call.reply is not None
     match event["verb"]:
         case "upload":
-            told = (event["status"], event.get("state"))
-            yield event["id"], replace(call, content=event["content"], told=told if known else None)
+            reply = (event["status"], event.get("state"))
+            yield event["id"], replace(call, content=event["content"], reply=reply if known else None)
         case "lease":
             for lease in event.get("leases", ()):
-                told = (lease["deliveries"],)
-                yield lease["id"], replace(call, token=lease["token"], content=lease["content"], told=told)
+                reply = (lease["deliveries"],)
+                yield lease["id"], replace(call, token=lease["token"], content=lease["content"], reply=reply)
         case "ack" | "extend" | "release":
             outcomes = event["outcomes"] if known else [None] * len(event["keys"])
             for (id, token), outcome in zip(event["keys"], outcomes, strict=True):
-                yield id, replace(call, token=token, told=(outcome,) if known else None)
+                yield id, replace(call, token=token, reply=(outcome,) if known else None)
         case "requeue" | "drop" | "look":
-            told = (event["status"], event.get("state"), event.get("deliveries"))
-            yield event["id"], replace(call, told=told if known else None)
+            reply = (event["status"], event.get("state"), event.get("deliveries"))
+            yield event["id"], replace(call, reply=reply if known else None)
 
 
 def _timed(event: Event) -> Call:
@@ -111,7 +111,7 @@ def _timed(event: Event) -> Call:
         event["verb"],
         event["begin"],
         event["end"] if known else inf,
-        told=() if known else None,
+        reply=() if known else None,
         lease=(event.get("consumer", ""), event.get("incarnation"), event.get("request_id")),
         seconds=event.get("seconds", 0.0),
         started=event.get("started", False),
@@ -120,7 +120,7 @@ def _timed(event: Event) -> Call:
 
 
 def _add_unanswered_leases(batches: Mapping[str, BatchCalls], leases: Sequence[Event]) -> None:
-    """A lease without an answer may be the one that a repeat of its request_id was told of."""
+    """A lease without an answer may be the one that a repeat with its request_id returned."""
     unanswered: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in leases:
         if event["request_id"] and _is_undecided(event):
@@ -132,17 +132,17 @@ def _add_unanswered_leases(batches: Mapping[str, BatchCalls], leases: Sequence[E
 
 
 def _add_ends_of_leases(batches: Mapping[str, BatchCalls], leases: Sequence[Event]) -> None:
-    """What leases of other batches say of this one's: a new incarnation ended it, or a repeat found it ended.
+    """Adds what leases of other batches imply for this one: a new incarnation, or a repeat without it, ended its lease.
 
-    A repeat is told of all that it still holds.
+    A repeat returns all leases that it still holds.
     """
     takeovers = _takeovers(leases)
     repeats: dict[tuple[str, str], list[tuple[set[str], Call]]] = defaultdict(list)
     for event in leases:
         if event["request_id"] and event["status"] in _GRANTED:
             elsewhere = replace(_timed(event), verb="elsewhere")
-            told = {lease["id"] for lease in event.get("leases", ())}
-            repeats[event["consumer"], event["request_id"]].append((told, elsewhere))
+            reply = {lease["id"] for lease in event.get("leases", ())}
+            repeats[event["consumer"], event["request_id"]].append((reply, elsewhere))
     for id, batch in batches.items():
         granted = _granted(batch)
         if not granted:
@@ -152,17 +152,17 @@ def _add_ends_of_leases(batches: Mapping[str, BatchCalls], leases: Sequence[Even
             batch.calls += [call for call in takeovers[consumer] if call.end >= first and call.begin <= last]
         for consumer, request_id in {_request(call) for call in granted}:
             others = repeats.get((consumer, request_id or ""), [])
-            batch.calls += [call for told, call in others if id not in told and call.end >= first]
+            batch.calls += [call for reply, call in others if id not in reply and call.end >= first]
 
 
 def _takeovers(leases: Iterable[Event]) -> Mapping[str, list[Call]]:
     """By consumer: for each incarnation the moment at which it ended the leases of others."""
-    asked: dict[tuple[str, str], list[Call]] = defaultdict(list)
+    requests: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for event in leases:
         if event["incarnation"] and (_is_undecided(event) or event["status"] in _GRANTED):
-            asked[event["consumer"], event["incarnation"]].append(_timed(event))
+            requests[event["consumer"], event["incarnation"]].append(_timed(event))
     takeovers: dict[str, list[Call]] = defaultdict(list)
-    for (consumer, _), calls in asked.items():
+    for (consumer, _), calls in requests.items():
         first = min(calls, key=lambda call: call.end)
         begin = min(call.begin for call in calls)
         takeovers[consumer].append(replace(first, verb="takeover", begin=begin))
@@ -184,8 +184,8 @@ def _add_others(
         if id in uploads:
             run, lineage = uploads[id]["run"], uploads[id]["lineage"]
             others = [begin for (r, other), begin in leases_of.items() if r == run and other != lineage]
-            own = [event["begin"] for event in ends if (event["run"], event["lineage"]) == (run, lineage)]
-            batch.useless_from = min([*others, *own], default=inf)
+            finishes = [event["begin"] for event in ends if (event["run"], event["lineage"]) == (run, lineage)]
+            batch.useless_from = min([*others, *finishes], default=inf)
             batch.ghosts_from = min(ghosts_of.get((None, None), inf), ghosts_of.get((run, lineage), inf))
 
 
@@ -214,22 +214,22 @@ class Caller:
 
     def upload(self, batch: RolloutBatch) -> int | None:
         body = wire.encode(batch)
-        asked = {"id": batch.id, "run": batch.run, "lineage": batch.lineage, "content": _digest(body)}
-        return self._send("upload", asked, "POST", "/batches", body, _state)[0]
+        request = {"id": batch.id, "run": batch.run, "lineage": batch.lineage, "content": _digest(body)}
+        return self._send("upload", request, "POST", "/batches", body, _state)[0]
 
     def lease(self, body: dict[str, Any]) -> tuple[int | None, list[Key]]:
         """The status, and the keys of the leases."""
         names = ("consumer", "incarnation", "request_id", "run", "lineage")
-        asked = {**{name: body.get(name) for name in names}, "seconds": body["lease_seconds"]}
-        status, told = self._send("lease", asked, "POST", "/batches/lease", body, _leased)
-        return status, [{"id": lease["id"], "token": lease["token"]} for lease in told.get("leases", ())]
+        request = {**{name: body.get(name) for name in names}, "seconds": body["lease_seconds"]}
+        status, reply = self._send("lease", request, "POST", "/batches/lease", body, _leased)
+        return status, [{"id": lease["id"], "token": lease["token"]} for lease in reply.get("leases", ())]
 
     def settle(self, verb: str, keys: Sequence[Key], **more: Any) -> int | None:
         """verb: ack, extend or release."""
         seconds, started, error = more.get("lease_seconds", 0.0), more.get("started", False), "error" in more
         named = [(key["id"], key["token"]) for key in keys]
-        asked = {"keys": named, "seconds": seconds, "started": started, "error": error}
-        return self._send(verb, asked, "POST", f"/leases/{verb}", {"leases": list(keys), **more}, _outcomes)[0]
+        request = {"keys": named, "seconds": seconds, "started": started, "error": error}
+        return self._send(verb, request, "POST", f"/leases/{verb}", {"leases": list(keys), **more}, _outcomes)[0]
 
     def requeue(self, id: str) -> None:
         self._send("requeue", {"id": id}, "POST", f"/batches/{id}/requeue", None, _state)
@@ -245,22 +245,28 @@ class Caller:
         self._send("look", {"id": id}, "GET", f"/batches/{id}", None, _details)
 
     def _send(
-        self, verb: str, asked: dict[str, Any], method: str, path: str, body: Any, read: Callable[[httpx.Response], Any]
+        self,
+        verb: str,
+        request: dict[str, Any],
+        method: str,
+        path: str,
+        body: Any,
+        read: Callable[[httpx.Response], Any],
     ) -> tuple[int | None, dict[str, Any]]:
         content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         kind = wire.CONTENT_TYPE if isinstance(body, bytes) else "application/json"
         url = f"{self._chance.choice(self._urls)}/v1{path}"
-        status, told, begin = None, {}, time.monotonic()
+        status, reply, begin = None, {}, time.monotonic()
         try:
             answer = self._http.request(method, url, content=content, headers={"Content-Type": kind})
-            status, told = answer.status_code, read(answer)
+            status, reply = answer.status_code, read(answer)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             time.sleep(0.02)
             return None, {}  # it was never sent
         except httpx.TransportError:
             pass
-        self._history.record("call", verb=verb, begin=begin, end=time.monotonic(), status=status, **asked, **told)
-        return status, told
+        self._history.record("call", verb=verb, begin=begin, end=time.monotonic(), status=status, **request, **reply)
+        return status, reply
 
     def close(self) -> None:
         self._http.close()
@@ -275,7 +281,7 @@ def _state(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _details(answer: httpx.Response) -> dict[str, Any]:
-    return {"state": (told := answer.json())["state"], "deliveries": told["deliveries"]} if answer.is_success else {}
+    return {"state": (reply := answer.json())["state"], "deliveries": reply["deliveries"]} if answer.is_success else {}
 
 
 def _leased(answer: httpx.Response) -> dict[str, Any]:

@@ -45,12 +45,12 @@ class FaketimeMissing(Exception):
 class Move:
     """One move of the clock while three leases were out.
 
-    asked, seen: offset in seconds, as set and as read from the server's answers. kept: outcomes of extends and acks of
+    wanted, seen: offset in seconds, as set and as read from the server's answers. kept: outcomes of extends and acks of
     the long leases after the move. came_back: seconds after which the short lease's batch could be leased again; None
     if it could not. others: batches under a long lease that were leased again.
     """
 
-    asked: float
+    wanted: float
     seen: float
     kept: Sequence[str]
     came_back: float | None
@@ -73,7 +73,7 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
         "wall clock moved by days", backend, BAR, not faults,
         {
             "moves": len(moves),
-            "told ok": sum(told == "ok" for move in moves for told in move.kept),
+            "outcomes ok": sum(outcome == "ok" for move in moves for outcome in move.kept),
             "expired early": sum(move.others for move in moves) + sum(_is_early(move) for move in moves),
             "came back after s, at most": round(max(move.came_back or 0 for move in moves), 1),
             "stuck": sum(move.came_back is None for move in moves),
@@ -86,8 +86,8 @@ def judge(moves: Sequence[Move], states: Counter[str]) -> list[str]:
     """Lists the faults; empty if the test passed. states: of all batches at the end."""
     faults = []
     for number, move in enumerate(moves):
-        if abs(move.seen - move.asked) > _CLOCK_ERROR:
-            faults.append(f"move {number}: the clock was off by {move.seen:.0f} s, not by {move.asked:.0f}")
+        if abs(move.seen - move.wanted) > _CLOCK_ERROR:
+            faults.append(f"move {number}: the clock was off by {move.seen:.0f} s, not by {move.wanted:.0f}")
         if list(move.kept) != ["ok"] * 3:
             faults.append(f"move {number}: the outcomes of the long leases were {move.kept}, not ok")
         if move.others:
@@ -128,8 +128,8 @@ def _move(server: Server, wall: "_WallClock", chance: random.Random, offset: int
 
 
 def _lease(client: httpx.Client, seconds: float) -> dict[str, str] | None:
-    asked = {"consumer": "clock", "run": _RUN, "lease_seconds": seconds, "wait_seconds": 10}
-    answer = client.post("/v1/batches/lease", json=asked).raise_for_status()
+    body = {"consumer": "clock", "run": _RUN, "lease_seconds": seconds, "wait_seconds": 10}
+    answer = client.post("/v1/batches/lease", json=body).raise_for_status()
     headers = answer.headers
     return None if answer.status_code == 204 else {"id": headers["Batch-Id"], "token": headers["Lease-Token"]}
 

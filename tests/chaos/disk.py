@@ -121,12 +121,15 @@ def run_read_only(cycles: int, backend: str, directory: Path, seed: int) -> Proo
         troubles = [_go_through(server, chance, forbidden()) for _ in range(_rounds(cycles))]
     reason = {"sqlite": "disk I/O error", "postgresql": "read-only"}[backend]
     faults = [fault for trouble in troubles for fault in judge(trouble, (503,), reason)]
-    figures = {"/readyz said": troubles[-1].reason if troubles else ""}
+    figures = {"reason in /readyz": troubles[-1].reason if troubles else ""}
     if backend == "sqlite":
-        integrity, said = _check_integrity(directory / "server" / _STORE), _start_read_only(model, directory / "fresh")
+        integrity, message = (
+            _check_integrity(directory / "server" / _STORE),
+            _start_read_only(model, directory / "fresh"),
+        )
         faults += [] if integrity == "ok" else [f"the store is damaged: {integrity}"]
-        faults += judge_message(said, _READ_ONLY)
-        figures |= {"integrity": integrity, "started read-only": said}
+        faults += judge_message(message, _READ_ONLY)
+        figures |= {"integrity": integrity, "started read-only": message}
     return _proof("store read-only", backend, BAR_READ_ONLY, troubles, faults, figures)
 
 
@@ -135,10 +138,10 @@ def _rounds(cycles: int) -> int:
     return max(1, cycles // 5)
 
 
-def judge_message(said: str, reason: str) -> list[str]:
+def judge_message(message: str, reason: str) -> list[str]:
     """A server that cannot write its store when it starts must name the reason, without a traceback."""
-    if reason not in said or "Traceback" in said:
-        return [f"a server that was started without a writable store said {said[-300:]!r}"]
+    if reason not in message or "Traceback" in message:
+        return [f"a server that was started without a writable store message {message[-300:]!r}"]
     return []
 
 

@@ -30,7 +30,7 @@ from tests.chaos.proof import Proof
 from tests.integration.processes import Server, steps_of, until
 from tests.ports import free_port
 
-BAR = "the engine killed: each problem arrives once, sampled with the weights that its batch names; a cut file is told"
+BAR = "engine killed: each problem arrives once, sampled with the weights that its batch names; a cut file is reported"
 
 _RUN = "engine"
 _OPTIONS = (
@@ -57,11 +57,11 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Ending:
-    """cut: the version whose file was cut. status: of the worker that was to load it. said: its log."""
+    """cut: the version whose file was cut. status: of the worker that was to load it. log: its output."""
 
     cut: str
     status: int
-    said: str
+    log: str
 
 
 def judge(arrived: Sequence[Arrived], ending: Ending) -> list[str]:
@@ -76,10 +76,10 @@ def judge(arrived: Sequence[Arrived], ending: Ending) -> list[str]:
         f"problems were sampled with other weights than their batches name: {wrong}": wrong,
         "a version whose file is cut was sampled from": any(batch.version == ending.cut for batch in arrived),
         f"the worker ended with status {ending.status} at a file that is cut": ending.status != _REFUSED,
-        "the worker did not say that the file is cut": "cannot load the weights" not in ending.said,
-        "the worker did not say what it waits for": "the vLLM server at" not in ending.said,
+        "the worker did not say that the file is cut": "cannot load the weights" not in ending.log,
+        "the worker did not say what it waits for": "the vLLM server at" not in ending.log,
     }  # fmt: skip
-    return [fault for fault, found in checks.items() if found]
+    return [fault for fault, applies in checks.items() if applies]
 
 
 class Play:
@@ -200,20 +200,20 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
 
 
 def read_batches(directory: Path) -> list[RolloutBatch]:
-    found = [wire.decode(file.read_bytes()) for file in directory.glob("*.safetensors")]
-    return [batch for batch in found if isinstance(batch, RolloutBatch)]
+    decoded = [wire.decode(file.read_bytes()) for file in directory.glob("*.safetensors")]
+    return [batch for batch in decoded if isinstance(batch, RolloutBatch)]
 
 
 def compare(batches: Sequence[RolloutBatch], versions: Path) -> list[Arrived]:
     """Each batch with the weights that it names."""
     arrived = []
     for name in sorted({version_directory(batch.epoch, batch.policy_version) for batch in batches}):
-        own = [batch for batch in batches if version_directory(batch.epoch, batch.policy_version) == name]
+        of_version = [batch for batch in batches if version_directory(batch.epoch, batch.policy_version) == name]
         if not (versions / name).exists():
-            arrived += [Arrived(_index(batch), name, float("inf")) for batch in own]
+            arrived += [Arrived(_index(batch), name, float("inf")) for batch in of_version]
             continue
         forward = PlainForward(load_model(str(versions / name), revision=None, device="cpu", dtype="float32"))
-        for batch in own:
+        for batch in of_version:
             assert batch.sampler_logps is not None
             with torch.inference_mode():
                 exact = forward([batch.group], [batch.temperature]).numpy()

@@ -31,7 +31,7 @@ _LEASE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Freeze:
-    """One SIGSTOP. told_sleeper: outcome of the stopped consumer's ack. told_holder: that of the batch's next holder.
+    """One SIGSTOP. sleeper_outcome, holder_outcome: of the acks of the stopped consumer and of the next holder.
 
     stopped: the process was stopped when the lease expired. elsewhere: the next holder leased the batch before the
     sleeper woke; otherwise afterwards.
@@ -40,8 +40,8 @@ class Freeze:
     id: str
     stopped: bool
     elsewhere: bool
-    told_sleeper: str
-    told_holder: str
+    sleeper_outcome: str
+    holder_outcome: str
 
 
 def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
@@ -63,7 +63,7 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
         "SIGSTOP past the lease", backend, BAR, not faults,
         {
             "freezes": len(freezes),
-            "told stale": sum(freeze.told_sleeper == "stale" for freeze in freezes),
+            "refused as stale": sum(freeze.sleeper_outcome == "stale" for freeze in freezes),
             "leased by another before the sleeper woke": sum(freeze.elsewhere for freeze in freezes),
             "effects doubled": sum(times > 1 for times in settled.values()),
             "faults": "; ".join(faults) or "none",
@@ -79,10 +79,10 @@ def judge(freezes: Sequence[Freeze], settled: dict[str, int], wanted: int) -> li
     """
     faults = []
     for freeze in freezes:
-        if freeze.told_sleeper != "stale":
-            faults.append(f"{freeze.id}: the sleeper was told {freeze.told_sleeper}")
-        if freeze.told_holder != "ok":
-            faults.append(f"{freeze.id}: its next holder was told {freeze.told_holder}")
+        if freeze.sleeper_outcome != "stale":
+            faults.append(f"{freeze.id}: the sleeper was outcomes {freeze.sleeper_outcome}")
+        if freeze.holder_outcome != "ok":
+            faults.append(f"{freeze.id}: its next holder was outcomes {freeze.holder_outcome}")
         if not freeze.stopped:
             faults.append(f"{freeze.id}: the sleeper was not stopped")
     faults += [f"{id}: settled {times} times" for id, times in settled.items() if times != 1]
@@ -106,11 +106,11 @@ def _freeze(server: Server, sleepers: Sequence["_Consumer"], *, elsewhere: bool)
     keys = _lease_again(server, held) if elsewhere else {}
     for sleeper in sleepers:
         sleeper.wake()
-    told = [sleeper.hear() for sleeper in sleepers]
+    outcomes = [sleeper.hear() for sleeper in sleepers]
     keys = keys or _lease_again(server, held)
     return [
         Freeze(id, was_stopped, elsewhere, outcome, consumer.ack(server.url, keys[id]) if id in keys else "-")
-        for id, was_stopped, outcome in zip(held, stopped, told, strict=True)
+        for id, was_stopped, outcome in zip(held, stopped, outcomes, strict=True)
     ]
 
 

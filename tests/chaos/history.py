@@ -199,7 +199,7 @@ def _leases(events: Iterable[Event]) -> Counter[str]:
 
 def _check_batches(events: Sequence[Event], batches: Mapping[str, Event]) -> list[str]:
     """Violations at the end: unsettled batches, no reason given, batches that nobody uploaded, wrong counts."""
-    asked = {id for event in _of(events, "request") if event["verb"] == "upload" for id in event["ids"]}
+    requested = {id for event in _of(events, "request") if event["verb"] == "upload" for id in event["ids"]}
     unsettled = {id for id, batch in batches.items() if batch["state"] not in _SETTLED}
     ended = [batch for batch in batches.values() if batch["state"] in ("expired", "dead")]
     listed = Counter(batch["state"] for batch in batches.values())
@@ -207,7 +207,7 @@ def _check_batches(events: Sequence[Event], batches: Mapping[str, Event]) -> lis
     return [
         *_name("batches are neither done, expired nor dead", unsettled),
         *_name("batches are expired or dead without a reason", {b["id"] for b in ended if not b["reason"]}),
-        *_name("batches are there that nobody uploaded", set(batches) - asked),
+        *_name("batches are there that nobody uploaded", set(batches) - requested),
         *([] if counts == [listed] else [f"the server counts {counts}, and lists {dict(listed)}"]),
     ]
 
@@ -251,12 +251,12 @@ def _not_once(counted: Mapping[str, int], wanted: Iterable[str]) -> set[str]:
     return {id for id in {*wanted, *counted} if counted.get(id, 0) != 1}
 
 
-def _name(what: str, found: Collection[object]) -> list[str]:
-    """One sentence that names some of what was found; nothing if nothing was found."""
-    if not found:
+def _name(what: str, ids: Collection[object]) -> list[str]:
+    """One sentence that names the first few ids; nothing without ids."""
+    if not ids:
         return []
-    shown = ", ".join(sorted(map(str, found))[:_SHOWN])
-    return [f"{len(found)} {what}: {shown}{', …' if len(found) > _SHOWN else ''}"]
+    shown = ", ".join(sorted(map(str, ids))[:_SHOWN])
+    return [f"{len(ids)} {what}: {shown}{', …' if len(ids) > _SHOWN else ''}"]
 
 
 def _spread(what: str, seconds: Sequence[float]) -> dict[str, float | str]:

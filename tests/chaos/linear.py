@@ -35,7 +35,7 @@ _LONGEST_PAUSE = 0.08
 
 @dataclass
 class Bag:
-    """What has been asked lately, so that others may ask it again. lineages: the present one of each run."""
+    """Recent requests, which others may repeat. lineages: the current one of each run."""
 
     uploads: deque[RolloutBatch] = field(default_factory=lambda: deque(maxlen=_RECENT))
     leases: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -153,7 +153,7 @@ class Consumer:
 
 
 class Rival:
-    """Asks again what was asked before, at the same time as others or long after."""
+    """Repeats earlier requests, concurrently with others or long afterwards."""
 
     def __init__(self, caller: Caller, bag: Bag, chance: random.Random) -> None:
         self._caller, self._bag, self._chance = caller, bag, chance
@@ -231,17 +231,17 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
         for url in urls:
             until(lambda url=url: _is_ready(url), "a server to be ready again")
         _look_at_all(urls[0], history)
-        found = violations(history.events(), _MAX_DELIVERIES)
-        lines = (f"{id}:\n" + "".join(f"  {line}\n" for line in found[id]) for id in found)
+        broken = violations(history.events(), _MAX_DELIVERIES)
+        lines = (f"{id}:\n" + "".join(f"  {line}\n" for line in broken[id]) for id in broken)
         (directory / "violations.txt").write_text("\n".join(lines), encoding="utf-8")
-        return judge(history.events(), found, backend)
+        return judge(history.events(), broken, backend)
 
 
-def judge(events: Sequence[Event], found: Mapping[str, Sequence[str]], backend: str) -> Proof:
-    """found: the violations, as `linearizability.py` tells them."""
+def judge(events: Sequence[Event], broken: Mapping[str, Sequence[str]], backend: str) -> Proof:
+    """broken: the violations by batch, as from `linearizability.violations`."""
     calls = [event for event in events if event["kind"] == "call"]
     answers = Counter(f"{call['verb']} {call['status'] or '-'}" for call in calls)
-    faults = [f"{id}: {lines[-1]}" for id, lines in found.items()]
+    faults = [f"{id}: {lines[-1]}" for id, lines in broken.items()]
     faults += [f"{answer}, {count} times" for answer, count in answers.items() if answer.endswith(" 500")]
     return Proof(
         "linear", backend, BAR, not faults,
@@ -300,5 +300,5 @@ def _look_at_all(url: str, history: History) -> None:
     end = time.monotonic()
     for id in sorted(ids):
         status = 200 if id in known else 404
-        told = {"state": known[id].state.value, "deliveries": known[id].deliveries} if id in known else {}
-        history.record("call", verb="look", begin=begin, end=end, id=id, status=status, **told)
+        reply = {"state": known[id].state.value, "deliveries": known[id].deliveries} if id in known else {}
+        history.record("call", verb="look", begin=begin, end=end, id=id, status=status, **reply)

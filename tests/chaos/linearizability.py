@@ -1,4 +1,4 @@
-"""One batch of the queue as a sequential machine: the states that a call may leave it in, with what it is told.
+"""One batch of the queue as a sequential machine: the states that a call may leave it in, with the reply.
 
 It is the model of `tests/ref_server/queue/model.py`, cut down to one batch and without a clock: time alone may end a
 lease, and it says only from when on.
@@ -63,15 +63,15 @@ class BatchModel:
         }
 
     def after(self, batch: BatchState, call: Call) -> Iterator[BatchState]:
-        """The states in which the call may leave the batch; none if it cannot have been told what it was told."""
+        """The states in which the call may leave the batch; none if the reply is impossible."""
         for before in self._meanwhile(batch, call.end):
-            told, state = self._verbs[call.verb](before, call)
-            for answer, changed in ((told, state), *self._other_answers(told, state, call)):
-                if call.told is None or call.told == answer:
+            reply, state = self._verbs[call.verb](before, call)
+            for answer, changed in ((reply, state), *self._other_answers(reply, state, call)):
+                if call.reply is None or call.reply == answer:
                     yield changed
 
     def _meanwhile(self, batch: BatchState, by: float) -> Iterator[BatchState]:
-        """What may have become of the batch by itself until then."""
+        """The states into which the batch may have changed by itself until then."""
         yield batch
         if batch.state == LEASED and batch.expires <= by:
             batch = self._lose(batch)
@@ -79,11 +79,11 @@ class BatchModel:
         if batch.state == READY and self._useless_from <= by:
             yield replace(batch, state=EXPIRED)
 
-    def _other_answers(self, told: Answer, state: BatchState, call: Call) -> Iterator[tuple[Answer, BatchState]]:
-        """A ready batch may be leased in secret; one that is admitted for a run that is another's, or over, expires."""
-        if told[1:2] == (READY,) and self._ghosts_from <= call.end:
-            yield (told[0], LEASED, *told[2:]), state
-        if call.verb == "upload" and told[0] == 201 and self._useless_from <= call.end:
+    def _other_answers(self, reply: Answer, state: BatchState, call: Call) -> Iterator[tuple[Answer, BatchState]]:
+        """A ready batch may be leased by an unanswered request; one admitted for an ended or replaced run expires."""
+        if reply[1:2] == (READY,) and self._ghosts_from <= call.end:
+            yield (reply[0], LEASED, *reply[2:]), state
+        if call.verb == "upload" and reply[0] == 201 and self._useless_from <= call.end:
             yield (201, EXPIRED), replace(state, state=EXPIRED, payload=False)
 
     def _upload(self, batch: BatchState, call: Call) -> tuple[Answer, BatchState]:
@@ -94,13 +94,13 @@ class BatchModel:
         return (200, batch.state), batch
 
     def _lease(self, batch: BatchState, call: Call) -> tuple[Answer, BatchState]:
-        told = (batch.deliveries + 1,) if call.content in ("", batch.content) else ("other content",)
+        reply = (batch.deliveries + 1,) if call.content in ("", batch.content) else ("other content",)
         if batch.state == LEASED and batch.token == call.token:
-            return told, batch
+            return reply, batch
         if batch.state != READY or call.token in batch.over:
             return ("nothing",), batch
         expires = call.begin + call.seconds - _CLOCK_SLACK
-        return told, replace(batch, state=LEASED, token=call.token, lease=call.lease, expires=expires, started=False)
+        return reply, replace(batch, state=LEASED, token=call.token, lease=call.lease, expires=expires, started=False)
 
     def _ack(self, batch: BatchState, call: Call) -> tuple[Answer, BatchState]:
         return self._settle(batch, call, lambda held: replace(held, state=DONE, payload=False))
@@ -142,8 +142,8 @@ class BatchModel:
         return (204, None, None), replace(self._ended(batch), state=EXPIRED, payload=False)
 
     def _look(self, batch: BatchState, _: Call) -> tuple[Answer, BatchState]:
-        told = (404, None, None) if batch.state == ABSENT else (200, batch.state, batch.deliveries)
-        return told, batch
+        reply = (404, None, None) if batch.state == ABSENT else (200, batch.state, batch.deliveries)
+        return reply, batch
 
     def _take_over(self, batch: BatchState, call: Call) -> tuple[Answer, BatchState]:
         consumer, incarnation, _ = call.lease
@@ -152,7 +152,7 @@ class BatchModel:
         return (), batch
 
     def _elsewhere(self, batch: BatchState, call: Call) -> tuple[Answer, BatchState]:
-        """A request that was told of another batch, or of none, does not hold this one."""
+        """A request that returned another batch, or none, does not hold this one."""
         consumer, _, request_id = call.lease
         holds = batch.state == LEASED and (batch.lease[0], batch.lease[2]) == (consumer, request_id)
         return ("holds",) if holds else (), batch
@@ -177,8 +177,8 @@ S = TypeVar("S")
 
 def violations(events: Iterable[Event], max_deliveries: int) -> dict[str, list[str]]:
     """For each batch whose calls have no order: the longest order that there is, and the calls that do not follow."""
-    found = {id: explain(batch, max_deliveries) for id, batch in by_batch(events).items()}
-    return {id: lines for id, lines in found.items() if lines}
+    explanations = {id: explain(batch, max_deliveries) for id, batch in by_batch(events).items()}
+    return {id: lines for id, lines in explanations.items() if lines}
 
 
 def explain(batch: BatchCalls, max_deliveries: int) -> list[str]:
@@ -186,7 +186,7 @@ def explain(batch: BatchCalls, max_deliveries: int) -> list[str]:
     model = BatchModel(max_deliveries, batch.useless_from, batch.ghosts_from)
     calls = sorted(batch.calls, key=lambda call: call.begin)
     order = longest_order(calls, BatchState(), model.after)
-    left = [call for place, call in enumerate(calls) if call.told is not None and place not in order]
+    left = [call for place, call in enumerate(calls) if call.reply is not None and place not in order]
     return [*(f"then {calls[place]}" for place in order), *(f"but not {call}" for call in left)] if left else []
 
 
@@ -194,9 +194,9 @@ def longest_order(calls: Sequence[Call], start: S, after: Callable[[S, Call], It
     """Places of the answered calls and of some others, in an order that real time and the model allow, if there is one.
 
     Otherwise the beginning of one, as long as it gets. calls: by their begin. after: the states in which a call may
-    leave a state, none if it cannot have been told what it was told there.
+    leave a state, none if its reply is impossible there.
     """
-    answered = sum(1 << place for place, call in enumerate(calls) if call.told is not None)
+    answered = sum(1 << place for place, call in enumerate(calls) if call.reply is not None)
     seen = {(0, start)}
     stack: list[tuple[int, S, tuple[int, ...]]] = [(0, start, ())]
     longest: tuple[int, ...] = ()
@@ -209,7 +209,7 @@ def longest_order(calls: Sequence[Call], start: S, after: Callable[[S, Call], It
         steps = []
         for place in _next(calls, done):
             for changed in after(state, calls[place]):
-                useless = changed == state and calls[place].told is None
+                useless = changed == state and calls[place].reply is None
                 if not useless and (node := (done | 1 << place, changed)) not in seen:
                     seen.add(node)
                     steps.append((*node, (*order, place)))

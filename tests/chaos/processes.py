@@ -124,7 +124,7 @@ _TRAINING = (
 
 
 class Ended(Exception):
-    """A process ended unasked, did not end when asked, or made no progress."""
+    """A process ended unexpectedly, did not end on a signal, or made no progress."""
 
 
 class Actor:

@@ -65,7 +65,7 @@ class Answer:
     body: bytes
     raw: bytes
 
-    def told(self, verb: str) -> dict[str, Any]:
+    def details(self, verb: str) -> dict[str, Any]:
         """Ids of the batches in it; for a lease also the tokens, for settled leases the outcomes."""
         if self.status not in (200, 201):
             return {"ids": []}
@@ -237,8 +237,8 @@ class Proxy:
         except _Broken as error:
             self._history.record("unanswered", **known, why=str(error), fault=fault and fault.value)
             raise
-        told = {"status": answer.status, **answer.told(request.verb)}
-        self._history.record("answer", **known, **told, fault=fault and fault.value)
+        details = {"status": answer.status, **answer.details(request.verb)}
+        self._history.record("answer", **known, **details, fault=fault and fault.value)
         if fault is Fault.LOST_ANSWER:
             raise _Broken
         if fault is Fault.CUT_ANSWER:

@@ -112,12 +112,12 @@ class Job:
 
 def _ranks_of(run_dir: Path) -> dict[str, int]:
     """Processes by their rank."""
-    found = {}
+    pids = {}
     for pid in processes_of(run_dir):
         with suppress(OSError):  # it has just ended
             if rank := re.search(rb"\0RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes()):
-                found[rank[1].decode()] = pid
-    return found
+                pids[rank[1].decode()] = pid
+    return pids
 
 
 class Torchrun:
@@ -213,8 +213,8 @@ def judge(kills: Sequence[Kill], wanted: int) -> list[str]:
 
 def difference(calm: Path, shaken: Path) -> float:
     """The largest one between two files' weights."""
-    one, other = safetensors.torch.load_file(calm), safetensors.torch.load_file(shaken)
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+    first, second = safetensors.torch.load_file(calm), safetensors.torch.load_file(shaken)
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
 @contextmanager

@@ -97,16 +97,16 @@ class Trainer:
         if not path.exists():
             return []
         now = path.stat()
-        if (now.st_size, now.st_mtime_ns) != self._read[0]:  # it is asked every millisecond
+        if (now.st_size, now.st_mtime_ns) != self._read[0]:  # called every millisecond
             records = [record for record in read_metrics(path) if record["kind"] == "step"]
             self._read = (now.st_size, now.st_mtime_ns), [(record["epoch"], record["step"]) for record in records]
         return self._read[1]
 
     def half_written(self) -> set[tuple[str, int]]:
         """Incomplete checkpoints, each with the time of its last change."""
-        found = (self.run_dir / "checkpoints").glob(".tmp-*")
+        incomplete = (self.run_dir / "checkpoints").glob(".tmp-*")
         with suppress(FileNotFoundError):  # it has just been completed
-            return {(path.name, path.stat().st_mtime_ns) for path in found}
+            return {(path.name, path.stat().st_mtime_ns) for path in incomplete}
         return set()
 
     def saved_steps(self) -> int:

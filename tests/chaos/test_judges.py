@@ -118,11 +118,11 @@ JUDGES: dict[str, tuple[Any, Callable[[Any], Sequence[str]], Sequence[dict[str, 
         lambda last: engine.judge([*BATCHES[:2], last], ENDING),
         [{"difference": 0.1}, {"difference": float("nan")}, {"version": "3"}],
     ),
-    "engine ending": (ENDING, lambda end: engine.judge(BATCHES, end), [{"status": 0}, {"said": "the vLLM server at"}]),
+    "engine ending": (ENDING, lambda end: engine.judge(BATCHES, end), [{"status": 0}, {"log": "the vLLM server at"}]),
     "frozen": (
         FREEZE,
         lambda freeze: frozen.judge([freeze], {"a": 1}, 1),
-        [{"told_sleeper": "ok"}, {"told_holder": "stale"}, {"stopped": False}],
+        [{"sleeper_outcome": "ok"}, {"holder_outcome": "stale"}, {"stopped": False}],
     ),
     "trouble": (
         TROUBLE,

@@ -26,9 +26,9 @@ class Clock:
         return {"kind": "call", "verb": verb, "begin": begin, "end": begin + lasts, "status": status, **fields}
 
     def upload(self, id: str = "a", status: int | None = 201, state: str = "ready", **fields: Any) -> Event:
-        asked: dict[str, Any] = {"id": id, "run": "run", "lineage": None, "content": "c", **fields}
-        told: dict[str, Any] = {"state": state} if status in (200, 201) else {}
-        return self.call("upload", status, **asked, **told)
+        request: dict[str, Any] = {"id": id, "run": "run", "lineage": None, "content": "c", **fields}
+        reply: dict[str, Any] = {"state": state} if status in (200, 201) else {}
+        return self.call("upload", status, **request, **reply)
 
     def lease(self, id: str | None = "a", token: str = "t", status: int | None = 200, **fields: Any) -> Event:
         whose: dict[str, Any] = {
@@ -40,24 +40,24 @@ class Clock:
         }
         content, deliveries = fields.pop("content", "c"), fields.pop("deliveries", 1)
         ids = id.split() if id and status == 200 else []
-        told = [{"id": each, "token": token, "deliveries": deliveries, "content": content} for each in ids]
-        return self.call("lease", status, **{**whose, "seconds": 100.0, "leases": told, **fields})
+        reply = [{"id": each, "token": token, "deliveries": deliveries, "content": content} for each in ids]
+        return self.call("lease", status, **{**whose, "seconds": 100.0, "leases": reply, **fields})
 
     def settle(self, verb: str, outcome: str | None, token: str = "t", id: str = "a", **fields: Any) -> Event:
-        asked: dict[str, Any] = {"keys": [(id, token)], "seconds": 100.0, "started": False, "error": False, **fields}
-        told: dict[str, Any] = {"outcomes": [outcome]} if outcome else {}
-        return self.call(verb, 200 if outcome else None, **asked, **told)
+        request: dict[str, Any] = {"keys": [(id, token)], "seconds": 100.0, "started": False, "error": False, **fields}
+        reply: dict[str, Any] = {"outcomes": [outcome]} if outcome else {}
+        return self.call(verb, 200 if outcome else None, **request, **reply)
 
     def ack(self, outcome: str | None = "ok", token: str = "t", **fields: Any) -> Event:
         return self.settle("ack", outcome, token, **fields)
 
     def look(self, state: str | None, deliveries: int = 0, id: str = "a") -> Event:
-        told: dict[str, Any] = {"state": state, "deliveries": deliveries} if state else {}
-        return self.call("look", 200 if state else 404, id=id, **told)
+        reply: dict[str, Any] = {"state": state, "deliveries": deliveries} if state else {}
+        return self.call("look", 200 if state else 404, id=id, **reply)
 
     def requeue(self, status: int) -> Event:
-        told: dict[str, Any] = {"state": "ready"} if status == 200 else {}
-        return self.call("requeue", status, id="a", **told)
+        reply: dict[str, Any] = {"state": "ready"} if status == 200 else {}
+        return self.call("requeue", status, id="a", **reply)
 
     def finish(self, **fields: Any) -> Event:
         return self.call("finish", 200, **{"run": "run", "lineage": None, **fields})
@@ -185,12 +185,12 @@ def test_a_batch_is_judged_without_the_others() -> None:
 
 
 def test_a_verdict_names_the_batch_the_longest_order_and_what_does_not_follow() -> None:
-    found = violations(BAD["an ack undone"], MAX_DELIVERIES)
-    assert [(line.split()[0], line.split("(")[0].split()[-1]) for line in found["a"]] == [
+    explanations = violations(BAD["an ack undone"], MAX_DELIVERIES)
+    assert [(line.split()[0], line.split("(")[0].split()[-1]) for line in explanations["a"]] == [
         ("then", "upload"), ("then", "lease"), ("then", "ack"), ("but", "look"),
     ]  # fmt: skip
-    proof = judge(BAD["an ack undone"], found, "sqlite")
-    assert not proof.passed and proof.figures["of them"] == f"a: {found['a'][-1]}"
+    proof = judge(BAD["an ack undone"], explanations, "sqlite")
+    assert not proof.passed and proof.figures["of them"] == f"a: {explanations['a'][-1]}"
 
 
 def test_a_bug_of_the_server_fails_the_proof() -> None:

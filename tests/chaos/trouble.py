@@ -45,7 +45,7 @@ def judge(trouble: Trouble, refusals: Sequence[int], reason: str) -> list[str]:
 
     refusals: allowed statuses during the trouble, besides success. reason: what /readyz must name.
     """
-    faults = [f"{asked} was answered {status}" for asked, status in trouble.answers
+    faults = [f"{kind} was answered {status}" for kind, status in trouble.answers
               if status not in (200, 201, 204, *refusals)]  # fmt: skip
     if not trouble.refused:
         faults.append("no upload was refused: there was no trouble")
@@ -68,7 +68,7 @@ def judge(trouble: Trouble, refusals: Sequence[int], reason: str) -> list[str]:
 
 def counted(troubles: Sequence[Trouble]) -> str:
     """All answers during the trouble, as `upload 507: 3, …`."""
-    counts = Counter(f"{asked} {status}" for trouble in troubles for asked, status in trouble.answers)
+    counts = Counter(f"{kind} {status}" for trouble in troubles for kind, status in trouble.answers)
     return ", ".join(f"{answer}: {count}" for answer, count in sorted(counts.items()))
 
 
@@ -128,7 +128,7 @@ class Witness:
         """Sends every kind of request of a consumer."""
         extend, release, ack = held
         late = {"consumer": "late", "run": self._run, "lease_seconds": _LEASE_SECONDS, "wait_seconds": 0}
-        asked = {
+        requests = {
             "extend": lambda: self._post("/v1/leases/extend", {"leases": [extend], "lease_seconds": _LEASE_SECONDS}),
             "release": lambda: self._post("/v1/leases/release", {"leases": [release]}),
             "ack": lambda: self._ack(ack),
@@ -137,7 +137,7 @@ class Witness:
             "queue": lambda: self._http.get("/v1/queue"),
             "livez": lambda: self._http.get("/livez"),
         }  # fmt: skip
-        self.trouble.answers += [(what, ask().status_code) for what, ask in asked.items()]
+        self.trouble.answers += [(what, ask().status_code) for what, ask in requests.items()]
 
     def _upload(self, body: bytes | None = None) -> tuple[bytes, int]:
         body = body or wire.encode(random_batch(self._chance, self._run, longest=40, completions=16))
@@ -148,8 +148,8 @@ class Witness:
         return body, answer.status_code
 
     def _lease(self, wait_seconds: float) -> dict[str, str] | None:
-        asked = {"consumer": "witness", "run": self._run, "lease_seconds": _LEASE_SECONDS, "wait_seconds": wait_seconds}
-        answer = self._post("/v1/batches/lease", asked)
+        body = {"consumer": "witness", "run": self._run, "lease_seconds": _LEASE_SECONDS, "wait_seconds": wait_seconds}
+        answer = self._post("/v1/batches/lease", body)
         if answer.status_code != 200:
             return None
         return {"id": answer.headers["Batch-Id"], "token": answer.headers["Lease-Token"]}

@@ -161,16 +161,16 @@ class Play:
         directory, after = self._directory / f"reader-{number}", (0, 0)
         with self._client() as client:
             while not self._over.is_set():
-                found = client.newest_weights(_RUN, _LINEAGE, after=after, wait_seconds=1)
-                if found is None:
+                newest = client.newest_weights(_RUN, _LINEAGE, after=after, wait_seconds=1)
+                if newest is None:
                     continue
                 try:
-                    place = fetch(client, found, directory)
+                    place = fetch(client, newest, directory)
                 except Gone:
                     continue
-                self._judge(found.version, found.words == {"says": found.version}, place)
-                after = found.name.order
-                self.seen[number].append(found.version)
+                self._judge(newest.version, newest.words == {"says": newest.version}, place)
+                after = newest.name.order
+                self.seen[number].append(newest.version)
                 shutil.rmtree(place)
 
     def _judge(self, version: int, words: bool, place: Path) -> None:

@@ -166,18 +166,18 @@ def test_a_run_with_own_model_data_and_token(project: MakeProject, tmp_path: Pat
     )
     for path in (tmp_path, *tmp_path.parents):
         if path.owner() == Path.home().owner() and path != Path("/tmp"):
-            path.chmod(path.stat().st_mode | 0o055)  # pytest keeps its own closed to the container's user
-    own = project(
+            path.chmod(path.stat().st_mode | 0o055)  # pytest keeps its services closed to the container's user
+    services = project(
         MODELS_DIR=str(tmp_path / "models"), MODEL="/models/mine", INPUTS_DIR=str(inputs), CONFIG="/inputs/mine.toml",
         RUN="mine", REF_SERVER_TOKEN="a-token-of-32-characters-or-more", REF_SERVER_THREADS="1",
         POLICY_TRAINER_TOKEN="a-token-of-32-characters-or-more",
     ).up("--profile", "worker", "--profile", "trainer")  # fmt: skip
-    assert own.until_exited("trainer") == 0, own.output()
-    assert own.until_exited("worker") == 0, own.output()
-    steps = steps_of(own.copy("trainer", "/runs/mine", tmp_path / "run"))
+    assert services.until_exited("trainer") == 0, services.output()
+    assert services.until_exited("worker") == 0, services.output()
+    steps = steps_of(services.copy("trainer", "/runs/mine", tmp_path / "run"))
     assert [record["step"] for record in steps] == [1, 2, 3]
     assert steps[0]["kl_at_step_0"] < 1e-9
-    with own.until_healthy() as http:
+    with services.until_healthy() as http:
         assert http.get("/v1/queue").status_code == 401
         assert http.get("/readyz").status_code == 200
         http.headers["Authorization"] = "Bearer a-token-of-32-characters-or-more"

@@ -89,8 +89,8 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 def _headings(page: Path) -> set[str]:
     """As GitHub makes anchors of them."""
-    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_a_placeholder_is_no_option() -> None:

@@ -184,8 +184,8 @@ def _base_model() -> Path:
 
 def _write_problems(place: Path) -> None:
     sums = [{"prompt": f"{a}+{a + 1}=?", "answer": str(2 * a + 1)} for a in range(40)]
-    (place / "problems.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sums))
-    (place / "prompts.jsonl").write_text("".join(json.dumps({"prompt": one["prompt"]}) + "\n" for one in sums))
+    (place / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in sums))
+    (place / "prompts.jsonl").write_text("".join(json.dumps({"prompt": problem["prompt"]}) + "\n" for problem in sums))
 
 
 def _run(shell: str, place: Path, environment: Mapping[str, str]) -> None:

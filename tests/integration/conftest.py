@@ -43,8 +43,8 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's base model, which adds right sometimes; made once for all workers of pytest-xdist."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     directory = shared / "base_model"
     with (shared / "base_model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -103,14 +103,14 @@ def client_of(run_dir: Path) -> RefServerClient:
 
 def processes_of(run_dir: Path) -> list[int]:
     """Processes whose command line names the run's directory."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and str(run_dir).encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except OSError:
             continue  # it has just ended
-    return found
+    return pids
 
 
 QUICK = (

@@ -106,14 +106,14 @@ def test_once_an_update_has_begun_the_process_ends(
     run_dir = tmp_path / "run"
     options = ("--groups-per-step", "2", "--minibatches", "2", "--max-steps", "2")
     first = start(trainer(random_model, client, run_dir, "raise", *options))
-    one, bad, *_ = upload(client, run_dir, first, [4, 50, 4, 4, 4])
+    good, bad, *_ = upload(client, run_dir, first, [4, 50, 4, 4, 4])
     assert first.wait() == 1, first.output()
     assert not trained(run_dir)
-    assert [client.batch(id).deliveries for id in (one, bad)] == [0, 1]
+    assert [client.batch(id).deliveries for id in (good, bad)] == [0, 1]
     resumed = start(trainer(random_model, client, run_dir, "raise", *options, "--resume"))
     until(lambda: client.batch(bad).deliveries == 2, "the second failure", resumed)
     assert resumed.wait() == 1, resumed.output()
-    assert client.batch(one).deliveries == 0
+    assert client.batch(good).deliveries == 0
 
 
 @pytest.mark.long

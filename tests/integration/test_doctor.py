@@ -27,25 +27,25 @@ def doctor(model: Path, run_dir: Path, *options: str, **environment: str) -> tup
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=600)
     assert "Traceback" not in done.stderr, done.stderr
-    found: dict[str, list[Any]] = {}
+    checks: dict[str, list[Any]] = {}
     for finding in json.loads(done.stdout):
-        found.setdefault(finding["check"], []).append(finding)
-    assert tuple(found) == CHECKS
-    return done.returncode, done.stderr, found
+        checks.setdefault(finding["check"], []).append(finding)
+    assert tuple(checks) == CHECKS
+    return done.returncode, done.stderr, checks
 
 
-def verdicts(found: dict[str, list[Any]]) -> dict[str, set[str]]:
-    return {name: {finding["verdict"] for finding in findings} for name, findings in found.items()}
+def verdicts(checks: dict[str, list[Any]]) -> dict[str, set[str]]:
+    return {name: {finding["verdict"] for finding in findings} for name, findings in checks.items()}
 
 
 def test_a_run_that_may_begin(random_model: Path, tmp_path: Path) -> None:
     home = tmp_path / "runs"
     home.mkdir()
-    status, table, found = doctor(random_model, home / "mine")
+    status, table, checks = doctor(random_model, home / "mine")
     assert status == 0 and "the run may begin" in table, table
-    assert "wrong" not in set().union(*verdicts(found).values()) and verdicts(found)["full step"] == {"ok"}
-    assert "the policy begins as the reference" in found["first KL"][0]["seen"]
-    assert "grad_norm" in found["full step"][0]["seen"] and "peak memory" in found["full step"][0]["seen"]
+    assert "wrong" not in set().union(*verdicts(checks).values()) and verdicts(checks)["full step"] == {"ok"}
+    assert "the policy begins as the reference" in checks["first KL"][0]["seen"]
+    assert "grad_norm" in checks["full step"][0]["seen"] and "peak memory" in checks["full step"][0]["seen"]
     assert list(home.iterdir()) == [] and not processes_of(home)
 
 
@@ -63,10 +63,10 @@ def test_text_goes_where_the_command_prints(random_model: Path, tmp_path: Path) 
 
 def test_a_server_with_another_model(random_model: Path, base_model: Path, tmp_path: Path, start: Any) -> None:
     server = start(Server(base_model, tmp_path / "server")).until_ready()
-    status, table, found = doctor(random_model, tmp_path / "mine", "--server", server.url)
-    assert status == 1 and verdicts(found)["first KL"] == {"wrong"}, table
-    assert f"ref-server serve --model {random_model}" in found["first KL"][0]["remedy"]
-    assert verdicts(found)["full step"] == {"ok"}
+    status, table, checks = doctor(random_model, tmp_path / "mine", "--server", server.url)
+    assert status == 1 and verdicts(checks)["first KL"] == {"wrong"}, table
+    assert f"ref-server serve --model {random_model}" in checks["first KL"][0]["remedy"]
+    assert verdicts(checks)["full step"] == {"ok"}
     assert {batch["state"] for batch in server.batches()} <= {State.DONE, State.EXPIRED}
     assert server.get("/v1/queue")["states"]["expired"]["bytes"] == 0
 
@@ -78,11 +78,11 @@ def test_a_token_that_may_not_train_and_one_for_another_run(random_model: Path, 
     tokens.chmod(0o600)
     server = start(Server(random_model, tmp_path / "server", None, "--token-file", str(tokens))).until_ready()
     options = ("--server", server.url)
-    status, table, found = doctor(random_model, tmp_path / "mine", *options, POLICY_TRAINER_TOKEN=upload)
-    assert status == 1 and "role" in found["server"][0]["seen"] + found["server"][0]["remedy"], table
-    status, table, found = doctor(random_model, tmp_path / "mine", *options, POLICY_TRAINER_TOKEN=confined)
-    assert status == 0 and verdicts(found)["server"] == {"ok"}, table
-    assert verdicts(found)["one group"] == {"not checked"} and "run=" in found["one group"][0]["remedy"]
+    status, table, checks = doctor(random_model, tmp_path / "mine", *options, POLICY_TRAINER_TOKEN=upload)
+    assert status == 1 and "role" in checks["server"][0]["seen"] + checks["server"][0]["remedy"], table
+    status, table, checks = doctor(random_model, tmp_path / "mine", *options, POLICY_TRAINER_TOKEN=confined)
+    assert status == 0 and verdicts(checks)["server"] == {"ok"}, table
+    assert verdicts(checks)["one group"] == {"not checked"} and "run=" in checks["one group"][0]["remedy"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -92,8 +92,8 @@ def test_a_stop_leaves_nothing(number: int, moment: str, random_model: Path, tmp
     home.mkdir()
     options = ("--model", str(random_model), "--run-dir", str(home / "mine"), *QUICK, "--device", "cpu")
     process = start(Process("policy_trainer", "doctor", *options, log=tmp_path / "log"))
-    told = {"rewards": "\nrewards", "one group": "batches wait in"}[moment]
-    until(lambda: told in process.output(), moment, process)
+    text = {"rewards": "\nrewards", "one group": "batches wait in"}[moment]
+    until(lambda: text in process.output(), moment, process)
     process.popen.send_signal(number)
     assert process.wait() == 130, process.output()
     assert list(home.iterdir()) == [] and not processes_of(home)

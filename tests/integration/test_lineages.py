@@ -32,8 +32,8 @@ def assert_trained_its_own(run_dir: Path, server: Server, steps: int) -> None:
     records = steps_of(run_dir)
     assert [record["step"] for record in records] == list(range(1, steps + 1))
     assert all(record["staleness"] >= 0 for record in records)
-    own = own_lineage(run_dir, server)
-    assert {id for record in records for id in record["batch_ids"]} <= own.keys()
+    batches = own_lineage(run_dir, server)
+    assert {id for record in records for id in record["batch_ids"]} <= batches.keys()
 
 
 def delete(run_dir: Path) -> None:
@@ -68,25 +68,28 @@ def test_a_directory_that_is_deleted_and_begun_again(random_model: Path, tmp_pat
 def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any) -> None:
     """The second is refused with what to do, in its own directory and in the first one's; the first goes on."""
     server = start(Server(random_model, tmp_path)).until_ready()
-    one, two = tmp_path / "one" / "same", tmp_path / "two" / "same"
-    for parent in (one.parent, two.parent):
+    first_run, second_run = tmp_path / "one" / "same", tmp_path / "two" / "same"
+    for parent in (first_run.parent, second_run.parent):
         parent.mkdir()
     options = (*OPTIONS, "--max-steps", "100000")
-    first = start(train(random_model, server, one, *options))
-    until(lambda: len(steps_of(one)) >= 2, "step 2", first)
-    second, twin = start(train(random_model, server, two, *options)), start(train(random_model, server, one, *options))
+    first = start(train(random_model, server, first_run, *options))
+    until(lambda: len(steps_of(first_run)) >= 2, "step 2", first)
+    second, twin = (
+        start(train(random_model, server, second_run, *options)),
+        start(train(random_model, server, first_run, *options)),
+    )
     assert twin.wait() == 2
     assert "run_dir: another trainer is at work in" in twin.output()
     assert second.wait() == 1, last_words(second)
     assert "run: another trainer trains a run named 'same' on this server" in second.output()
     assert "choose another name with --run, or another --run-dir" in second.output()
     assert "Traceback" not in second.output() + twin.output()
-    done = len(steps_of(one))
-    until(lambda: len(steps_of(one)) > done + 2, "further steps", first)
+    done = len(steps_of(first_run))
+    until(lambda: len(steps_of(first_run)) > done + 2, "further steps", first)
     first.popen.send_signal(signal.SIGINT)
     first.wait()
-    assert_trained_its_own(one, server, len(steps_of(one)))
-    assert not steps_of(two)
+    assert_trained_its_own(first_run, server, len(steps_of(first_run)))
+    assert not steps_of(second_run)
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """Wrong commands and wrong files, as people write them: each is answered in a few lines with the field and the remedy.
 
 They run in this process, since most are found before a process starts; `main` is what a shell runs. What only shows
-beside a living server does so beside one.
+with a running server is tested with one.
 """
 
 import json
@@ -296,9 +296,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
     signal.signal(signal.SIGTERM, on_sigterm)
 
 
-def _error(program: str, told: str) -> list[str]:
+def _error(program: str, output: str) -> list[str]:
     """The lines from the one on that begins with the program's name; all of them if none does."""
-    lines = told.splitlines()
+    lines = output.splitlines()
     return lines[next((i for i, line in enumerate(lines) if line.startswith((program, "usage"))), 0) :]
 
 
@@ -362,10 +362,10 @@ def test_is_answered_beside_a_living_server(
 
 def check(mistake: Mistake, run: Run, workplace: Path) -> None:
     status, lines = run(mistake)
-    told = "\n".join(lines)
-    assert status == mistake.status, told
-    assert 1 <= len(lines) <= MOST_LINES and "Traceback" not in told, told
+    output = "\n".join(lines)
+    assert status == mistake.status, output
+    assert 1 <= len(lines) <= MOST_LINES and "Traceback" not in output, output
     for word in mistake.words:
-        assert word in told
+        assert word in output
     assert not processes_of(workplace)
     assert not (workplace / "run" / "checkpoints").exists()

@@ -145,8 +145,8 @@ def test_a_recorded_run_is_replayed_to_the_bit(random_model: Path, tmp_path: Pat
         process = start(Process("policy_trainer", name, *options, log=tmp_path / "log"))
         assert process.wait() == 0, process.output()
 
-    own = ("--model", str(random_model), "--run-dir", str(run_dir), *REPLAY_OPTIONS, "--record", str(recorded))
-    command("train", *own, "--max-steps", "2")
+    settings = ("--model", str(random_model), "--run-dir", str(run_dir), *REPLAY_OPTIONS, "--record", str(recorded))
+    command("train", *settings, "--max-steps", "2")
     command("train", "--resume", "--run-dir", str(run_dir), "--max-steps", "2")  # it was the last: nothing is recorded
     settings = ("--config", str(run_dir / "config.toml"), "--batches", str(recorded))
     command("replay", *settings, "--run-dir", str(tmp_path / "same"))
@@ -159,11 +159,11 @@ def test_a_recorded_run_is_replayed_to_the_bit(random_model: Path, tmp_path: Pat
     before = load_file(random_model / "model.safetensors")
     assert any(not torch.equal(trained[name], before[name]) for name in trained)
     names = ("loss", "grad_norm", "kl", "reward", "batch_ids", "staleness")
-    told, again, otherwise = (
+    trained_figures, replayed, changed_figures = (
         [[record[name] for name in names] for record in steps_of(path)]
         for path in (run_dir, tmp_path / "same", tmp_path / "other")
     )
-    assert told == again and told[-1][0] != otherwise[-1][0]
+    assert trained_figures == replayed and trained_figures[-1][0] != changed_figures[-1][0]
     assert any(not torch.equal(trained[name], other[name]) for name in trained)
 
 
@@ -207,9 +207,9 @@ def test_bare_prompts_and_a_teacher_suffice(
     assert all(record["groups"] == 4 and record["groups_left_out"] == 0 for record in steps)
     assert steps[0]["kl_at_step_0"] > 0.01
     assert sum(record["teacher_kl"] for record in steps[-4:]) < 0.8 * sum(record["teacher_kl"] for record in steps[:4])
-    said = trainer.output()
-    assert "KL to the teacher before the first update" in said and "no rewards and no gold answers" in said
-    assert "teach little or nothing" not in said and "most groups have equal rewards" not in said
+    output = trainer.output()
+    assert "KL to the teacher before the first update" in output and "no rewards and no gold answers" in output
+    assert "teach little or nothing" not in output and "most groups have equal rewards" not in output
 
 
 @pytest.mark.long

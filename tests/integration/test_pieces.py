@@ -69,7 +69,7 @@ def test_its_gradient_is_that_of_the_learners_step(
     sample, score, batches = HFSampler.sample, RefServerClient.score, list[ScoredBatch]()
 
     def off(*args: Any, **options: Any) -> list[list[Completion]]:
-        return [[replace(one, logps=one.logps - 0.3) for one in group] for group in sample(*args, **options)]
+        return [[replace(item, logps=item.logps - 0.3) for item in group] for group in sample(*args, **options)]
 
     def recorded(*args: Any) -> ScoredBatch:
         batches.append(score(*args))

@@ -42,12 +42,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def small(code: str, model: Path, steps: int, **settings: Any) -> str:
     """The page's example with a tiny model and small steps."""
-    for text, own in (
+    for text, replacement in (
         ('"Qwen/Qwen2.5-0.5B-Instruct"', repr(str(model))),
         ("max_steps=100", f"max_steps={steps}, **{QUICK | settings!r}"),
     ):
         assert text in code
-        code = code.replace(text, own)
+        code = code.replace(text, replacement)
     return code
 
 
@@ -61,9 +61,9 @@ def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixtur
     assert [record["step"] for record in result.evaluations] == [0, 2]
     # Lengths differ, and with them the rewards.
     assert result.history[-1]["reward"] == result.history[-1]["reward/caller:concise"] < 0
-    told = capfd.readouterr()
-    assert told.out.strip() == f"runs/default/model {result.history[-1]['reward']}"
-    assert "2 steps; the model is in runs/default/model" in told.err
+    output = capfd.readouterr()
+    assert output.out.strip() == f"runs/default/model {result.history[-1]['reward']}"
+    assert "2 steps; the model is in runs/default/model" in output.err
     with pytest.raises(UserError, match="holds a run already; give resume=True"):
         exec(small(EXAMPLE, random_model, 2), space)
 

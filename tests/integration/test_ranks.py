@@ -76,11 +76,13 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
         )
     )  # fmt: skip
     assert exported.wait() == 0, exported.output()
-    trained, found = (
+    trained, exported_model = (
         load_model(str(path), revision=None, device="cpu", dtype="auto").state_dict()
         for path in (place / "model", tmp_path / "exported")
     )
-    assert trained.keys() == found.keys() and all(torch.equal(trained[name], found[name]) for name in found)
+    assert trained.keys() == exported_model.keys() and all(
+        torch.equal(trained[name], exported_model[name]) for name in exported_model
+    )
 
 
 @pytest.mark.long

@@ -139,7 +139,7 @@ def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path
     average = load_file(last / "reference" / "average-00000018.safetensors")
     snapshot = load_file(root / served["snapshot"] / "model.safetensors")
     assert average.keys() == snapshot.keys()
-    assert all(torch.equal(average[name], own) for name, own in snapshot.items())
+    assert all(torch.equal(average[name], tensor) for name, tensor in snapshot.items())
     for checkpoint in run_dir.glob("checkpoints/step-*"):
         assert (root / str(read_state(checkpoint).reference) / "model.safetensors").exists()
     with RefServerClient(server.url) as client:
@@ -188,6 +188,6 @@ def test_a_server_that_shares_no_directory(base_model: Path, tmp_path: Path, sta
     loaded = load_file(weights.parent / served["snapshot"] / "model.safetensors")
     average = load_file(run_dir / "checkpoints" / "step-00000016" / "reference" / "average-00000014.safetensors")
     assert average.keys() == loaded.keys()
-    assert all(torch.equal(average[name], own) for name, own in loaded.items())
+    assert all(torch.equal(average[name], tensor) for name, tensor in loaded.items())
     published = server.get("/v1/weights/apart")
     assert (published["version"], published["finished"]) == (16, True)

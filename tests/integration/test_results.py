@@ -59,9 +59,9 @@ def test_a_run_is_watched_while_it_trains(
 
 
 def newest(plot: str) -> int:
-    found = re.search(r"step (\d+)", plot)
-    assert found is not None
-    return int(found[1])
+    match = re.search(r"step (\d+)", plot)
+    assert match is not None
+    return int(match[1])
 
 
 def test_a_finished_run_can_be_looked_at(base_model, tmp_path, start):
@@ -99,10 +99,10 @@ def test_a_finished_run_can_be_looked_at(base_model, tmp_path, start):
         rows = [row.ids for row in view.rows]
         expected = client.logprobs_of_ids(view.prompt.ids, rows, temperature=view.temperature).logprobs
     moved = 0.0
-    for row, own in zip(view.rows, expected, strict=True):
-        assert row.logps == pytest.approx(own, abs=rounding(16))
+    for row, exact in zip(view.rows, expected, strict=True):
+        assert row.logps == pytest.approx(exact, abs=rounding(16))
         assert row.ref_logps is not None
-        moved = max(moved, *np.abs(np.subtract(own, row.ref_logps)))
+        moved = max(moved, *np.abs(np.subtract(exact, row.ref_logps)))
     assert moved > 1e-2, "the policy has left the reference"
 
 

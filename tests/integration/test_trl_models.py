@@ -66,15 +66,18 @@ def test_a_supervised_model(train: Callable[..., Any], tokenizer: PreTrainedToke
     save_model(make_model(0), tokenizer, base)
     saved, losses = train("SFTTrainer", "SFTConfig", make_model(0), ROWS, max_steps=60, learning_rate=3e-3)
 
-    model, own = load_model(str(saved), revision=None, device="cpu", dtype="float32"), load_tokenizer(str(saved))
-    assert tokenizer_fingerprint(own) == tokenizer_fingerprint(load_tokenizer(str(base)))
-    assert own.chat_template == tokenizer.chat_template
+    model, loaded = (
+        load_model(str(saved), revision=None, device="cpu", dtype="float32"),
+        load_tokenizer(str(saved)),
+    )
+    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(load_tokenizer(str(base)))
+    assert loaded.chat_template == tokenizer.chat_template
     assert choose_forward(model).name == "packed"
     greedy = SamplingParams(num_generations=1, max_completion_length=8, temperature=0.0, top_p=1.0, top_k=0)
-    said = HFSampler(model, own).sample([own.encode(row["prompt"]) for row in ROWS], greedy, seed=0)
-    texts = [own.decode(group[0].ids.tolist(), skip_special_tokens=True) for group in said]
+    samples = HFSampler(model, loaded).sample([loaded.encode(row["prompt"]) for row in ROWS], greedy, seed=0)
+    texts = [loaded.decode(group[0].ids.tolist(), skip_special_tokens=True) for group in samples]
     assert texts == [row["completion"] for row in ROWS]
-    assert all(group[0].finished for group in said), "both end a completion with the same token"
+    assert all(group[0].finished for group in samples), "both end a completion with the same token"
 
     assert ours(base, tmp_path) == pytest.approx(losses[:10], rel=1e-3)
 
@@ -110,6 +113,6 @@ def test_a_reward_model(train: Callable[..., Any], tokenizer: PreTrainedTokenize
 
     judge = RewardModel(RewardModelConfig(path=str(saved)))
     problems = [Problem("", messages=({"role": "user", "content": row["prompt"]},)) for row in ROWS]
-    right = judge.scores([Sample(*one) for one in zip(problems, [row["completion"] for row in ROWS], strict=True)])
+    right = judge.scores([Sample(*pair) for pair in zip(problems, [row["completion"] for row in ROWS], strict=True)])
     wrong = judge.scores([Sample(problem, "no") for problem in problems])
     assert all(good > bad + 1 for good, bad in zip(right, wrong, strict=True))

@@ -243,11 +243,11 @@ def test_one_command_killed_and_resumed(random_model: Path, tmp_path: Path, star
     exported = start(Process(*export, log=tmp_path / "export.log"))
     assert exported.wait() == 0, exported.output()
     base, whole, other = (weights(path) for path in (random_model, place / "model", tmp_path / "exported"))
-    assert whole.keys() == base.keys() and any(not torch.equal(own, base[name]) for name, own in whole.items())
-    for name, own in whole.items():
-        assert torch.equal(own, other[name])
+    assert whole.keys() == base.keys() and any(not torch.equal(tensor, base[name]) for name, tensor in whole.items())
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, other[name])
     adapters = safetensors.torch.load_file(last / "adapter_model.safetensors")
-    assert sum(own.numel() for own in adapters.values()) < 0.2 * sum(own.numel() for own in base.values())
+    assert sum(tensor.numel() for tensor in adapters.values()) < 0.2 * sum(tensor.numel() for tensor in base.values())
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:

@@ -145,7 +145,7 @@ def logs_of(run_dir):
     return [(run_dir / "logs" / f"rollout-{k}.log") for k in (0, 1)]
 
 
-def told(run_dir, words):
+def all_logs_contain(run_dir, words):
     return all(log.exists() and words in log.read_text() for log in logs_of(run_dir))
 
 
@@ -163,7 +163,7 @@ def test_a_run_with_two_devices_of_each(random_model, tmp_path, start):
     workers = start(rollout(run_dir, tmp_path / "workers.log"))
     assert trainer.wait() == 0, trainer.output()
     assert workers.wait() == 0, workers.output()
-    assert told(run_dir, "the run is finished"), workers.output()
+    assert all_logs_contain(run_dir, "the run is finished"), workers.output()
     assert_trained_exactly_once(server, run_dir)
     assert not processes_of(run_dir)
 
@@ -174,9 +174,9 @@ def test_one_ctrl_c_ends_all_workers_and_a_dead_one_comes_back(random_model, tmp
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "9999", "--rollout", "external"))
     until((run_dir / "config.toml").exists, "the run's settings", trainer)
     workers = start(rollout(run_dir, tmp_path / "workers.log"))
-    until(lambda: told(run_dir, "next_problem"), "both workers to sample", workers)
-    (one,) = children(run_dir, "1")
-    os.kill(one, signal.SIGKILL)
+    until(lambda: all_logs_contain(run_dir, "next_problem"), "both workers to sample", workers)
+    (worker,) = children(run_dir, "1")
+    os.kill(worker, signal.SIGKILL)
     second = logs_of(run_dir)[1]
     until(lambda: second.read_text().count("next_problem") > 1, "the killed worker to sample again", workers)
     workers.popen.send_signal(signal.SIGINT)
