@@ -1,7 +1,7 @@
 """Forwards over whole groups in one packed sequence: each prompt is computed once, nothing is padded."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,10 +14,6 @@ from shared.logprobs.forward import HiddenForward
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
 from shared.logprobs.varlen import VarlenAttention
-
-
-class _MakesAttention(Protocol):
-    def __call__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> SpanAttention: ...
 
 
 class _AttentionOfDevices:
@@ -39,7 +35,7 @@ class PackedForward(HiddenForward):
     """Requires full attention through transformers' attention interface, and a plain nn.Linear head."""
 
     name = "packed"
-    _attention: ClassVar[_MakesAttention] = StackedAttention
+    _attention: ClassVar[Callable[..., SpanAttention]] = StackedAttention
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
@@ -66,4 +62,4 @@ class VarlenForward(PackedForward):
     """The same with one attention call for all spans. Half precision on CUDA only."""
 
     name = "packed-varlen"
-    _attention: ClassVar[Any] = VarlenAttention
+    _attention = VarlenAttention
