@@ -130,7 +130,7 @@ class RolloutBatch:
     ended by itself and was not cut off. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature`
     under the policy that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on.
     policy_versions: int64 (G,), if completions were sampled by different versions; `policy_version` is then the
-    oldest. lineage: tells trainings of the same run name apart; empty for clients without lineages. sample: any JSON
+    oldest. lineage: distinguishes trainings of the same run name; empty for clients without lineages. sample: any JSON
     of the client, as text. Raises BatchError if a field is invalid.
     """
 

@@ -4,7 +4,7 @@ import torch
 
 from shared.errors import UserError
 
-# Messages of out-of-memory errors without a type of their own: from the CPU's allocator, and from libraries that
+# Messages of out-of-memory errors that have no specific type: from the CPU's allocator, and from libraries that
 # allocate by themselves (cuBLAS).
 _NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 

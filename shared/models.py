@@ -213,7 +213,7 @@ def _refuse_silent_hub(name: str, revision: str | None) -> None:
             get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
     except (HfHubHTTPError, OfflineModeIsEnabled, ValueError):
         pass  # transformers explains what the hub answered, and names that cannot be a hub id
-    except Exception as error:  # of httpx, httpx2 or requests, as the version of huggingface_hub has it
+    except Exception as error:  # of httpx, httpx2 or requests, depending on the version of huggingface_hub
         raise UserError(f"model: {name} cannot be loaded: the hub cannot be reached: {error}; {_NO_HUB}") from None
 
 

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from shared.api.base import Name, RequestRecord, ResponseRecord, example
 
-# Batches of the Simple-GRPO byte protocol are a run of their own: only that protocol uploads and takes them.
+# The run of all batches of the Simple-GRPO byte protocol: only that protocol uploads and takes them.
 LEGACY_RUN = "legacy"
 # Regular expression of a cursor: the place of a batch in the order of admission, in hexadecimal.
 CURSOR = "^[0-9a-f]{1,15}$"
@@ -98,7 +98,7 @@ class PurgeBody(RequestRecord):
     admitted_until: Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)] | None = None
     """Only those with `admitted_at` up to here, in Unix seconds."""
     cursor: Annotated[str, Field(pattern=CURSOR)] | None = None
-    """`next_cursor` of the previous answer, to go on."""
+    """`next_cursor` of the previous answer, to continue."""
 
 
 class Purged(ResponseRecord):

@@ -52,7 +52,7 @@ class LeaseBody(RequestRecord):
     """Expires batches of the run that are more than this many versions older than policy_version."""
     order: Order = Order.FIFO
     count: int | None = Field(default=None, ge=1, le=MAX_LEASES, strict=True)
-    """Leases up to so many batches, in one body. Returns as soon as one is ready. Absent: one."""
+    """Leases up to this many batches, in one body. Returns as soon as one is ready. Absent: one."""
     wait_seconds: float = Field(default=20, ge=0, le=300, strict=True)
     lease_seconds: Seconds = 120
 

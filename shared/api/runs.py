@@ -112,7 +112,7 @@ class RunMetrics(ResponseRecord):
     values: dict[str, list[int | float | None]]
     """Numbers by name; nested ones as `rewards/tags`, true and false as 1 and 0."""
     next_after: int | None
-    """Pass it as `after` to go on; null where there is no more yet."""
+    """Pass it as `after` to continue; null where there is no more yet."""
 
 
 class StepRecords(ResponseRecord):

@@ -46,8 +46,8 @@ class ApiCall(Generic[T]):
 
     read: parses a successful response; raises ValueError or LookupError if it is not of this API. content: the body, or
     a file that has it. params: those that are None are left out. read_seconds: read timeout. repeatable: idempotent, so
-    it may be retried even if it may have been carried out. download: receives the bytes of the response, whose headers
-    alone `read` then sees. most: bytes of the longest legal response without a download.
+    it may be retried even if it may have been carried out. download: receives the bytes of the response, of which
+    `read` then sees only the headers. most: bytes of the longest legal response without a download.
     """
 
     method: str

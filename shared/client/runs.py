@@ -29,7 +29,7 @@ from shared.client.transfers import WeightsDownload, content_digest, describe_fi
 _WEIGHTS_SECONDS = 600.0
 # The most runs that the server lists in one response.
 _PAGE = 1000
-# If so many downloads have wrong bytes, the server's file is damaged.
+# If this many downloads have wrong bytes, the server's file is damaged.
 _DOWNLOADS = 3
 
 

@@ -1,4 +1,4 @@
-"""What stands on standard error, from a process of its own: loggers belong to a whole process."""
+"""Lines on standard error, from separate processes: loggers belong to a whole process."""
 
 import json
 import logging

@@ -127,7 +127,7 @@ print(resident() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or not sys.platform.startswith("linux"), reason="of glibc alone")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or not sys.platform.startswith("linux"), reason="only with glibc")
 def test_large_blocks_go_back_to_the_system() -> None:
     left = subprocess.run(
         [sys.executable, "-c", FREEING], capture_output=True, text=True, check=True, timeout=300

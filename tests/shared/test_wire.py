@@ -1,4 +1,4 @@
-"""Batches as bytes: what comes in must come out bit for bit, and no bytes at all may do anything but be refused."""
+"""Batches as bytes: they come back bit for bit, and invalid bytes are refused."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ Metadata = dict[str, Any]
 
 
 def valid(*, scored: bool = True) -> tuple[Tensors, Metadata]:
-    """A batch written from API.md alone, with everything optional in it."""
+    """A batch written only from API.md, with all optional parts."""
     tensors: Tensors = {
         "prompt_ids": np.array([5, 6, 7], np.int64),
         "completion_ids": np.array([1, 2, 3, 4, 5], np.int64),

@@ -183,7 +183,7 @@ def test_a_gradient_of_the_entropy_that_is_not_asked_for_changes_no_bit() -> Non
 
 
 def test_what_is_frozen_gets_no_gradient() -> None:
-    """As a head beside adapters is; what is below it gets the same as ever."""
+    """A head is frozen when adapters train; the layers below it get the same gradient."""
     inputs, all_train = Inputs(), Inputs()
     inputs.weight.requires_grad_(False)
     for one in (inputs, all_train):

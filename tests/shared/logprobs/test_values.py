@@ -127,5 +127,5 @@ def test_what_is_sampled_is_scored_the_same() -> None:
     seen = torch.stack([step[0].log_softmax(-1)[token] for step, token in zip(out.logits, completion, strict=True)])
     one = TokenGroup(prompt[0].numpy(), completion.numpy(), np.array([len(completion)]))
     with torch.no_grad():
-        # Greedy tokens are likely: their log-probs are small beside the logits.
+        # Greedy tokens are likely: their log-probs are far smaller than the logits.
         assert (forward([one], [1.0]) - seen).abs().max() < rounding(max(step[0].abs().max() for step in out.logits))
