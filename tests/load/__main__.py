@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.load import hostile, idle, overload, slow, soak
+from tests.load import hostile, overload, slow, soak
 
 _INTERRUPTED = 130
 # Each takes the seconds and an empty directory, and returns whether all bars were reached.
@@ -16,7 +16,6 @@ LOADS: Mapping[str, Callable[[float, Path], bool]] = {
     "hostile": hostile.run,
     "overload": overload.run,
     "soak": soak.run,
-    "idle": idle.run,
 }
 
 

@@ -12,7 +12,6 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
@@ -76,29 +75,6 @@ def test_unknown_routes_and_methods(http: httpx.Client) -> None:
         assert told["code"] == "method_not_allowed"
         assert told["message"] == f"this route takes {allowed}, got PATCH"
         assert refused.headers["Allow"] == allowed
-
-
-def test_metrics_follow_a_batch(http: httpx.Client, rollout: Rollout) -> None:
-    def samples() -> dict[tuple[str, str, str], float]:
-        answer = http.get("/metrics")
-        assert answer.headers["Content-Type"].startswith("text/plain")
-        return {
-            (sample.name, sample.labels.get("run", ""), sample.labels.get("state", "")): sample.value
-            for family in text_string_to_metric_families(answer.text)
-            for sample in family.samples
-        }
-
-    run = 'metrics "and" \\'
-    before = samples()
-    batch = rollout(run=run)
-    assert upload(http, wire.encode(batch)).status_code == 201
-    assert lease(http, run).status_code == 200
-    after = samples()
-    assert after["tandem_batches", run, "leased"] == 1
-    assert after["tandem_batch_bytes", run, "leased"] > 0
-    assert after["tandem_scored_batches_total", "", ""] == before["tandem_scored_batches_total", "", ""] + 1
-    tokens = after["tandem_scored_tokens_total", "", ""] - before["tandem_scored_tokens_total", "", ""]
-    assert tokens == batch.group.tokens
 
 
 # Uploads
@@ -380,13 +356,6 @@ def test_mutated_bodies_are_never_the_servers_fault(http: httpx.Client, rollout:
     assert response.status_code in (200, 201, 409, 413, 422), response.text
     if response.status_code > 201:
         error(response, response.status_code)
-
-
-def test_the_server_lives_on(http: httpx.Client, rollout: Rollout) -> None:
-    """After all of the above."""
-    assert http.get("/readyz").status_code == 200
-    upload(http, wire.encode(rollout(run="lives")))
-    assert lease(http, "lives").status_code == 200
 
 
 def test_drop_and_requeue(http: httpx.Client) -> None:

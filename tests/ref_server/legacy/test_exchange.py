@@ -59,11 +59,6 @@ def of(inputs: torch.Tensor, plen: int, **parts: torch.Tensor) -> bytes:
     return upload(base=json.dumps({"plen": plen}).encode(), **blobs)
 
 
-def test_empty_is_what_there_is_at_first(legacy: httpx.Client) -> None:
-    answer = legacy.get("/get")
-    assert (answer.status_code, answer.content) == (200, b"empty")
-
-
 def test_a_batch_goes_through(legacy: httpx.Client) -> None:
     rewards = torch.tensor([float("nan"), 0.5], dtype=torch.float64)
     gen_logps = GEN_LOGPS.bfloat16()
@@ -89,19 +84,6 @@ def test_any_content_type_and_transfer_will_do(legacy: httpx.Client, content_typ
     answer = legacy.post("/upload", content=content, headers={"Content-Type": content_type} if content_type else {})
     assert (answer.status_code, answer.content) == (200, b"tensor")
     assert len(get(legacy)) == 4
-
-
-def test_log_probs_are_those_of_the_native_route(
-    legacy: httpx.Client, naive_logps: Callable[[TokenGroup, float], np.ndarray]
-) -> None:
-    inputs = shared_prompt()
-    legacy.post("/upload", content=of(inputs, 4)).raise_for_status()
-    refs = bytes_to_tensor(get(legacy)[3])
-    asked = {"prompt_ids": inputs[0, :4].tolist(), "completions": inputs[:, 4:].tolist()}
-    native = legacy.post("/v1/logprobs", json=asked).json()["logprobs"]
-    assert refs.tolist() == native  # the same forward of the same group: equal to the last bit
-    group = TokenGroup(inputs[0, :4].numpy(), inputs[:, 4:].reshape(-1).numpy(), np.full(3, 6))
-    np.testing.assert_allclose(refs.numpy().reshape(-1), naive_logps(group, 1.0), atol=rounding(16))
 
 
 def test_log_probs_of_several_prompts(
@@ -161,19 +143,6 @@ def test_a_malformed_upload_is_told_why(legacy: httpx.Client, body: bytes, reaso
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert reason in answer.text
     assert legacy.get("/get").content == b"empty"
-
-
-def test_a_cut_upload_is_malformed(legacy: httpx.Client) -> None:
-    body = upload()
-    for length in range(0, len(body), len(body) // 20):
-        assert legacy.post("/upload", content=body[:length]).status_code == 400
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_refused(legacy: httpx.Client, chunked: bool) -> None:
-    body = b"\0" * (2**20 + 1)
-    answer = legacy.post("/upload", content=iter([body]) if chunked else body)
-    assert answer.status_code == 413
 
 
 def test_what_else_is_asked_of_the_routes(legacy: httpx.Client) -> None:

@@ -30,33 +30,6 @@ def test_golden_bytes() -> None:
         assert torch.equal(tensor, expected)
 
 
-def test_gen_logps_are_optional() -> None:
-    assert read(upload()).gen_logps is None
-
-
-def test_of_string_mode_nothing_is_kept() -> None:
-    assert read_upload(make_bytes_list([b"not even JSON", b"nor a tensor"])) is None
-
-
-def test_the_json_stays_as_it_came() -> None:
-    base = ' {"plen":3,"Ä":"\\u0041", "x": [1e400]}\n'
-    assert read(upload(base=base.encode())).base == base
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_any_float_will_do(dtype: torch.dtype) -> None:
-    parts = {"rewards": REWARDS.to(dtype), "gen_logps": GEN_LOGPS.to(dtype)}
-    got = read(upload(**{name: tensor_to_bytes(tensor) for name, tensor in parts.items()}))
-    assert got.gen_logps is not None
-    assert got.rewards.dtype == got.gen_logps.dtype == dtype
-
-
-def test_rewards_of_a_piece_of_a_group() -> None:
-    """A view: the blob has the storage of the whole group."""
-    rewards = torch.arange(80.0)
-    assert torch.equal(read(upload(rewards=tensor_to_bytes(rewards[40:42]))).rewards, rewards[40:42])
-
-
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [

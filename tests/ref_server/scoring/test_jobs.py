@@ -1,6 +1,5 @@
 """What a scoring loop works on: direct requests in line, and stored bodies."""
 
-import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -112,31 +111,6 @@ def test_a_rollout_batch_becomes_a_scored_one(rollout: Rollout) -> None:
     assert scored.reference_version == "17"
     np.testing.assert_array_equal(scored.ref_logps, logps)
     assert wire.content_hash(wire.encode(scored.rollout)) == wire.content_hash(wire.encode(batch))
-
-
-def file(header: object, data: bytes = b"") -> bytes:
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        (b"", "body"),
-        (b"\xff" * 40, "body"),
-        (file([]), "header"),
-        (file({}), "format"),
-        (file({"__metadata__": 1}), "__metadata__"),
-        (file({"__metadata__": {}}), "format"),
-        (file({"__metadata__": {"format": "pickle/1"}}), "format"),
-        (file({"__metadata__": {"format": "scored-batch/1"}}), "id"),
-        (file({"__metadata__": {"format": "rollout-batch/1"}}), "id"),
-    ],
-)
-def test_a_body_that_cannot_be_scored(body: bytes, field: str) -> None:
-    with pytest.raises(BatchError) as raised:
-        read_payload("run", body)
-    assert raised.value.field == field
 
 
 def test_a_batch_that_is_scored_already_is_not_scored_again(rollout: Rollout) -> None:

@@ -102,17 +102,6 @@ def test_two_replicas_score_as_one_does_bit_for_bit(
     assert scores[0].keys() == {batch.id for batch in batches}
 
 
-def test_two_replicas_score_at_the_same_time(
-    serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
-) -> None:
-    both = threading.Barrier(2, timeout=PATIENCE)  # a forward alone would break it, and its batch would not be scored
-    batches = [rollout(), rollout()]
-    with serve_devices("cpu", "cpu", before=both.wait) as http:
-        for batch in batches:
-            upload(http, batch)
-        assert {lease(http).rollout.id for _ in batches} == {batch.id for batch in batches}
-
-
 def test_while_replicas_differ_each_batch_is_of_one_version_and_says_which(
     serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout, tmp_path: Path
 ) -> None:

@@ -93,10 +93,6 @@ def test_it_is_ready_and_says_that_it_has_no_model(plain: httpx.Client) -> None:
     assert set(model.values()) == {None}
 
 
-def test_it_describes_what_one_with_a_model_does(plain: httpx.Client, http: httpx.Client) -> None:
-    assert set(plain.get("/v1/model").json()) == set(http.get("/v1/model").json())
-
-
 @pytest.mark.parametrize(
     "asked",
     [{"prompt": "2+3=", "completions": ["5"]}, {"prompt_ids": [1], "completions": [[2, 3]]}],
@@ -106,11 +102,6 @@ def test_scoring_is_refused_with_the_remedy(plain: httpx.Client, asked: dict[str
     assert refused.status_code == 409
     assert refused.json()["error"]["code"] == "no_model"
     assert "--model" in refused.json()["error"]["message"]
-
-
-def test_scoring_a_batch_is_refused_too(plain: httpx.Client, rollout: Rollout) -> None:
-    refused = plain.post("/v1/logprobs", content=wire.encode(rollout()), headers=SAFETENSORS)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_model")
 
 
 def group(prompt: list[int], completion: list[int]) -> TokenGroup:

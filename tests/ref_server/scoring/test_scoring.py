@@ -46,14 +46,6 @@ def lease(http: httpx.Client, run: str) -> ScoredBatch:
     return batch
 
 
-def wait_for_state(http: httpx.Client, id: str, state: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while (info := http.get(f"/v1/batches/{id}").json())["state"] != state:
-        assert time.monotonic() < deadline, info
-        time.sleep(0.02)
-    return info
-
-
 # Scores
 
 
@@ -142,12 +134,6 @@ def test_bad_direct_requests(http: httpx.Client, body: Any, status: int, field: 
     assert answer.json()["error"].get("field") == field
 
 
-def test_a_direct_request_that_is_not_json(http: httpx.Client) -> None:
-    for text in (b"", b"{", b'{"prompt": "\\ud800", "completions": ["a"]}', b"\xff", b"[" * 100_000):
-        answer = http.post("/v1/logprobs", content=text, headers={"Content-Type": "application/json"})
-        assert answer.status_code == 422, answer.text
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-1, 300) | st.integers() | st.floats() | st.text(max_size=5),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=3), children, max_size=2),
@@ -196,57 +182,6 @@ def serve_with(
         return serve(make_service(**settings))
 
     return with_forward
-
-
-def test_a_poisonous_batch_dies_alone(
-    serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout, naive_logps: Naive
-) -> None:
-    begin = threading.Event()
-    sizes: list[int] = []
-
-    def before(groups: Sequence[TokenGroup]) -> None:
-        begin.wait()
-        sizes.append(len(groups))
-        if any(group.prompt_ids[0] == POISON for group in groups):
-            raise RuntimeError("a tensor of a shape that no kernel takes")
-
-    def batch(first: int) -> RolloutBatch:
-        made = rollout(run="r")
-        made.group.prompt_ids[0] = first
-        return made
-
-    batches = [batch(first) for first in (1, 2, POISON, 3, 4)]
-    with serve_with(before) as http:
-        for each in batches:
-            upload(http, each)
-        begin.set()
-        others = [each for each in batches if each is not batches[2]]
-        assert {lease(http, "r").rollout.id for _ in others} == {each.id for each in others}
-        dead = wait_for_state(http, batches[2].id, "dead")
-        assert dead["scoring_attempts"] == 3
-        assert "RuntimeError: a tensor of a shape that no kernel takes" in dead["reason"]
-        assert max(sizes) > 1, "several were scored in one forward"
-        assert http.get("/v1/queue").json()["scoring"]["errors"] == 3
-
-        later = rollout(run="r", temperature=0.5)
-        later.group.prompt_ids[0] = 5
-        upload(http, later)
-        np.testing.assert_allclose(lease(http, "r").ref_logps, naive_logps(later.group, 0.5), atol=TOLERANCE)
-        refused = http.post("/v1/logprobs", json={"prompt_ids": [POISON], "completions": [[1]]})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "internal")
-        assert http.get("/readyz").status_code == 200
-
-
-def test_direct_requests_pass_a_long_queue(
-    serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
-) -> None:
-    begin = threading.Event()
-    with serve_with(lambda groups: begin.wait() and time.sleep(0.1), scoring_tokens=1) as http:
-        for _ in range(60):
-            upload(http, rollout())
-        begin.set()
-        assert http.post("/v1/logprobs", json={"prompt_ids": [1], "completions": [[2]]}).status_code == 200
-        assert http.get("/v1/queue").json()["states"]["queued"]["batches"] > 10
 
 
 def test_direct_requests_are_scored_together_and_too_many_are_told_so(

@@ -14,7 +14,7 @@ from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import DiskSpace
 from ref_server.weights import room, store
 from ref_server.weights import store as readers
-from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest, disk_failures
+from ref_server.weights.errors import NoWeights, WeightsGone, WrongDigest, disk_failures
 from ref_server.weights.store import WeightsStore
 from shared.api import WeightsFile, WeightsName
 from tests.fuse import fuse
@@ -91,50 +91,12 @@ def test_nothing_is_written_before_the_first_upload(weights: WeightsStore, root:
     assert not root.parent.exists()
 
 
-def test_a_version_is_visible_with_its_commit_and_not_before(weights: WeightsStore) -> None:
-    name = version()
-    for file, data in FILES.items():
-        assert put(weights, name, file, data)
-        assert weights.newest("run") is None
-        with pytest.raises(NoWeights):
-            weights.get(name)
-    weights.commit(name, contents(FILES), {"next_index": 7})
-    found = weights.newest("run")
-    assert found is not None
-    assert (found.name, found.files, found.words) == (name, contents(FILES), {"next_index": 7})
-    assert whole(weights, name)
-    assert weights.held() == (1, sum(map(len, FILES.values())))
-
-
 def test_a_committed_version_is_a_directory_of_its_files(weights: WeightsStore, root: Path) -> None:
     put(weights, version(), "superfluous", b"not in the manifest")
     publish(weights, version())
     seen = {path.name: path.read_bytes() for path in (root / "run/first/0/1").iterdir() if path.name[0] != "."}
     assert seen == FILES
     assert not (root / ".staging" / "run").exists() or not list((root / ".staging").rglob("*.*"))
-
-
-def test_the_same_again_changes_nothing(weights: WeightsStore) -> None:
-    assert put(weights, version(), "model.safetensors", b"a")
-    assert not put(weights, version(), "model.safetensors", b"a")
-    weights.commit(version(), contents({"model.safetensors": b"a"}), {})
-    weights.commit(version(), contents({"model.safetensors": b"a"}), {})
-    assert not put(weights, version(), "model.safetensors", b"a")
-    assert whole(weights, version())
-
-
-def test_other_content_is_refused(weights: WeightsStore) -> None:
-    put(weights, version(), "model.safetensors", b"a")
-    with pytest.raises(WeightsConflict, match=r"model\.safetensors is there with SHA-256 ca97"):
-        put(weights, version(), "model.safetensors", b"b")
-    weights.commit(version(), contents({"model.safetensors": b"a"}), {})
-    with pytest.raises(WeightsConflict, match="is there"):
-        put(weights, version(), "model.safetensors", b"b")
-    with pytest.raises(WeightsConflict, match=r"is committed, without config.json"):
-        put(weights, version(), "config.json", b"b")
-    with pytest.raises(WeightsConflict, match="committed with other files"):
-        weights.commit(version(), contents({"model.safetensors": b"b"}), {})
-    assert whole(weights, version())
 
 
 def test_words_of_a_committed_version_may_change(weights: WeightsStore) -> None:
@@ -151,26 +113,6 @@ def test_a_wrong_digest_leaves_no_file(weights: WeightsStore, root: Path) -> Non
         put(weights, version(), "model.safetensors", b"a", content(b"b").sha256)
     assert not [path for path in root.rglob("*") if path.is_file()]
     assert put(weights, version(), "model.safetensors", b"b", content(b"b").sha256)
-
-
-@pytest.mark.parametrize(
-    ("manifest", "said"),
-    [
-        (contents({**FILES, "more": b""}), "more has not been uploaded"),
-        (contents({**FILES, "config.json": b"[]"}), "config.json has 2 bytes"),
-        ({**contents(FILES), "config.json": WeightsFile(bytes=3, sha256=content(b"{}").sha256)}, "config.json has 2"),
-    ],
-)
-def test_a_version_that_is_not_whole_stays_invisible(
-    weights: WeightsStore, manifest: dict[str, WeightsFile], said: str
-) -> None:
-    for file, data in FILES.items():
-        put(weights, version(), file, data)
-    with pytest.raises(NotWhole, match=said):
-        weights.commit(version(), manifest, {})
-    assert weights.newest("run") is None
-    weights.commit(version(), contents(FILES), {})
-    assert whole(weights, version())
 
 
 def test_the_newest_is_of_the_lineage_that_committed_last(weights: WeightsStore) -> None:

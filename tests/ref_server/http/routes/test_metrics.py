@@ -214,15 +214,6 @@ def test_odd_run_names_come_through(http: httpx.Client, rollout: Rollout, run: s
     assert any(dict(values).get("run") == run for _, values in scrape(http))
 
 
-def test_two_servers_of_one_process_count_apart(make_service: Callable[..., Service], serve: Serve) -> None:
-    with serve(make_service()) as one, serve(make_service()) as other:
-        for _ in range(3):
-            one.get("/livez")
-        key = ("tandem_http_requests_total", labels(route="/livez", method="GET", status="200"))
-        assert scrape(one)[key] == 3
-        assert key not in scrape(other)
-
-
 def test_many_who_ask_whether_the_server_is_ready_flush_the_disk_once(
     make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,18 +100,6 @@ def test_expressions_ask_for_what_is_told(told: Told, where: str, expression: st
     assert expression.count("(") == expression.count(")")
 
 
-def test_what_is_wrong_would_be_found(told: Told) -> None:
-    for expression in (
-        "tandem_nothing",
-        'tandem_batches{stat="ready"}',
-        'tandem_lease_ends_total{how="lost"}',
-        "sum by (code) (tandem_http_requests_total)",
-        "rate(tandem_forward_seconds[5m])",
-    ):
-        assert wrong(expression, told)
-    assert wrong('sum by (how) (rate(tandem_lease_ends_total{how="expired", job=~"$job"}[5m]))', told) == []
-
-
 def test_the_dashboard_can_be_imported() -> None:
     board = dashboard()
     assert board["uid"]

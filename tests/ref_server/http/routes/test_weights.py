@@ -129,7 +129,7 @@ def test_refusals(http: httpx.Client, at: str) -> None:
     assert code(http.get(f"{at}/0/2/file")) == (404, "not_found", None)
 
 
-@pytest.mark.parametrize("number", ["+0", "-0", "0.0", "1_0", "%200", "1e0", "\u0660", "9" * 20])
+@pytest.mark.parametrize("number", ["+0", "-1", "0.0", "1_0", "%200", "1e0", "a", "\u0660", str(2**63), "9" * 20])
 def test_numbers_in_a_path_are_digits(http: httpx.Client, at: str, number: str) -> None:
     assert code(put(http, f"{at}/{number}/1/file", b"a")) == (422, "invalid_request", "path.epoch")
     assert code(http.get(f"{at}/0/{number}")) == (422, "invalid_request", "path.version")
@@ -147,11 +147,6 @@ def test_names_are_plain(http: httpx.Client, service: Service, name: str, where:
         connection.sendall(head.encode("latin-1"))
         assert answer(connection)[0] in (400, 404, 422)
     assert http.get("/livez").status_code == 200
-
-
-@pytest.mark.parametrize("at", ["-1/1", "1/-1", "a/1", f"0/{2**63}", "0.5/1"])
-def test_numbers_are_whole(http: httpx.Client, at: str) -> None:
-    assert put(http, f"/v1/weights/run/first/{at}/file", b"a").status_code == 422
 
 
 @pytest.mark.parametrize("words", ['"a": NaN', '"a": "\\ud800"', '"a": 1e999', f'"a": {"[" * 300}{"]" * 300}'])
@@ -345,23 +340,6 @@ def test_polls_end_when_the_server_drains(make_service: Callable[..., Service], 
         polled = http.get(at.rpartition("/")[0], params={"wait_seconds": 100})
         drain.join()
         assert code(polled) == (503, "not_ready", None)
-
-
-def test_roles(make_service: Callable[..., Service], serve: Serve, tmp_path: Path) -> None:
-    def token(name: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {name}-0123456789abcdef"}
-
-    (tmp_path / "tokens").write_text("upload worker-0123456789abcdef\ntrain trainer-0123456789abcdef\n")
-    with serve(make_service(token_file=tmp_path / "tokens")) as http:
-        url, body = "/v1/weights/run/first/0/1", manifest({"file": b"a"})
-        assert put(http, f"{url}/file", b"a").status_code == 401
-        assert put(http, f"{url}/file", b"a", **token("worker")).status_code == 403
-        assert put(http, f"{url}/file", b"a", **token("trainer")).status_code == 201
-        assert http.post(f"{url}/commit", json=body, headers=token("worker")).status_code == 403
-        assert http.post(f"{url}/commit", json=body, headers=token("trainer")).status_code == 200
-        for path in ("/v1/weights/run", url, f"{url}/file"):
-            assert http.get(path).status_code == 401
-            assert http.get(path, headers=token("worker")).status_code == 200
 
 
 def test_metrics(make_service: Callable[..., Service], serve: Serve, at: str) -> None:
