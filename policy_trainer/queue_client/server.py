@@ -28,7 +28,7 @@ _STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
 _LOST = (State.DEAD, State.EXPIRED)
 
 
-def connect(config: RunConfig, url: str, on_wait: OnWait, patience: float | None = None) -> RefServerClient:
+def connect(config: RunConfig, url: str, on_wait: OnWait | None, patience: float | None = None) -> RefServerClient:
     """A client that waits for the server until on_wait raises, or for `patience` seconds; 0 tries once.
 
     Raises UserError for an unusable token or CA.

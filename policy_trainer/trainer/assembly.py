@@ -38,7 +38,6 @@ from policy_trainer.trainer.workers import choose_workers
 from policy_trainer.weights.publisher import PublishedBeside, choose_publisher
 from shared.api import Order
 from shared.client import ClientError, RefServerClient
-from shared.client.connection import wait_silently
 from shared.models import eos_token_ids
 
 
@@ -183,7 +182,7 @@ def _to_server(
     """A dry run leaves nothing behind, on the server neither."""
     if config.dry_run:
         return []
-    client = connect(config, url, wait_silently, patience=0)
+    client = connect(config, url, None, patience=0)
     after = files.state.step or -1
     return [ServerMetrics(client, config.run, files.lineage, after=after, past=past, note=display.note)]
 
@@ -232,6 +231,6 @@ def _make_source(
 
 def _connect_once(config: TrainConfig, url: str, stack: ExitStack) -> RefServerClient:
     """A client that does not wait for the server."""
-    client = connect(config, url, wait_silently, patience=0)
+    client = connect(config, url, None, patience=0)
     stack.callback(client.close)
     return client

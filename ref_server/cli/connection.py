@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag, Settings
 
 from ref_server.config import ServeConfig
 from shared.client import ClientError, RefServerClient, RefServerError
-from shared.client.connection import OnWait, wait_silently
+from shared.client.connection import OnWait
 from shared.client.credentials import choose_token, remedy, trust
 from shared.settings import load_settings, settings_config
 
@@ -45,7 +45,7 @@ class ConnectionOptions(BaseSettings):
             trust(self.tls_ca)
         return self
 
-    def connect(self, *, patience: float = 0, on_wait: OnWait = wait_silently) -> RefServerClient:
+    def connect(self, *, patience: float = 0, on_wait: OnWait | None = None) -> RefServerClient:
         """A client that tries once, since a person waits for the answer, or retries for `patience` seconds."""
         token = choose_token(self.token, self.token_file)
         return RefServerClient(self.url, token=token, ca=self.tls_ca, patience=patience, on_wait=on_wait)

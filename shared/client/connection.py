@@ -36,10 +36,6 @@ _CONNECT_SECONDS = 5.0
 _BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
 
 
-def wait_silently(reason: str, seconds: float) -> None:
-    """The default `on_wait`: reports nothing."""
-
-
 @dataclass(frozen=True)
 class ApiCall(Generic[T]):
     """One request, and how its response is read.
@@ -72,7 +68,7 @@ class ServerConnection:
         token: str | None = None,
         ca: str | Path | None = None,
         patience: float | None = 30.0,
-        on_wait: OnWait = wait_silently,
+        on_wait: OnWait | None = None,
         hint: str = "",
     ) -> None:
         self.url = url
@@ -196,7 +192,8 @@ class RetryPolicy:
         patience = self._client.patience
         if patience is not None and waited + (_retry_after(error) or 0.0) >= patience:
             return False
-        self._client.on_wait(self._reason(error), waited)
+        if self._client.on_wait:
+            self._client.on_wait(self._reason(error), waited)
         return True
 
     def seconds(self, state: tenacity.RetryCallState) -> float:

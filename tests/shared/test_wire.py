@@ -518,6 +518,10 @@ def test_refuses_bytes_that_lie(field: str, body: bytes) -> None:
             wire.content_hash(body)
 
 
+def test_a_long_header_is_refused_before_it_is_parsed() -> None:
+    assert str(refusal(raw(b"[" * (wire.MAX_HEADER_BYTES + 2000)))).startswith("header must be at most ")
+
+
 def outcome(body: bytes) -> None:
     """Decodes or is refused; anything else is an error."""
     try:
