@@ -9,7 +9,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Send
 
-from ref_server.http.errors import Problem, busy
+from ref_server.http.errors import HttpError, busy
 from ref_server.scoring.reference import Busy
 
 T = TypeVar("T")
@@ -90,20 +90,20 @@ class Body:
         self._answered_early = False
 
     async def receive(self, at_most: float = IDLE_SECONDS) -> Message:
-        """The next piece; it may take `at_most` seconds. Raises Problem 408."""
+        """The next piece; it may take `at_most` seconds. Raises HttpError 408."""
         if self._arrived:
             return await self._receive()
         try:
             message = await self._pace.wait(self._receive(), at_most)
         except TimeoutError:
             pace = f"a body may take {FIRST_SECONDS:g} s and a second for each {BYTES_PER_SECOND} bytes"
-            raise Problem(408, "too_slow", f"{pace}; {self._pace.bytes} bytes arrived") from None
+            raise HttpError(408, "too_slow", f"{pace}; {self._pace.bytes} bytes arrived") from None
         self._pace.bytes += len(message.get("body", b""))
         self._arrived = not message.get("more_body", False)
         return message
 
     async def read(self, take: Callable[[int], bool], most: int) -> bytes | None:
-        """The whole body, or None when the client went away. Raises Problem 408, 413, 429.
+        """The whole body, or None when the client went away. Raises HttpError 408, 413, 429.
 
         take: whether there is memory for so many bytes more. They count as they arrive: a large Content-Length alone
         blocks no other request.
@@ -137,9 +137,9 @@ class Body:
             await self._send(message)
 
 
-def too_large(most: int) -> Problem:
+def too_large(most: int) -> HttpError:
     message = f"the body must be at most {most} bytes" if most else "this route takes no body"
-    return Problem(413, "too_large", message, "body")
+    return HttpError(413, "too_large", message, "body")
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

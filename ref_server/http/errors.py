@@ -42,7 +42,7 @@ from shared.batch import BatchError
 DELAY_SECONDS = 1.0
 
 
-class Problem(Exception):
+class HttpError(Exception):
     """An error answer. field: the invalid part of the request."""
 
     def __init__(
@@ -58,69 +58,67 @@ class Problem(Exception):
     def answer(self, scope: Scope) -> JSONResponse:
         """The answer to a request. Leaves the code in the request's state, for the log and the metrics."""
         scope["state"]["error_code"] = self.code
-        return JSONResponse(self.body(scope["state"]["request_id"]), self.status, headers=self.headers)
-
-    def body(self, request_id: str) -> dict[str, Any]:
+        request_id = scope["state"]["request_id"]
         detail = ErrorDetail(code=self.code, message=self.message, field=self.field, request_id=request_id)
-        return Error(error=detail).model_dump(exclude_none=True)
+        return JSONResponse(Error(error=detail).model_dump(exclude_none=True), self.status, headers=self.headers)
 
 
-def denied(error: Denied) -> Problem:
+def denied(error: Denied) -> HttpError:
     """401 without a known token, else 403."""
     if isinstance(error, Unauthenticated):
-        return Problem(401, "unauthorized", str(error), error.field, {"WWW-Authenticate": "Bearer"})
-    return Problem(403, "forbidden", str(error), error.field)
+        return HttpError(401, "unauthorized", str(error), error.field, {"WWW-Authenticate": "Bearer"})
+    return HttpError(403, "forbidden", str(error), error.field)
 
 
-def no_room(code: str, error: QueueFull) -> Problem:
+def no_room(code: str, error: QueueFull) -> HttpError:
     """429 with a Retry-After header."""
-    return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})
+    return HttpError(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})
 
 
-def busy(message: str) -> Problem:
+def busy(message: str) -> HttpError:
     """429 for a client that may try again in a second."""
-    return Problem(429, "busy", message, headers={"Retry-After": "1"})
+    return HttpError(429, "busy", message, headers={"Retry-After": "1"})
 
 
-def no_room_to_answer() -> Problem:
+def no_room_to_answer() -> HttpError:
     return busy("your long answers would fill more of the memory for them than is free; read those before")
 
 
-def run_taken(error: RunTaken) -> Problem:
+def run_taken(error: RunTaken) -> HttpError:
     """409, with the seconds after which the run is free, unless its holder is heard again."""
     headers = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
-    return Problem(409, "run_taken", str(error), "run", headers)
+    return HttpError(409, "run_taken", str(error), "run", headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:
     """Answers every exception of a route with a code, a message, the invalid field and the request's id."""
 
-    def answer(request: Request, problem: Problem) -> JSONResponse:
-        return problem.answer(request.scope)
+    def answer(request: Request, error: HttpError) -> JSONResponse:
+        return error.answer(request.scope)
 
     def answer_bug(request: Request, _: Exception) -> JSONResponse:
         # Starlette answers these outside of all middleware, so the request's id is added here. It then raises the error
         # again, and uvicorn closes the connection.
         headers = {"X-Request-Id": request.state.request_id, "Connection": "close"}
         message = "a bug of the server; its log has the traceback"
-        return answer(request, Problem(500, "internal", message, headers=headers))
+        return answer(request, HttpError(500, "internal", message, headers=headers))
 
-    for kind, translate in _PROBLEMS.items():
+    for kind, translate in _ANSWERS.items():
         app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
-    app.add_exception_handler(HTTPException, lambda request, error: answer(request, _http_problem(request, error)))
+    app.add_exception_handler(HTTPException, lambda request, error: answer(request, _router_error(request, error)))
     app.add_exception_handler(Exception, answer_bug)
 
 
-def _http_problem(request: Request, error: Any) -> Problem:
+def _router_error(request: Request, error: Any) -> HttpError:
     if error.status_code == 400:  # FastAPI's answer to a body that is not text, or nested too deeply
-        return Problem(422, "invalid_request", "the body must be JSON")
+        return HttpError(422, "invalid_request", "the body must be JSON")
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
         message = f"this route takes {allowed}, got {request.method[:80]}"
-        return Problem(405, "method_not_allowed", message, headers={"Allow": allowed})
+        return HttpError(405, "method_not_allowed", message, headers={"Allow": allowed})
     if error.status_code == 404:
-        return Problem(404, "not_found", f"there is no route {request.url.path[:80]!r}; /openapi.json has them all")
-    return Problem(error.status_code, "error", error.detail, headers=dict(error.headers or {}))
+        return HttpError(404, "not_found", f"there is no route {request.url.path[:80]!r}; /openapi.json has them all")
+    return HttpError(error.status_code, "error", error.detail, headers=dict(error.headers or {}))
 
 
 def _methods(request: Request) -> list[str]:
@@ -133,43 +131,43 @@ def _methods(request: Request) -> list[str]:
     return sorted({method for route in fitting for method in route.methods or ()})
 
 
-def _invalid(errors: Any) -> Problem:
+def _invalid(errors: Any) -> HttpError:
     """The first error that pydantic found."""
     first = errors[0]
     # Keep the names that the client wrote: drop FastAPI's "body" and "query", and the types of a union.
     names = [str(part) for part in first["loc"] if part not in ("body", "query") and "[" not in str(part)]
     where = ".".join(names) if first["type"] != "json_invalid" else ""
     message = str(first["msg"]).removeprefix("Value error, ")
-    return Problem(422, "invalid_request", f"{where}: {message}" if where else message, where or None)
+    return HttpError(422, "invalid_request", f"{where}: {message}" if where else message, where or None)
 
 
 # Translates each exception that a route may raise into its error answer.
-_PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
-    Problem: lambda error: error,
+_ANSWERS: dict[type[Exception], Callable[[Any], HttpError]] = {
+    HttpError: lambda error: error,
     Denied: denied,
-    BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
-    EpochAhead: lambda error: Problem(422, "invalid_batch", str(error), "epoch"),
-    TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
-    ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
-    Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
-    RunTaken: lambda error: run_taken(error),
-    WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
+    BatchError: lambda error: HttpError(422, "invalid_batch", str(error), error.field),
+    EpochAhead: lambda error: HttpError(422, "invalid_batch", str(error), "epoch"),
+    TooLarge: lambda error: HttpError(413, "too_large", str(error), error.field),
+    ContentConflict: lambda error: HttpError(409, "conflict", str(error), "id"),
+    Superseded: lambda error: HttpError(409, "superseded", str(error), "incarnation"),
+    RunTaken: run_taken,
+    WrongState: lambda error: HttpError(409, "wrong_state", str(error), "id"),
     QueueFull: lambda error: no_room("queue_full", error),
     TooManyInFlight: lambda error: no_room("in_flight_full", error),
-    NoModel: lambda error: Problem(409, "no_model", str(error)),
-    BadSnapshotName: lambda error: Problem(422, "invalid_request", str(error), "snapshot"),
-    NoSnapshot: lambda error: Problem(404, "not_found", str(error), "snapshot"),
-    ReferenceConflict: lambda error: Problem(409, error.code, str(error)),
-    NoWeights: lambda error: Problem(404, "not_found", str(error)),
-    WeightsGone: lambda error: Problem(410, "gone", str(error)),
-    WeightsConflict: lambda error: Problem(409, "conflict", str(error)),
-    WrongDigest: lambda error: Problem(422, "wrong_digest", str(error), "Content-Digest"),
-    NotWhole: lambda error: Problem(422, "not_whole", str(error), error.field),
-    NotReady: lambda error: Problem(503, "not_ready", str(error), headers={"Retry-After": "1"}),
-    Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
-    StorageFull: lambda error: Problem(507, "storage_full", str(error)),
-    StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
+    NoModel: lambda error: HttpError(409, "no_model", str(error)),
+    BadSnapshotName: lambda error: HttpError(422, "invalid_request", str(error), "snapshot"),
+    NoSnapshot: lambda error: HttpError(404, "not_found", str(error), "snapshot"),
+    ReferenceConflict: lambda error: HttpError(409, error.code, str(error)),
+    NoWeights: lambda error: HttpError(404, "not_found", str(error)),
+    WeightsGone: lambda error: HttpError(410, "gone", str(error)),
+    WeightsConflict: lambda error: HttpError(409, "conflict", str(error)),
+    WrongDigest: lambda error: HttpError(422, "wrong_digest", str(error), "Content-Digest"),
+    NotWhole: lambda error: HttpError(422, "not_whole", str(error), error.field),
+    NotReady: lambda error: HttpError(503, "not_ready", str(error), headers={"Retry-After": "1"}),
+    Busy: lambda error: busy(str(error)),
+    StorageFull: lambda error: HttpError(507, "storage_full", str(error)),
+    StorageBroken: lambda error: HttpError(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
     RequestValidationError: lambda error: _invalid(error.errors()),
     ValidationError: lambda error: _invalid(error.errors(include_url=False, include_input=False)),
-    ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
+    ClientDisconnect: lambda _: HttpError(400, "disconnected", "the client went away before its body was complete"),
 }

@@ -15,7 +15,7 @@ from ref_server.access.requirements import ANY, JSON, UNDECLARED, Reading, Requi
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
 from ref_server.http.bodies import Body, Rests, replay, too_large
-from ref_server.http.errors import Problem, busy, denied
+from ref_server.http.errors import HttpError, busy, denied
 
 # Parsed JSON takes up to forty times its length in memory, and parsing blocks all other requests. 1 MiB holds ten
 # thousand leases, or 131,072 token ids; a larger batch can be sent as safetensors.
@@ -79,14 +79,14 @@ class Guard:
         try:
             await self._pass_on(scope, headers, body)
             return
-        except Problem as problem:
-            answer = problem.answer(scope)
+        except HttpError as error:
+            answer = error.answer(scope)
         except Denied as error:
             answer = denied(error).answer(scope)
         await answer(scope, body.receive, body.send)  # the exception is gone, and with it what was read of the body
 
     async def _pass_on(self, scope: Scope, headers: Headers, body: Body) -> None:
-        """Calls the application. Raises Denied and Problem, as `_check` does; for the body, Problem 408, 413, 429."""
+        """Calls the application. Raises what `_check` raises, and HttpError 408, 413, 429 for the body."""
         path, required = self._routes.find(scope["method"], scope["path"])
         scope["state"]["route"] = path
         self._check(scope, headers, required or UNDECLARED)
@@ -128,7 +128,7 @@ class Guard:
             holder = self._config.keys.holder(headers.get("authorization"))
         state = scope["state"]
         state["role"] = holder.role.name.lower() if holder.role else None
-        state["asker"], state["holder"] = holder, holder.name
+        state["caller"], state["holder"] = holder, holder.name
         if not open_to_all:
             holder.require(wanted)
         if holder.run is not None and not required.confines:
@@ -152,26 +152,26 @@ def media_type(headers: Headers) -> str:
 
 def _check_head(scope: Scope, headers: Headers) -> None:
     if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > MAX_URL_BYTES:
-        raise Problem(414, "too_large", f"the URL must be at most {MAX_URL_BYTES} bytes")
+        raise HttpError(414, "too_large", f"the URL must be at most {MAX_URL_BYTES} bytes")
     if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
         limits = f"at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes of them are read"
-        raise Problem(431, "too_large", limits)
+        raise HttpError(431, "too_large", limits)
     for name in _ONCE:
         if len(headers.getlist(name)) > 1:
-            raise Problem(400, "invalid_request", f"{name} must occur once", name)
+            raise HttpError(400, "invalid_request", f"{name} must occur once", name)
     # The router's patterns accept a line break after a path; the guard's do not, and would require another role.
     if scope["path"].endswith("\n"):
-        raise Problem(404, "not_found", "Not Found")
+        raise HttpError(404, "not_found", "Not Found")
 
 
 def _check_media_type(headers: Headers, allowed: tuple[str, ...]) -> None:
     encoding = headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         message = f"a body must not be encoded, got {encoding[:80]!r}"
-        raise Problem(415, "unsupported_media_type", message, "Content-Encoding")
+        raise HttpError(415, "unsupported_media_type", message, "Content-Encoding")
     if allowed and ANY not in allowed and media_type(headers) not in allowed:
         message = f"must be {' or '.join(allowed)}, got {media_type(headers)[:80]!r}"
-        raise Problem(415, "unsupported_media_type", message, "Content-Type")
+        raise HttpError(415, "unsupported_media_type", message, "Content-Type")
 
 
 def _comes_from_this_machine(scope: Scope, headers: Headers) -> bool:

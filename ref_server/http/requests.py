@@ -111,18 +111,18 @@ def _is_unusual(status: int) -> bool:
     return status >= 400 and status not in _USUAL
 
 
-async def _asker(request: Request) -> Holder:
-    return request.state.asker  # the guard has set it
+async def _caller(request: Request) -> Holder:
+    return request.state.caller  # the guard has set it
 
 
-Asker = Annotated[Holder, Depends(_asker)]
+Caller = Annotated[Holder, Depends(_caller)]
 
 
-def confine(asker: Holder, queue: Queue, ids: Iterable[str]) -> None:
+def confine(caller: Holder, queue: Queue, ids: Iterable[str]) -> None:
     """Raises Denied if a batch belongs to another run than the caller's token is for. Unknown ids belong to no run."""
-    if asker.run is not None:
+    if caller.run is not None:
         for run in queue.runs_of(list(ids)):
-            asker.only(run)
+            caller.only(run)
 
 
 def note(request: Request, **about: str | int | None) -> None:

@@ -131,12 +131,12 @@ class Service:
             return f"the queue cannot be written: {error}"
         return None
 
-    def admit(self, body: bytes, asker: Holder = ANYBODY) -> Uploaded:
+    def admit(self, body: bytes, caller: Holder = ANYBODY) -> Uploaded:
         """Checks one upload and queues it, durably. Raises BatchError, Denied, NotReady, what `Queue.put` raises."""
         self.check_open()
         metadata, tensors = wire.parse(body)
         batch = self._check_rollout(wire.to_batch(metadata, tensors))
-        asker.only(batch.run)
+        caller.only(batch.run)
         if batch.run == LEGACY_RUN:
             raise BatchError("run", f"must not be {LEGACY_RUN!r}, the run of the Simple-GRPO protocol")
         upload = Upload(
@@ -144,7 +144,7 @@ class Service:
             content_hash=wire.hash_content(metadata, tensors),
             run=batch.run,
             lineage=batch.lineage,
-            uploader=asker.token,
+            uploader=caller.token,
             epoch=batch.epoch,
             policy_version=batch.policy_version,
             prompt_tokens=len(batch.group.prompt_ids),

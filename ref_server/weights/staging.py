@@ -22,7 +22,7 @@ class Staging:
     """The directory of one version that is not committed: `files` are whole, with their `digests`; `parts` arrive.
 
     A file counts once its digest is there, which is written after it. No method is for two threads at once, except
-    `Part.write`.
+    `ArrivingFile.write`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -32,7 +32,7 @@ class Staging:
         self._parts = directory / "parts"
         self._token = directory / "token"
 
-    def begin(self, token: str, take_room: Callable[[int], None]) -> "Part":
+    def begin(self, token: str, take_room: Callable[[int], None]) -> "ArrivingFile":
         """A new part. token: name of the uploader's token, to which the whole version is charged from now on.
 
         take_room: reserves so many bytes more; raises if there is no room for them.
@@ -41,7 +41,7 @@ class Staging:
             needed.mkdir(parents=True, exist_ok=True)
         if self.token != token:
             write_text(self._token, token)
-        return Part(self._parts / uuid4().hex, take_room)
+        return ArrivingFile(self._parts / uuid4().hex, take_room)
 
     @property
     def token(self) -> str:
@@ -57,7 +57,7 @@ class Staging:
         arrived = [path for folder in (self.files, self._parts) for path in folder.glob("*")]
         return sum(_size(path) + FILE_BYTES for path in arrived) + FILE_BYTES
 
-    def keep(self, file: str, part: "Part") -> bool:
+    def keep(self, file: str, part: "ArrivingFile") -> bool:
         """Makes a whole part the file. False if it is there already. Raises WeightsConflict for other content."""
         known = self.complete().get(file)
         if known is not None:
@@ -83,7 +83,7 @@ class Staging:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
-class Part:
+class ArrivingFile:
     """A file that is arriving, locked meanwhile: a killed process leaves an unlocked one. Discard it at the end."""
 
     def __init__(self, path: Path, take_room: Callable[[int], None]) -> None:

@@ -22,7 +22,7 @@ from ref_server.metrics.traffic import WeightsTraffic
 from ref_server.weights.catalog import MANIFEST, Catalog, Published
 from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, disk_failures
 from ref_server.weights.room import Room
-from ref_server.weights.staging import FILE_BYTES, Part, Staging, check_same
+from ref_server.weights.staging import FILE_BYTES, ArrivingFile, Staging, check_same
 from shared.api import WeightsFile, WeightsName
 from shared.atomic_files import sync, write_text
 
@@ -68,7 +68,7 @@ class WeightsStore:
         self.readers = Readers()
         self.traffic = WeightsTraffic()
 
-    def begin(self, name: WeightsName, size: int, token: str = "") -> Part:
+    def begin(self, name: WeightsName, size: int, token: str = "") -> ArrivingFile:
         """A part to write one file into. size: its bytes, as far as known. token: name of the uploader's token."""
         with disk_failures(), self._lock:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class WeightsStore:
             self._room.take(token, FILE_BYTES)
             return self._staging(name).begin(token, partial(self._room.take, token))
 
-    def keep(self, name: WeightsName, file: str, part: Part, sha256: str | None) -> bool:
+    def keep(self, name: WeightsName, file: str, part: ArrivingFile, sha256: str | None) -> bool:
         """Makes a part that has arrived the file; False if it is there already.
 
         Raises WrongDigest when it is not of this SHA-256, WeightsConflict for other content.

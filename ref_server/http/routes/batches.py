@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse, Response
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.bodies import BodyThreads
-from ref_server.http.errors import DELAY_SECONDS, Problem, no_room_to_answer
+from ref_server.http.errors import DELAY_SECONDS, HttpError, no_room_to_answer
 from ref_server.http.load_shedder import LoadShedder
-from ref_server.http.requests import Asker, confine, note
+from ref_server.http.requests import Caller, confine, note
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import QueueStats
 from ref_server.service.service import Service
@@ -55,7 +55,7 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
         responses={200: {"model": Admitted, "description": "uploaded before"}, **errors(409, 503, 507)},
     )  # fmt: skip
     @requires(Role.UPLOAD, wire.CONTENT_TYPE, confines=True)
-    async def upload(request: Request, asker: Asker) -> Response:
+    async def upload(request: Request, caller: Caller) -> Response:
         """Admits a rollout batch. 201 once it is durable; 200 when the same batch was uploaded before.
 
         ```
@@ -68,7 +68,7 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
             await asyncio.sleep(DELAY_SECONDS)
             raise full
         with shedder.admission(run):
-            uploaded = await threads.run(partial(service.admit, body, asker))
+            uploaded = await threads.run(partial(service.admit, body, caller))
         note(request, id=uploaded.id)
         return JSONResponse(
             uploaded.model_dump(mode="json", exclude={"created"}),
@@ -81,7 +81,7 @@ def _add_views(app: FastAPI, service: Service, stats: QueueStats) -> None:
     @app.get("/v1/queue", responses=errors(503, 507))
     @requires(Role.UPLOAD, confines=True)
     async def queue(
-        asker: Asker,
+        caller: Caller,
         run: Annotated[str | None, Query(max_length=200, description="Only this run.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="Runs on a page.")] = 1000,
         cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the previous page.")] = None,
@@ -92,13 +92,13 @@ def _add_views(app: FastAPI, service: Service, stats: QueueStats) -> None:
         curl localhost:8400/v1/queue
         ```
         """
-        runs = RunSelection(limit, cursor, asker.only(run), confined=asker.run is not None)
+        runs = RunSelection(limit, cursor, caller.only(run), confined=caller.run is not None)
         return service.describe_queue(await stats.now(), runs)
 
     @app.get("/v1/batches", responses=errors(503, 507))
     @requires(Role.TRAIN, confines=True)
     def list_batches(
-        asker: Asker,
+        caller: Caller,
         state: Annotated[State | None, Query(description="Only batches in this state.")] = None,
         run: Annotated[str | None, Query(description="Only batches of this run.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -114,18 +114,18 @@ def _add_views(app: FastAPI, service: Service, stats: QueueStats) -> None:
         curl 'localhost:8400/v1/batches?state=ready&limit=5'
         ```
         """
-        return service.queue.list(state, asker.only(run), limit, cursor, order, kept)
+        return service.queue.list(state, caller.only(run), limit, cursor, order, kept)
 
     @app.get("/v1/batches/{id}", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
-    def show(id: Id, asker: Asker) -> BatchDetails:
+    def show(id: Id, caller: Caller) -> BatchDetails:
         """State, history and shape of one batch.
 
         ```
         curl localhost:8400/v1/batches/$ID
         ```
         """
-        confine(asker, service.queue, [id])
+        confine(caller, service.queue, [id])
         return or_not_found(service.queue.get(id), id)
 
 
@@ -176,38 +176,38 @@ def _known(operation: Callable[[str], T], id: str) -> T:
     try:
         return operation(id)
     except KeyError:
-        raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here", "id") from None
+        raise HttpError(404, "not_found", f"no batch {id[:80]!r} is known here", "id") from None
 
 
 def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     @app.get("/v1/batches/{id}/tokens", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
-    def tokens(id: Id, asker: Asker, request: Request) -> TokensView:
+    def tokens(id: Id, caller: Caller, request: Request) -> TokensView:
         """For display: each token with its text, log-probs and advantage, each row with its rewards.
 
         ```
         curl localhost:8400/v1/batches/$ID/tokens
         ```
         """
-        batch = _batch(service, asker, id)
+        batch = _batch(service, caller, id)
         if not from_thread.run_sync(request.state.room, _TOKENS_GROWTH * batch.payload_bytes):
             raise no_room_to_answer()
         return or_not_found(service.describe_tokens(batch), id)
 
     @app.get("/v1/batches/{id}/rewards", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
-    def rewards(id: Id, asker: Asker) -> RewardsView:
+    def rewards(id: Id, caller: Caller) -> RewardsView:
         """For histograms: the rewards of each completion, their parts, and the completions' lengths.
 
         ```
         curl localhost:8400/v1/batches/$ID/rewards
         ```
         """
-        return or_not_found(service.describe_rewards(_batch(service, asker, id)), id)
+        return or_not_found(service.describe_rewards(_batch(service, caller, id)), id)
 
     @app.put("/v1/batches/{id}/training", responses=errors(404, 409, 503, 507))
     @requires(Role.TRAIN, wire.CONTENT_TYPE, confines=True)
-    async def training(id: Id, asker: Asker, request: Request) -> Admitted:
+    async def training(id: Id, caller: Caller, request: Request) -> Admitted:
         """What training made of a leased batch, which then keeps its payload after its ack (`--queue.keep-samples`).
 
         A safetensors file of float32 (C,) `advantages`, 0 where a token did not train, and `logps` of the policy after
@@ -218,22 +218,22 @@ def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
             --data-binary @training.safetensors
         ```
         """
-        return await threads.run(partial(_keep_training, service, asker, id, await request.body()))
+        return await threads.run(partial(_keep_training, service, caller, id, await request.body()))
 
 
 def or_not_found(value: T | None, id: str) -> T:
-    """Raises Problem 404 for None."""
+    """Raises HttpError 404 for None."""
     if value is None:
-        raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here, or its payload is gone", "id")
+        raise HttpError(404, "not_found", f"no batch {id[:80]!r} is known here, or its payload is gone", "id")
     return value
 
 
-def _keep_training(service: Service, asker: Holder, id: str, body: bytes) -> Admitted:
-    batch = _batch(service, asker, id)
+def _keep_training(service: Service, caller: Holder, id: str, body: bytes) -> Admitted:
+    batch = _batch(service, caller, id)
     service.keep_training(batch, body)
     return Admitted(id=id, state=batch.state)
 
 
-def _batch(service: Service, asker: Holder, id: str) -> BatchDetails:
-    confine(asker, service.queue, [id])
+def _batch(service: Service, caller: Holder, id: str) -> BatchDetails:
+    confine(caller, service.queue, [id])
     return or_not_found(service.queue.get(id), id)

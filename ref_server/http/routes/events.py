@@ -20,7 +20,7 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
 from ref_server.access.shares import Shares
 from ref_server.background import BackgroundLoop
-from ref_server.http.requests import Asker
+from ref_server.http.requests import Caller
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import QueueStats
 from ref_server.queue.errors import StorageBroken, StorageFull
@@ -222,7 +222,7 @@ class EventStream(StreamingResponse):
 def add(app: FastAPI, watchers: Watchers) -> None:
     @app.get("/v1/events", response_class=Response, responses={200: _STREAM, **errors(503)})
     @requires(Role.TRAIN, confines=True)
-    async def events(asker: Asker, request: Request) -> Response:
+    async def events(caller: Caller, request: Request) -> Response:
         """Server-sent events: the current state, then what changes, at most one of each a second.
 
         `event: queue` has the body of `GET /v1/queue`; `event: metrics` has `run`, `lineage`, `kind` and the latest
@@ -235,4 +235,4 @@ def add(app: FastAPI, watchers: Watchers) -> None:
         ```
         """
         state = request.state
-        return EventStream(watchers.join(asker.run, state.holder, state.abort))
+        return EventStream(watchers.join(caller.run, state.holder, state.abort))

@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
-from ref_server.http.errors import Problem, no_room_to_answer
-from ref_server.http.requests import Asker, confine, note
+from ref_server.http.errors import HttpError, no_room_to_answer
+from ref_server.http.requests import Caller, confine, note
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.errors import TooManyInFlight
 from ref_server.queue.records import Wanted
@@ -71,7 +71,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
         responses={200: _LEASED, 204: {"description": "none came in time"}, **errors(503, 507), **_REFUSED},
     )  # fmt: skip
     @requires(Role.TRAIN, JSON, confines=True)
-    async def lease(body: LeaseBody, request: Request, asker: Asker) -> Response:
+    async def lease(body: LeaseBody, request: Request, caller: Caller) -> Response:
         """Leases one scored batch, or up to `count`; waits up to wait_seconds for the first.
 
         ```
@@ -82,7 +82,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
         deadline = time.monotonic() + body.wait_seconds
         batches: list[tuple[Lease, bytes]] = []
         while not batches:  # all that was leased may be purged before it is read
-            got = await _poll(service, threads, _confined(body, asker), request, deadline)
+            got = await _poll(service, threads, _confined(body, caller), request, deadline)
             batches = await _read(service, got, request)
             if not got or (not batches and time.monotonic() > deadline):
                 return Response(status_code=204)
@@ -96,7 +96,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
 def _add_settlements(app: FastAPI, service: Service) -> None:
     @app.post("/v1/leases/ack", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON, confines=True)
-    async def ack(body: AckBody, asker: Asker) -> LeaseResults:
+    async def ack(body: AckBody, caller: Caller) -> LeaseResults:
         """Settles batches, after the checkpoint that contains their effect is durable.
 
         ```
@@ -104,13 +104,13 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
             -d '{"leases": [{"id": "'$ID'", "token": "'$TOKEN'"}]}'
         ```
         """
-        results = await _settle(service, asker, body, lambda keys: service.queue.ack(keys, body.checkpoint))
+        results = await _settle(service, caller, body, lambda keys: service.queue.ack(keys, body.checkpoint))
         service.polls.look_now()  # fewer are in flight now
         return results
 
     @app.post("/v1/leases/extend", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON, confines=True)
-    async def extend(body: ExtendBody, asker: Asker) -> LeaseResults:
+    async def extend(body: ExtendBody, caller: Caller) -> LeaseResults:
         """Heartbeat: makes leases end lease_seconds from now.
 
         ```
@@ -119,12 +119,12 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
         ```
         """
         return await _settle(
-            service, asker, body, lambda keys: service.queue.extend(keys, body.lease_seconds, body.started)
+            service, caller, body, lambda keys: service.queue.extend(keys, body.lease_seconds, body.started)
         )
 
     @app.post("/v1/leases/release", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON, confines=True)
-    async def release(body: ReleaseBody, asker: Asker) -> LeaseResults:
+    async def release(body: ReleaseBody, caller: Caller) -> LeaseResults:
         """Gives batches back unused, before their leases end.
 
         ```
@@ -132,7 +132,7 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
             -d '{"leases": [{"id": "'$ID'", "token": "'$TOKEN'"}]}'
         ```
         """
-        results = await _settle(service, asker, body, lambda keys: service.queue.release(keys, body.error))
+        results = await _settle(service, caller, body, lambda keys: service.queue.release(keys, body.error))
         service.polls.look_now()
         return results
 
@@ -164,7 +164,7 @@ async def _try(
 ) -> tuple[list[Lease], TooManyInFlight | None]:
     """Leases, or why there is none: an ack may make room while the request waits."""
     if service.draining:
-        raise Problem(503, "not_ready", "the server is shutting down", headers={"Retry-After": "1"})
+        raise HttpError(503, "not_ready", "the server is shutting down", headers={"Retry-After": "1"})
     try:
         got, refusal = await to_thread.run_sync(service.queue.lease, wanted, limiter=threads), None
     except TooManyInFlight as full:
@@ -176,7 +176,7 @@ async def _try(
 async def _read(service: Service, got: Sequence[Lease], request: Request) -> list[tuple[Lease, bytes]]:
     """The leased payloads, without those that were purged meanwhile.
 
-    Raises Problem 429 if there is no room to send them: the client may repeat its request.
+    Raises HttpError 429 if there is no room to send them: the client may repeat its request.
     """
     if not request.state.room(sum(lease.bytes for lease in got)):
         raise no_room_to_answer()
@@ -219,23 +219,23 @@ def _departure(request: Request, poll: Poll) -> Iterator[asyncio.Future]:
         gone.cancel()
 
 
-def _confined(body: LeaseBody, asker: Holder) -> LeaseBody:
+def _confined(body: LeaseBody, caller: Holder) -> LeaseBody:
     """What a token of a single run asks for: its run, as a consumer whose name no other token can have.
 
     A new incarnation of a consumer ends all of that consumer's leases, whatever their run.
     """
-    if asker.run is None:
+    if caller.run is None:
         return body
-    return body.model_copy(update={"run": asker.only(body.run), "consumer": f"{asker.name}/{body.consumer}"})
+    return body.model_copy(update={"run": caller.only(body.run), "consumer": f"{caller.name}/{body.consumer}"})
 
 
 async def _settle(
-    service: Service, asker: Holder, body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]
+    service: Service, caller: Holder, body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]
 ) -> LeaseResults:
     """Settles and builds the answer in one thread. A route that is no coroutine would use two."""
 
     def work() -> LeaseResults:
-        confine(asker, service.queue, (key.id for key in body.leases))
+        confine(caller, service.queue, (key.id for key in body.leases))
         outcomes = zip(body.leases, settle(body.leases), strict=True)
         return LeaseResults(results=[LeaseResult(id=key.id, outcome=outcome) for key, outcome in outcomes])
 

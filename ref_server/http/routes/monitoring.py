@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
-from ref_server.http.errors import Problem
+from ref_server.http.errors import HttpError
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import SharedCall
 from ref_server.metrics.traffic import Traffic
@@ -66,7 +66,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
         except TimeoutError:
             reason = f"the queue has not answered for {TIMEOUT:g} s"
         if reason:
-            raise Problem(503, "not_ready", reason, headers={"Retry-After": "1"})
+            raise HttpError(503, "not_ready", reason, headers={"Retry-After": "1"})
         return "ok"
 
 

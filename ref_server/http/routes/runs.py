@@ -11,8 +11,8 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
-from ref_server.http.errors import Problem, no_room_to_answer
-from ref_server.http.requests import Asker
+from ref_server.http.errors import HttpError, no_room_to_answer
+from ref_server.http.requests import Caller
 from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.service.service import Service
 from ref_server.service.views import columns, is_cursor, page_of_runs, summarise
@@ -34,9 +34,9 @@ from shared.batch import LINEAGE, BatchError
 MOST_STEPS = 5000
 
 
-async def _run(run: Annotated[str, Path(min_length=1, max_length=200)], asker: Asker) -> str:
+async def _run(run: Annotated[str, Path(min_length=1, max_length=200)], caller: Caller) -> str:
     """The run that a path names. Raises Denied for a token of another run."""
-    asker.only(run)
+    caller.only(run)
     return run
 
 
@@ -82,7 +82,7 @@ def _add_runs(app: FastAPI, service: Service) -> None:
     @app.get("/v1/runs", responses=errors(503, 507))
     @requires(Role.TRAIN, confines=True)
     def runs(
-        asker: Asker,
+        caller: Caller,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the previous page.")] = None,
     ) -> RunPage:
@@ -93,8 +93,8 @@ def _add_runs(app: FastAPI, service: Service) -> None:
         ```
         """
         if cursor is not None and not is_cursor(cursor):
-            raise Problem(422, "invalid_request", "cursor: must be a next_cursor that this server gave", "cursor")
-        return page_of_runs(summarise(queue.curves(asker.only(None))), limit, cursor)
+            raise HttpError(422, "invalid_request", "cursor: must be a next_cursor that this server gave", "cursor")
+        return page_of_runs(summarise(queue.curves(caller.only(None))), limit, cursor)
 
 
 def _add_curves(app: FastAPI, service: Service) -> None:
@@ -149,7 +149,7 @@ def _add_step(app: FastAPI, service: Service) -> None:
         records = queue.metrics_of_step(run, summary.lineage, step)
         _check_room(request, records)
         if not records:
-            raise Problem(404, "not_found", f"no record of step {step} is kept: it may have been thinned out", "step")
+            raise HttpError(404, "not_found", f"no record of step {step} is kept: it may have been thinned out", "step")
         return Response(f'{{"records":[{",".join(records)}]}}', media_type=JSON)
 
 
@@ -163,7 +163,7 @@ def _lineage(lineages: list[RunSummary], lineage: str | None) -> RunSummary:
     chosen = next((each for each in lineages if lineage in (None, each.lineage)), None)
     if chosen is None:
         what = "run" if lineage is None or not lineages else "lineage"
-        raise Problem(404, "not_found", f"no metrics of this {what} are kept here", what)
+        raise HttpError(404, "not_found", f"no metrics of this {what} are kept here", what)
     return chosen
 
 

@@ -19,8 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import ANY, JSON, Reading, requires
-from ref_server.http.errors import Problem
-from ref_server.http.requests import Asker, note
+from ref_server.http.errors import HttpError
+from ref_server.http.requests import Caller, note
 from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.service.service import Service
 from ref_server.weights.catalog import Published
@@ -44,10 +44,10 @@ async def _version(
     lineage: Annotated[PlainName, Path(description="Which training of that name.")],
     epoch: PathInteger,
     version: PathInteger,
-    asker: Asker,
+    caller: Caller,
 ) -> WeightsName:
     """The version that a path names. Raises Denied for a token of another run."""
-    asker.only(run)
+    caller.only(run)
     return WeightsName(run, lineage, epoch, version)
 
 
@@ -70,7 +70,7 @@ def _add_upload(app: FastAPI, service: Service) -> None:
         responses={200: {"model": WeightsFile, "description": "uploaded before"}, **errors(409, 503, 507)},
     )  # fmt: skip
     @requires(Role.TRAIN, ANY, confines=True, reading=Reading.STREAMED)
-    async def upload(name: _Version, file: _File, request: Request, asker: Asker) -> Response:
+    async def upload(name: _Version, file: _File, request: Request, caller: Caller) -> Response:
         """One file of a version that will be published. It goes to the disk as it comes, whatever its length.
 
         201 once it is stored; 200 when the same was stored before; 409 for other content. A `Content-Digest` is
@@ -85,7 +85,7 @@ def _add_upload(app: FastAPI, service: Service) -> None:
         service.check_open()
         sha256, size = _digest(request), int(request.headers.get("content-length", 0))
         run = partial(to_thread.run_sync, limiter=threads)
-        part = await run(store.begin, name, size, asker.token)
+        part = await run(store.begin, name, size, caller.token)
         try:
             async for piece in _pieces(request.stream()):
                 await run(part.write, piece)
@@ -126,7 +126,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
     async def newest(
         run: _Run,
         request: Request,
-        asker: Asker,
+        caller: Caller,
         lineage: Annotated[
             PlainName | None, Query(description="Of this training. Absent: of the one that committed last.")
         ] = None,
@@ -143,7 +143,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         curl 'localhost:8400/v1/weights/curl?lineage=first&after=0.0&wait_seconds=5'
         ```
         """
-        asker.only(run)
+        caller.only(run)
         epoch, _, version = (after or "").partition(".")
         known = (int(epoch), int(version)) if after else (-1, -1)
         gone = asyncio.ensure_future(_departure(request))
@@ -217,7 +217,7 @@ def _digest(request: Request) -> str | None:
     match = _SHA256.search(header)
     if match is None:
         message = "must be sha-256=:…:, the digest in base64 between colons, as RFC 9530 has it"
-        raise Problem(422, "invalid_request", f"Content-Digest: {message}", "Content-Digest")
+        raise HttpError(422, "invalid_request", f"Content-Digest: {message}", "Content-Digest")
     return base64.b64decode(match[1]).hex()
 
 
@@ -256,12 +256,12 @@ class FileDownload(FileResponse):
                 raise WeightsGone("this version is being removed; there is a newer one") from error
 
     def _begin(self, message: Message) -> None:
-        """Raises Problem for a range that FileResponse would refuse as text."""
+        """Raises HttpError for a range that FileResponse would refuse as text."""
         headers = MutableHeaders(raw=message["headers"])
         if message["status"] == 200:
             headers["Content-Digest"] = self._digest
         elif message["status"] == 416:
             where = {"Content-Range": headers["content-range"]}
-            raise Problem(416, "invalid_range", "Range: must begin within the file", "Range", where)
+            raise HttpError(416, "invalid_range", "Range: must begin within the file", "Range", where)
         elif message["status"] >= 400:
-            raise Problem(422, "invalid_request", "Range: must be bytes=FIRST-LAST", "Range")
+            raise HttpError(422, "invalid_request", "Range: must be bytes=FIRST-LAST", "Range")
