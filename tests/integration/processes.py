@@ -46,17 +46,16 @@ class Process:
 
 
 class Server(Process):
-    """A reference server; `again` starts another one on the same port and data."""
+    """A reference server, without a model if that is None; `again` starts another on the same port and data."""
 
-    def __init__(self, model: Path, directory: Path, port: int | None = None, *options: str) -> None:
+    def __init__(self, model: Path | None, directory: Path, port: int | None = None, *options: str) -> None:
         self.model, self.directory, self.options = model, directory, options
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         directory.mkdir(exist_ok=True)
-        super().__init__(
-            "ref_server", "serve", "--model", str(model), "--port", str(self.port), "--threads", "1",
-            "--data-dir", str(directory / "server"), *options, log=directory / "server.log",
-        )  # fmt: skip
+        reference = ("--model", str(model), "--threads", "1") if model else ("--no-model",)
+        place = ("--port", str(self.port), "--data-dir", str(directory / "server"))
+        super().__init__("ref_server", "serve", *reference, *place, *options, log=directory / "server.log")
 
     def until_ready(self) -> "Server":
         until(lambda: self._answers(), "the server to be ready", self)
@@ -128,6 +127,11 @@ def train(model: Path | str, server: Server | None, run_dir: Path, *options: str
         "policy_trainer", "train", "--model", str(model), *place, "--run-dir", str(run_dir), *options,
         log=run_dir.parent / f"{run_dir.name}.log",
     )  # fmt: skip
+
+
+def rollout(run_dir: Path, log: Path, *options: str) -> Process:
+    """A worker of the run in this directory."""
+    return Process("policy_trainer", "rollout", "--config", str(run_dir / "config.toml"), *options, log=log)
 
 
 def assert_trained_exactly_once(server: Server, run_dir: Path) -> None:

@@ -13,8 +13,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api import State
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
-from tests.integration.processes import Process, steps_of, until
-from tests.ports import free_port
+from tests.integration.processes import Process, Server, steps_of, until
 
 # Tokens of a group, prompt and completions, for which memory suffices.
 LIMIT = 20
@@ -22,10 +21,7 @@ LIMIT = 20
 
 @pytest.fixture
 def client(tmp_path: Path, start: Any) -> Iterator[RefServerClient]:
-    port = str(free_port())
-    queue = ("serve", "--no-model", "--port", port, "--data-dir", str(tmp_path / "server"))
-    start(Process("ref_server", *queue, log=tmp_path / "server.log"))
-    with RefServerClient(f"http://127.0.0.1:{port}") as client:
+    with RefServerClient(start(Server(None, tmp_path)).url) as client:
         yield client
 
 

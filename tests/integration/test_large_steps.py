@@ -18,8 +18,7 @@ from policy_trainer.queue_client.terms import Intake
 from shared.api import State
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
-from tests.integration.processes import Process, until
-from tests.ports import free_port
+from tests.integration.processes import Server
 
 GROUPS = 512
 STEPS = 2
@@ -50,11 +49,8 @@ def impatient(seconds: float) -> None:
 
 
 def test_a_step_of_512_groups_is_leased_in_a_handful_of_requests(tmp_path: Path, start: Callable[..., Any]) -> None:
-    port = free_port()
-    url, options = f"http://127.0.0.1:{port}", ("--no-model", "--port", str(port), "--data-dir", str(tmp_path))
-    server = start(Process("ref_server", "serve", *options, log=tmp_path / "server.log"))
-    with RefServerClient(url) as client:
-        until(lambda: client.not_ready_reason() is None, "the server to be ready", server)
+    server = start(Server(None, tmp_path)).until_ready()
+    with RefServerClient(server.url) as client:
         with ThreadPoolExecutor(16) as workers:
             sent = {uploaded.id for uploaded in workers.map(client.upload, (batch() for _ in range(STEPS * GROUPS)))}
         terms = LeaseTerms("trainer", "large", epoch=0, max_lag=None, lease_seconds=60)
@@ -67,6 +63,6 @@ def test_a_step_of_512_groups_is_leased_in_a_handful_of_requests(tmp_path: Path,
             feed.settle(tmp_path / f"step-{step}", [lease.id for lease in leased])
             trained += [lease.id for lease in leased]
         assert len(trained) == len(sent) and set(trained) == sent
-        assert 1 <= lease_requests(url) <= 2 * STEPS
+        assert 1 <= lease_requests(server.url) <= 2 * STEPS
         feed.close()
         assert client.queue("large").runs["large"][State.DONE].batches == STEPS * GROUPS

@@ -12,7 +12,7 @@ from uuid6 import uuid7
 
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
-from tests.integration.processes import QUICK, Process, Server, steps_of, train, until
+from tests.integration.processes import QUICK, Process, Server, rollout, steps_of, train, until
 
 # A few more batches than are trained wait in the server.
 OPTIONS = (*QUICK, "--checkpoint.save-steps", "2")
@@ -102,8 +102,7 @@ def test_an_external_worker_follows_a_directory_that_is_begun_again(
     options = (*OPTIONS, "--rollout", "external")
     first = start(train(random_model, server, run_dir, *options, "--max-steps", "500"))
     until((run_dir / "weights" / "latest.json").exists, "weights", first)
-    log = tmp_path / "worker.log"
-    worker = start(Process("policy_trainer", "rollout", "--config", str(run_dir / "config.toml"), log=log))
+    worker = start(rollout(run_dir, tmp_path / "worker.log"))
     until(lambda: len(steps_of(run_dir)) >= 3, "step 3", first)
     first.kill()
     delete(run_dir)

@@ -18,8 +18,7 @@ from policy_trainer.rollout.run import run_worker
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
 from policy_trainer.weights.directory import WeightsDirectory
-from tests.integration.processes import Process, Server, steps_of, until
-from tests.ports import free_port
+from tests.integration.processes import Server, steps_of, until
 
 # Problems that the base model sometimes solves, in the form of each recipe's data.
 DATA: dict[str, list[dict[str, Any]]] = {
@@ -51,10 +50,8 @@ def model(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def queue_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server without a reference, for presets without a KL."""
-    directory, port = tmp_path_factory.mktemp("queue"), free_port()
-    options = ("serve", "--no-model", "--port", str(port), "--data-dir", str(directory / "server"))
-    server = Process("ref_server", *options, log=directory / "server.log")
-    yield f"http://127.0.0.1:{port}"
+    server = Server(None, tmp_path_factory.mktemp("queue"))
+    yield server.url
     server.kill()
 
 

@@ -14,6 +14,7 @@ from tests.integration.processes import (
     Server,
     assert_trained_exactly_once,
     processes_of,
+    rollout,
     steps_of,
     train,
     until,
@@ -111,12 +112,8 @@ def test_either_may_be_killed(
     until((run_dir / "config.toml").exists, "the configuration", trainer)
 
     def work(number: int) -> Process:
-        return start(
-            Process(
-                "policy_trainer", "rollout", "--config", str(run_dir / "config.toml"), "--worker", str(number),
-                "--workers", "2", log=tmp_path / f"worker-{number}.log",
-            )
-        )  # fmt: skip
+        options = ("--worker", str(number), "--workers", "2")
+        return start(rollout(run_dir, tmp_path / f"worker-{number}.log", *options))
 
     workers = [work(number) for number in range(2)]
     for round in range(2):

@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import safetensors.torch
 import torch
@@ -21,11 +20,11 @@ from tests.integration.processes import (
     Server,
     assert_trained_exactly_once,
     processes_of,
+    rollout,
     steps_of,
     train,
     until,
 )
-from tests.ports import free_port
 
 
 def test_reward_rises(base_model, tmp_path, start):
@@ -67,14 +66,8 @@ def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, sta
     start(server)
     until(lambda: "policy-trainer rollout --config" in trainer.output(), "the trainer to say what it needs", trainer)
     workers = [
-        start(
-            Process(
-                "policy_trainer", "rollout", "--config", str(run_dir / "config.toml"), "--worker", str(k),
-                "--workers", "2", log=tmp_path / f"worker-{k}.log",
-            )
-        )
-        for k in (0, 1)
-    ]  # fmt: skip
+        start(rollout(run_dir, tmp_path / f"worker-{k}.log", "--worker", str(k), "--workers", "2")) for k in (0, 1)
+    ]
     assert trainer.wait() == 0, trainer.output()
     for worker in workers:
         assert worker.wait() == 0, worker.output()
@@ -136,33 +129,24 @@ def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
     assert not processes_of(run_dir)
 
 
-def trained(model: Path, tmp_path: Path, start: Any, *options: str) -> tuple[Process, str]:
-    """A run with a server without a model, and the server's URL."""
-    port = str(free_port())
-    queue = ("serve", "--no-model", "--port", port, "--data-dir", str(tmp_path / "server"))
-    start(Process("ref_server", *queue, log=tmp_path / "server.log"))
-    url = f"http://127.0.0.1:{port}"
-    common = ("--model", str(model), "--server", url, "--run-dir", str(tmp_path / "run"))
-    return start(Process("policy_trainer", "train", *common, *QUICK, *options, log=tmp_path / "trainer.log")), url
-
-
-def test_it_trains_without_a_kl_penalty(random_model: Path, tmp_path: Path, start: Any) -> None:
+def test_it_trains_without_a_reference_model(random_model: Path, tmp_path: Path, start: Any) -> None:
+    server, run_dir = start(Server(None, tmp_path)), tmp_path / "run"
     # A random model is wrong everywhere: only the lengths of its completions differ.
     options = ("--loss.beta", "0", "--max-steps", "4", "--rewards", "accuracy", "length")
-    trainer, url = trained(random_model, tmp_path, start, *options)
+    trainer = start(train(random_model, server, run_dir, *QUICK, *options))
     assert trainer.wait() == 0, trainer.output()
-    steps = steps_of(tmp_path / "run")
+    steps = steps_of(run_dir)
     assert [record["groups"] for record in steps] == [4, 4, 4, 4]
     assert all(record["kl"] is None and record["updates"] == 1 for record in steps)
     assert all(record["reference_version_max"] is None for record in steps)
     assert any(record["grad_norm"] > 0 for record in steps)
-    with RefServerClient(url) as client:
+    with RefServerClient(server.url) as client:
         done = {batch.id for batch in client.batches(State.DONE)}
         assert done == {id for record in steps for id in record["batch_ids"]}
         states = [[event.state for event in client.batch(id).history] for id in done]
         assert all(State.SCORING not in of_one and of_one[-1] == State.DONE for of_one in states)
         assert client.queue().scoring.batches == 0
-    assert httpx.get(f"{url}/v1/model").json()["name"] is None
+    assert server.get("/v1/model")["name"] is None
 
 
 MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
@@ -206,13 +190,10 @@ STEPS = 16
 
 @pytest.mark.long
 def test_one_command_killed_and_resumed(random_model: Path, tmp_path: Path, start: Any) -> None:
-    port, place = str(free_port()), tmp_path / "run"
-    queue = ("serve", "--no-model", "--port", port, "--data-dir", str(tmp_path / "server"))
-    start(Process("ref_server", *queue, log=tmp_path / "server.log"))
-    url = f"http://127.0.0.1:{port}"
+    server, place = start(Server(None, tmp_path)), tmp_path / "run"
     command = (
-        "policy_trainer", "train", "--model", str(random_model), "--server", url, "--run-dir", str(place), *QUICK,
-        "--device", "cpu", "--max-steps", str(STEPS), "--lora.rank", "4", "--reference.source", "adapter-off",
+        "policy_trainer", "train", "--model", str(random_model), "--server", server.url, "--run-dir", str(place),
+        *QUICK, "--device", "cpu", "--max-steps", str(STEPS), "--lora.rank", "4", "--reference.source", "adapter-off",
         "--rewards", "accuracy", "length", "--optimizer.learning-rate", "1e-2",
     )  # fmt: skip
 
@@ -232,11 +213,8 @@ def test_one_command_killed_and_resumed(random_model: Path, tmp_path: Path, star
     assert steps[0]["kl_at_step_0"] == steps[0]["kl"] == 0
     assert steps[-1]["kl"] > 0
     assert max(record["probe_logp_difference"] or 0 for record in steps) < 1e-4
-    trained = [id for record in steps for id in record["batch_ids"]]
-    with RefServerClient(url) as client:
-        done = [batch.id for batch in client.batches() if batch.state == "done"]
-    assert len(trained) == len(set(trained)) and set(trained) == set(done)
-    assert httpx.get(f"{url}/v1/model").json()["name"] is None
+    assert_trained_exactly_once(server, place)
+    assert server.get("/v1/model")["name"] is None
 
     last = place / "checkpoints" / f"step-{STEPS:08d}"
     export = ("policy_trainer", "export", "--checkpoint", str(last), "--output", str(tmp_path / "exported"))

@@ -21,6 +21,7 @@ from tests.integration.processes import (
     assert_trained_exactly_once,
     client_of,
     processes_of,
+    rollout,
     steps_of,
     train,
     until,
@@ -136,9 +137,7 @@ def test_a_dry_run_tells_of_every_stage_and_leaves_nothing(random_model: Path, t
     assert not processes_of(home)
 
 
-def rollout(run_dir, log):
-    command = ("rollout", "--config", str(run_dir / "config.toml"), "--devices", "cpu", "cpu", "--threads", "1")
-    return Process("policy_trainer", *command, log=log)
+TWICE = ("--devices", "cpu", "cpu", "--threads", "1")
 
 
 def logs_of(run_dir):
@@ -160,7 +159,7 @@ def test_a_run_with_two_devices_of_each(random_model, tmp_path, start):
     server = start(Server(random_model, tmp_path, None, "--devices", "cpu", "cpu"))
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "4", "--rollout", "external"))
     until((run_dir / "config.toml").exists, "the run's settings", trainer)
-    workers = start(rollout(run_dir, tmp_path / "workers.log"))
+    workers = start(rollout(run_dir, tmp_path / "workers.log", *TWICE))
     assert trainer.wait() == 0, trainer.output()
     assert workers.wait() == 0, workers.output()
     assert all_logs_contain(run_dir, "the run is finished"), workers.output()
@@ -173,7 +172,7 @@ def test_one_ctrl_c_ends_all_workers_and_a_dead_one_comes_back(random_model, tmp
     server = start(Server(random_model, tmp_path))
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "9999", "--rollout", "external"))
     until((run_dir / "config.toml").exists, "the run's settings", trainer)
-    workers = start(rollout(run_dir, tmp_path / "workers.log"))
+    workers = start(rollout(run_dir, tmp_path / "workers.log", *TWICE))
     until(lambda: all_logs_contain(run_dir, "next_problem"), "both workers to sample", workers)
     (worker,) = children(run_dir, "1")
     os.kill(worker, signal.SIGKILL)

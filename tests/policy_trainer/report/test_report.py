@@ -1,4 +1,4 @@
-"""`policy-trainer report`: one file that says what a run did, whatever its state and whatever its model wrote."""
+"""`policy-trainer report` and `compare`: one file about runs in any state, whatever their models wrote."""
 
 import json
 import re
@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.cli import report
+from policy_trainer.cli import compare, report
+from policy_trainer.report.report import names_of
+from policy_trainer.report.story import limit_of
 from shared.errors import UserError
 from tests.policy_trainer.report.runs import completion, evaluation_record, group, learning_run, make_run, step_record
 
@@ -41,7 +43,7 @@ def page_of(root: Path) -> str:
     return (root / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_run_is_told_in_sentences_curves_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_has_a_summary_evaluations_and_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = learning_run(tmp_path / "sums", loss={"beta": 0.125})
     page = page_of(root)
     assert capsys.readouterr().out.strip() == str(root / "report.html")
@@ -59,7 +61,7 @@ def test_a_run_is_told_in_sentences_curves_and_texts(tmp_path: Path, capsys: pyt
     assert "accuracy low high reward" in text and "10 100 0.9 0.826 0.945 1.8" in text, "the table of evaluations"
 
 
-def test_a_page_loads_nothing_and_runs_its_own_scripts_alone(tmp_path: Path) -> None:
+def test_a_page_loads_nothing_and_runs_only_its_own_scripts(tmp_path: Path) -> None:
     page = page_of(learning_run(tmp_path / "sums"))
     seen = Seen(page)
     assert not {"iframe", "object", "embed", "form"} & set(seen.tags)
@@ -99,7 +101,7 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     warning = {"kind": "health", "step": 1, "name": HOSTILE, "seen": HOSTILE, "band": HOSTILE, "remedy": HOSTILE}
     root = make_run(tmp_path / "<b>bold", [*records, warning], model=HOSTILE.replace("\ud800", ""))
     with (root / "samples.jsonl").open("w") as file:
-        said = {
+        written = {
             "text": HOSTILE,
             "reward": 1.0,
             "parts": {HOSTILE: 1.0},
@@ -108,7 +110,7 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
             "finished": True,
         }
         about = {"step": 1, "kind": "train", "batch": None, "task": HOSTILE, "problem": 3}
-        file.write(json.dumps({**about, "prompt": HOSTILE, "answer": HOSTILE, "completions": [said]}) + "\n")
+        file.write(json.dumps({**about, "prompt": HOSTILE, "answer": HOSTILE, "completions": [written]}) + "\n")
     page = page_of(root)
     seen = Seen(page)
     assert (seen.tags.count("script"), seen.tags.count("b"), seen.tags.count("img")) == (4, 1, 1)
@@ -150,37 +152,21 @@ def test_files_that_are_cut_short(tmp_path: Path, cut: int) -> None:
     assert "config.toml cannot be read" in page
 
 
-def test_records_that_are_no_records_are_left_out(tmp_path: Path) -> None:
+def test_invalid_records_are_ignored_and_numbers_too_large_to_plot_left_out(tmp_path: Path) -> None:
     root = make_run(tmp_path / "odd", [step_record(1)])
     odd = [7, None, "step", [], {}, {"kind": "step"}, {"step": 3}, {"kind": "step", "step": "4"}]
     huge = {"kind": "step", "step": 2, "reward": 1e300, "kl": "high", "completions": None, "loss": [1], "epoch": "x"}
     with (root / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in [*odd, huge])
-    assert "2 of 10 steps are done, on 64 completions." in page_of(root)
+    page = page_of(root)
+    assert "2 of 10 steps are done, on 64 completions." in page and "e+300" not in page
 
 
-def test_a_run_that_has_not_trained_yet(tmp_path: Path) -> None:
+def test_a_run_without_steps_and_a_resumed_run(tmp_path: Path) -> None:
     text = Seen(page_of(make_run(tmp_path / "young"))).text
     assert "No step has been trained yet." in text and "Curves" not in text and "Time" not in text
-
-
-def test_a_resumed_run_says_so(tmp_path: Path) -> None:
-    records = [step_record(1), step_record(2) | {"epoch": 1}]
-    page = page_of(make_run(tmp_path / "r", records))
+    page = page_of(make_run(tmp_path / "r", [step_record(1), step_record(2) | {"epoch": 1}]))
     assert "2 of 10 steps are done, on 128 completions; it was resumed once." in page
-
-
-def test_a_directory_that_holds_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"RUN_DIR: .* contains no run: it has neither config\.toml nor metrics\.jsonl"):
-        report.run([str(tmp_path)])
-    with pytest.raises(UserError, match=r"RUN_DIR: .*/none is not a directory"):
-        report.run([str(tmp_path / "none")])
-
-
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    root = make_run(tmp_path / "r")
-    with pytest.raises(UserError, match=r"--output: .*/none/a\.html cannot be written: No such file"):
-        report.run([str(root), "--output", str(tmp_path / "none" / "a.html")])
 
 
 @pytest.mark.parametrize(
@@ -211,10 +197,82 @@ def test_runs_of_other_commands(tmp_path: Path, records: list[dict[str, Any]], e
     assert expected in text and "config.toml is missing" in text and "GRPO" not in text
 
 
-def test_addresses_and_tokens_stay_at_home(tmp_path: Path) -> None:
+def test_addresses_and_tokens_are_left_out(tmp_path: Path) -> None:
     root = make_run(tmp_path / "r", server="http://10.0.0.7:8400", token_file=tmp_path / "secret-file")
-    with (root / "config.toml").open("a") as file:
-        file.write("")
     (root / "config.toml").write_text('token = "hush-hush"\n' + (root / "config.toml").read_text())
     page = page_of(root)
     assert "10.0.0.7" not in page and "secret-file" not in page and "hush-hush" not in page
+
+
+WAITS = Path(__file__).parents[3] / "shared" / "viewer" / "waits.js"
+
+
+def verdict(workers: float, server: float, trainer: float) -> str:
+    return limit_of({"Rollout workers": workers, "Reference server": server, "Policy trainer": trainer})
+
+
+def test_the_part_that_hardly_waits_limits_the_run() -> None:
+    """With the bounds that the dashboard has."""
+    expected = {
+        (0.0, 0.9, 0.8): "Sampling limited",
+        (0.8, 0.1, 0.9): "Scoring limited",
+        (0.5, 0.8, 0.05): "Training limited",
+        (0.1, 0.2, 0.9): "The run was balanced",
+        (0.5, 0.4, 0.9): "Every part waited",
+    }
+    assert {waits: verdict(*waits)[: len(text)] for waits, text in expected.items()} == expected
+    assert limit_of({"Policy trainer": 0.0}) == "", "too little is known of one part"
+    bounds = dict(re.findall(r"^const (BUSY|CLEAR) = ([\d.]+);$", WAITS.read_text(), re.MULTILINE))
+    busy, clear, small = float(bounds["BUSY"]), float(bounds["CLEAR"]), 1e-6
+    assert verdict(busy, 1, 1).startswith("Sampling") and verdict(busy + small, 1, 1).startswith("Every part")
+    assert verdict(0, clear + small, 1).startswith("Sampling") and verdict(0, clear - small, 1).startswith("The run")
+
+
+def comparison_of(*roots: Path) -> str:
+    output = roots[0].parent / "compare.html"
+    assert compare.run([*map(str, roots), "--output", str(output)]) == 0
+    return output.read_text(encoding="utf-8")
+
+
+def test_three_runs_are_compared(tmp_path: Path) -> None:
+    small = learning_run(tmp_path / "small")
+    large = learning_run(tmp_path / "large", loss={"beta": 0.5})
+    page = comparison_of(small, large, make_run(tmp_path / "young"))
+    text = " ".join(Seen(page).text.split())
+    assert "<title>small · large · young</title>" in page
+    assert "loss.beta 0.04 0.5 0.04" in text, "the default where a run sets nothing"
+    assert "kl 0.125 0.125 -" in text and "reward/tags 1 1 -" in text and "accuracy, held out 0.9 0.9 -" in text
+
+
+def test_runs_with_the_same_name_and_of_several_commands(tmp_path: Path) -> None:
+    roots = [make_run(tmp_path / where / "sums", [step_record(1)]) for where in ("a", "b")]
+    assert "<title>a/sums · b/sums</title>" in comparison_of(*roots)
+    assert names_of([Path("/x/a/sums"), Path("/y/a/sums"), Path("/y/a/other")]) == ["x/a/sums", "y/a/sums", "y/a/other"]
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    (tuned / "metrics.jsonl").write_text(json.dumps({"kind": "step", "step": 1, "loss": 2.5, "grad_norm": 1.0}) + "\n")
+    text = " ".join(Seen(comparison_of(learning_run(tmp_path / "grpo"), tuned)).text.split())
+    assert "loss 0.01 2.5" in text and "tuned A model was fine-tuned" in text
+    assert "loss.beta 0.04 not given" in text, "a run without config.toml has no settings"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        (report, ["{0}"], r"RUN_DIR: .* contains no run: it has neither config\.toml nor metrics\.jsonl"),
+        (report, ["{0}/none"], r"RUN_DIR: .*/none is not a directory"),
+        (
+            report,
+            ["{0}/r", "--output", "{0}/none/a.html"],
+            r"--output: .*/none/a\.html cannot be written: No such file",
+        ),
+        (compare, ["{0}/r"], "RUN_DIR: name two or more different directories"),
+        (compare, ["{0}/r", "{0}/r"], "RUN_DIR: name two or more different directories"),
+        (compare, ["{0}/r", "{0}/r/../r"], "RUN_DIR: name two or more different directories"),
+        (compare, ["{0}/r", "{0}/none"], r"RUN_DIR: .*/none is not a directory"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, command: Any, arguments: list[str], message: str) -> None:
+    make_run(tmp_path / "r")
+    with pytest.raises(UserError, match=message):
+        command.run([argument.format(tmp_path) for argument in arguments])
