@@ -13,7 +13,7 @@ class Crash(BaseException):
 
 
 class Fuse:
-    """Lets a process live for so many file operations, each of which may be its last."""
+    """Crashes a process after a given number of file operations."""
 
     def __init__(self) -> None:
         self.left: int | None = None
@@ -27,7 +27,7 @@ class Fuse:
                 raise Crash
 
     def lives(self, operations: int, work: Callable[[], object]) -> bool:
-        """Whether the work was done before the crash."""
+        """Whether the work finished before the crash."""
         self.left = operations
         try:
             work()

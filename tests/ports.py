@@ -10,7 +10,7 @@ _held: deque[socket.socket] = deque()
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens, and which no other test run is given meanwhile.
+    """A free port of this machine, reserved against other test runs.
 
     A socket stays bound to it. A server can listen on it all the same: only a bound socket that listens is in the way
     of another one, once both allow it (SO_REUSEADDR, as asyncio and PostgreSQL set it).

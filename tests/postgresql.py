@@ -58,7 +58,7 @@ class Postgres:
             connection.execute(sql.encode())
 
     def _call(self, program: str, *arguments: str) -> None:
-        # No pipe for the output: a started server would keep it open for ever.
+        # No pipe for the output: a started server would keep it open forever.
         subprocess.run(
             [self._bin / program, *arguments], user=self._user, cwd="/", check=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

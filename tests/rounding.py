@@ -1,4 +1,4 @@
-"""How far rounding alone may carry a result from the exact one: the bound of tests that cannot run in float64."""
+"""The error that rounding may cause: the bound of tests that cannot run in float64."""
 
 import torch
 from torch import Tensor

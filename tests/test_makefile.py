@@ -1,4 +1,4 @@
-"""What `make` installs: it is asked for its commands and runs none."""
+"""What `make` installs, from its dry runs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does."""
+"""Waiting for other threads and processes."""
 
 import time
 from collections.abc import Callable

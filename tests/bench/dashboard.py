@@ -3,7 +3,7 @@
     python -m tests.bench.dashboard
     python -m tests.bench.dashboard pictures runs/demo runs/demo-seed-1
 
-The second serves the queue of a finished run again, lays the curves of the others over its own, and writes
+The second serves the queue of a finished run again, adds the curves of the others, and writes
 docs/dashboard.png and docs/group.png.
 """
 
@@ -30,7 +30,7 @@ from tests.ref_server.processes import running
 
 DOCS = Path(__file__).parents[2] / "docs"
 TURNS = 60
-# Scrolls in steps, one a frame, and tells the milliseconds between the frames.
+# Scrolls one step per frame; returns the milliseconds between frames.
 SCROLL = """async ([selector, distance, turns]) => {
   const place = selector ? document.querySelector(selector) : document.scrollingElement;
   const frames = [];

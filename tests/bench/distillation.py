@@ -1,4 +1,4 @@
-"""A teacher teaches a smaller model: on the student's own samples, beside SFT on as many samples of the teacher's.
+"""Distillation into a smaller model on its own samples, compared with SFT on as many samples of the teacher.
 
 `python -m tests.bench.distillation` prints accuracy against samples and seconds. Both sides train by a user's commands.
 """

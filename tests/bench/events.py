@@ -1,8 +1,8 @@
-"""What a watcher and a trainer's metrics cost a busy server: `python -m tests.bench.events`.
+"""The cost of an event stream and of a trainer's metrics for a busy server: `python -m tests.bench.events`.
 
 One server, which clients keep busy, in turns with and without one stream of events and a record a second. The figure is
 the server's CPU time for each batch that was uploaded, leased and acked: a busy machine blurs it least. First, of an
-idle server, its CPU time as a share of one core: what differs there is the watching alone.
+idle server, its CPU time as a share of one core: there, only the watching differs.
 """
 
 import argparse

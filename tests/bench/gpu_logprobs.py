@@ -105,7 +105,7 @@ def token_rows(setting: Setting, size: str) -> Iterator[Row]:
 
 
 def head_mib(meter: Meter, model: PreTrainedModel, count: int) -> float | None:
-    """Peak of the LM head and the log-softmax alone, for `count` completion tokens."""
+    """Peak memory of only the LM head and log-softmax, for `count` completion tokens."""
     head = LMHead.of(model)
     hidden = torch.randn(count, head.weight.shape[1], dtype=model.dtype, device=model.device)
     targets = torch.randint(len(head.weight), (count,), device=model.device)

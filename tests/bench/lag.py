@@ -26,7 +26,7 @@ _COLUMNS = {
 
 
 def set_up(root: Path) -> Path:
-    """The demo's config.toml, with its base model beside it."""
+    """The demo's config.toml, next to its base model."""
     _run("demo-setup", "--run-dir", str(root / "demo"))
     return root / "demo" / "config.toml"
 

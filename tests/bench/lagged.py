@@ -44,7 +44,7 @@ class LaggedSampler:
         self._kept.append((version, state))
 
     def sample(self, step: int) -> list[RolloutBatch]:
-        """What is drawn depends on seed, step and weights alone."""
+        """The samples depend only on seed, step and weights."""
         version, state = self._kept[0]
         self._model.load_state_dict(state)
         config, count = self._config, self._config.groups_per_step

@@ -1,6 +1,7 @@
-"""Memory and communication of a policy on 1, 2 and 4 ranks beside the arithmetic: `python -m tests.bench.ranks`.
+"""Memory and communication of a policy on 1, 2 and 4 ranks, compared with formulas: `python -m tests.bench.ranks`.
 
-Prints the table of docs/fsdp.md. Bytes are counted, not timed, so a busy machine changes nothing."""
+Prints the table of docs/fsdp.md. Bytes are counted, not timed, so a busy machine changes nothing.
+"""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Sampling groups of completions: ours beside transformers' generate and its continuous batching.
+"""Sampling groups of completions: ours compared with transformers' generate and continuous batching.
 
 Tokens are those of the completions up to and including EOS; computation for rows that have ended does not count. Each
 side is a process with one thread, and the sides take turns. Continuous batching keeps its manager between rounds and

@@ -1,4 +1,4 @@
-"""The queue in one process: beside bare SQLite commits, and with many batches waiting."""
+"""The queue in one process: compared with bare SQLite commits, and with many waiting batches."""
 
 import itertools
 from collections.abc import Callable, Iterator

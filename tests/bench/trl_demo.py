@@ -35,7 +35,7 @@ def train_with_trl(base: Path, directory: Path) -> float:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    # By name: they are installed for this benchmark alone, and the type checker must not depend on that.
+    # Imported by name: they are installed only for this benchmark, which the type checker must not depend on.
     datasets: Any = import_module("datasets")
     trl: Any = import_module("trl")
     torch.set_num_threads(2)

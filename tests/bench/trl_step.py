@@ -1,4 +1,4 @@
-"""One training step beside TRL's GRPOTrainer: from token ids and rewards in hand to new weights, float32, one thread.
+"""One training step compared with TRL's GRPOTrainer: from token ids and rewards to new weights; float32, one thread.
 
 Each side is a process of its own; they take their steps in turns, and CPU seconds are compared. Both start from the
 same policy, which differs a little from the reference; their losses, gradient norms and weights are compared too.
@@ -11,7 +11,8 @@ defaults. Where its default objective differs, it is set to ours. Our side is th
 defaults. TRL's logging after a step is not counted. On a CPU its LM head runs on prompts and padding too; since it
 would skip them on a GPU, the last side is TRL with that head.
 
-Run it with `make bench-trl`."""
+Run it with `make bench-trl`.
+"""
 
 import multiprocessing
 import os
@@ -120,7 +121,7 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
 def take_trl_steps(turns: Connection, directory: Path, groups: int) -> None:
     torch.set_num_threads(1)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` is experimental
-    # By name: they are installed for this benchmark alone, and the type checker must not depend on that.
+    # Imported by name: they are installed only for this benchmark, which the type checker must not depend on.
     datasets: Any = import_module("datasets")
     trl: Any = import_module("trl")
     calls, size = _Calls(turns, make_batches(groups)), len(LENGTHS)

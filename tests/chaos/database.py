@@ -1,4 +1,4 @@
-"""PostgreSQL is restarted under load, in turns by a crash and in order: nothing is lost, and the server continues."""
+"""PostgreSQL is restarted under load, by crashes and orderly stops: nothing is lost, and the server continues."""
 
 import random
 import threading
@@ -49,7 +49,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Aftermath:
-    """State at the end. done: by id, how often the batch became done by its history. states: of all batches.
+    """State at the end. done: by id, how often the batch became done, from its history. states: of all batches.
 
     went_on: seconds from each restart until uploads and acks succeeded again. same_process: the server never ended.
     """

@@ -57,7 +57,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Ending:
-    """cut: the version whose file was cut. status: of the worker that was to load it. log: its output."""
+    """cut: the version whose file was cut. status: exit status of the worker that tried to load it. log: its output."""
 
     cut: str
     status: int
@@ -148,7 +148,7 @@ class Play:
         )
 
     def _until(self, condition: Callable[[], object], what: str) -> None:
-        """Unless a process has ended meanwhile."""
+        """Fails if a process has ended."""
         until(lambda: self._check() or condition(), what, seconds=_PATIENCE)
 
     def _check(self) -> None:
@@ -205,7 +205,7 @@ def read_batches(directory: Path) -> list[RolloutBatch]:
 
 
 def compare(batches: Sequence[RolloutBatch], versions: Path) -> list[Arrived]:
-    """Each batch with the weights that it names."""
+    """Compares each batch with the weights that it names."""
     arrived = []
     for name in sorted({version_directory(batch.epoch, batch.policy_version) for batch in batches}):
         of_version = [batch for batch in batches if version_directory(batch.epoch, batch.policy_version) == name]

@@ -1,4 +1,4 @@
-"""The events of a chaos test, and the judgement of a run by them alone."""
+"""The events of a chaos test, from which alone it is judged."""
 
 import json
 import threading

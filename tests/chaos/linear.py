@@ -1,7 +1,8 @@
 """Every kind of call at once while servers are killed: the calls on each batch must have an order that a model accepts.
 
 One server on SQLite, or two that share a PostgreSQL. The history has every call with its begin, its end and its answer
-or the absence of one; `linearizability.py` judges it."""
+or the absence of one; `linearizability.py` judges it.
+"""
 
 import random
 import threading
@@ -28,7 +29,7 @@ _RUNS = ("a", "b", "c")
 # Only this run is finished now and then: from then on its batches may expire at any time, which proves less.
 _FINISHED = "c"
 _RECENT = 120
-# Short beside the time between kills, which give each lease of the embedded store its full time again.
+# Short compared with the time between kills: on a restart, the embedded store renews every lease.
 _LEASE_SECONDS = (0.3, 0.6, 1.5)
 _LONGEST_PAUSE = 0.08
 
@@ -276,7 +277,7 @@ def _is_ready(url: str) -> bool:
 def _kill_now_and_then(
     servers: Sequence[Actor], bag: Bag, history: History, chance: random.Random, deadline: float
 ) -> None:
-    """Kills servers, alone or all at once, and lets another lineage come to a run now and then."""
+    """Kills one server or all at once, and now and then lets another lineage take over a run."""
     while (left := deadline - time.monotonic()) > 0:
         calm = chance.uniform(*chance.choice(_CALM_SECONDS))
         if calm > 10:

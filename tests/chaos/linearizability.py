@@ -176,7 +176,7 @@ S = TypeVar("S")
 
 
 def violations(events: Iterable[Event], max_deliveries: int) -> dict[str, list[str]]:
-    """For each batch whose calls have no order: the longest order that there is, and the calls that do not follow."""
+    """For each batch whose calls have no valid order: the longest partial order, and the calls that do not fit."""
     explanations = {id: explain(batch, max_deliveries) for id, batch in by_batch(events).items()}
     return {id: lines for id, lines in explanations.items() if lines}
 

@@ -1,7 +1,8 @@
 """A proxy on loopback between trainer, workers and the reference server, which records every exchange.
 
 It supports only the part of HTTP/1.1 that our client and uvicorn use. An upload counts as acknowledged once
-the server's 2xx has reached the proxy, whether or not it reaches the client."""
+the server's 2xx has reached the proxy, whether or not it reaches the client.
+"""
 
 import asyncio
 import json

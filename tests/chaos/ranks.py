@@ -141,7 +141,7 @@ class Torchrun:
 
 @dataclass(frozen=True)
 class Play:
-    """What became of one run that was killed. weights: the file of its last ones."""
+    """The result of one killed run. weights: the file of its final weights."""
 
     ending: Ending
     lives: Lives

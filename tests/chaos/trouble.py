@@ -1,4 +1,4 @@
-"""A server whose store cannot be written for a while: its answers, and whether acknowledged data survives."""
+"""A server whose store is temporarily not writable: its answers, and whether acknowledged data survives."""
 
 import random
 from collections import Counter

@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-# A word that stands for whatever the reader has.
+# Stands for a value of the reader's.
 PLACEHOLDER = "…"
 
 
 @dataclass(frozen=True)
 class Block:
-    """What stands between two fences. page: its path from the root. line: of the first fence."""
+    """The text between two fences. page: its path from the root. line: of the first fence."""
 
     page: str
     line: int
@@ -28,7 +28,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a block, with its continuation lines, as it stands there."""
+    """A command of a block, with its continuation lines, verbatim."""
 
     block: Block
     text: str
@@ -51,7 +51,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def texts(page: str, language: str) -> list[str]:
-    """What stands between the fences of a page of docs/ that name this language."""
+    """The fenced blocks of a page of docs/ in this language."""
     return [block.text for block in blocks(ROOT / "docs" / page) if block.language == language]
 
 

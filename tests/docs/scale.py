@@ -1,4 +1,4 @@
-"""What the walk through the pages does not run and why, and what it makes smaller in what it runs."""
+"""Which commands of the pages are not run, with reasons, and which are run with smaller settings."""
 
 import re
 from collections.abc import Mapping

@@ -68,7 +68,7 @@ OURS = [command for command in all_commands() if program(command) in SETTINGS]
 
 @pytest.mark.parametrize("command", OURS, ids=str)
 def test_the_options_of_our_commands_exist(command: Command) -> None:
-    """Commands without a settings class are run by `make docs-test` alone."""
+    """Commands without a settings class are only run by `make docs-test`."""
     words = command.words
     of_torchrun = words.index("-m") if words[0] == "torchrun" else 0
     given = {word.partition("=")[0] for word in words[of_torchrun:] if word.startswith("--")}
@@ -94,5 +94,5 @@ def _headings(page: Path) -> set[str]:
 
 
 def test_a_placeholder_is_no_option() -> None:
-    """`…` stands for arguments of the reader's; a name with it would be one that nobody can type."""
+    """`…` stands for the reader's arguments, not for part of an option's name."""
     assert not [str(command) for command in OURS if re.search(rf"--[\w.-]*{PLACEHOLDER}", command.text)]

@@ -1,6 +1,6 @@
-"""Runs the commands of the pages as they stand, page by page: `make docs-test`.
+"""Runs the commands of the pages, page by page: `make docs-test`.
 
-Every page begins in an empty directory with the files that it speaks of. Models that it names are there, in a Hugging
+Every page starts in an empty directory with the files that it mentions. Models that it names are there, in a Hugging
 Face cache without a network: tiny ones. What is made smaller, and what is not run here, is in scale.py.
 """
 
@@ -24,11 +24,11 @@ from tests.waiting import until
 
 SERVER = "http://127.0.0.1:8400"
 SECONDS = 600
-# Pages whose commands tests of their own run, with what the commands must lead to.
+# Pages whose commands have tests of their own, with expected results.
 OF_THEIR_OWN = {"client.md", "pieces.md", "python.md", "reward-models.md", "sft.md", "tasks.md", "rewards.md"}
 # Their Python is another project's, for comparison.
 QUOTED = {"coming-from-trl.md", "coming-from-simple-grpo.md"}
-# Pages that speak of a run which is there already.
+# Pages that assume an existing run.
 AFTER_A_RUN = {
     "samples.md": ["mine"],
     "dashboard.md": ["mine"],
@@ -37,7 +37,7 @@ AFTER_A_RUN = {
     "report.md": ["mine", "demo"],
     "tutorial.md": ["demo"],
 }
-# Pages that speak of a server which is there already.
+# Pages that assume a running server.
 BEFORE_A_SERVER = {"samples.md", "operations.md"}
 _FILE = re.compile(r"^# (\w+\.py)\n")
 _TO_WALK = [
@@ -80,7 +80,7 @@ def environment(hub: Path) -> Mapping[str, str]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, environment: Mapping[str, str]) -> Path:
-    """A directory with runs that pages speak of: runs/mine and runs/demo."""
+    """A directory with the runs that pages mention: runs/mine and runs/demo."""
     place = tmp_path_factory.mktemp("runs")
     _write_problems(place)
     data = "--task jsonl --data.path problems.jsonl --data.system-prompt ''"
@@ -120,7 +120,7 @@ class Walk:
                 self.ran.append(str(command))
 
     def _python(self, block: Block) -> None:
-        """A file where its first line says so, else a piece of a script that goes on through the page."""
+        """A file if its first line names one, otherwise a part of one script per page."""
         if name := _FILE.match(block.text):
             (self.place / name[1]).write_text(block.text)
             return

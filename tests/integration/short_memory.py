@@ -1,4 +1,4 @@
-"""`policy-trainer` on a device whose memory suffices for groups of a few tokens only.
+"""`policy-trainer` on a device with memory only for groups of a few tokens.
 
     python -m tests.integration.short_memory TOKENS raise|kill train ...
 

@@ -24,7 +24,7 @@ UPLOAD = "a-workers-token-0123456789"
 
 @pytest.fixture
 def ca(tmp_path: Path) -> Path:
-    """A private authority; `cert.pem` and `key.pem` beside it are of a server on this machine."""
+    """A private authority; next to it, `cert.pem` and `key.pem` of a server on this machine."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
@@ -94,7 +94,7 @@ def server(random_model: Path, tmp_path: Path, start: Any) -> Server:
 def worker(
     server: Server, random_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Process]:
-    """Publishes weights with these settings, and starts a worker that knows the server and the run's name alone."""
+    """Publishes weights with these settings, and starts a worker that knows only the server and the run's name."""
 
     def make(settings: dict[str, Any], *options: str, token: str | None = SECRET) -> Process:
         publication = Publication("run", 0, 1, next_index=0, max_waiting=8, lineage="first")
@@ -140,7 +140,7 @@ def test_a_published_url_gets_neither_prompts_nor_the_token(worker: Callable[...
     site = open_site(judge)
     settings = {"rewards": [f"{site.url}/judge"]}
     assert "--rewards" in refusal(worker(settings))
-    # The token goes to servers of the worker's own configuration alone, even if it trusts the settings.
+    # The token is sent only to servers of the worker's own configuration, even if it trusts the settings.
     assert "TANDEM_REWARDS_TOKEN" in refusal(worker(settings, "--trust-settings"))
     assert not site.requests
     trusting = worker(settings, "--trust-settings", token=None)

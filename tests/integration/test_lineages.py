@@ -23,7 +23,7 @@ def last_words(trainer: Process) -> str:
 
 
 def own_lineage(run_dir: Path, server: Server) -> dict[str, dict[str, Any]]:
-    """What the server has of the run in this directory, by id."""
+    """The batches of this directory's run on the server, by id."""
     lineage = json.loads((run_dir / "run.json").read_text())["lineage"]
     return {batch["id"]: batch for batch in server.batches(run=run_dir.name) if batch["lineage"] == lineage}
 
@@ -47,7 +47,7 @@ def delete(run_dir: Path) -> None:
 
 
 def test_a_directory_that_is_deleted_and_begun_again(random_model: Path, tmp_path: Path, start: Any) -> None:
-    """After kill -9 the server takes the dead trainer for living for a while; the next one says so and waits."""
+    """After kill -9 the server considers the trainer alive for a while; the next trainer reports that and waits."""
     server = start(Server(random_model, tmp_path)).until_ready()
     run_dir = tmp_path / "same"
     first = start(train(random_model, server, run_dir, *OPTIONS, "--max-steps", "500"))
@@ -66,7 +66,7 @@ def test_a_directory_that_is_deleted_and_begun_again(random_model: Path, tmp_pat
 
 
 def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any) -> None:
-    """The second is refused with what to do, in its own directory and in the first one's; the first goes on."""
+    """The second is refused with a remedy, in its own directory and in the first's; the first continues."""
     server = start(Server(random_model, tmp_path)).until_ready()
     first_run, second_run = tmp_path / "one" / "same", tmp_path / "two" / "same"
     for parent in (first_run.parent, second_run.parent):
@@ -96,7 +96,7 @@ def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any
 def test_an_external_worker_follows_a_directory_that_is_begun_again(
     random_model: Path, tmp_path: Path, start: Any
 ) -> None:
-    """It neither crashes nor uploads what nobody wants, and begins at the new run's first problem."""
+    """It does not crash, uploads no obsolete batches, and starts with the new run's first problem."""
     server = start(Server(random_model, tmp_path)).until_ready()
     run_dir = tmp_path / "same"
     options = (*OPTIONS, "--rollout", "external")
@@ -116,7 +116,7 @@ def test_an_external_worker_follows_a_directory_that_is_begun_again(
 def test_a_sampler_that_goes_on_with_the_epoch_before_a_resume_is_named(
     random_model: Path, tmp_path: Path, start: Any
 ) -> None:
-    """Its batches are trained on up to the version that the run resumed from; later ones are abandoned."""
+    """Its batches are used up to the version from which the run resumed; later ones are abandoned."""
     server = start(Server(random_model, tmp_path)).until_ready()
     run_dir = tmp_path / "external"
     options = (*QUICK, "--groups-per-step", "1", "--rollout", "external", "--max-steps", "9", "--publish-every", "1")

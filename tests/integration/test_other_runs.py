@@ -199,7 +199,7 @@ def run(model: Path, teacher: Path, prompts: Path, run_dir: Path, *options: str)
 def test_bare_prompts_and_a_teacher_suffice(
     random_model: Path, teacher: Path, prompts: Path, tmp_path: Path, start: Any
 ) -> None:
-    """Every group trains, the policy comes nearer, and nobody says that there is nothing to learn."""
+    """Every group trains, the policy approaches the teacher, and no warning says that there is nothing to learn."""
     run_dir = tmp_path / "run"
     trainer = start(run(random_model, teacher, prompts, run_dir, "--max-steps", "24"))
     assert trainer.wait() == 0, trainer.output()

@@ -19,7 +19,7 @@ from tests.policy_trainer.report.runs import completion, evaluation_record, grou
 
 
 class Seen(HTMLParser):
-    """What a browser would make of a page whose scripts do not run: its elements, its attributes, its text."""
+    """A page as a browser without scripts sees it: elements, attributes, text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def test_a_run_without_steps_and_a_resumed_run(tmp_path: Path) -> None:
     ids=["sft", "reward-model"],
 )
 def test_runs_of_other_commands(tmp_path: Path, records: list[dict[str, Any]], expected: str) -> None:
-    """Their metrics alone tell them apart, where config.toml is missing."""
+    """Without config.toml, the metrics identify the command."""
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     text = " ".join(Seen(page_of(tmp_path)).text.split())
     assert expected in text and "config.toml is missing" in text and "GRPO" not in text

@@ -42,8 +42,7 @@ class Tab:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """For a module alone: as long as Playwright is there, its thread has an event loop that runs, and tests of others
-    want loops of their own."""
+    """Per module: while Playwright is active, its thread runs an event loop, and other tests need their own."""
     if CHROMIUM is None:
         pytest.skip("there is no chromium to look with")
     expect.set_options(timeout=30_000)

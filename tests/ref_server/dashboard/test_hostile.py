@@ -14,7 +14,7 @@ HIDDEN = set("\x1b\x07\u202e\u202c\u200b")
 
 @pytest.fixture(scope="module")
 def id(server: httpx.Client, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A dead batch whose every text wants to run."""
+    """A dead batch in which every text contains scripts."""
     parts = {MARKUP: np.zeros(2, np.float32)}
     sample = httpx.Response(200, json={"x": HOSTILE}).text
     texts = [HOSTILE, MARKUP]
