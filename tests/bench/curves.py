@@ -7,8 +7,6 @@ continues where it stopped.
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,10 +22,9 @@ from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import write_json
 from shared.client import RefServerClient
-from shared.process import child_environment
 from tests.bench.curves_recipes import PAGES, RunSetup, names, recipe
 from tests.bench.curves_report import Point, Result, draw, write_page
-from tests.bench.processes import serving
+from tests.bench.processes import run_policy_trainer, serving
 
 PICTURES = {"curves": "presets.png", "algorithms": "algorithms.png"}
 LEFT_OVER = ("queued", "ready", "leased")
@@ -69,10 +66,7 @@ def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Resul
     url = servers.of(config)
     RunDirectory(run_dir).write_config(config.model_copy(update={"server": url, "teacher": None}))
     began = time.monotonic()
-    command = [sys.executable, "-m", "policy_trainer", "train", "--config", str(run_dir / "config.toml")]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name}, seed {seed}:\n{done.stdout}{done.stderr}")
+    run_policy_trainer("train", "--config", str(run_dir / "config.toml"))
     result = result_of(
         name, seed, config.max_steps, read_metrics(RunDirectory(run_dir).metrics), time.monotonic() - began
     )

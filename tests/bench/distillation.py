@@ -5,8 +5,6 @@
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,9 +20,9 @@ from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.models import load_model, load_tokenizer, use_threads
-from shared.process import child_environment
 from shared.settings import from_values
 from tests.bench.base_models import cached_student, cached_teacher
+from tests.bench.processes import run_policy_trainer
 
 # Problems of a step, samples of each, their longest length, held-out problems.
 GROUPS, COMPLETIONS, LENGTH, PROBLEMS = 16, 4, 40, 256
@@ -96,12 +94,7 @@ def _imitated(student: Path, teacher: Path, samples: int, run_dir: Path) -> Row:
 
 
 def _command(name: str, options: dict[str, object]) -> None:
-    given = [word for option, value in options.items() for word in (f"--{option}", str(value))]
-    done = subprocess.run(
-        [sys.executable, "-m", "policy_trainer", name, *given], env=child_environment(), capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(f"{name}:\n{done.stdout}{done.stderr}")
+    run_policy_trainer(name, *(word for option, value in options.items() for word in (f"--{option}", str(value))))
 
 
 def _accuracy(model: Path) -> float:

@@ -4,15 +4,13 @@ Fresher samples cost time: workers and trainer wait for each other. Prints the t
 """
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from policy_trainer.reporting.metrics import read_metrics
-from shared.process import child_environment
+from tests.bench.processes import run_policy_trainer
 
 LAGS = (0, 1, 4, 16)
 Records = Sequence[Mapping[str, Any]]
@@ -27,26 +25,19 @@ _COLUMNS = {
 
 def set_up(root: Path) -> Path:
     """The demo's config.toml, next to its base model."""
-    _run("demo-setup", "--run-dir", str(root / "demo"))
+    run_policy_trainer("demo-setup", "--run-dir", str(root / "demo"))
     return root / "demo" / "config.toml"
 
 
 def train(config: Path, run_dir: Path, *options: str) -> tuple[Records, Records]:
     """The records of the steps and of the evaluations of a run that starts its own server and worker."""
-    _run(
+    run_policy_trainer(
         "train", "--config", str(config), "--run-dir", str(run_dir), "--server", "inline", "--rollout", "inline",
         *options,
     )  # fmt: skip
     records = read_metrics(run_dir / "metrics.jsonl")
     steps, evaluations = ([record for record in records if record["kind"] == kind] for kind in ("step", "evaluation"))
     return steps, evaluations
-
-
-def _run(*arguments: str) -> None:
-    command = [sys.executable, "-m", "policy_trainer", *arguments]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
 
 
 def _mean(steps: Records, *names: str) -> float:

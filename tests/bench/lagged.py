@@ -22,6 +22,7 @@ from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.tasks.registry import make_task
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward
+from shared.models import load_model, load_tokenizer
 
 
 class LaggedSampler:
@@ -91,6 +92,12 @@ def accuracy_span(outcomes: Sequence[Outcome]) -> str:
     """The mean over the seeds, and the range."""
     accuracies = [outcome.accuracy for outcome in outcomes]
     return f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
+
+
+def outcome_of(config: TrainConfig, lag: int) -> Outcome:
+    """Trains the model of the settings."""
+    models = [load_model(config.model, revision=None, device="cpu", dtype="float32") for _ in range(3)]
+    return train(config, models, load_tokenizer(config.model), lag)
 
 
 def train(

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from policy_trainer.config import EvaluationConfig, LossConfig, MaskConfig, OptimizerConfig, SamplingConfig, TrainConfig
-from shared.models import load_model, load_tokenizer, use_threads
+from shared.models import use_threads
 from shared.settings import from_values
 from tests.bench.curves_recipes import base_model
-from tests.bench.lagged import Outcome, accuracy_span, mean, train
+from tests.bench.lagged import Outcome, accuracy_span, mean, outcome_of
 
 # No KL to the first weights, which would hold every one of them back.
 _CLIP = LossConfig(beta=0, aggregation="token_mean")
@@ -61,12 +61,6 @@ def settings(model: Path, loss: LossConfig, *, seed: int, steps: int, learning_r
     )
 
 
-def outcome(model: Path, loss: LossConfig, lag: int, *, seed: int, steps: int, learning_rate: float) -> Outcome:
-    models = [load_model(str(model), revision=None, device="cpu", dtype="float32") for _ in range(3)]
-    config = settings(model, loss, seed=seed, steps=steps, learning_rate=learning_rate)
-    return train(config, models, load_tokenizer(str(model)), lag)
-
-
 def row(name: str, cells: Sequence[Sequence[Outcome]]) -> str:
     """One line of the table. cells: of each lag, the outcome of each seed."""
     kl, entropy, bounded = (mean(cells[-1], figure) for figure in ("kl", "entropy", "bounded"))
@@ -98,14 +92,9 @@ def main() -> None:
         cells = []
         for lag in options.lags:
             began = time.monotonic()
-            cells.append(
-                [
-                    outcome(
-                        model, LOSSES[name], lag, seed=seed, steps=options.steps, learning_rate=options.learning_rate
-                    )
-                    for seed in options.seeds
-                ]
-            )
+            more = {"steps": options.steps, "learning_rate": options.learning_rate}
+            configs = [settings(model, LOSSES[name], seed=seed, **more) for seed in options.seeds]
+            cells.append([outcome_of(config, lag) for config in configs])
             print(f"{name}, lag {lag}: {time.monotonic() - began:.0f} s", file=sys.stderr)
         print(row(name, cells), flush=True)
 

@@ -1,4 +1,4 @@
-"""A reference server as a process of its own, to be measured from outside."""
+"""Our commands as processes, measured from outside."""
 
 import os
 import subprocess
@@ -38,6 +38,14 @@ def serving(
     finally:
         process.terminate()
         process.wait()
+
+
+def run_policy_trainer(*arguments: str) -> None:
+    """Runs a `policy-trainer` command to its end; exits with its output if it fails."""
+    command = [sys.executable, "-m", "policy_trainer", *arguments]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
 
 
 def _answers(http: httpx.Client) -> bool:

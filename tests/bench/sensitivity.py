@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from policy_trainer.config import TrainConfig
-from shared.models import load_model, load_tokenizer, use_threads
+from shared.models import use_threads
 from shared.settings import from_values
 from tests.bench.curves_recipes import base_model
-from tests.bench.lagged import Outcome, accuracy_span, mean, train
+from tests.bench.lagged import Outcome, accuracy_span, mean, outcome_of
 
 # As a file would have them.
 _FIRST: Mapping[str, Any] = {
@@ -50,11 +50,6 @@ def settings(model: Path, change: Mapping[str, Any], *, seed: int, steps: int) -
     return from_values(TrainConfig, **nested)
 
 
-def outcome(model: Path, change: Mapping[str, Any], *, seed: int, steps: int) -> Outcome:
-    models = [load_model(str(model), revision=None, device="cpu", dtype="float32") for _ in range(3)]
-    return train(settings(model, change, seed=seed, steps=steps), models, load_tokenizer(str(model)), lag=0)
-
-
 def row(change: Mapping[str, Any], outcomes: list[Outcome]) -> str:
     name = ", ".join(f"`{field} = {value}`" for field, value in change.items()) or "nothing"
     kl, entropy = mean(outcomes, "kl"), mean(outcomes, "entropy")
@@ -70,9 +65,8 @@ def main() -> None:
     model = base_model("arithmetic")
     print("| changed | accuracy | KL | entropy |\n|---|---|---|---|", flush=True)
     for change in CHANGES:
-        print(
-            row(change, [outcome(model, change, seed=seed, steps=options.steps) for seed in options.seeds]), flush=True
-        )
+        configs = [settings(model, change, seed=seed, steps=options.steps) for seed in options.seeds]
+        print(row(change, [outcome_of(config, lag=0) for config in configs]), flush=True)
 
 
 if __name__ == "__main__":
