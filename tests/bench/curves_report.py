@@ -172,38 +172,36 @@ def _remarks(name: str) -> str:
 
 _PRESETS = """# Learning curves
 
-Every preset's algorithm on the demo's task, addition of two numbers up to 99, for {steps} steps of 16 groups of 8, and
-the default GRPO on countdown for {factor} times as many; {seeds} seeds. `make curves` trains them all, real processes
-on this machine, and writes this page and its picture; after an interruption it continues.
+Every preset's algorithm on the demo's task, addition of two numbers up to 99, for {steps} steps of 16 groups of 8,
+and the default GRPO on countdown for {factor} times as many; {seeds} seeds. `make curves` trains them with real
+processes and writes this page and its picture; after an interruption it continues.
 
-Taken from the preset: advantage, surrogate, KL, mean, old log-probs, what happens to groups without variance and to
-truncated completions, updates a step, publishing, dynamic sampling, the penalty on length. The same for all: base
-model, rewards (accuracy and tags), 40 tokens, temperature 1, AdamW at 3e-4 with 10 steps of warm-up and a decay to a
-tenth, gradients clipped to norm 1. So this shows that each algorithm learns, not which is best: each was published with
-other rates, sizes and tasks.
+The presets determine advantage, surrogate, KL, aggregation, old log-probs, the treatment of truncated completions
+and of groups without variance, updates per step, publishing, dynamic sampling, and the length penalty. All runs
+share base model, rewards (accuracy and tags), 40 tokens, temperature 1, AdamW at 3e-4 with 10 steps of warm-up and
+decay to a tenth, and a gradient norm of at most 1. The table therefore shows that each algorithm learns, not which
+is best.
 
-Where a step has several updates, they share that rate. With the full rate in each update, over 100 steps
-and one seed, `dapo` (16 updates a step) ended at an accuracy of 0.04 and `cispo` (16) at 0.01; `gspo` (4) still
-learned.
+The updates of a step share that rate. With the full rate in each update (100 steps, one seed), `dapo` (16 updates)
+ended at an accuracy of 0.04 and `cispo` (16) at 0.01; `gspo` (4) still learned.
 
-Countdown is sensitive to its settings: we tried five base models, and publishing weights after every step, until one
-seed learned, and chose by the same 256 problems. A base model that was trained on mostly wrong attempts learned nothing
-in 100 steps.
+Countdown is sensitive to its settings: we tried five base models, and publishing after every step, until one seed
+learned, and selected by the same 256 problems.
 
 """
 
-_ALGORITHMS = """# Learning curves of algorithms that no preset has
+_ALGORITHMS = """# Learning curves of algorithms that no preset uses
 
-Names of `tests/bench/curves_recipes.py`, which has the settings of each, on the demo's task, addition of two numbers
-up to 99, for {steps} steps of 16 groups of 8; {seeds} seeds. Base model, rewards and rate are those of
-[curves.md](curves.md), so this shows that each learns, not which is best. What each is for is in
-[choosing.md](choosing.md), its formula in [mathematics.md](mathematics.md). `make curves` trains them.
+The names are those of `tests/bench/curves_recipes.py`, which has the settings of each. The task is the demo's,
+addition of two numbers up to 99, for {steps} steps of 16 groups of 8; {seeds} seeds. Base model, rewards and rate
+are those of [curves.md](curves.md), so the table shows that each learns, not which is best.
+[choosing.md](choosing.md) explains their uses, [mathematics.md](mathematics.md) their formulas. `make curves`
+trains them.
 
 """
 
-_RESULTS = """{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are
-over the seeds. Samples are completions, including those of discarded groups; "to 0.5" counts them until the
-first evaluation that reached it.
+_RESULTS = """{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are over the seeds. Samples are completions,
+including those of discarded groups; "to 0.5" is their number up to the first evaluation that reached it.
 
 ![Curves]({picture})
 
