@@ -200,8 +200,9 @@ trains them.
 
 """
 
-_RESULTS = """{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are over the seeds. Samples are completions,
-including those of discarded groups; "to 0.5" is their number up to the first evaluation that reached it.
+_RESULTS = """{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are over the
+seeds. Samples are completions, including those of discarded groups; "to 0.5" is their number up to the first
+evaluation that reached it.
 
 ![Curves]({picture})
 
