@@ -11,7 +11,7 @@ from ref_server.http.answers import Answers
 from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import add_error_handlers
 from ref_server.http.guard import Guard, RouteTable
-from ref_server.http.load_shedder import LoadShedder
+from ref_server.http.load_shedder import LoadShedder, ShedUploads
 from ref_server.http.requests import Requests
 from ref_server.http.routes import batches, documents, events, leases, monitoring, runs, scoring, weights
 from ref_server.http.routes.events import Watchers
@@ -54,6 +54,7 @@ def create_app(service: Service) -> FastAPI:
         _add_legacy(app, service)
     dashboard.add(app)
     documents.add(app)
+    app.add_middleware(ShedUploads, shedder=shedder)
     app.add_middleware(Guard, config=service.config, routes=RouteTable(app.routes))
     app.add_middleware(Answers, most=max(_ANSWERS_MIB, 4 * service.config.max_body_mib) * 2**20)
     app.add_middleware(Requests, traffic=traffic)

@@ -1,11 +1,17 @@
 """Sheds load: refuses most uploads of a run, before they are decoded, while its share of the queue is used up."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ref_server.http.bodies import replay
+from ref_server.http.errors import DELAY_SECONDS, no_room
 from ref_server.queue.errors import NoRoom
+from shared import wire
 
 # While a run's share is used up, this many uploads a second probe whether it still is, and this many at the same time.
 PROBES_PER_SECOND = 32.0
@@ -82,3 +88,28 @@ class LoadShedder:
         self._full[error.run] = full  # the newest is the last
         if len(self._full) > MAX_RUNS:
             del self._full[next(iter(self._full))]
+
+
+class ShedUploads:
+    """ASGI middleware, inside of the guard, which has read the body: refuses an upload before a route costs time.
+
+    The state of an upload gets `upload_run`, for `LoadShedder.admission`.
+    """
+
+    def __init__(self, app: ASGIApp, shedder: LoadShedder) -> None:
+        self._app = app
+        self._shedder = shedder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", "/v1/batches") or not self._shedder:
+            await self._app(scope, receive, send)
+            return
+        body = (await receive())["body"]
+        run = scope["state"]["upload_run"] = wire.run_of(body)
+        if full := self._shedder.refusal(run):
+            del body  # it need not be kept meanwhile
+            await asyncio.sleep(DELAY_SECONDS)
+            await no_room("queue_full", full).answer(scope)(scope, receive, send)
+            return
+        receive, body = replay(body, receive), b""
+        await self._app(scope, receive, send)

@@ -1,6 +1,5 @@
 """Routes for uploading batches, listing and inspecting them, and for requeueing and dropping them."""
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, TypeVar
@@ -12,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.bodies import BodyThreads
-from ref_server.http.errors import DELAY_SECONDS, HttpError, no_room_to_answer
+from ref_server.http.errors import HttpError, no_room_to_answer
 from ref_server.http.load_shedder import LoadShedder
 from ref_server.http.requests import Caller, confine, note
 from ref_server.http.routes.documents import errors
@@ -63,11 +62,7 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
         ```
         """
         body = await request.body()
-        run = wire.run_of(body) if shedder else None
-        if full := shedder.refusal(run):
-            await asyncio.sleep(DELAY_SECONDS)
-            raise full
-        with shedder.admission(run):
+        with shedder.admission(getattr(request.state, "upload_run", None)):
             uploaded = await threads.run(partial(service.admit, body, caller))
         note(request, id=uploaded.id)
         return JSONResponse(

@@ -18,7 +18,6 @@ from ref_server.http.load_shedder import (
     PROBES_PER_SECOND,
     LoadShedder,
 )
-from ref_server.http.routes import batches
 from ref_server.queue.errors import NoRoom
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
@@ -124,7 +123,7 @@ def test_the_runs_that_were_full_last_are_remembered(monkeypatch: pytest.MonkeyP
 
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are refused alike, few of them by the queue; the next one after a place has become free is taken."""
-    monkeypatch.setattr(batches, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("ref_server.http.load_shedder.DELAY_SECONDS", 0.0)
     monkeypatch.setattr("ref_server.http.load_shedder.PROBES_PER_SECOND", 0.0)
     monkeypatch.setattr("ref_server.http.load_shedder.MEMORY_SECONDS", 3600.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 2})
