@@ -13,9 +13,8 @@ environment (POLICY_TRAINER_MAX_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and f
 COMMANDS = {
     "sft": "teach a model the completions of a JSONL file, before GRPO",
     "reward-model": "train a reward model on pairs of a better and a worse answer, for --rewards model",
-    "train": "train a policy; starts a rollout worker of its own unless told --rollout external",
-    "plan": "what the processes of `train` would need in memory, before anything is loaded",
-    "doctor": "checks all that `train` needs, up to one full step, and says what to mend",
+    "train": "train a policy; starts a rollout worker, too, unless --rollout external is given",
+    "doctor": "checks all that `train` needs, up to one full step, or only its memory; says what to correct",
     "replay": "train on recorded batches without sampling, to debug a loss or compare two",
     "rollout": "sample completions with a run's published weights and upload them",
     "samples": "what a run's model wrote: prompts with their completions, rewards and advantages",
@@ -29,13 +28,28 @@ COMMANDS = {
 }
 
 
+# The module of each command whose name is not that of its module.
+MODULES = {
+    **dict.fromkeys(("train", "rollout", "replay", "sft", "reward-model", "export"), "training"),
+    **dict.fromkeys(("report", "compare"), "report"),
+    **dict.fromkeys(("demo", "demo-setup"), "demo"),
+}
+GONE = {"plan": "`policy-trainer doctor --plan` plans the memory of a run"}
+# Those that torchrun may start.
+RANKED = ("train", "doctor")
+
+
 def main() -> None:
-    name, run = choose_command("policy-trainer", DESCRIPTION, COMMANDS, "policy_trainer.cli", sys.argv[1:])
+    if sys.argv[1:2] and (instead := GONE.get(sys.argv[1])):
+        print(f"policy-trainer: there is no command {sys.argv[1]}: {instead}", file=sys.stderr)
+        sys.exit(2)
+    arguments = sys.argv[1:]
+    name, run = choose_command("policy-trainer", DESCRIPTION, COMMANDS, "policy_trainer.cli", arguments, MODULES)
     from policy_trainer.cli.status import exit_status  # not for --help, which answers at once
     from policy_trainer.lifecycle.processes import in_torchrun
 
-    if in_torchrun() and name != "train":
-        sys.exit(f"policy-trainer {name}: torchrun is for `policy-trainer train` alone: start {name} without it")
+    if in_torchrun() and name not in RANKED:
+        sys.exit(f"policy-trainer {name}: torchrun is only for train and doctor: start {name} without it")
     sys.exit(exit_status(name, run))
 
 

@@ -9,19 +9,27 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 
 
 def choose_command(
-    prog: str, description: str, commands: Mapping[str, str], package: str, arguments: list[str]
+    prog: str,
+    description: str,
+    commands: Mapping[str, str],
+    package: str,
+    arguments: list[str],
+    modules: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, Callable[[], int]]:
     """The command that the first argument names, and a function that runs it and returns the exit status.
 
-    Exits as `choose_name` does. Command `a-b` is `run(arguments)` in the module `package.a_b`. The module is imported
-    when the command is chosen: --help and health checks must not wait for PyTorch.
+    Exits as `choose_name` does. Command `a-b` is `run(arguments)` in the module `package.a_b`, or `a_b(arguments)` in
+    the module that `modules` names. The module is imported when the command is chosen: --help and health checks must
+    not wait for PyTorch.
     """
     name = choose_name(prog, description, commands, arguments)
-    module = import_module(f"{package}.{name.replace('-', '_')}")
-    return name, partial(module.run, arguments[1:])
+    function = name.replace("-", "_")
+    module = import_module(f"{package}.{modules.get(name, function)}")
+    return name, partial(getattr(module, function if name in modules else "run"), arguments[1:])
 
 
 def choose_name(prog: str, description: str, commands: Mapping[str, str], arguments: list[str]) -> str:

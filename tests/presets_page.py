@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from policy_trainer.presets import PRESETS, Preset
-from policy_trainer.presets import descriptions as say
+from policy_trainer.presets import preset as say
 from policy_trainer.presets.preset import SAMPLES_IN_TURN
 
 PAGE = Path(__file__).parents[1] / "docs" / "presets.md"

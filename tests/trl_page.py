@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from policy_trainer.cli.spellings import TRL
+from policy_trainer.cli.settings import TRL
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from-trl.md"
 BEGIN, END = "<!-- written by tests/trl_page.py: {} -->\n", "<!-- end of {} -->\n"

@@ -1,36 +1,57 @@
-"""The command `policy-trainer doctor`."""
+"""The command `doctor`, also under torchrun."""
 
 import json
+import os
 import signal
-from collections.abc import Iterable, Iterator
+import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column, Table
 
 from policy_trainer.cli.settings import read_settings
+from policy_trainer.cli.training import run_as_rank
 from policy_trainer.config import DoctorConfig
+from policy_trainer.lifecycle.processes import in_torchrun
 
 if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
-    from policy_trainer.doctor.findings import Finding
+    from policy_trainer.ranks.world import World
 
-_COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not checked": "dim"}
-_WIDTHS = (9, 11)
+COLUMNS = 120
+# docs/memory.md has the measurement.
+UNCOUNTED = (
+    "0.4 GB of Python and PyTorch, and up to 0.5 GB of freed memory that the process keeps for its next step; a "
+    "smaller --micro-batch-tokens lowers the latter"
+)
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a table, or with --json the findings as JSON. Returns 1 if there is a problem.
+    """Prints a table, or JSON with --json. Returns 1 if there is a problem.
 
-    With --json the table goes to standard error.
+    With --json the table of the checks goes to standard error.
     """
     # Not a setting: then POLICY_TRAINER_JSON in the environment would belong to every command of the run.
     as_json = "--json" in arguments
     config = read_settings(DoctorConfig, [argument for argument in arguments if argument != "--json"], "doctor")
+    if config.plan:
+        return _plan(config, as_json=as_json) if os.environ.get("RANK", "0") == "0" else 0
+    if not in_torchrun():
+        return _examine(config, as_json=as_json)
+
+    def lead(world: "World") -> int:
+        if status := _examine(config, world, as_json=as_json):
+            sys.exit(status)  # without a word to the other ranks, which may be in the middle of a step
+        return status
+
+    return run_as_rank(config, lead)
+
+
+def _examine(config: DoctorConfig, world: "World | None" = None, *, as_json: bool) -> int:
     from policy_trainer.doctor.examination import examine
-    from policy_trainer.doctor.findings import Verdict
-    from policy_trainer.doctor.subject import Subject
+    from policy_trainer.doctor.findings import Subject, Verdict, conclusion, print_findings
     from shared.models import use_threads
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also then nothing is left behind
@@ -38,31 +59,36 @@ def run(arguments: list[str]) -> int:
     console = Console(stderr=as_json, highlight=False)
     with ExitStack() as stack:
         status = stack.enter_context(console.status(""))
-        found = list(_printed(examine(Subject(config, stack, status.update)), console))
+        findings = list(print_findings(examine(Subject(config, stack, status.update, world)), console))
         status.update("end what was started")
     if as_json:
-        print(json.dumps([{"check": name, **vars(finding)} for name, finding in found], indent=2))
-    problems = sum(finding.verdict is Verdict.WRONG for _, finding in found)
-    counted = f"{problems} problem{'s' if problems > 1 else ''}: fix {'them' if problems > 1 else 'it'}"
-    console.print(f"{counted} and run doctor again" if problems else "the run may begin")
-    return 1 if problems else 0
+        print(json.dumps([{"check": name, **vars(finding)} for name, finding in findings], indent=2))
+    console.print(conclusion(findings))
+    return 1 if any(finding.verdict is Verdict.WRONG for _, finding in findings) else 0
 
 
-def _printed(found: Iterable[tuple[str, "Finding"]], console: Console) -> Iterator[tuple[str, "Finding"]]:
-    """Prints each finding as soon as it is there."""
-    before = ""
-    for name, finding in found:
-        console.print(_row("" if name == before else name, finding))
-        before = name
-        yield name, finding
+def _plan(config: DoctorConfig, *, as_json: bool) -> int:
+    """Prints what each process needs. Raises UserError for a model or a device that is not there."""
+    from policy_trainer.trainer.plan import GB, MAIN_MEMORY, load_teacher_outline, plan, shortages
+    from shared.models import load_outline
 
-
-def _row(name: str, finding: "Finding") -> Table:
-    row = Table.grid(padding=(0, 1))
-    for width in _WIDTHS:
-        row.add_column(width=width)
-    row.add_column(overflow="fold")
-    row.add_row(name, Text(finding.verdict, _COLOURS[finding.verdict]), Text(finding.seen))
-    if finding.remedy:
-        row.add_row("", "", Text(f"-> {finding.remedy}", "bold"))
-    return row
+    gpu_bytes = None if config.gpu_memory_gib is None else int(config.gpu_memory_gib * 2**30)
+    outline = load_outline(config.model, revision=config.revision)
+    needs = plan(config, outline, gpu_bytes, config.ranks, load_teacher_outline(config))
+    short = shortages(config, needs, gpu_bytes)
+    if as_json:
+        print(
+            json.dumps({"needs": [asdict(need) for need in needs], "short": [asdict(item) for item in short]}, indent=2)
+        )
+        return 1 if short else 0
+    table = Table("process", "memory", "needs", Column("GB", justify="right"), "what limits its speed", box=SIMPLE_HEAD)
+    for need in needs:
+        parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in need.parts.items())
+        table.add_row(need.process, need.memory, parts, f"{need.total / GB:.1f}", need.limit)
+    console = Console(width=COLUMNS, highlight=False)
+    console.print(table)
+    if any(need.memory == MAIN_MEMORY and need.limit for need in needs):
+        console.print(f"not counted, for each process on a CPU: {UNCOUNTED}", soft_wrap=True)
+    for shortage in short:
+        console.print(f"does not fit: {shortage}", soft_wrap=True)
+    return 1 if short else 0

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.presets import PRESETS, Preset, Setting
-from policy_trainer.presets.descriptions import kl, surrogate
+from policy_trainer.presets.preset import kl, surrogate
 from shared.errors import UserError
 from shared.settings import from_values
 

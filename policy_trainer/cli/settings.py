@@ -1,5 +1,6 @@
-"""Reads the settings of a command."""
+"""Reads the settings of a command, and knows the names that other programs give them."""
 
+import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -8,14 +9,12 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from policy_trainer.cli.published_settings import published_settings
-from policy_trainer.cli.spellings import ABSENT, RENAMED
 from policy_trainer.config import (
     DemoConfig,
     DemoSetupConfig,
     DoctorConfig,
     EvalConfig,
     ExportConfig,
-    PlanConfig,
     ReplayConfig,
     RewardTrainingConfig,
     RolloutConfig,
@@ -26,9 +25,30 @@ from policy_trainer.presets import SETTINGS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import EarlierRun, FindEarlier, Hints, PresetSource, Settings, load_settings
 
+# By section: TRL's name -> "our names | a note", or "- | why there is none".
+TRL: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("trl.toml").read_text(encoding="utf-8"))
+_ENTRIES = {name: entry.partition(" | ") for section in TRL.values() for name, entry in section.items()}
+
+# A name in another program -> ours.
+RENAMED: Mapping[str, tuple[str, ...]] = {
+    **{name: tuple(ours.split()) for name, (ours, _, _) in _ENTRIES.items() if ours not in ("-", name)},
+    "torch_dtype": ("dtype",),
+    "lr": ("optimizer.learning_rate",),
+    "kl_coef": ("loss.beta",),
+    "kl_beta": ("loss.beta",),
+    "max_new_tokens": ("sampling.max_completion_length",),
+    "max_tokens": ("sampling.max_completion_length", "max_length"),
+    "group_size": ("sampling.num_generations",),
+}
+
+# A name that is no setting -> why not, and what to do instead: names in TRL, and --dry-run of many programs.
+ABSENT: Mapping[str, str] = {
+    **{name: note for name, (ours, _, note) in _ENTRIES.items() if ours == "-"},
+    "dry_run": "`policy-trainer doctor` takes one group through everything, and keeps nothing",
+}
+
 COMMANDS: Mapping[str, type[BaseModel]] = {
     "train": TrainConfig,
-    "plan": PlanConfig,
     "doctor": DoctorConfig,
     "replay": ReplayConfig,
     "rollout": RolloutConfig,
@@ -42,7 +62,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
 HINTS = Hints(COMMANDS, RENAMED, ABSENT)
 
 
-class FileSchema(PlanConfig, RolloutConfig, SftConfig, RewardTrainingConfig):  # type: ignore[misc]
+class FileSchema(DoctorConfig, RolloutConfig, SftConfig, RewardTrainingConfig):  # type: ignore[misc]
     """The schema of the environment: the settings of every command.
 
     If sections share a name, the first base class wins.

@@ -17,7 +17,7 @@ from shared.logs import configure_logs
 from shared.process import end_with_parent
 
 
-class Result(Protocol):
+class TrainingOutcome(Protocol):
     """How a training run ended. seconds: of training, in all processes of the run."""
 
     @property
@@ -54,7 +54,7 @@ def tell_device(name: str, console: Console) -> None:
     console.print(f"device: {describe_device(name)}", highlight=False)
 
 
-def training_status(result: Result, run_dir: Path, console: Console) -> int:
+def training_status(result: TrainingOutcome, run_dir: Path, console: Console) -> int:
     """Reports a training run on the console. Returns the exit status."""
     if result.finished:
         console.print(f"{result.steps} steps in {result.seconds:.1f} s; the model is in {run_dir / 'model'}")

@@ -36,7 +36,7 @@ from policy_trainer.config.sections import (
     SamplesConfig,
 )
 from policy_trainer.config.supervised import RewardTrainingConfig, SftConfig
-from policy_trainer.config.train import DoctorConfig, PlanConfig, ReplayConfig, TrainConfig
+from policy_trainer.config.train import DoctorConfig, ReplayConfig, TrainConfig
 
 __all__ = [
     "ENV_PREFIX",
@@ -63,7 +63,6 @@ __all__ = [
     "MixtureSource",
     "OptimizerConfig",
     "PenaltyConfig",
-    "PlanConfig",
     "PromptConfig",
     "ReferenceConfig",
     "ReferenceSource",

@@ -35,8 +35,6 @@ class TrainConfig(RunConfig):
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
     resume: Annotated[bool, Travel.PRIVATE, Resume.NOT_KEPT, InHelp("train")] = False
     """Continue from the newest checkpoint in run_dir."""
-    dry_run: Annotated[bool, Resume.NOT_KEPT, InHelp("train")] = False
-    """Take one group through everything, from sampling to a checkpoint, in a temporary directory; then stop."""
     max_steps: Annotated[int, InHelp("train replay")] = Field(default=100, ge=0)
     """Total training steps of the run. 0: as many as num_train_epochs make."""
     num_train_epochs: Annotated[float | None, InHelp("train")] = Field(default=None, gt=0)
@@ -158,20 +156,25 @@ class TrainConfig(RunConfig):
         return self
 
 
-class PlanConfig(TrainConfig):
-    """Print what each process of a run would need in memory and what limits its speed. Nothing is loaded. Status 1:
-    something does not fit."""
-
-    gpu_memory_gib: float | None = Field(default=None, gt=0)
-    """Plan for GPUs with this much memory, in GiB. Default: the devices of this machine."""
-    ranks: int = Field(default=1, ge=1)
-    """Plan for a policy that torchrun divides among so many GPUs. 1: without torchrun."""
-
-
 class DoctorConfig(TrainConfig):
-    """Check all that a run needs, by the settings of `train`: versions, devices, memory, model, task, rewards, server,
-    and one full step of one group. Keeps nothing. Exit status 1: there are problems. --json prints the findings as
-    JSON."""
+    """Check all that a run needs, by the settings of `train`: settings, versions, devices, memory, model, task,
+    rewards, server, and one full step of one group, also under torchrun. Keeps nothing. Exit status 1: there are
+    problems. --json prints the findings as JSON."""
+
+    plan: Annotated[bool, Resume.NOT_KEPT, InHelp()] = False
+    """Only print what each process of the run would need in memory and what limits its speed. Nothing is loaded. Exit
+    status 1: something does not fit."""
+    gpu_memory_gib: Annotated[float | None, Resume.NOT_KEPT, InHelp()] = Field(default=None, gt=0)
+    """With --plan: for GPUs with this much memory, in GiB. Default: the devices of this machine."""
+    ranks: Annotated[int, Resume.NOT_KEPT, InHelp()] = Field(default=1, ge=1)
+    """With --plan: for a policy that torchrun divides among so many GPUs. 1: without torchrun."""
+
+    @model_validator(mode="after")
+    def _check_plan(self) -> "DoctorConfig":
+        if not self.plan and (self.gpu_memory_gib is not None or self.ranks > 1):
+            name = "ranks" if self.gpu_memory_gib is None else "gpu_memory_gib"
+            raise ValueError(f"{name}: it is for the memory plan of other machines: add --plan, or leave it out")
+        return self
 
 
 class ReplayConfig(TrainConfig):

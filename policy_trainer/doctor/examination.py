@@ -1,14 +1,11 @@
-"""All checks in their order. One that finds something wrong keeps those from running that need it."""
+"""All checks in their order. A check that finds something wrong skips the checks that need it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from policy_trainer.doctor.findings import Finding, Verdict, not_checked, refused
-from policy_trainer.doctor.machine_checks import devices, memory, versions
-from policy_trainer.doctor.model_checks import ends, prompts, vocabulary, weights
-from policy_trainer.doctor.server_checks import server
-from policy_trainer.doctor.step_checks import first_kl, full_step, group
-from policy_trainer.doctor.subject import Subject
+from policy_trainer.doctor.findings import Finding, Subject, Verdict, not_checked, refused
+from policy_trainer.doctor.setup_checks import devices, ends, memory, prompts, settings, versions, vocabulary, weights
+from policy_trainer.doctor.step_checks import first_kl, full_step, group, server
 from policy_trainer.doctor.task_checks import problems, rewards
 from policy_trainer.lifecycle.endings import RunFailed
 from shared.client import ClientError
@@ -25,6 +22,7 @@ class Check:
 
 
 CHECKS = (
+    Check("settings", settings),
     Check("versions", versions),
     Check("devices", devices),
     Check("model", vocabulary),
@@ -49,7 +47,7 @@ def examine(subject: Subject, checks: Sequence[Check] = CHECKS) -> Iterator[tupl
             failed.add(check.name)
             yield check.name, not_checked(f"because it needs `{missing}`, which is not right")
             continue
-        subject.say(f"check: {check.name}")
+        subject.report(f"check: {check.name}")
         for finding in _look(check, subject):
             if finding.verdict in (Verdict.WRONG, Verdict.NOT_CHECKED):
                 failed.add(check.name)

@@ -1,10 +1,29 @@
-"""What a check found: a line of the doctor's table."""
+"""What the checks look at, and what they find."""
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.data.problem import Problem, Task
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.ranks.world import World
+from policy_trainer.reporting.samples import SampledGroup
+from policy_trainer.tasks.registry import make_task
+from shared.api import ModelInfo
+from shared.client import RefServerClient
+from shared.errors import UserError
+from shared.models import load_outline, load_tokenizer
 
 
 class Verdict(StrEnum):
@@ -40,16 +59,124 @@ def not_checked(reason: str, remedy: str = "") -> Finding:
 
 
 def refused(error: Exception) -> Finding:
-    """An error that says what is wrong, and behind a line end or a semicolon what to do. The last words of a process
-    that died say it in their last line."""
+    """An error that says what is wrong and, after a line end or a semicolon, what to do. For a process that died, its
+    last line of output says what to do."""
     text = str(error)
     if isinstance(error, RunFailed) and "its last output:" in text:
-        said = [line for line in text.splitlines() if line.strip()]
-        return wrong(said[0].partition(";")[0], _last_said(said))
+        lines = [line for line in text.splitlines() if line.strip()]
+        return wrong(lines[0].partition(";")[0], _last_output(lines))
     seen, _, remedy = text.partition("\n" if "\n" in text else "; ")
     return wrong(seen, remedy)
 
 
-def _last_said(lines: Sequence[str]) -> str:
-    """Without where a log is: it goes with the doctor's directory."""
+def _last_output(lines: Sequence[str]) -> str:
+    """Without the place of the log, which is deleted with the doctor's directory."""
     return [line for line in lines if not line.startswith(("all of it is in ", "it died "))][-1]
+
+
+_DRAWN = 3
+
+
+_COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not checked": "dim"}
+_WIDTHS = (9, 11)
+
+
+def print_findings(findings: Iterable[tuple[str, Finding]], console: Console) -> Iterator[tuple[str, Finding]]:
+    """Prints each finding, with the name of its check, as soon as it is there, and passes it on."""
+    before = ""
+    for name, finding in findings:
+        console.print(_row("" if name == before else name, finding))
+        before = name
+        yield name, finding
+
+
+def _row(name: str, finding: Finding) -> Table:
+    row = Table.grid(padding=(0, 1))
+    for width in _WIDTHS:
+        row.add_column(width=width)
+    row.add_column(overflow="fold")
+    row.add_row(name, Text(finding.verdict, _COLOURS[finding.verdict]), Text(finding.seen))
+    if finding.remedy:
+        row.add_row("", "", Text(f"-> {finding.remedy}", "bold"))
+    return row
+
+
+def conclusion(findings: Sequence[tuple[str, Finding]]) -> str:
+    problems = sum(finding.verdict is Verdict.WRONG for _, finding in findings)
+    if not problems:
+        return "the run may begin"
+    several = problems > 1
+    return f"{problems} problem{'s' if several else ''}: fix {'them' if several else 'it'} and run doctor again"
+
+
+@dataclass(frozen=True)
+class Served:
+    """The server that answered. model: what it scores with. token: sent with each request."""
+
+    client: RefServerClient
+    model: ModelInfo
+    token: str | None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the trial of one group left. step: its record of metrics.jsonl. seconds: of each stage of the trainer, the
+    worker and the server. peak_gib: memory of this process."""
+
+    step: Mapping[str, Any]
+    group: SampledGroup
+    seconds: Mapping[str, float]
+    peak_gib: float
+
+
+class Subject:
+    """A run that has not begun. Its parts raise UserError.
+
+    stack: closes what the checks leave open. report: is called with the work that begins. world: the ranks under
+    torchrun; this is rank 0. served, trained: set by their checks.
+    """
+
+    served: Served
+    trained: Trained
+
+    def __init__(
+        self, config: TrainConfig, stack: ExitStack, report: Callable[[str], None], world: World | None = None
+    ) -> None:
+        self.config = config
+        self.stack = stack
+        self.report = report
+        self.world = world
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.world is None else self.world.size
+
+    @cached_property
+    def outline(self) -> PreTrainedModel:
+        """The model without its weights."""
+        return load_outline(self.config.model, revision=self.config.revision)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.config.model, revision=self.config.revision)
+
+    @cached_property
+    def task(self) -> Task:
+        return make_task(self.config)
+
+    @cached_property
+    def drawn(self) -> list[Problem]:
+        return [self.task.problem(index) for index in range(_DRAWN)]
+
+    @cached_property
+    def directory(self) -> Path:
+        """For all that the checks write, beside RUN_DIR: on the disk that the run will use.
+
+        Raises UserError if nothing can be written there.
+        """
+        above = next(path for path in self.config.run_dir.absolute().parents if path.is_dir())
+        try:
+            temporary = tempfile.TemporaryDirectory(prefix="doctor-", dir=above)
+        except OSError as error:
+            raise UserError(f"run_dir: {above} cannot be written: {error.strerror}; choose another --run-dir") from None
+        return Path(self.stack.enter_context(temporary))

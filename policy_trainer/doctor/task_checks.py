@@ -14,8 +14,7 @@ import structlog
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.doctor.findings import Finding, Verdict, ok, refused, warning, wrong
-from policy_trainer.doctor.subject import Subject
+from policy_trainer.doctor.findings import Finding, Subject, Verdict, ok, refused, warning, wrong
 from policy_trainer.rewards.answers import reads_tags
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import NOTHING, part_weights

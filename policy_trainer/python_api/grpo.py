@@ -87,26 +87,46 @@ class GRPO:
 
         Raises UserError for what cannot be used, RunFailed for a run that cannot go on.
         """
-        from policy_trainer.trainer.dry_run import dry_run  # late, as in the commands: wrong settings fail at once
-        from policy_trainer.trainer.run import train
+        from policy_trainer.trainer.run import train  # late, as in the commands: wrong settings fail at once
 
         console = _console()
-        directory = RunDirectory(self.config.run_dir)
-        if not (self.config.resume or self.config.dry_run):  # before its data is written there
-            directory.refuse_trained("give resume=True to continue it, or another run_dir")
-        with _only_run(), ExitStack() as stack:
+        if not self.config.resume:  # before its data is written there
+            RunDirectory(self.config.run_dir).refuse_trained("give resume=True to continue it, or another run_dir")
+        with self._run_environment():
             console.print(f"device: {describe_device(self.config.device)}", highlight=False)
+            outcome = train(self.config, console)
+        result = read_result(self.config, finished=outcome.finished, steps=outcome.steps, best_step=outcome.best_step)
+        console.print(str(result), highlight=False, soft_wrap=True)
+        return result
+
+    def check(self) -> bool:
+        """Checks all that the run needs, up to one full step of one group, and prints what it finds: the command
+        `doctor`. It trains nothing and keeps only the data that the run will use. True if the run may begin.
+        """
+        from policy_trainer.doctor.examination import examine
+        from policy_trainer.doctor.findings import Subject, Verdict, conclusion, print_findings
+
+        console = _console()
+        with self._run_environment() as stack:
+            subject = Subject(self.config, stack, lambda text: None)
+            findings = [
+                (name, replace(finding, seen=in_python(finding.seen), remedy=in_python(finding.remedy)))
+                for name, finding in examine(subject)
+            ]
+            findings = list(print_findings(findings, console))
+        console.print(conclusion(findings))
+        return not any(finding.verdict is Verdict.WRONG for _, finding in findings)
+
+    @contextmanager
+    def _run_environment(self) -> Iterator[ExitStack]:
+        """This process's only run: its data is written, and its functions can be called."""
+        with _only_run(), ExitStack() as stack:
             for problems in self._data.values():
                 if isinstance(problems, WrittenProblems):
                     problems.write(data_directory(self.config))
             stack.enter_context(_explained(self._functions.errors))
             stack.enter_context(_environment(self._environment(stack)))
-            outcome = (dry_run if self.config.dry_run else train)(self.config, console)
-        if self.config.dry_run:  # it has left nothing
-            return GRPOResult(outcome.finished, outcome.steps, directory.root)
-        result = read_result(self.config, finished=outcome.finished, steps=outcome.steps, best_step=outcome.best_step)
-        console.print(str(result), highlight=False, soft_wrap=True)
-        return result
+            yield stack
 
     def _environment(self, stack: ExitStack) -> dict[str, str]:
         """Variables for the run's processes: where this process's modules are, and the address of its functions."""

@@ -110,7 +110,11 @@ def build_trainer(
     )
     intake = Intake.of(policy.learner.model, config, policy.part_weights)
     kept = choose_kept_samples(
-        _kept_on_server(config), queue, lambda: _connect_once(config, server.url, stack), policy.learner, display.note
+        _kept_on_server(config, files),
+        queue,
+        lambda: _connect_once(config, server.url, stack),
+        policy.learner,
+        display.note,
     )
     source = _make_source(client, config, intake, server, files, in_flight_allowance(queue), kept, display, stop, stack)
     source.feed.enter(on_wait=outage, note=display.note)
@@ -119,9 +123,8 @@ def build_trainer(
     return Trainer(config, files, policy, source, renewal, reporters, first_kl, stop, evaluated=evaluated)
 
 
-def _kept_on_server(config: TrainConfig) -> SamplesConfig:
-    """A dry run leaves nothing behind."""
-    return config.samples.model_copy(update={"every": 0}) if config.dry_run else config.samples
+def _kept_on_server(config: TrainConfig, files: RunFiles) -> SamplesConfig:
+    return config.samples.model_copy(update={"every": 0}) if files.trial else config.samples
 
 
 def _headline(config: TrainConfig) -> str:
@@ -179,8 +182,7 @@ def _make_reporters(
 def _to_server(
     config: TrainConfig, url: str, files: RunFiles, past: Sequence[Mapping[str, Any]], display: Display
 ) -> list[Recorder]:
-    """A dry run leaves nothing behind, on the server neither."""
-    if config.dry_run:
+    if files.trial:
         return []
     client = connect(config, url, None, patience=0)
     after = files.state.step or -1

@@ -30,7 +30,7 @@ class RunFiles:
     """Files and state of a run.
 
     resumed_from: the checkpoint that this process resumes from; None for a new run. state: the run's progress; the
-    trainer updates it.
+    trainer updates it. trial: the server keeps neither metrics nor samples of this run.
     """
 
     directory: RunDirectory
@@ -38,6 +38,7 @@ class RunFiles:
     resumed_from: Path | None
     state: TrainState
     lineage: str = ""
+    trial: bool = False
 
     def check_directory(self) -> None:
         """Raises RunFailed if the directory was deleted, and perhaps begun again, since this trainer opened it."""

@@ -1,22 +1,36 @@
-"""What the processes of a run need in memory and what limits their speed, planned before anything is loaded."""
+"""What the processes of a run need in memory, what limits their speed, and what does not fit; nothing is loaded."""
 
 import copy
 import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.learner.adapters import adapt
 from policy_trainer.trainer import memory
-from policy_trainer.trainer.machine import MAIN_MEMORY, memory_size
 from policy_trainer.trainer.memory import Parts, Shape
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device
 from shared.errors import UserError
 from shared.models import load_outline
+
+MAIN_MEMORY = "main memory"
+
+
+def memory_size(place: str, gpu_bytes: int | None) -> int | None:
+    """Bytes of a memory; None where they are not known: elsewhere, and the main memory beside GPUs of `gpu_bytes`."""
+    if place == MAIN_MEMORY:
+        return None if gpu_bytes else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if gpu_bytes is None and place in {f"cuda:{index}" for index in range(torch.cuda.device_count())}:
+        return torch.cuda.get_device_properties(place).total_memory
+    return gpu_bytes
+
 
 _WIDTHS = {"float32": 4, "bfloat16": 2}
 # ref-server's default of scoring_tokens.
@@ -195,3 +209,54 @@ def _si(number: float) -> str:
     """In three digits, with a prefix: 1.5 G."""
     power = int(math.log10(max(number, 1))) // 3
     return f"{number / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E', 'Z'][power]}"
+
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A memory of `size` bytes that needs more. remedies: settings, the cheapest first."""
+
+    memory: str
+    needed: int
+    size: int
+    remedies: Sequence[str]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.memory} has {self.size / GB:.1f} GB, and the run's processes there need about "
+            f"{self.needed / GB:.1f} GB; what lowers that: {', '.join(self.remedies)}"
+        )
+
+
+def shortages(config: TrainConfig, needs: Sequence[Need], gpu_bytes: int | None) -> list[Shortage]:
+    """The memories that are too small: of this machine, or GPUs of `gpu_bytes` each."""
+    found = []
+    for place in dict.fromkeys(need.memory for need in needs):
+        size = memory_size(place, gpu_bytes)
+        needed = sum(need.total for need in needs if need.memory == place)
+        if size is not None and needed > size:
+            found.append(Shortage(place, needed, size, _remedies(config, needs, place)))
+    return found
+
+
+def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[str]:
+    here = {need.process for need in needs if need.memory == place}
+    trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
+    alone = "trainer" in here
+    several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
+    known = {
+        "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
+        "a smaller --micro-batch-tokens": gpu and trains and several_groups,
+        "--dtype bfloat16": config.dtype != "bfloat16",
+        "--reference.source adapter-off": "reference server" in here and bool(config.lora.rank),
+        "--optimizer.offload cpu": gpu and alone and config.optimizer.offload == "none",
+        "--lora.rank 16": trains and not config.lora.rank,
+        "--optimizer.offload none": not gpu and config.optimizer.offload == "cpu",
+        "more ranks under torchrun": gpu and trains,
+        "--reference.device of another GPU": gpu and trains and "reference server" in here,
+        "--rollout external with workers elsewhere": trains and "worker" in here,
+        "a smaller --sampling.prompts-per-round": "worker" in here and config.sampler == "hf",
+    }
+    return [remedy for remedy, helps in known.items() if helps] or ["a smaller model"]

@@ -29,8 +29,7 @@ from policy_trainer.run_files.checkpoint import restore, write_weights
 from policy_trainer.run_files.turns import Turns
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
-from policy_trainer.trainer.plan import load_teacher_outline, plan
-from policy_trainer.trainer.shortages import shortages
+from policy_trainer.trainer.plan import load_teacher_outline, plan, shortages
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_outline, load_tokenizer
@@ -89,7 +88,7 @@ def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Displa
     source, revision = _source(config, checkpoint)
     outline, teacher = load_outline(source, revision=revision), load_teacher_outline(config)
     for shortage in shortages(config, plan(config, outline, None, ranks, teacher), None):
-        display.note(f"this may run out of memory: {shortage} (policy-trainer plan says more)")
+        display.note(f"this may run out of memory: {shortage} (policy-trainer doctor --plan says more)")
 
 
 def load_policy(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -37,11 +37,17 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig, console: Console, stopwatch: Stopwatch | None = None, world: World | None = None
+    config: TrainConfig,
+    console: Console,
+    stopwatch: Stopwatch | None = None,
+    world: World | None = None,
+    *,
+    trial: bool = False,
 ) -> TrainResult:
     """Trains until the last step or a request to stop.
 
     stopwatch: gets the seconds of the trainer's stages. world: the ranks that share the policy; this is rank 0.
+    trial: leave nothing on the server besides batches.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     refuse_missing(config.report_to)
@@ -49,7 +55,9 @@ def train(
     task = cache(partial(make_task, config))  # num_train_epochs and the policy need it: its data is read once
     counted = count_steps(config, task, console)
     with RunDirectory(config.run_dir).hold():
-        files = open_run(config, console)  # config.toml keeps num_train_epochs, and a resumed run counts again
+        files = replace(
+            open_run(config, console), trial=trial
+        )  # config.toml keeps num_train_epochs, and a resumed run counts again
         with ExitStack() as stack, suppress(Stopped):
             build_trainer(counted, task, files, console, stack, stopwatch or Stopwatch(), world).run()
     state = files.state

@@ -199,7 +199,7 @@ def measure(case: Case, directory: Path) -> list[Share]:
 
 
 def planned(case: Case, shape: Shape) -> tuple[int, int]:
-    """Bytes of a rank between steps, and the most within one, by the formulas of `policy-trainer plan`."""
+    """Bytes of a rank between steps, and the most within one, by the formulas of `policy-trainer doctor --plan`."""
     width, optimizer = WIDTHS[case.dtype], OptimizerConfig()
     tokens = {"tokens": case.groups * TOKENS, "completion_tokens": case.groups * COMPLETION_TOKENS}
     if case.ranks == 1:

@@ -25,7 +25,7 @@ _PRELOADED = [
     "torch._dynamo",
     "transformers",
     "transformers.models.qwen2.modeling_qwen2",
-    "policy_trainer.cli.train",
+    "policy_trainer.cli.training",
     "policy_trainer.cli.status",
     "policy_trainer.demo.base_model",
     "policy_trainer.trainer.run",

@@ -14,8 +14,8 @@ from shared.api import State
 from tests.integration.processes import QUICK, Process, Server, processes_of, until
 
 CHECKS = (
-    "versions", "devices", "model", "task", "prompts", "EOS", "memory", "weights", "rewards", "server", "one group",
-    "first KL", "full step",
+    "settings", "versions", "devices", "model", "task", "prompts", "EOS", "memory", "weights", "rewards", "server",
+    "one group", "first KL", "full step",
 )  # fmt: skip
 
 
@@ -45,6 +45,9 @@ def test_a_run_that_may_begin(random_model: Path, tmp_path: Path) -> None:
     assert status == 0 and "the run may begin" in table, table
     assert "wrong" not in set().union(*verdicts(checks).values()) and verdicts(checks)["full step"] == {"ok"}
     assert "the policy begins as the reference" in checks["first KL"][0]["seen"]
+    assert all(
+        stage in checks["one group"][1]["seen"] for stage in ("load model", "worker", "sample", "judge", "score")
+    )
     assert "grad_norm" in checks["full step"][0]["seen"] and "peak memory" in checks["full step"][0]["seen"]
     assert list(home.iterdir()) == [] and not processes_of(home)
 

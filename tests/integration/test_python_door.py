@@ -98,10 +98,9 @@ def test_a_function_that_hangs_ends_the_run_with_its_name_and_limit(
     assert "Traceback" not in output.out + output.err
 
 
-def test_a_dry_run_leaves_no_run(random_model: Path, site: Path) -> None:
+def test_a_check_leaves_no_run(random_model: Path, site: Path) -> None:
     rewards = [lambda completion: len(set(completion))]
-    result = GRPO(model=random_model, dataset=PROBLEMS, rewards=rewards, dry_run=True, **QUICK).train()
-    assert result.finished and result.model is None
+    assert GRPO(model=random_model, dataset=PROBLEMS, rewards=rewards, **QUICK).check()
     assert [path.name for path in (site / "runs/default").iterdir()] == ["data"]
 
 

@@ -124,7 +124,27 @@ def test_what_rank_0_refuses_is_told_once_and_without_tracebacks(random_model: P
     assert "rank 0 has ended" in job.output() and "[rank" not in job.output()
 
 
-def test_torchrun_is_for_training_alone(tmp_path: Path, start) -> None:
+@pytest.mark.parametrize(("options", "status"), [((), 0), (("--task", "jsonl", "--data.path", "none.jsonl"), 1)])
+def test_the_doctor_takes_one_group_through_all_ranks(
+    options: tuple[str, ...], status: int, random_model: Path, tmp_path: Path, start
+) -> None:
+    home = tmp_path / "runs"
+    home.mkdir()
+    job = start(
+        Process(
+            "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "policy_trainer", "doctor",
+            "--model", str(random_model), "--run-dir", str(home / "mine"), "--device", "cpu", *QUICK, *options,
+            log=tmp_path / "log",
+        )
+    )  # fmt: skip
+    assert job.wait() == status, job.output()
+    assert job.output().count("the run may begin" if status == 0 else "1 problem: fix it") == 1, job.output()
+    if status == 0:
+        assert "each of 2 ranks loads its part" in job.output() and "peak memory" in job.output()
+    assert "[rank" not in job.output() and not list(home.iterdir()) and not processes_of(home)
+
+
+def test_torchrun_is_for_training_and_its_checks(tmp_path: Path, start) -> None:
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m")
     job = start(Process(*launcher, "policy_trainer", "presets", log=tmp_path / "log"))
-    assert job.wait() == 1 and "torchrun is for `policy-trainer train` alone" in job.output()
+    assert job.wait() == 1 and "torchrun is only for train and doctor" in job.output()

@@ -125,18 +125,6 @@ def test_a_stop_while_the_server_loads_ends_all(random_model: Path, tmp_path: Pa
     assert not processes_of(run_dir) and time.monotonic() - began < 60
 
 
-def test_a_dry_run_tells_of_every_stage_and_leaves_nothing(random_model: Path, tmp_path: Path, start: Any) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    trainer = start(alone(random_model, home / "mine", "--dry-run", "--optimizer.warmup-steps", "10"))
-    assert trainer.wait() == 0, trainer.output()
-    stages = ("load the policy", "rollout worker", "sample a group", "judge", "score", "learn", "publish", "checkpoint")
-    assert all(stage in trainer.output() for stage in stages), trainer.output()
-    assert "(accuracy 0, length -0." in trainer.output() and "peak memory of the trainer" in trainer.output()
-    assert [path.name for path in home.iterdir()] == ["mine.log"]
-    assert not processes_of(home)
-
-
 TWICE = ("--devices", "cpu", "cpu", "--threads", "1")
 
 

@@ -3,11 +3,11 @@
 import json
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from policy_trainer.cli import training
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 
@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 
     def run(command: str, *options: str) -> int:
         arguments = ["--model", "model", "--run-dir", "run", *SETTINGS[command], *options]
-        return import_module(f"policy_trainer.cli.{command}").run(arguments)
+        return getattr(training, command)(arguments)
 
     return run
 
@@ -92,5 +92,5 @@ def test_under_torchrun_rank_0_of_a_finished_run_does_not_leave_the_others_waiti
     directory.model.mkdir()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("policy_trainer.cli.train._as_rank", lambda config: 7)
+    monkeypatch.setattr("policy_trainer.cli.training.run_as_rank", lambda config, lead: 7)
     assert run("train", "--resume", "--max-steps", "40") == 7

@@ -52,9 +52,9 @@ class TestFiles:
             ("train", "worker = 3", "worker", "`rollout`"),
             ("rollout", "batch_size = 3", "batch_size", "`sft`, `reward-model`"),
             ("eval", "worker = 3", "worker", "`rollout`"),
-            ("sft", "max_steps = 3", "max_steps", "`train`, `plan`, `doctor`, `replay`, `demo`, `demo-setup`"),
+            ("sft", "max_steps = 3", "max_steps", "`train`, `doctor`, `replay`, `demo`, `demo-setup`"),
             ("sft", "[loss]\nbeta = 3", "loss", "`train`"),
-            ("demo", "model = 'm'", "model", "`train`, `plan`, `doctor`, `replay`, `rollout`, `eval`, `sft`"),
+            ("demo", "model = 'm'", "model", "`train`, `doctor`, `replay`, `rollout`, `eval`, `sft`"),
         ],
     )
     def test_of_another_command_are_refused(

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO
-from policy_trainer.cli.settings import HINTS, read_settings
-from policy_trainer.cli.spellings import ABSENT, RENAMED, TRL
+from policy_trainer.cli.settings import ABSENT, HINTS, RENAMED, TRL, read_settings
 from policy_trainer.config import SftConfig, TrainConfig
 from shared.errors import UserError
 from shared.settings.command_line import spell_option

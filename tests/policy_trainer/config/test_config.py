@@ -233,7 +233,6 @@ FULL: list[BaseSettings] = [
         rollout="external",
         expect_reference="different",
         resume=True,
-        dry_run=True,
         max_steps=9,
         groups_per_step=4,
         micro_batch_tokens=100,
@@ -288,7 +287,7 @@ FULL: list[BaseSettings] = [
 
 
 def dumped(config: BaseSettings) -> dict[str, Any]:
-    return config.model_dump(exclude={"config", "resume", "dry_run"})
+    return config.model_dump(exclude={"config", "resume"})
 
 
 def read_back(config: BaseSettings, directory: Path) -> Any:

@@ -28,7 +28,7 @@ def train(**values: Any) -> TrainConfig:
 @pytest.mark.parametrize(
     ("marks", "names"),
     [
-        ((Resume.NOT_KEPT,), {"config", "resume", "dry_run"}),
+        ((Resume.NOT_KEPT,), {"config", "resume"}),
         ((Resume.NOT_COMPARED,), {"token", "run_dir"}),
         ((Travel.PRIVATE,), {"config", "resume", "server", "token", "token_file", "tls_ca", "vllm_url"}),
     ],

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from policy_trainer.config import DoctorConfig
-from policy_trainer.doctor.findings import Finding, Verdict
-from policy_trainer.doctor.subject import Subject
+from policy_trainer.doctor.findings import Finding, Subject, Verdict
 from shared.settings import from_values
 
 

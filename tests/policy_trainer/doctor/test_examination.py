@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.doctor.examination import CHECKS, Check, examine
-from policy_trainer.doctor.findings import Finding, Verdict, ok, warning
-from policy_trainer.doctor.subject import Subject
+from policy_trainer.doctor.findings import Finding, Subject, Verdict, ok, warning
 from shared.errors import UserError
 from tests.policy_trainer.doctor.subjects import subject_of
 

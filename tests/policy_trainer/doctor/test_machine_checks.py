@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from policy_trainer.doctor import machine_checks
+from policy_trainer.doctor import setup_checks as machine_checks
 from policy_trainer.doctor.findings import Verdict
-from policy_trainer.doctor.machine_checks import devices, memory, versions
+from policy_trainer.doctor.setup_checks import devices, memory, versions
 from shared.errors import UserError
 from tests.policy_trainer.doctor.subjects import looked, verdicts
 

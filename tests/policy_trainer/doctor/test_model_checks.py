@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.doctor.findings import Verdict
-from policy_trainer.doctor.model_checks import ends, prompts, vocabulary, weights
+from policy_trainer.doctor.setup_checks import ends, prompts, vocabulary, weights
 from shared.errors import UserError
 from shared.models import save_model
 from tests.policy_trainer.doctor.subjects import looked, verdicts
@@ -41,7 +41,7 @@ def test_a_model_that_is_right(model: Path) -> None:
     assert end.seen == "sampling stops at <|end|> (1), as the chat template does"
     first, lengths = looked(prompts, model)
     assert "through the chat template: '<|user|>50+49=?<|end|><|assistant|>'" in first.seen
-    assert lengths.seen == "200 prompts have 8 to 10 tokens, 116 are the most"
+    assert lengths.seen == "200 prompts have 8 to 10 tokens; the limit is 116"
 
 
 def test_weights_that_are_not_finite(save: Any) -> None:
@@ -77,7 +77,7 @@ def test_an_eos_token_beyond_the_vocabulary(save: Any) -> None:
 def test_a_chat_template_that_ends_answers_otherwise(save: Any) -> None:
     [found] = looked(ends, save(nothing, eos=0))
     assert found.verdict is Verdict.WARNING
-    assert "ends an answer with <|end|> (1), and sampling stops at <|pad|> (0) alone" in found.seen
+    assert "ends an answer with <|end|> (1), but sampling stops only at <|pad|> (0)" in found.seen
     assert found.remedy.endswith("generation_config.json to [0, 1]")
 
 
@@ -106,13 +106,13 @@ def test_a_chat_template_without_a_generation_prompt(save: Any) -> None:
 )
 def test_prompts_that_are_too_long(model: Path, limit: int, too_long: str, verdict: Verdict) -> None:
     found = looked(prompts, model, data={"max_prompt_length": limit, "too_long": too_long})[-1]
-    assert found.verdict is verdict and f"{limit} are the most" in found.seen
+    assert found.verdict is verdict and f"the limit is {limit}" in found.seen
     assert found.remedy.startswith("--data.max-prompt-length 10")
 
 
 def test_prompts_that_the_context_has_no_room_for(model: Path) -> None:
     found = looked(prompts, model, sampling={"max_completion_length": 120})[-1]
-    assert found.verdict is Verdict.WARNING and "8 are the most" in found.seen
+    assert found.verdict is Verdict.WARNING and "the limit is 8" in found.seen
     assert "--sampling.max-completion-length" in found.remedy
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.doctor import server_checks
-from policy_trainer.doctor.server_checks import server
+from policy_trainer.doctor import step_checks as server_checks
+from policy_trainer.doctor.step_checks import server
 from shared.api import ModelInfo
 from shared.errors import UserError
 from tests.policy_trainer.doctor.subjects import looked

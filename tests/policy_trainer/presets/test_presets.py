@@ -12,7 +12,7 @@ from policy_trainer.cli.settings import FileSchema, read_settings
 from policy_trainer.config import EvalConfig, LossConfig, RolloutConfig, TrainConfig
 from policy_trainer.objective.loss import SURROGATES
 from policy_trainer.presets import PRESETS, Preset
-from policy_trainer.presets import descriptions as say
+from policy_trainer.presets import preset as say
 from policy_trainer.presets.preset import read_preset
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError

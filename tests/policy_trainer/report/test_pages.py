@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from policy_trainer.cli import compare, report
+from policy_trainer.cli.report import compare, report
 from tests.policy_trainer.report.runs import evaluation_record, learning_run, make_run, step_record
 from tests.ref_server.dashboard.conftest import Tab, chromium, open_tab
 
@@ -23,13 +23,13 @@ CONTRAST = (Path(__file__).parents[2] / "ref_server" / "dashboard" / "contrast.j
 
 
 def file_of(root: Path) -> Path:
-    assert report.run([str(root)]) == 0
+    assert report([str(root)]) == 0
     return root / "report.html"
 
 
 def comparison_of(*roots: Path) -> Path:
     output = roots[0].parent / "compare.html"
-    assert compare.run([*map(str, roots), "--output", str(output)]) == 0
+    assert compare([*map(str, roots), "--output", str(output)]) == 0
     return output
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.cli import compare, report
+from policy_trainer.cli.report import compare, report
 from policy_trainer.report.report import names_of
 from policy_trainer.report.story import limit_of
 from shared.errors import UserError
@@ -39,7 +39,7 @@ class Seen(HTMLParser):
 
 
 def page_of(root: Path) -> str:
-    assert report.run([str(root)]) == 0
+    assert report([str(root)]) == 0
     return (root / "report.html").read_text(encoding="utf-8")
 
 
@@ -230,7 +230,7 @@ def test_the_part_that_hardly_waits_limits_the_run() -> None:
 
 def comparison_of(*roots: Path) -> str:
     output = roots[0].parent / "compare.html"
-    assert compare.run([*map(str, roots), "--output", str(output)]) == 0
+    assert compare([*map(str, roots), "--output", str(output)]) == 0
     return output.read_text(encoding="utf-8")
 
 

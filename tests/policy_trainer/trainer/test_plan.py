@@ -9,10 +9,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.reporting.display import LineDisplay
-from policy_trainer.trainer.machine import MAIN_MEMORY
-from policy_trainer.trainer.plan import plan
+from policy_trainer.trainer.plan import MAIN_MEMORY, plan, shortages
 from policy_trainer.trainer.policy import warn_of_memory
-from policy_trainer.trainer.shortages import shortages
 from shared.errors import UserError
 from shared.settings import from_values
 

@@ -1,20 +1,20 @@
-"""A dry run has the settings of its run, but for its size and its place."""
+"""The one group that the doctor trains has the settings of its run, except for size and place."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from policy_trainer.config import ReferenceConfig, SamplingConfig, TrainConfig
-from policy_trainer.trainer import dry_run as module
-from policy_trainer.trainer.dry_run import dry_run, one_group
+from policy_trainer.config import DoctorConfig, ReferenceConfig, SamplingConfig, TrainConfig
+from policy_trainer.doctor.findings import Subject
+from policy_trainer.doctor.step_checks import one_group
 from shared.errors import UserError
 from shared.settings import from_values
 
 
-def config_of(run_dir: Path, **settings: Any) -> TrainConfig:
-    return from_values(TrainConfig, **{"model": "m", "run_dir": run_dir, "device": "cpu", **settings})
+def config_of(run_dir: Path, **settings: Any) -> DoctorConfig:
+    return from_values(DoctorConfig, **{"model": "m", "run_dir": run_dir, "device": "cpu", **settings})
 
 
 def test_it_is_one_step_of_one_group_of_the_run(tmp_path: Path) -> None:
@@ -26,6 +26,7 @@ def test_it_is_one_step_of_one_group_of_the_run(tmp_path: Path) -> None:
     assert (trial.sampling.num_generations, trial.sampling.temperature) == (6, 0.7)
     assert (trial.sampling.prompts_per_round, trial.sampling.max_resamples) == (1, 0)
     assert trial.report_to == [] and config.report_to == ["wandb"]
+    assert type(trial) is TrainConfig, "a worker reads its config.toml, and ranks its JSON"
     TrainConfig.model_validate(trial.model_dump())
 
 
@@ -36,25 +37,10 @@ def test_it_leaves_the_reference_of_a_server_of_others_alone(tmp_path: Path) -> 
     assert one_group(config_of(tmp_path / "run", reference=renewed), tmp_path).reference.sync_steps == 5
 
 
-def test_it_leaves_nothing_behind_when_the_run_would_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Path] = []
-
-    def fail(trial: TrainConfig, *_: object) -> None:
-        tried.append(trial.run_dir)
-        (trial.run_dir / "metrics.jsonl").touch()
-        raise UserError("data.path: it is no file")
-
-    monkeypatch.setattr(module, "train", fail)
-    with pytest.raises(UserError, match=r"data\.path"):
-        dry_run(config_of(tmp_path / "runs" / "mine"), Console(quiet=True))
-    assert tried[0].parent == tmp_path, "on the disk that the run will use"
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
     with pytest.raises(UserError, match=r"run_dir: .* cannot be written: Permission denied"):
-        dry_run(config_of(tmp_path / "run"), Console(quiet=True))
+        _ = Subject(config_of(tmp_path / "run"), ExitStack(), print).directory

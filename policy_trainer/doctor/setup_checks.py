@@ -1,0 +1,258 @@
+"""Checks of the settings, the machine and the model, before anything is started."""
+
+import gc
+import platform
+import time
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from jinja2 import TemplateError
+from packaging.requirements import Requirement
+from transformers import PreTrainedTokenizerBase
+
+from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.config.train import cautions
+from policy_trainer.data.problem import Finite
+from policy_trainer.data.prompts import PromptEncoder, prompt_limit
+from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
+from policy_trainer.reporting.tracking import refuse_missing
+from policy_trainer.sampling.engines import check_engine
+from policy_trainer.trainer.plan import GB, MAIN_MEMORY, load_teacher_outline, memory_size, plan, shortages
+from policy_trainer.trainer.reference_servers import reference_device
+from shared.devices import choose_device, describe_device
+from shared.logprobs import embedding_rows
+from shared.models import context_length, eos_token_ids, load_model
+
+_PACKAGE = "tandem-grpo"
+_NAMED = ("torch", "transformers", "vllm")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_INSTALL = "install PyTorch for this machine (pytorch.org/get-started), or give --device cpu"
+
+
+def settings(subject: Subject) -> Iterator[Finding]:
+    """Warns about settings that are valid but may not do what they seem to, as `train` does."""
+    problems = cautions(subject.config)
+    yield from (warning(text, "") for text in problems)
+    if not problems:
+        yield ok("they go together")
+
+
+def versions(subject: Subject) -> Iterator[Finding]:
+    """Raises UserError for a tracker or an engine that is asked for and is not installed."""
+    yield from _ranges()
+    refuse_missing(subject.config.report_to)
+    if subject.config.sampler == "vllm":
+        check_engine(subject.config, lora_rank=subject.config.lora.rank)
+
+
+def _ranges() -> Iterator[Finding]:
+    try:
+        needed = [Requirement(text) for text in requires(_PACKAGE) or []]
+    except PackageNotFoundError:
+        yield warning(f"{_PACKAGE} is not installed, so the versions that it needs are not known", "pip install -e .")
+        return
+    needed = [item for item in needed if item.marker is None or item.marker.evaluate({"extra": ""})]
+    unfit = [item for item in needed if not _fits(item)]
+    for item in unfit:
+        installed = _installed(item.name)
+        yield wrong(
+            f"{item.name} {installed or 'is not installed'}: {_PACKAGE} needs {item.name}{item.specifier}",
+            f"pip install '{item.name}{item.specifier}'",
+        )
+    if not unfit:
+        shown = [f"{name} {number}" for name in _NAMED if (number := _installed(name))]
+        yield ok(f"{_PACKAGE} {version(_PACKAGE)}, Python {platform.python_version()}, {', '.join(shown)}")
+
+
+def _fits(needed: Requirement) -> bool:
+    installed = _installed(needed.name)
+    return installed is not None and needed.specifier.contains(installed, prereleases=True)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def devices(subject: Subject) -> Iterator[Finding]:
+    """Raises UserError for a device that is not there."""
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        gpus = [_describe_gpu(index) for index in range(torch.cuda.device_count())]
+        used = describe_device(subject.config.device)
+        if subject.config.server == INLINE:
+            choose_device(reference_device(subject.config.reference.device, subject.config.device))
+    for words in dict.fromkeys(str(item.message) for item in raised):  # about an old driver or GPU
+        yield warning(f"PyTorch says: {' '.join(words.split())}", f"update the driver, or {_INSTALL}")
+    if not gpus and not raised and _DRIVER.exists():
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        yield warning(f"there is an NVIDIA driver, and PyTorch, built {built}, finds no GPU", _INSTALL)
+    cores, free = psutil.cpu_count(), psutil.virtual_memory().available
+    yield ok("; ".join([f"the policy on {used}", *gpus, f"{cores} CPU cores, {free / GB:.1f} GB of main memory free"]))
+
+
+def _describe_gpu(index: int) -> str:
+    free, whole = torch.cuda.mem_get_info(index)
+    return f"cuda:{index} {torch.cuda.get_device_name(index)}, {free / GB:.1f} of {whole / GB:.1f} GB free"
+
+
+def memory(subject: Subject) -> Iterator[Finding]:
+    """By the plan of `doctor --plan`. Raises UserError for a prompt that cannot fit the context."""
+    config = subject.config
+    needs = plan(config, subject.outline, None, subject.ranks, load_teacher_outline(config))
+    for shortage in shortages(config, needs, None):
+        yield wrong(str(shortage).partition(";")[0], f"one of: {', '.join(shortage.remedies)}")
+    for place in dict.fromkeys(need.memory for need in needs):
+        size, free = memory_size(place, None), _free(place)
+        needed = sum(need.total for need in needs if need.memory == place)
+        if size is None or free is None or needed > size:
+            continue
+        seen = f"{place}: about {needed / GB:.1f} GB needed, {free / GB:.1f} of {size / GB:.1f} GB free"
+        yield ok(seen) if needed <= free else warning(seen, "end other programs that use it")
+
+
+def _free(place: str) -> int | None:
+    """Bytes; None where they are not known."""
+    if place == MAIN_MEMORY:
+        return psutil.virtual_memory().available
+    return torch.cuda.mem_get_info(choose_device(place))[0] if place.startswith("cuda") else None
+
+
+# Prompts whose length is measured.
+_MEASURED = 200
+# Characters of a prompt that are shown.
+_SHOWN = 160
+_MARK = "tandem"
+_OTHER_TOKENIZER = "use the model's own tokenizer, or resize_token_embeddings(len(tokenizer)) and save the model again"
+
+
+def vocabulary(subject: Subject) -> Iterator[Finding]:
+    """Raises UserError for a model or a tokenizer that is missing, and for a model without an EOS token."""
+    outline, tokenizer = subject.outline, subject.tokenizer
+    rows, context = embedding_rows(outline), context_length(outline)
+    # transformers adds tokens to some tokenizers that their models lack and no text needs. Prompts are checked each.
+    if (largest := max(eos_token_ids(outline, tokenizer))) >= rows:
+        yield wrong(f"the EOS token has id {largest}, and the model's embedding {rows} rows", _OTHER_TOKENIZER)
+        return
+    yield ok(
+        f"{type(outline).__name__}, {_count(outline.num_parameters())} parameters; {len(tokenizer)} tokens in "
+        f"{rows} rows; context {'without a bound' if context is None else context}"
+    )
+
+
+def weights(subject: Subject) -> Iterator[Finding]:
+    """Loads them and lets go of them, except under torchrun, where each rank loads its part later.
+
+    Raises UserError for files that are missing or damaged.
+    """
+    if subject.world is not None:
+        yield ok(f"each of {subject.ranks} ranks loads its part when the group is trained")
+        return
+    config, began = subject.config, time.monotonic()
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    seconds = time.monotonic() - began
+    broken = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
+    about = f"{str(model.dtype).removeprefix('torch.')} on {model.device}, loaded in {seconds:.1f} s"
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()
+    if broken:
+        yield wrong(
+            f"{len(broken)} tensors hold NaN or infinite values, {broken[0]} first: every log-prob would be NaN",
+            "take the model's files from their source again, or a checkpoint from before the values broke",
+        )
+    else:
+        yield ok(f"{about}; all values are finite")
+
+
+def ends(subject: Subject) -> Iterator[Finding]:
+    """Whether what ends a completion is what the chat template ends an answer with."""
+    tokenizer = subject.tokenizer
+    ids = eos_token_ids(subject.outline, tokenizer)
+    names = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in ids)
+    last = _end_of_answer(tokenizer)
+    chats = PromptEncoder(tokenizer, subject.config.data).in_chat(subject.drawn[0])
+    if chats and last is not None and last not in ids:
+        token = tokenizer.convert_ids_to_tokens(last)
+        yield warning(
+            f"the chat template ends an answer with {token} ({last}), but sampling stops only at {names}",
+            f"set eos_token_id in the model's generation_config.json to {sorted([*ids, last])}",
+        )
+    else:
+        yield ok(f"sampling stops at {names}" + (", as the chat template does" if chats and last in ids else ""))
+
+
+def _end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token that the chat template writes behind an answer; None if it writes none."""
+    if tokenizer.chat_template is None:
+        return None
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except TemplateError:  # the prompts' check says what it does not accept
+        return None
+    ids = tokenizer.encode(text.rpartition(_MARK)[2], add_special_tokens=False)
+    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+
+
+def prompts(subject: Subject) -> Iterator[Finding]:
+    """Raises UserError for a chat template that is missing or cannot be used, and for a context that is too small."""
+    config, first = subject.config, subject.drawn[0]
+    encoder = PromptEncoder(subject.tokenizer, config.data)
+    limit, ids = prompt_limit(subject.outline, config), encoder.encode(first)
+    text = repr(subject.tokenizer.decode(ids))
+    shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
+    by = "through the chat template" if encoder.in_chat(first) else "as it stands"
+    if encoder.in_chat(first) and not _opens_an_answer(subject, first.messages):
+        yield warning(
+            "the chat template writes nothing for add_generation_prompt: the model may go on with the question",
+            "correct the chat template, or give --data.prompt-style plain",
+        )
+    yield ok(f"the first goes {by}: {shown}")
+    yield _lengths(subject, encoder, limit)
+
+
+def _opens_an_answer(subject: Subject, messages: Any) -> bool:
+    options = {"tokenize": False, **subject.config.data.chat_template_kwargs}
+    ways = [
+        str(subject.tokenizer.apply_chat_template(list(messages), add_generation_prompt=opens, **options))
+        for opens in (True, False)
+    ]
+    return ways[0] != ways[1]
+
+
+def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Finding:
+    task = subject.task
+    count = min(_MEASURED, task.training_problems) if isinstance(task, Finite) else _MEASURED
+    ids = [encoder.encode(task.problem(index)) for index in range(count)]
+    if (largest := max(map(max, ids))) >= (rows := embedding_rows(subject.outline)):
+        return wrong(f"a prompt has the token {largest}, and the model's embedding {rows} rows", _OTHER_TOKENIZER)
+    lengths = list(map(len, ids))
+    long = sum(length > limit for length in lengths)
+    seen = f"{count} prompts have {min(lengths)} to {max(lengths)} tokens; the limit is {limit}"
+    remedy = _room(subject.config, limit, max(lengths))
+    if not long:
+        return ok(seen)
+    if long == count or subject.config.data.too_long == "refuse":
+        return wrong(f"{seen}: {long} are too long", remedy)
+    return warning(f"{seen}: {long} are too long and will be left out", remedy)
+
+
+def _room(config: TrainConfig, limit: int, longest: int) -> str:
+    if limit < config.data.max_prompt_length:  # the context is the bound
+        return "lower --sampling.max-completion-length, or shorten --data.system-prompt: both share the model's context"
+    return f"--data.max-prompt-length {longest}, or a shorter --data.system-prompt"
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "billion"), (10**6, "million")):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return str(number)

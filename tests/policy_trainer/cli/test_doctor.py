@@ -1,0 +1,52 @@
+"""`policy-trainer doctor --plan`: a table and a status, from a model's configuration alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from policy_trainer.cli.doctor import run
+
+
+@pytest.fixture
+def model(make_tiny: Callable[..., PreTrainedModel], tmp_path: Path) -> str:
+    make_tiny().config.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(("gib", "status"), [("1", 0), ("0.001", 1)])
+def test_says_whether_it_fits(model: str, gib: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
+    assert run(["--plan", "--model", model, *lengths, "--gpu-memory-gib", gib]) == status
+    text = capsys.readouterr().out
+    for row in ("trainer", "reference server", "worker", "main memory", "FLOP a step", "weights a round"):
+        assert row in text
+    assert ("does not fit: cuda:0 has" in text) is bool(status)
+    assert "not counted" not in text
+
+
+def test_names_what_a_process_on_a_cpu_holds_beyond_it(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
+    assert run(["--plan", "--model", model, *lengths, "--device", "cpu"]) == 0
+    assert "not counted, for each process on a CPU: 0.4 GB of Python" in capsys.readouterr().out
+
+
+def test_of_other_machines_needs_the_option(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["--model", model, "--ranks", "4"])
+    assert "ranks: it is for the memory plan of other machines: add --plan" in capsys.readouterr().err
+
+
+def test_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
+    assert run(["--plan", "--json", "--model", model, *lengths, "--gpu-memory-gib", "0.001"]) == 1
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["needs"][0]["process"] == "trainer" and plan["short"][0]["memory"] == "cuda:0"
+
+
+def test_takes_the_command_line_of_train(model: str) -> None:
+    train = ("--task", "gsm8k", "--max-steps", "9", "--run-dir", "/nowhere", "--loss.beta", "0.1")
+    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
+    assert run(["--plan", "--model", model, *train, *lengths]) == 0
