@@ -6,7 +6,6 @@ from types import MappingProxyType
 import numpy as np
 
 from policy_trainer.config import LossConfig, ReferenceSource
-from policy_trainer.learner.teacher import teacher_logps
 from policy_trainer.objective.group import Group, RewardParts
 from shared.batch import Array, RolloutBatch, ScoredBatch
 
@@ -71,6 +70,17 @@ def make_group(
         staleness=_staleness(rollout, step) if loss.old_logps == "log_linear" else None,
         teacher_logps=teacher_logps(batch, loss, reference),
     )
+
+
+def teacher_logps(batch: Batch, loss: LossConfig, reference: ReferenceSource) -> Array | None:
+    """The teacher's log-probs: those of the server's second model, or of its only model where the KL penalty does not use it.
+
+    float32 (C,); None where the batch has none, or the loss uses none. reference: of the KL penalty.
+    """
+    if not loss.distillation or not isinstance(batch, ScoredBatch):
+        return None
+    penalised = loss.beta > 0 and reference == "server"
+    return batch.ref_logps if batch.teacher_logps is None and not penalised else batch.teacher_logps
 
 
 def trains(group: Group, loss: LossConfig) -> bool:

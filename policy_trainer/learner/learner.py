@@ -11,23 +11,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceSource, TrainConfig
+from policy_trainer.config import ReferenceSource, TrainConfig
 from policy_trainer.data.completion import Probe, probe_tokens
-from policy_trainer.learner.adapters import policy_state
+from policy_trainer.learner.adapters import adapters_off, policy_state
 from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains
-from policy_trainer.learner.micro_batches import MicroBatch, cut, join, split_evenly, totals, weightless
-from policy_trainer.learner.old_logps import learner_logps, with_old_logps
+from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals, weightless
+from policy_trainer.learner.old_logps import Recompute, learner_logps, with_old_logps
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
-from policy_trainer.learner.ranks import OneProcess, Ranks
-from policy_trainer.learner.reference import choose_reference
 from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import ImportanceStats, importance_sampling_weights
-from policy_trainer.objective.entropy import choose_bonus, mean_entropy, with_high_entropy
-from policy_trainer.objective.group import Group
+from policy_trainer.objective.entropy import EntropyBonus, mean_entropy, with_high_entropy
+from policy_trainer.objective.group import Group, LossTokens
 from policy_trainer.objective.kl import k3
-from policy_trainer.objective.loss import LossTokens, token_loss
+from policy_trainer.objective.loss import token_loss
 from shared.batch import Array, TokenGroup
 from shared.devices import widest_float
 from shared.logprobs import LogprobForward
@@ -36,10 +34,9 @@ from shared.logprobs import LogprobForward
 class Learner:
     """Trains `model` through `forward`, which computes its log-probs.
 
-    steps: total of the run, for the learning rate. num_iterations: passes over the groups of a step. minibatches: parts
-    of each pass, one update each. max_completion_length: where completions are cut off; the `constant`
-    aggregation divides by it. reference: where the KL penalty's log-probs come from. part_weights: of the rewards, by
-    name.
+    config: the settings of a run; of these the learner uses loss, optimizer, max_steps, micro_batch_tokens,
+    num_iterations, minibatches, reference.source and sampling.max_completion_length. part_weights: weights of the
+    rewards, by name. ranks: the processes that share the model; default: this process has all of it.
     updated: whether the latest step has begun to change the weights.
     The model stays in evaluation mode: with dropout the policy would differ from itself, and the KL at step 0 from 0.
     """
@@ -48,36 +45,29 @@ class Learner:
         self,
         model: PreTrainedModel,
         forward: LogprobForward,
+        config: TrainConfig,
         *,
-        loss: LossConfig,
-        optimizer: OptimizerConfig,
-        steps: int,
-        micro_batch_tokens: int,
-        max_completion_length: int,
-        num_iterations: int = 1,
-        minibatches: int = 1,
-        reference: ReferenceSource = "server",
         part_weights: PartWeights | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        if loss.old_logps == "recomputed" and num_iterations * minibatches == 1:
+        loss = config.loss
+        if loss.old_logps == "recomputed" and config.num_iterations * config.minibatches == 1:
             # Before a single update recomputed log-probs equal the current ones. This saves a forward.
             loss = loss.model_copy(update={"old_logps": "current"})
         self.model = model.eval()
         self._forward = forward
         self._loss = loss
-        self._schedule = optimizer
-        self._steps = steps
-        self._micro_batch_tokens = micro_batch_tokens
-        self._max_completion_length = max_completion_length
-        self._num_iterations = num_iterations
-        self._minibatches = minibatches
-        self._source: ReferenceSource = reference if loss.beta else "server"
-        self._reference = choose_reference(self._source, model)
+        self._schedule = config.optimizer
+        self._steps = config.max_steps
+        self._micro_batch_tokens = config.micro_batch_tokens
+        self._max_completion_length = config.sampling.max_completion_length
+        self._num_iterations = config.num_iterations
+        self._minibatches = config.minibatches
+        self._source: ReferenceSource = config.reference.source if loss.beta else "server"
         self._make = partial(make_group, loss=loss, reference=self._source, weights=part_weights or {})
-        self._ranks = ranks or OneProcess()
-        self.bonus = choose_bonus(loss.entropy)
-        self.weights = make_weights(model, optimizer)
+        self._ranks = ranks or Ranks()
+        self.bonus = EntropyBonus(loss.entropy)
+        self.weights = make_weights(model, config.optimizer)
         self.updated = False
 
     def step(
@@ -135,12 +125,22 @@ class Learner:
         """The groups of all batches, and those of them that train. The latter have advantages."""
         groups = [self._make(batch, step=step) for batch in batches]
         training = [group for group in groups if trains(group, self._loss)]
-        training = self._reference.with_logps(training, self._recompute)
+        training = self._with_reference(training, self._recompute)
         training = with_old_logps(training, self._loss, self._recompute)
         values = advantages(training, self._loss)
         training = [replace(group, advantages=own) for group, own in zip(training, values, strict=True)]
         trained = iter(training)
         return [next(trained) if trains(group, self._loss) else group for group in groups], training
+
+    def _with_reference(self, groups: Sequence[Group], recompute: Recompute) -> list[Group]:
+        """The groups with the reference's log-probs, where these are known. They came with the batch, from a server with
+        a model, or they are those of the frozen weights that this model's adapters stand on: no second model is loaded.
+        """
+        if self._source == "server" or not groups:
+            return list(groups)
+        with adapters_off(self.model):
+            logps = recompute(groups)
+        return [replace(group, ref_logps=values) for group, values in zip(groups, logps, strict=True)]
 
     def restore_bonus(self, coef: float, entropy: float) -> None:
         """What the entropy bonus was when a checkpoint was written: its state beside the settings."""
@@ -165,10 +165,10 @@ class Learner:
         ends = np.cumsum([len(group.completion_ids) for group in tokens])
         values = torch.zeros(int(ends[-1]), dtype=torch.promote_types(self.model.dtype, torch.float32))
         places = torch.arange(len(values)).tensor_split(torch.from_numpy(ends[:-1]))
-        for part in self._ranks.parts(tokens, self._micro_batch_tokens):
-            own = forward([tokens[i] for i in part.places], [temperatures[i] for i in part.places])
-            if part.counts:
-                values[torch.cat([places[i] for i in part.places])] = own.cpu()
+        for part, counts in self._ranks.parts(tokens, self._micro_batch_tokens):
+            computed = forward([tokens[i] for i in part], [temperatures[i] for i in part])
+            if counts:
+                values[torch.cat([places[i] for i in part])] = computed.cpu()
         # Each token has been computed by one rank, and is 0 on the others.
         return np.split(torch.stack(self._ranks.gather(values)).sum(0).numpy(), ends[:-1])
 
@@ -187,18 +187,18 @@ class Learner:
         groups = with_high_entropy(groups, self._loss, self._entropies)
         total = totals(groups, self._max_completion_length)
         self.weights.optimizer.zero_grad(set_to_none=True)
-        sums = summed([self._accumulate(micro_batch, total) for micro_batch in self._micro_batches(groups)])
+        sums = summed([self._accumulate(part, total) for part in self._micro_batches(groups)])
         return Update(summed(self._ranks.gather(sums)), clip_gradients(self.weights, self._schedule)), total
 
-    def _micro_batches(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
-        for part in self._ranks.parts([group.tokens for group in groups], self._micro_batch_tokens):
-            own = [groups[i] for i in part.places]
-            yield join(own if part.counts else [weightless(group) for group in own], self.model.device)
+    def _micro_batches(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
+        for part, counts in self._ranks.parts([group.tokens for group in groups], self._micro_batch_tokens):
+            yield [groups[i] if counts else weightless(groups[i]) for i in part]
 
-    def _accumulate(self, micro_batch: MicroBatch, total: Totals) -> Tensor:
+    def _accumulate(self, groups: Sequence[Group], total: Totals) -> Tensor:
         """Forward and backward of one micro-batch, and its sums for the statistics."""
-        logps, entropy = self._forward.with_entropy(micro_batch.groups, micro_batch.temperatures)
-        tokens, difference, importance = self._with_importance_weights(micro_batch.tokens, logps.detach())
+        joined = join(groups, self.model.device)
+        logps, entropy = self._forward.with_entropy(*_inputs(groups))
+        tokens, difference, importance = self._with_importance_weights(joined, logps.detach())
         per_token = token_loss(logps, tokens, self._loss)
         weights = token_weights(self._loss.aggregation, tokens.sequence_ids, tokens.mask, total)
         loss = (weights.to(logps.dtype) * per_token.loss).sum()
@@ -227,7 +227,7 @@ class Learner:
         total, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:
-                [group] = self._reference.with_logps([self._make(batch)], self._logps)
+                [group] = self._with_reference([self._make(batch)], self._logps)
                 if group.ref_logps is None:
                     return math.nan
                 logps = self._forward([group.tokens], [group.temperature])
@@ -283,28 +283,3 @@ def _inputs(groups: Sequence[Group]) -> tuple[list[TokenGroup], list[float]]:
 
 def _sum(values: Tensor) -> float:
     return float(values.to(widest_float(values.device)).sum())
-
-
-def make_learner(
-    config: TrainConfig,
-    model: PreTrainedModel,
-    forward: LogprobForward,
-    ranks: Ranks | None = None,
-    *,
-    part_weights: PartWeights | None = None,
-) -> Learner:
-    """By the trainer's settings. part_weights: of the rewards, by name."""
-    return Learner(
-        model,
-        forward,
-        loss=config.loss,
-        optimizer=config.optimizer,
-        steps=config.max_steps,
-        micro_batch_tokens=config.micro_batch_tokens,
-        max_completion_length=config.sampling.max_completion_length,
-        num_iterations=config.num_iterations,
-        minibatches=config.minibatches,
-        reference=config.reference.source,
-        part_weights=part_weights,
-        ranks=ranks,
-    )

@@ -1,7 +1,10 @@
-"""Micro-batches: whole groups, joined into the tensors of one forward and backward, up to a budget of tokens."""
+"""Micro-batches: whole groups, joined into the tensors of one forward and backward, up to a budget of tokens.
+
+One process computes all groups of a step; the ranks of a sharded policy compute a share each.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,22 +12,8 @@ import torch
 from torch import Tensor
 
 from policy_trainer.objective.aggregation import Totals
-from policy_trainer.objective.group import Group
-from policy_trainer.objective.loss import LossTokens
+from policy_trainer.objective.group import Group, LossTokens
 from shared.batch import Array, TokenGroup
-
-
-@dataclass(frozen=True, eq=False)
-class MicroBatch:
-    """Whole groups, joined; C counts the completion tokens of all. Tensors are on the learner's device.
-
-    tokens.old_logps, ref_logps and high_entropy are None if any group has none. tokens.sampler_logps are NaN in
-    groups that have none.
-    """
-
-    groups: list[TokenGroup]
-    temperatures: list[float]
-    tokens: LossTokens
 
 
 def totals(groups: Sequence[Group], max_completion_length: int) -> Totals:
@@ -60,8 +49,12 @@ def weightless(group: Group) -> Group:
     return replace(group, sequence_mask=np.zeros_like(group.sequence_mask))
 
 
-def join(groups: Sequence[Group], device: torch.device) -> MicroBatch:
-    """Whole groups as one micro-batch on `device`."""
+def join(groups: Sequence[Group], device: torch.device) -> LossTokens:
+    """The tokens of whole groups as one micro-batch on `device`; C counts the completion tokens of all.
+
+    old_logps, ref_logps, staleness and high_entropy are None if any group has none. sampler_logps are NaN in groups
+    that have none.
+    """
 
     def joined(parts: Iterable[Array]) -> Tensor:
         return torch.from_numpy(np.concatenate(list(parts))).to(device)
@@ -71,19 +64,15 @@ def join(groups: Sequence[Group], device: torch.device) -> MicroBatch:
         return joined(parts) if len(parts) == len(groups) else None
 
     lengths = np.concatenate([group.tokens.completion_lengths for group in groups])
-    return MicroBatch(
-        groups=[group.tokens for group in groups],
-        temperatures=[group.temperature for group in groups],
-        tokens=LossTokens(
-            sequence_ids=joined([np.repeat(np.arange(len(lengths)), lengths)]),
-            mask=joined(group.mask for group in groups),
-            advantages=joined(group.advantages for group in groups),
-            old_logps=joined_if_known(lambda group: group.old_logps),
-            ref_logps=joined_if_known(lambda group: group.ref_logps),
-            sampler_logps=joined(map(_sampler_logps, groups)),
-            staleness=joined_if_known(_staleness),
-            high_entropy=joined_if_known(lambda group: group.high_entropy),
-        ),
+    return LossTokens(
+        sequence_ids=joined([np.repeat(np.arange(len(lengths)), lengths)]),
+        mask=joined(group.mask for group in groups),
+        advantages=joined(group.advantages for group in groups),
+        old_logps=joined_if_known(lambda group: group.old_logps),
+        ref_logps=joined_if_known(lambda group: group.ref_logps),
+        sampler_logps=joined(map(_sampler_logps, groups)),
+        staleness=joined_if_known(_staleness),
+        high_entropy=joined_if_known(lambda group: group.high_entropy),
     )
 
 
@@ -93,3 +82,20 @@ def _staleness(group: Group) -> Array | None:
 
 def _sampler_logps(group: Group) -> Array:
     return np.full(len(group.mask), np.nan, np.float32) if group.sampler_logps is None else group.sampler_logps
+
+
+class Ranks:
+    """Decides which groups of a step this process computes: here all of them. A sharded policy's ranks override it."""
+
+    def parts(self, groups: Sequence[TokenGroup], limit: int) -> Iterator[tuple[Sequence[int], bool]]:
+        """This rank's forwards, each at most `limit` tokens or one larger group: as many as every other rank's.
+
+        Each is the places of its groups in the step, and whether it counts: one that does not count has no weight, and
+        only keeps this rank in step with the others. Ask for the next one after the backward of this one.
+        """
+        for part in cut([group.tokens for group in groups], limit):
+            yield range(part.start, part.stop), True
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The CPU tensors, all of one shape, that the ranks passed, in the order of the ranks."""
+        return [tensor]

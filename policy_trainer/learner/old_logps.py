@@ -7,9 +7,8 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import kl_penalty
-from policy_trainer.objective.group import Group
+from policy_trainer.objective.group import Group, LossTokens
 from policy_trainer.objective.kl import reverse_kl
-from policy_trainer.objective.loss import LossTokens
 from shared.batch import Array
 
 Recompute = Callable[[Sequence[Group]], list[Array]]

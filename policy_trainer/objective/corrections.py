@@ -1,14 +1,20 @@
-"""Importance-sampling correction: weights for a sampler whose log-probs differ from the learner's, such as another
-engine."""
+"""Corrections of the surrogate for samples of another policy: importance weights, and masks for trust regions.
 
+Importance weights correct for a sampler whose log-probs differ from the learner's, such as another engine. A mask takes
+the surrogate away where the policy has moved too far from the sampler. It multiplies the surrogate, never the KL and
+never a denominator: what it takes away adds 0 to the mean.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from policy_trainer.config import LossConfig
-from policy_trainer.objective.ratios import log_ratio
+from policy_trainer.config import LossConfig, MaskConfig
+from policy_trainer.objective.group import LossTokens
+from policy_trainer.objective.ratios import log_ratio, masked, sequence_means
 
 
 @dataclass(frozen=True)
@@ -56,3 +62,66 @@ CORRECTIONS: dict[str, Callable[[Tensor, LossConfig], tuple[Tensor, Tensor]]] = 
 }
 # Names of RATIOS.
 _LEVELS = {"token": "token", "sequence": "sequence_sum"}
+
+
+def kept(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+    """bool (C,): tokens that train and keep their surrogate under every mask that is on.
+
+    logps: (C,) of the policy, without gradient. tokens: with a finite sampler_logps for every token that trains.
+    """
+    keep = tokens.mask
+    for name in config.active:
+        keep = keep & MASKS[name](logps, tokens, config)
+    return keep
+
+
+def _mean_log_ratio(logps: Tensor, tokens: LossTokens) -> Tensor:
+    """(C,): the mean of log-prob - the sampler's over the trained tokens of each token's completion."""
+    assert tokens.sampler_logps is not None
+    return sequence_means(masked(logps - tokens.sampler_logps, tokens.mask), tokens.sequence_ids, tokens.mask)
+
+
+def _probability_change(logps: Tensor, tokens: LossTokens) -> Tensor:
+    """(C,): how much more likely the token is now."""
+    assert tokens.sampler_logps is not None
+    return logps.exp() - tokens.sampler_logps.exp()
+
+
+def _off_policy_sequence(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, eq. 9)."""
+    near = -_mean_log_ratio(logps, tokens) <= _bound(config.off_policy_sequence)
+    return near | (tokens.advantages >= 0)
+
+
+def _geometric(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+    """Completions within bounds of the geometric mean of their ratios (verl's Geo-RS; prime-rl's geo mask)."""
+    low, high = config.geometric_low, config.geometric_high
+    mean = _mean_log_ratio(logps, tokens)
+    above = mean >= (-math.inf if low is None else math.log(low))
+    return above & (mean <= (math.inf if high is None else math.log(high)))
+
+
+def _dppo(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+    """DPPO with the binary total variation (arXiv 2602.04879): no step further in the direction that went too far."""
+    change, advantages = _probability_change(logps, tokens), tokens.advantages
+    risen = (change > _bound(config.dppo_high)) & (advantages > 0)
+    fallen = (change < -_bound(config.dppo_low)) & (advantages < 0)
+    return ~(risen | fallen)
+
+
+def _ipo(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+    """prime-rl's IPO: a probability that moved too far in either direction, whatever the advantage."""
+    return _probability_change(logps, tokens).abs() <= _bound(config.ipo)
+
+
+def _bound(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+# By the settings that bound them.
+MASKS: dict[str, Callable[[Tensor, LossTokens, MaskConfig], Tensor]] = {
+    "off_policy_sequence": _off_policy_sequence,
+    "geometric": _geometric,
+    "dppo": _dppo,
+    "ipo": _ipo,
+}

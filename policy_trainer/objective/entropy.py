@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -46,63 +45,34 @@ def mean_entropy(entropy: Tensor, mask: Tensor, tokens: int) -> Tensor:
     return masked(entropy, mask).sum() / max(tokens, 1)
 
 
-class EntropyBonus(Protocol):
-    """coef: what the run reports. entropy: mean of the latest update, before it; None before the first, and where
-    nothing depends on it."""
+class EntropyBonus:
+    """A bonus for the policy's entropy, with the coefficient of the settings or one that adapts.
 
-    coef: float
-    entropy: float | None
-
-    @property
-    def applied(self) -> float:
-        """The coefficient in the loss of the next update."""
-        ...
-
-    def observe(self, entropy: float) -> None:
-        """Of an update that was made: the policy's mean entropy before it."""
-        ...
-
-    def restore(self, coef: float, entropy: float) -> None:
-        """What an earlier process had."""
-        ...
-
-
-class FixedBonus:
-    """The coefficient of the settings."""
+    With a target the coefficient steps towards it (Skywork-OR1, arXiv 2505.22312; the rule is TRL's): nothing is applied
+    in the first update, nor while the entropy is above the target.
+    coef: what the run reports. entropy: mean of the latest update, before it, in nats; None before the first, and where
+    the coefficient is fixed.
+    """
 
     def __init__(self, config: EntropyConfig) -> None:
-        self.coef = self.applied = config.coef
-        self.entropy: float | None = None
-
-    def observe(self, entropy: float) -> None:
-        pass
-
-    def restore(self, coef: float, entropy: float) -> None:
-        pass
-
-
-class AdaptiveBonus:
-    """Steps towards a target of the entropy (Skywork-OR1, arXiv 2505.22312; the rule is TRL's). Nothing is applied in
-    the first update, nor while the entropy is above the target."""
-
-    def __init__(self, config: EntropyConfig, target: float) -> None:
         self._config = config
-        self._target = target
         self.coef = config.coef
         self.entropy: float | None = None
 
     @property
     def applied(self) -> float:
-        return self.coef if self.entropy is not None and self.entropy <= self._target else 0.0
+        """The coefficient in the loss of the next update."""
+        target = self._config.target
+        return self.coef if target is None or (self.entropy is not None and self.entropy <= target) else 0.0
 
     def observe(self, entropy: float) -> None:
+        """Call it after an update with the policy's mean entropy before it."""
         config = self._config
-        step = config.delta if entropy <= self._target else -config.delta
-        self.coef, self.entropy = min(max(self.coef + step, config.min), config.max), entropy
+        if config.target is not None:
+            step = config.delta if entropy <= config.target else -config.delta
+            self.coef, self.entropy = min(max(self.coef + step, config.min), config.max), entropy
 
     def restore(self, coef: float, entropy: float) -> None:
-        self.coef, self.entropy = coef, entropy
-
-
-def choose_bonus(config: EntropyConfig) -> EntropyBonus:
-    return FixedBonus(config) if config.target is None else AdaptiveBonus(config, config.target)
+        """Sets what an earlier process had; a fixed coefficient stays that of the settings."""
+        if self._config.target is not None:
+            self.coef, self.entropy = coef, entropy

@@ -1,11 +1,13 @@
-"""A group in training: the learner makes it from a batch and adds what the loss needs."""
+"""A group in training, made from a batch, and the tokens of one or more groups as the loss takes them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+from torch import Tensor
 
+from policy_trainer.objective.ratios import log_linear
 from shared.batch import Array, StepRewards, TokenGroup
 
 
@@ -98,6 +100,38 @@ class Group:
     def has_variance(self) -> bool:
         """Whether the compared rewards differ, of several any."""
         return has_variance(self.compared_rewards)
+
+
+@dataclass(frozen=True)
+class LossTokens:
+    """The loss's inputs for each token, (C,). sequence_ids: int64, its completion in the micro-batch. mask: bool.
+
+    The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a
+    gradient. ref_logps: None without a KL. importance_weights: multiply the surrogate, or None. sampler_logps: NaN or
+    None where unknown. staleness: int64; with it old_logps are the sampler's, and `log_linear` moves them.
+    high_entropy: bool, tokens that have a surrogate, of those that train; None for all.
+    """
+
+    sequence_ids: Tensor
+    mask: Tensor
+    advantages: Tensor
+    old_logps: Tensor | None = None
+    ref_logps: Tensor | None = None
+    importance_weights: Tensor | None = None
+    sampler_logps: Tensor | None = None
+    staleness: Tensor | None = None
+    high_entropy: Tensor | None = None
+
+    def denominator(self, logps: Tensor) -> Tensor:
+        """(C,): the log-probs that the ratio is taken against. logps: the current ones, without a gradient."""
+        if self.old_logps is None:
+            return logps
+        return self.old_logps if self.staleness is None else log_linear(self.old_logps, logps, self.staleness)
+
+    @property
+    def explored(self) -> Tensor:
+        """bool (C,): tokens that train, and by their entropy."""
+        return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
 
 def compared_rewards(rewards: Array, steps: StepRewards | None, parts: RewardParts | None = None) -> Array:

@@ -6,52 +6,21 @@ weight in the loss of the whole update, so that the sum over any micro-batches i
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
+from policy_trainer.objective.corrections import kept
+from policy_trainer.objective.group import LossTokens
 from policy_trainer.objective.kl import KL_ESTIMATORS
-from policy_trainer.objective.masks import Movement, kept
-from policy_trainer.objective.ratios import log_linear, log_ratio, masked, sequence_sums
+from policy_trainer.objective.ratios import log_ratio, masked, sequence_sums
 
 # VESPO, as in the paper's code and in TRL: bounds of a token's log-ratio, and of a completion's.
 _TOKEN = 20.0
 _LEAST, _HIGHEST = 1e-8, 20.0
-
-
-@dataclass(frozen=True)
-class LossTokens:
-    """The loss's inputs for each token, (C,). sequence_ids: int64, its completion in the micro-batch. mask: bool.
-
-    The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a
-    gradient. ref_logps: None without a KL. importance_weights: multiply the surrogate, or None. sampler_logps: NaN or
-    None where unknown. staleness: int64; with it old_logps are the sampler's, and `log_linear` moves them.
-    high_entropy: bool, tokens that have a surrogate, of those that train; None for all.
-    """
-
-    sequence_ids: Tensor
-    mask: Tensor
-    advantages: Tensor
-    old_logps: Tensor | None = None
-    ref_logps: Tensor | None = None
-    importance_weights: Tensor | None = None
-    sampler_logps: Tensor | None = None
-    staleness: Tensor | None = None
-    high_entropy: Tensor | None = None
-
-    def denominator(self, logps: Tensor) -> Tensor:
-        """(C,): the log-probs that the ratio is taken against. logps: the current ones, without a gradient."""
-        if self.old_logps is None:
-            return logps
-        return self.old_logps if self.staleness is None else log_linear(self.old_logps, logps, self.staleness)
-
-    @property
-    def explored(self) -> Tensor:
-        """bool (C,): tokens that train, and by their entropy."""
-        return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
 
 @dataclass(frozen=True)
@@ -138,7 +107,7 @@ def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossTokens, config: LossC
         return tokens.mask
     known = torch.full_like(logps, torch.nan) if tokens.sampler_logps is None else tokens.sampler_logps
     sampler_logps = torch.where(known.isnan(), old_logps, known)
-    return kept(Movement(logps, sampler_logps, tokens.advantages, tokens.sequence_ids, tokens.mask), config.mask)
+    return kept(logps, replace(tokens, sampler_logps=sampler_logps), config.mask)
 
 
 @torch.no_grad()

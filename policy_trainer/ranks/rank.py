@@ -11,7 +11,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.learner.adapters import adapt, has_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.groups import PartWeights
-from policy_trainer.learner.learner import Learner, make_learner
+from policy_trainer.learner.learner import Learner
 from policy_trainer.ranks.sharded_checkpoint import divide_saved, has_shards, read_optimizer, read_weights
 from policy_trainer.ranks.sharding import (
     Costs,
@@ -79,9 +79,8 @@ def load_rank(
         read_weights(model, sharded)
     forward = choose_forward(model, lambda plain: ShardedForward(model, plain), compute)
     divide_again(model)
-    learner = make_learner(
-        config, model, forward, ShardedRanks(model, world, Costs.of(model)), part_weights=part_weights
-    )
+    ranks = ShardedRanks(model, world, Costs.of(model))
+    learner = Learner(model, forward, config, part_weights=part_weights, ranks=ranks)
     if sharded:
         read_optimizer(learner, sharded)
     elif checkpoint:

@@ -19,9 +19,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from policy_trainer.learner.gradient_checkpointing import layers_of
-from policy_trainer.learner.micro_batches import cut
+from policy_trainer.learner.micro_batches import Ranks, cut
 from policy_trainer.learner.optimizer import trained
-from policy_trainer.learner.ranks import Part
 from policy_trainer.ranks.world import World
 from shared.batch import TokenGroup
 from shared.errors import UserError
@@ -109,7 +108,9 @@ def share(groups: Sequence[TokenGroup], ranks: int, costs: Costs) -> list[list[i
     return [sorted(own) for own in shares]
 
 
-def parts_of_rank(groups: Sequence[TokenGroup], rank: int, ranks: int, limit: int, costs: Costs) -> list[Part]:
+def parts_of_rank(
+    groups: Sequence[TokenGroup], rank: int, ranks: int, limit: int, costs: Costs
+) -> list[tuple[Sequence[int], bool]]:
     """A rank's forwards. Each rank has as many: those that it lacks repeat the smallest group, and do not count."""
     cuts = [
         [[own[place] for place in range(part.start, part.stop)] for part in cut([groups[i].tokens for i in own], limit)]
@@ -117,26 +118,26 @@ def parts_of_rank(groups: Sequence[TokenGroup], rank: int, ranks: int, limit: in
     ]
     smallest = min(range(len(groups)), key=lambda place: groups[place].tokens)
     missing = max(map(len, cuts)) - len(cuts[rank])
-    return [*map(Part, cuts[rank]), *[Part([smallest], counts=False)] * missing]
+    return [*((part, True) for part in cuts[rank]), *[([smallest], False)] * missing]
 
 
-class ShardedRanks:
-    """`Ranks` of a sharded model."""
+class ShardedRanks(Ranks):
+    """Gives each rank of a sharded model a share of the groups."""
 
     def __init__(self, model: PreTrainedModel, world: World, costs: Costs) -> None:
         self._model = cast(FSDPModule, model)
         self._world = world
         self._costs = costs
 
-    def parts(self, groups: Sequence[TokenGroup], limit: int) -> Iterator[Part]:
+    def parts(self, groups: Sequence[TokenGroup], limit: int) -> Iterator[tuple[Sequence[int], bool]]:
         parts = parts_of_rank(groups, self._world.rank, self._world.size, limit, self._costs)
         for number, part in enumerate(parts):
             # Gradients of earlier parts are added up here, and cross the network once.
             self._model.set_requires_gradient_sync(number == len(parts) - 1)
             yield part
 
-    def gather(self, own: Tensor) -> list[Tensor]:
-        return self._world.gather(own)
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        return self._world.gather(tensor)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from policy_trainer.learner.adapters import adapt, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
-from policy_trainer.learner.learner import make_learner
+from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16
 from policy_trainer.ranks.lead import load_lead
 from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, restore_from_shards
@@ -156,7 +156,7 @@ def load_alone(
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     forward = choose_forward(model)
-    learner = make_learner(config, model, forward, part_weights=weights)
+    learner = Learner(model, forward, config, part_weights=weights)
     if sharded:
         restore_from_shards(learner.weights, sharded)
     elif checkpoint:
