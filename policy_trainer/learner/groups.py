@@ -73,9 +73,10 @@ def make_group(
 
 
 def teacher_logps(batch: Batch, loss: LossConfig, reference: ReferenceSource) -> Array | None:
-    """The teacher's log-probs: those of the server's second model, or of its only model where the KL penalty does not use it.
+    """The teacher's log-probs: those of the server's second model, or of its only one where the KL penalty
+    does not use it; float32 (C,).
 
-    float32 (C,); None where the batch has none, or the loss uses none. reference: of the KL penalty.
+    None where the batch has none, or the loss uses none. reference: of the KL penalty.
     """
     if not loss.distillation or not isinstance(batch, ScoredBatch):
         return None

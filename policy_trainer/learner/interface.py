@@ -1,9 +1,10 @@
 """What a trainer asks of a learner, wherever the weights are."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -51,28 +52,9 @@ class PolicyLearner(Protocol):
     def parameters(self) -> dict[str, Tensor]: ...
 
 
-class Writing(Protocol):
-    """Weights on their way to the disk."""
-
-    def done(self) -> bool: ...
-
-    def wait(self) -> None:
-        """Raises OSError or what else went wrong."""
-        ...
-
-
-class Written:
-    """Weights that are there."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-
-WRITTEN: Writing = Written()
-WritesWeights = Callable[[Path], Writing]
+WritesWeights = Callable[[Path], Future[Any] | None]
+"""Writes weights into a directory. None: they are there. A future: they are on their way to the disk, and its result
+raises OSError or what else went wrong."""
 
 
 @dataclass(frozen=True, eq=False)

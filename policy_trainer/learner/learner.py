@@ -133,8 +133,10 @@ class Learner:
         return [next(trained) if trains(group, self._loss) else group for group in groups], training
 
     def _with_reference(self, groups: Sequence[Group], recompute: Recompute) -> list[Group]:
-        """The groups with the reference's log-probs, where these are known. They came with the batch, from a server with
-        a model, or they are those of the frozen weights that this model's adapters stand on: no second model is loaded.
+        """The groups with the reference's log-probs, where these are known.
+
+        They came with the batch, from a server with a model, or they are those of the frozen weights below this model's
+        adapters: no second model is loaded.
         """
         if self._source == "server" or not groups:
             return list(groups)

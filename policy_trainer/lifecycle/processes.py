@@ -83,7 +83,7 @@ class Child:
         """None while it runs."""
         return self._process.poll() if self._process else None
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """The last lines of its output since it was last started."""
         lines = self._log.read_bytes()[self._start :].decode(errors="replace").splitlines()
         return "\n".join(lines[-_LAST_LINES:])
@@ -133,12 +133,12 @@ class RestartedChild:
         return self._child.pid
 
     @property
-    def epitaph(self) -> str | None:
+    def exit_report(self) -> str | None:
         """How the child died, with its last output; None while it runs."""
         status = self._child.exit_status
         if status is None:
             return None
-        return f"the {self._child.name} died with status {status}; its last output:\n{self._child.last_words()}"
+        return f"the {self._child.name} died with status {status}; its last output:\n{self._child.last_lines()}"
 
     def start(self) -> None:
         self._not_before, self._born = 0.0, time.monotonic()
@@ -147,11 +147,11 @@ class RestartedChild:
     def check(self) -> None:
         """Starts a dead child again, after a pause. Raises RunFailed if that does not help."""
         with self._lock:
-            epitaph = self.epitaph
-            if epitaph is None:
+            exit_report = self.exit_report
+            if exit_report is None:
                 return
             if not self._not_before:
-                self._rest(epitaph)
+                self._rest(exit_report)
             if time.monotonic() >= self._not_before:
                 self.start()
 
@@ -162,12 +162,12 @@ class RestartedChild:
     def stop(self) -> None:
         self._child.stop()
 
-    def _rest(self, epitaph: str) -> None:
+    def _rest(self, exit_report: str) -> None:
         """Notes a death, and sets the time of the next start."""
         self._deaths = 1 if time.monotonic() - self._born >= self._lasting else self._deaths + 1
         if self._child.exit_status == _REFUSED:
-            raise RunFailed(epitaph)
+            raise RunFailed(exit_report)
         if self._deaths >= _MAX_DEATHS:
-            raise RunFailed(f"{epitaph}\nit died {self._deaths} times{self._futile}")
-        self._note(f"{epitaph}\nstarting it again")
+            raise RunFailed(f"{exit_report}\nit died {self._deaths} times{self._futile}")
+        self._note(f"{exit_report}\nstarting it again")
         self._not_before = time.monotonic() + 2.0 ** (self._deaths - 1)

@@ -48,10 +48,10 @@ def mean_entropy(entropy: Tensor, mask: Tensor, tokens: int) -> Tensor:
 class EntropyBonus:
     """A bonus for the policy's entropy, with the coefficient of the settings or one that adapts.
 
-    With a target the coefficient steps towards it (Skywork-OR1, arXiv 2505.22312; the rule is TRL's): nothing is applied
-    in the first update, nor while the entropy is above the target.
-    coef: what the run reports. entropy: mean of the latest update, before it, in nats; None before the first, and where
-    the coefficient is fixed.
+    With a target the coefficient steps towards it (Skywork-OR1, arXiv 2505.22312; the rule is TRL's): nothing is
+    applied in the first update, nor while the entropy is above the target.
+    coef: what the run reports. entropy: mean before the latest update, in nats; None before the first, and where the
+    coefficient is fixed.
     """
 
     def __init__(self, config: EntropyConfig) -> None:

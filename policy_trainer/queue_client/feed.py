@@ -10,8 +10,7 @@ from pathlib import Path
 import structlog
 
 from policy_trainer.queue_client.ledger import Fate, Ledger, drop_done
-from policy_trainer.queue_client.server import LeaseTerms
-from policy_trainer.queue_client.terms import Intake, Takeover
+from policy_trainer.queue_client.terms import BatchCheck, LeaseRefusals, LeaseTerms
 from shared.api import MAX_LEASES, Outcome
 from shared.client import Leased, LeasedOrUnusable, RefServerClient, RefServerError, UnusableBatch
 
@@ -25,7 +24,7 @@ _POLL_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 
 
-class Stock:
+class BatchBuffer:
     """Holds what the step in hand still needs, and up to `ahead` batches more. Threads may share it."""
 
     def __init__(self, ahead: int) -> None:
@@ -79,7 +78,7 @@ class LeaseFeed:
 
     One request leases all that is lacking and ready.
 
-    allowance: batches that may be leased and not yet acked. intake: says which batches can be trained
+    allowance: batches that may be leased and not yet acked. check: says which batches can be trained
     on; the others are released with an error, which counts as a delivery.
 
     A trained batch may be leased again: when the process was killed before its ack was answered, or when its lease was
@@ -91,7 +90,7 @@ class LeaseFeed:
         client: RefServerClient,
         terms: LeaseTerms,
         ledger: Ledger,
-        intake: Intake,
+        check: BatchCheck,
         *,
         ahead: int,
         allowance: int,
@@ -100,14 +99,14 @@ class LeaseFeed:
         self._client = client
         self._terms = terms
         self._ledger = ledger
-        self._intake = intake
+        self._check = check
         self._allowance = allowance
-        self._stock = Stock(ahead)
+        self._buffer = BatchBuffer(ahead)
         self._version = version
         self._stop = threading.Event()
         self._nothing_to_lease = threading.Event()
         self._entered = threading.Event()
-        self._takeover = Takeover(terms.run)
+        self._refusals = LeaseRefusals(terms.run)
         self._failure: Exception | None = None
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
@@ -131,7 +130,7 @@ class LeaseFeed:
         while not self._entered.wait(0.1):
             if self._failure:
                 raise self._failure
-            reason = self._takeover.reason
+            reason = self._refusals.reason
             if reason and not noted:
                 note(reason)
                 noted = reason
@@ -163,7 +162,7 @@ class LeaseFeed:
 
     def put_back(self, leased: Sequence[Leased]) -> None:
         """Returns batches that were taken but not trained. `take` gives them out again, before others."""
-        self._stock.put_back(leased)
+        self._buffer.put_back(leased)
 
     def refuse(self, lease: Leased | UnusableBatch, reason: str) -> None:
         """Releases a batch with an error, which counts as a delivery: after a few of these the batch is dead."""
@@ -196,7 +195,7 @@ class LeaseFeed:
         more to lease, because it no longer has the others. check is called while waiting; it may raise to end the wait.
         """
         self._nothing_to_lease.clear()
-        while self._ledger.ids() and not self._stock.full and not self._nothing_to_lease.wait(0.05):
+        while self._ledger.ids() and not self._buffer.full and not self._nothing_to_lease.wait(0.05):
             if self._failure:
                 raise self._failure
             check()
@@ -222,7 +221,7 @@ class LeaseFeed:
     def _next(self, needed: int) -> Leased | None:
         if self._failure:
             raise self._failure
-        return self._stock.take(needed, _LOOK_SECONDS)
+        return self._buffer.take(needed, _LOOK_SECONDS)
 
     def _trainable(self, leased: Leased) -> bool:
         """Whether it can be trained on now. If not, it has been given back where it should be."""
@@ -232,7 +231,7 @@ class LeaseFeed:
         if self._terms.too_old(leased.rollout, self._version):
             self._release([leased])
             return False
-        if refusal := self._terms.foreign(leased.rollout, self._version) or self._intake.refusal(leased.batch):
+        if refusal := self._terms.foreign(leased.rollout, self._version) or self._check.refusal(leased.batch):
             self.refuse(leased, refusal)
             return False
         return True
@@ -256,16 +255,16 @@ class LeaseFeed:
 
     def _fetch(self) -> None:
         while not self._stop.is_set():
-            count = min(self._stock.lacking(_LOOK_SECONDS), MAX_LEASES)
+            count = min(self._buffer.lacking(_LOOK_SECONDS), MAX_LEASES)
             if not count:
                 continue
             try:
                 terms = self._terms.at(self._version, wait_seconds=self._poll_seconds, count=count)
                 held = self._client.lease_many(terms)
             except RefServerError as error:
-                self._stop.wait(self._takeover.refused(error))
+                self._stop.wait(self._refusals.refused(error))
                 continue
-            self._takeover.admitted()
+            self._refusals.admitted()
             self._entered.set()
             if not held:
                 self._nothing_to_lease.set()
@@ -283,7 +282,7 @@ class LeaseFeed:
         for unusable in held:
             if isinstance(unusable, UnusableBatch):
                 self.refuse(unusable, unusable.reason)
-        self._stock.add(lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.TRAIN)
+        self._buffer.add(lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.TRAIN)
         if done := [lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.ACK]:
             self._ack(done, "an earlier checkpoint")
 

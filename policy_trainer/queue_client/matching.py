@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -116,72 +115,48 @@ def check_room(queue: QueueView, groups_per_step: int) -> None:
         )
 
 
-class FirstKL(Protocol):
-    """Judges the KL of a run's first batches, in nats a token."""
-
-    def check(self, kl: float, noise_floor: float) -> str | None:
-        """What to tell the user; None without a reference. Raises RunFailed if the run must not go on."""
-        ...
-
-
-def choose_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str) -> FirstKL:
-    """dtype: the policy's, as in `float32`."""
-    if not config.loss.beta:
-        return TeacherAlone() if config.loss.distillation and reference.teacher is None else NoReference()
-    if config.reference.source == "adapter-off":
-        return OwnReference()
-    limit = max(_ROUNDING.get(precision, math.inf) for precision in (dtype, reference.dtype or dtype))
-    return _EXPECTED[config.expect_reference](config, reference.name or "?", limit)
-
-
-class NoReference:
-    def check(self, kl: float, noise_floor: float) -> str | None:
-        return None
-
-
-class TeacherAlone:
-    """The server's model is the teacher of a distillation: another one on purpose."""
-
-    def check(self, kl: float, noise_floor: float) -> str | None:
-        return f"KL to the teacher before the first update: {_beside_noise(kl, noise_floor)}"
-
-
-class OwnReference:
-    """It is the policy's own model without its adapters, which change nothing at first."""
-
-    def check(self, kl: float, noise_floor: float) -> str | None:
-        return f"the reference is the policy without its adapters; KL before the first update: {kl:.2g} nats a token"
-
-
 @dataclass(frozen=True)
-class AnyReference:
-    """reference: its name on the server. limit: the largest KL, in nats a token, that rounding can give."""
+class FirstKL:
+    """Judges the KL of a run's first batches.
+
+    reference: the server's model. dtype: the policy's, as in `float32`.
+    """
 
     config: TrainConfig
-    reference: str
-    limit: float
+    reference: ModelInfo
+    dtype: str
 
     def check(self, kl: float, noise_floor: float) -> str | None:
-        return f"KL to the reference before the first update: {_beside_noise(kl, noise_floor)}"
+        """What to tell the user; None if nothing is compared. kl, noise_floor: in nats a token.
 
-
-class SameReference(AnyReference):
-    def check(self, kl: float, noise_floor: float) -> str | None:
-        largest = max(_MARGIN * noise_floor, self.limit)
+        Raises RunFailed if the reference is not the model that the policy begins as, and must be.
+        """
+        config = self.config
+        measured = f"{kl:.2g} nats a token (rounding alone: {noise_floor:.1g})"
+        if not config.loss.beta:
+            # Without a penalty the server's only model is the teacher of a distillation: another one on purpose.
+            only_teacher = config.loss.distillation and self.reference.teacher is None
+            return f"KL to the teacher before the first update: {measured}" if only_teacher else None
+        if config.reference.source == "adapter-off":  # the adapters change nothing at first
+            return (
+                f"the reference is the policy without its adapters; KL before the first update: {kl:.2g} nats a token"
+            )
+        text = f"KL to the reference before the first update: {measured}"
+        if config.expect_reference == "different":
+            return text
+        largest = max(_MARGIN * noise_floor, self._rounding)
         if kl <= largest:
-            return f"{super().check(kl, noise_floor)}: the policy begins as the reference"
-        model, run_dir = self.config.model, self.config.run_dir
+            return f"{text}: the policy begins as the reference"
         raise RunFailed(
-            f"expect_reference: before the first update the KL to the server's reference, {self.reference}, is "
-            f"{_beside_noise(kl, noise_floor)}.\n"
+            "expect_reference: before the first update the KL to the server's reference, "
+            f"{self.reference.name or '?'}, is {measured}.\n"
             f"Equal models have {largest:.1g} at most: the reference is not the model that the policy begins as.\n"
-            f"Start the server with: ref-server serve --model {model}, remove {run_dir}, and train again;\n"
+            f"Start the server with: ref-server serve --model {config.model}, remove {config.run_dir}, "
+            "and train again;\n"
             "or say --expect-reference different, if the KL penalty is meant to pull towards another model"
         )
 
-
-def _beside_noise(kl: float, noise_floor: float) -> str:
-    return f"{kl:.2g} nats a token (rounding alone: {noise_floor:.1g})"
-
-
-_EXPECTED: Mapping[str, type[AnyReference]] = {"same": SameReference, "different": AnyReference}
+    @property
+    def _rounding(self) -> float:
+        """The largest KL, in nats a token, that rounding can give."""
+        return max(_ROUNDING.get(dtype, math.inf) for dtype in (self.dtype, self.reference.dtype or self.dtype))

@@ -1,18 +1,20 @@
-"""The connection to the reference server, and the state of its queue."""
+"""The connection to the reference server, the state of its queue, and the samples that it keeps."""
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
-from uuid import uuid4
+
+import numpy as np
 
 from policy_trainer.config import INLINE, RunConfig
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.learner.interface import PolicyLearner
+from policy_trainer.objective.group import Group
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_token
-from shared.api import BatchSummary, LeaseBody, ListOrder, Order, QueueView, State
-from shared.batch import RolloutBatch
-from shared.client import Leased, RefServerClient
+from shared.api import BatchSummary, ListOrder, QueueView, State
+from shared.batch import Array, BatchError, RolloutBatch, Training
+from shared.client import ClientError, RefServerClient
 from shared.client.connection import OnWait
 from shared.client.credentials import choose_token
 from shared.errors import UserError
@@ -62,59 +64,6 @@ def _remedy(config: RunConfig) -> str:
     port = urlsplit(config.server).port
     options = f" --port {port}" if port not in (None, _DEFAULT_PORT) else ""
     return f"start one with: ref-server serve --model {config.model}{options}, or leave --server out"
-
-
-@dataclass(frozen=True)
-class LeaseTerms:
-    """Which batches a consumer wants, and whether one that came is such: the same for all leases of one process."""
-
-    consumer: str
-    run: str
-    epoch: int
-    max_lag: int | None
-    lease_seconds: float
-    order: Order = Order.FIFO
-    lineage: str = ""
-    incarnation: str = field(default_factory=lambda: uuid4().hex)
-
-    def at(self, policy_version: int, *, wait_seconds: float, count: int | None = None) -> LeaseBody:
-        """The body of a lease request for one batch or up to `count`, for a policy of that version."""
-        return LeaseBody(
-            consumer=self.consumer,
-            incarnation=self.incarnation,
-            run=self.run,
-            lineage=self.lineage or None,
-            epoch=self.epoch,
-            policy_version=policy_version,
-            max_lag=self.max_lag,
-            order=self.order,
-            count=count,
-            wait_seconds=wait_seconds,
-            lease_seconds=self.lease_seconds,
-        )
-
-    def check_ours(self, leased: Leased) -> None:
-        """Raises RunFailed for a batch of another run: a fault of the server that would affect every batch."""
-        batch = leased.rollout
-        if (batch.run, batch.lineage) != (self.run, self.lineage):
-            raise RunFailed(
-                f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
-                f"{self.run!r}, lineage {self.lineage!r}.\n"
-                "The reference server mixes runs: use one of this version, with a --data-dir of its own"
-            )
-
-    def foreign(self, batch: RolloutBatch, version: int) -> str | None:
-        """Why weights of this run cannot have sampled the batch; None if they can. version: the run's steps so far."""
-        if batch.policy_version <= version:
-            return None
-        return (
-            f"it has policy_version {batch.policy_version}, but this run has made {version} steps: its sampler names "
-            "versions that do not exist. policy_version must be the `version` of weights/latest.json"
-        )
-
-    def too_old(self, batch: RolloutBatch, version: int) -> bool:
-        """Whether a batch is more than max_lag versions behind a policy of that version."""
-        return self.max_lag is not None and version - batch.policy_version > self.max_lag
 
 
 def batches_by_state(queue: QueueView, run: str) -> Counter[State]:
@@ -215,3 +164,37 @@ def _abandonment(batch: BatchSummary) -> str:
         f"{batch.policy_version}, lineage {batch.lineage!r}, which this run no longer accepts. Samplers must take "
         "lineage, epoch and policy_version from the newest published weights (docs/client.md)"
     )
+
+
+class KeptSamples:
+    """Reports training data of the sampled groups to the server, which keeps these batches for display.
+
+    client: tries once. note: called with the first failure; no failure stops the run.
+    """
+
+    def __init__(self, client: RefServerClient, learner: PolicyLearner, note: Callable[[str], None]) -> None:
+        self._client = client
+        self._learner = learner
+        self._note = note
+        self._noted = False
+
+    def keep(self, step: int, sampled: Sequence[tuple[RolloutBatch, Group]]) -> None:
+        """Sends the sampled groups of a step, at least one, each with its batch. Call it before they are acked.
+
+        step: training steps done.
+        """
+        logps = self._learner.logps([batch for batch, _ in sampled])
+        try:
+            for (batch, group), values in zip(sampled, logps, strict=True):
+                self._client.put_training(batch.id, Training(step, trained_advantages(group), values))
+        except (ClientError, BatchError) as error:
+            if not self._noted:
+                self._note(f"the server keeps no samples of step {step}: {error}")
+            self._noted = True
+
+
+def trained_advantages(group: Group) -> Array:
+    """float32 (C,): the advantage of each token that trained, 0 for the others."""
+    if not len(group.advantages):
+        return np.zeros(len(group.mask), np.float32)
+    return np.where(group.mask, group.advantages, 0).astype(np.float32)

@@ -1,17 +1,19 @@
-"""Which batches a run may lease, which of them it can train on, and which trainer owns the run's name."""
+"""Which batches a run leases, which of them it can train on, and what a refusal of a lease means."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
+from uuid import uuid4
 
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, ReferenceSource, TrainConfig
 from policy_trainer.learner.groups import Batch, PartWeights, missing_input, rollout_of
 from policy_trainer.lifecycle.endings import RunFailed
-from shared.batch import BatchError
-from shared.client import RefServerError
+from shared.api import LeaseBody, Order
+from shared.batch import BatchError, RolloutBatch
+from shared.client import Leased, RefServerError
 from shared.logprobs import embedding_rows
 from shared.models import context_length
 
@@ -21,7 +23,7 @@ _SLACK_SECONDS = 1.5
 _ASK_SECONDS = 1.0
 
 
-class Takeover:
+class LeaseRefusals:
     """Judges the refusals of a run's lease requests.
 
     A trainer that was killed is present on the server for a while. It is given up once that time is over. If the time
@@ -70,8 +72,63 @@ class Takeover:
 
 
 @dataclass(frozen=True)
-class Intake:
-    """vocabulary: rows of the policy's embedding. context: most tokens of a row; None where the model has no bound.
+class LeaseTerms:
+    """Which batches a consumer wants, and whether one that came is such: the same for all leases of one process."""
+
+    consumer: str
+    run: str
+    epoch: int
+    max_lag: int | None
+    lease_seconds: float
+    order: Order = Order.FIFO
+    lineage: str = ""
+    incarnation: str = field(default_factory=lambda: uuid4().hex)
+
+    def at(self, policy_version: int, *, wait_seconds: float, count: int | None = None) -> LeaseBody:
+        """The body of a lease request for one batch or up to `count`, for a policy of that version."""
+        return LeaseBody(
+            consumer=self.consumer,
+            incarnation=self.incarnation,
+            run=self.run,
+            lineage=self.lineage or None,
+            epoch=self.epoch,
+            policy_version=policy_version,
+            max_lag=self.max_lag,
+            order=self.order,
+            count=count,
+            wait_seconds=wait_seconds,
+            lease_seconds=self.lease_seconds,
+        )
+
+    def check_ours(self, leased: Leased) -> None:
+        """Raises RunFailed for a batch of another run: a fault of the server that would affect every batch."""
+        batch = leased.rollout
+        if (batch.run, batch.lineage) != (self.run, self.lineage):
+            raise RunFailed(
+                f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
+                f"{self.run!r}, lineage {self.lineage!r}.\n"
+                "The reference server mixes runs: use one of this version, with a --data-dir of its own"
+            )
+
+    def foreign(self, batch: RolloutBatch, version: int) -> str | None:
+        """Why weights of this run cannot have sampled the batch; None if they can. version: the run's steps so far."""
+        if batch.policy_version <= version:
+            return None
+        return (
+            f"it has policy_version {batch.policy_version}, but this run has made {version} steps: its sampler names "
+            "versions that do not exist. policy_version must be the `version` of weights/latest.json"
+        )
+
+    def too_old(self, batch: RolloutBatch, version: int) -> bool:
+        """Whether a batch is more than max_lag versions behind a policy of that version."""
+        return self.max_lag is not None and version - batch.policy_version > self.max_lag
+
+
+@dataclass(frozen=True)
+class BatchCheck:
+    """Decides which batches the policy can be trained on.
+
+    vocabulary: rows of the policy's embedding. context: most tokens of a row; None where the model has no bound.
     reference: the source of its log-probs. weights: of the rewards, by name.
 
     A server with a model has checked both. A server without one knows neither.

@@ -7,7 +7,8 @@ batches, never pickles.
 import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,95 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.completion import Completion, Probe
 from policy_trainer.learner.adapters import adapt, has_adapters, save_whole, write_description
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.groups import Batch, PartWeights
-from policy_trainer.learner.interface import LoadedLearner, Writing
+from policy_trainer.learner.interface import LoadedLearner
+from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import trained
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.entropy import EntropyBonus
 from policy_trainer.objective.group import Group
-from policy_trainer.ranks.rank import Rank, load_rank
-from policy_trainer.ranks.sharded_checkpoint import ShardsWriting, write_shards
-from policy_trainer.ranks.sharding import trained_state, whole_state, whole_weights
+from policy_trainer.ranks.sharded_checkpoint import divide_saved, has_shards, read_optimizer, read_weights, write_shards
+from policy_trainer.ranks.sharding import (
+    Costs,
+    ShardedForward,
+    ShardedRanks,
+    divide_again,
+    load_sharded,
+    read_model,
+    tied_names,
+    trained_state,
+    whole_state,
+    whole_weights,
+)
 from policy_trainer.ranks.world import World
+from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared import wire
 from shared.batch import Array, TokenGroup
-from shared.models import load_outline
+from shared.errors import UserError
+from shared.logprobs import choose_forward
+from shared.models import load_outline, load_tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Rank:
+    """compute: the dtype of its forwards. ties: names of tensors that have another name, too, and that name."""
+
+    world: World
+    learner: Learner
+    sampler: HFSampler
+    compute: torch.dtype
+    ties: Mapping[str, str]
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.learner.model
+
+
+def load_rank(
+    config: TrainConfig,
+    source: str,
+    revision: str | None,
+    checkpoint: Path | None,
+    world: World,
+    part_weights: PartWeights,
+) -> tuple[Rank, str]:
+    """A rank's part, and what its forward is called. All ranks call it together.
+
+    source: a model, or the checkpoint's directory. part_weights: of the rewards, by name. Raises UserError for a model
+    that cannot be used.
+    """
+    if config.optimizer.offload != "none":
+        raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
+    sharded = checkpoint if checkpoint and has_shards(checkpoint) else None
+
+    def prepare(model: PreTrainedModel) -> None:
+        adapt(model, config)
+        if config.gradient_checkpointing:
+            checkpoint_layers(model)
+
+    def adapt_whole(whole: PreTrainedModel) -> None:
+        adapt(whole, config, None if sharded else checkpoint)
+
+    masters = config.optimizer.master_weights == "float32"
+    model, compute = load_sharded(
+        source, revision=revision, dtype=config.dtype, masters=masters, world=world, prepare=prepare
+    )
+    if sharded is None or has_adapters(model):
+        read_model(model, source, revision=revision, dtype=config.dtype, world=world, adapt=adapt_whole)
+    if sharded:
+        read_weights(model, sharded)
+    forward = choose_forward(model, lambda plain: ShardedForward(model, plain), compute)
+    divide_again(model)
+    ranks = ShardedRanks(model, world, Costs.of(model))
+    learner = Learner(model, forward, config, part_weights=part_weights, ranks=ranks)
+    if sharded:
+        read_optimizer(learner, sharded)
+    elif checkpoint:
+        divide_saved(learner, checkpoint, world.rank)
+    sampler = HFSampler(model, load_tokenizer(source, revision=revision))
+    return Rank(world, learner, sampler, compute, tied_names(model)), forward.name
 
 
 class Lead:
@@ -86,7 +162,7 @@ class Lead:
     def parameters(self) -> dict[str, Tensor]:
         return _do(self._rank, "parameters")
 
-    def write(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> Writing:
+    def write(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> Future[Any]:
         """The model's configuration and the tokenizer at once, the ranks' parts beside training."""
         write_description(self.model, tokenizer, directory)
         return _do(self._rank, "write", directory=str(directory.resolve()))
@@ -150,7 +226,7 @@ def follow(world: World) -> None:
         word, header, bodies = world.hear()
         if word == "end":
             return
-        _DEEDS[word](rank, header, [wire.decode(body) for body in bodies])
+        _COMMANDS[word](rank, header, [wire.decode(body) for body in bodies])
 
 
 def _tell(rank: Rank, word: str, batches: Sequence[Batch], **header: Any) -> None:
@@ -161,7 +237,7 @@ def _do(rank: Rank, word: str, batches: Sequence[Batch] = (), **header: Any) -> 
     """Tells the other ranks a deed and does it with them."""
     with rank.world.together():
         _tell(rank, word, batches, **header)
-        return _DEEDS[word](rank, header, batches)
+        return _COMMANDS[word](rank, header, batches)
 
 
 def _state(rank: Rank) -> dict[str, Tensor]:
@@ -178,7 +254,7 @@ def _parameters(rank: Rank) -> dict[str, Tensor]:
     return {name: own for name, own in whole.items() if name in names}
 
 
-def _write(rank: Rank, directory: Path) -> ShardsWriting:
+def _write(rank: Rank, directory: Path) -> Future[Any]:
     return write_shards(rank.learner, directory, rank.world.files)
 
 
@@ -203,8 +279,8 @@ def _completion(ids: list[int], logps: list[float], finished: bool, eos: bool) -
     return Completion(np.array(ids, np.int64), np.array(logps, np.float32), finished, eos)
 
 
-_Deed = Callable[[Rank, Mapping[str, Any], Sequence[Batch]], Any]
-_DEEDS: Mapping[str, _Deed] = {
+_Command = Callable[[Rank, Mapping[str, Any], Sequence[Batch]], Any]
+_COMMANDS: Mapping[str, _Command] = {
     "step": lambda rank, header, batches: rank.learner.step(batches, step=header["step"]),
     "restore_bonus": lambda rank, header, batches: rank.learner.restore_bonus(**header),
     "kl": lambda rank, header, batches: rank.learner.kl(batches),

@@ -42,27 +42,15 @@ _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True,
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class ShardsWriting:
-    """The `Writing` of all ranks' parts. They agree at its end, on rank 0's word."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def wait(self) -> None:
-        self._future.result()
-
-
-def write_shards(learner: Learner, directory: Path, group: dist.ProcessGroup) -> ShardsWriting:
-    """All ranks call it together. Returns once the state is copied to main memory; a thread writes it.
+def write_shards(learner: Learner, directory: Path, group: dist.ProcessGroup) -> Future[Any]:
+    """All ranks call it together. Returns once the state is copied to main memory; a thread writes it, and
+    the ranks agree at its end, on rank 0's word.
 
     group: for the writers alone, since training goes on meanwhile.
     """
     future = async_save(_state(learner), checkpoint_id=directory / SHARDS, process_group=group)
     assert isinstance(future, Future)
-    return ShardsWriting(future)
+    return future
 
 
 def has_shards(directory: Path) -> bool:

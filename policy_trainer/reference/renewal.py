@@ -3,90 +3,67 @@
 A renewal writes a snapshot, brings it to a server that shares no directory, makes the server score with it, and then
 records it in the run's state. A run killed in between resumes with the reference that its checkpoint names, and renews
 it again when the state says so.
+
+With reference.decay the reference is a moving average of the policy's weights. It is float32 on the CPU, whatever the
+model's dtype: bfloat16 would round away most updates of a slow average.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from policy_trainer.config import ReferenceConfig, WeightsPlace
-from policy_trainer.learner.average import Average, average_of, averaged_state, move_average
+from policy_trainer.config import ReferenceConfig, TrainConfig
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed, write_failures
 from policy_trainer.reference.remote_reference import ServedReference, choose_place
 from policy_trainer.reference.snapshots import Snapshots
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_average
+from policy_trainer.run_files.checkpoint import Average, read_average
+from policy_trainer.run_files.run_directory import RunFiles
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased, RefServerClient, RefServerError
 from shared.client.connection import OnWait
 from shared.errors import UserError
+from shared.models import load_model
 
 
-class Renewal(Protocol):
-    average: Average | None
-    """The float32 average that the reference was rounded from, for checkpoints; None if it is a copy of the policy."""
+class Renewal:
+    """The reference is a snapshot of the policy or of its moving average, taken when the run begins and then every
+    sync_steps steps.
+
+    A server that lost it gets it again. If another run replaces it, this run fails: neither run would know which
+    reference its batches were scored with.
+    average: the float32 average that the reference was rounded from at the last renewal, for checkpoints; None if the
+    reference is a copy of the policy.
+    """
+
+    def __init__(
+        self,
+        config: ReferenceConfig,
+        files: RunFiles,
+        learner: PolicyLearner,
+        snapshots: Snapshots,
+        served: ServedReference,
+        note: Callable[[str], None],
+    ) -> None:
+        self.average = _average(config, files, snapshots)
+        self._config = config
+        self._state = files.state
+        self._checkpoints = files.checkpoints
+        self._learner = learner
+        self._snapshots = snapshots
+        self._served = served
+        self._note = note
+        self._confirmed = False
 
     def ensure(self) -> None:
         """Renews the reference if that is due, else restores it if the server has another.
 
         Call it before anything is sampled, and before each step. Raises UserError, RunFailed.
         """
-        ...
-
-    def rescored(self, leased: Sequence[Leased]) -> Sequence[Leased]:
-        """The same leases, with log-probs of the reference that is due at this step."""
-        ...
-
-
-class FixedReference:
-    """The reference stays the model that the server began with."""
-
-    average: Average | None = None
-
-    def ensure(self) -> None:
-        pass
-
-    def rescored(self, leased: Sequence[Leased]) -> Sequence[Leased]:
-        return leased
-
-
-class RenewedReference:
-    """The reference is a snapshot of the policy or of its moving average, taken when the run begins and then every
-    sync_steps steps.
-
-    A server that lost it gets it again. If another run replaces it, this run fails: neither run would know which
-    reference its batches were scored with. average: as of the last renewal.
-    """
-
-    def __init__(
-        self,
-        config: ReferenceConfig,
-        state: TrainState,
-        learner: PolicyLearner,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        snapshots: Snapshots,
-        served: ServedReference,
-        checkpoints: Checkpoints,
-        average: Average | None,
-        note: Callable[[str], None],
-    ) -> None:
-        self.average = average
-        self._config = config
-        self._state = state
-        self._learner = learner
-        self._tokenizer = tokenizer
-        self._snapshots = snapshots
-        self._served = served
-        self._checkpoints = checkpoints
-        self._note = note
-        self._confirmed = False
-
-    def ensure(self) -> None:
         state, every = self._state, self._config.sync_steps
         # Only the state decides: a renewal that no checkpoint includes is repeated.
         if state.reference is None or 0 < every <= state.step - state.renewed_at:
@@ -96,7 +73,10 @@ class RenewedReference:
         self._confirmed = True
 
     def rescored(self, leased: Sequence[Leased]) -> Sequence[Leased]:
-        """Scores batches again that an earlier reference scored: they waited in the queue during a renewal."""
+        """The same leases, with log-probs of the current reference.
+
+        Batches that waited in the queue during a renewal were scored by an earlier reference; they are scored again.
+        """
         return [lease if self._is_current(lease) else replace(lease, batch=self._score(lease)) for lease in leased]
 
     def _is_current(self, lease: Leased) -> bool:
@@ -126,7 +106,7 @@ class RenewedReference:
         if not self._config.decay:
             return None
         weights = self._learner.parameters()
-        return weights if self.average is None else move_average(self.average, weights, self._config.decay)
+        return weights if self.average is None else _move_average(self.average, weights, self._config.decay)
 
     def _keep(self, reference: str) -> None:
         """Puts the run's reference back if the server scores with another one."""
@@ -150,9 +130,8 @@ class RenewedReference:
         known = (self._served.newest_version(), state.reference_version, self._snapshots.newest_version)
         version = max(known) + 1
         with write_failures(f"the reference of step {state.step}"):
-            weights = self._learner.state() if average is None else averaged_state(self._learner.state(), average)
-            model, tokenizer = self._learner.model, self._tokenizer
-            name = self._snapshots.write(model, tokenizer, weights, epoch=state.epoch, version=version)
+            weights = self._learner.state() if average is None else _averaged_state(self._learner.state(), average)
+            name = self._snapshots.write(self._learner.model, weights, epoch=state.epoch, version=version)
         self._serve(name, version)
 
     def _serve(self, snapshot: str, version: int) -> None:
@@ -168,52 +147,53 @@ class RenewedReference:
 
 
 def choose_renewal(
-    config: ReferenceConfig,
-    run: str,
-    state: TrainState,
+    config: TrainConfig,
+    files: RunFiles,
     learner: PolicyLearner,
     tokenizer: PreTrainedTokenizerBase,
     client: RefServerClient,
-    checkpoints: Checkpoints,
-    *,
-    lineage: str,
-    weights: WeightsPlace,
     on_wait: OnWait,
     note: Callable[[str], None],
-) -> Renewal:
-    """Chooses by the settings and the checkpoint's reference. weights: where trainer and server meet.
+) -> Renewal | None:
+    """By the settings and the checkpoint's reference; None if the reference stays the model that the server began with.
 
     Raises UserError if that reference cannot be found, or if the token may not replace the server's.
     """
-    if not config.sync_steps and state.reference is None:
-        return FixedReference()
-    if config.snapshot_root is None:
+    reference, root = files.state.reference, config.reference.snapshot_root
+    if not config.reference.sync_steps and reference is None:
+        return None
+    if root is None:
         raise UserError(
-            f"reference.snapshot_root: the checkpoint was trained with the reference {state.reference}; give the "
+            f"reference.snapshot_root: the checkpoint was trained with the reference {reference}; give the "
             "directory that it is in, ref-server's --snapshot-root"
         )
-    snapshots = Snapshots(config.snapshot_root, run)
-    place = choose_place(weights, config.snapshot_root, client, run, lineage)
+    place = choose_place(config.weights, root, client, config.run, files.lineage)
     served = ServedReference(client, place, on_wait)
     served.check_role()  # a resumed run would not notice until its next renewal
-    return RenewedReference(
-        config,
-        state,
-        learner,
-        tokenizer,
-        snapshots=snapshots,
-        served=served,
-        checkpoints=checkpoints,
-        average=_average(config, state, checkpoints.newest(), snapshots),
-        note=note,
-    )
+    return Renewal(config.reference, files, learner, Snapshots(root, config.run, tokenizer), served, note)
 
 
-def _average(
-    config: ReferenceConfig, state: TrainState, checkpoint: Path | None, snapshots: Snapshots
-) -> Average | None:
+def _average(config: ReferenceConfig, files: RunFiles, snapshots: Snapshots) -> Average | None:
     """The checkpoint's average. If reference.decay is new in a resumed run, the average starts at the reference."""
+    state, checkpoint = files.state, files.checkpoints.newest()
     if checkpoint is None or state.reference is None:
         return None
     average = read_average(checkpoint, state.renewed_at)
-    return average_of(snapshots.find(state.reference)) if average is None and config.decay else average
+    return _average_of(snapshots.find(state.reference)) if average is None and config.decay else average
+
+
+def _average_of(directory: Path) -> Average:
+    """The weights of a saved model."""
+    model = load_model(str(directory.resolve()), revision=None, device="cpu", dtype="float32")
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _move_average(average: Average, weights: Average, decay: float) -> Average:
+    """decay * average + (1 - decay) * policy, in new tensors; exactly the policy where both are equal."""
+    return {name: average[name].lerp(own, 1 - decay) for name, own in weights.items()}
+
+
+def _averaged_state(state: Mapping[str, Tensor], average: Average) -> dict[str, Tensor]:
+    """A model's state dict with the average for its parameters, in their dtype. Tied weights stay one tensor."""
+    replaced = {id(state[name]): own.to(state[name].dtype) for name, own in average.items()}
+    return {name: replaced.get(id(own), own) for name, own in state.items()}

@@ -18,31 +18,24 @@ _SNAPSHOT = re.compile(r"epoch-(\d{4,})-version-(\d{8,})")
 class Snapshots:
     """Model directories ROOT/RUN/epoch-0000-version-00000001."""
 
-    def __init__(self, root: Path, run: str) -> None:
+    def __init__(self, root: Path, run: str, tokenizer: PreTrainedTokenizerBase) -> None:
         self.root = root
         self._run = run
+        self._tokenizer = tokenizer
 
     @property
     def newest_version(self) -> int:
         """The highest saved version, or 0. A new version must be higher, so that no name is used twice."""
         return max((version_of(path.name)[0] for path in self._saved()), default=0)
 
-    def write(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        state: Mapping[str, Tensor],
-        *,
-        epoch: int,
-        version: int,
-    ) -> str:
+    def write(self, model: PreTrainedModel, state: Mapping[str, Tensor], *, epoch: int, version: int) -> str:
         """Writes a model with this state. Returns its name once it would survive a power cut.
 
         Raises OSError, SafetensorError.
         """
         name = f"{self._run}/epoch-{epoch:04d}-version-{version:08d}"
         with whole_directory(self.root / name, siblings="epoch-*") as directory:
-            save_model(model, tokenizer, directory, state)
+            save_model(model, self._tokenizer, directory, state)
         return name
 
     def holds(self, name: str) -> bool:

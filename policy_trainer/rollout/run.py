@@ -17,7 +17,7 @@ from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
-from policy_trainer.run_files.turns import LOADERS
+from policy_trainer.run_files.turns import load_rollout_sampler
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.download import DownloadedWeights
@@ -51,7 +51,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
-    loaded = LOADERS[config.vllm.enable_sleep_mode](config, tokenizer, wait)
+    loaded = load_rollout_sampler(config, tokenizer, wait)
     url = find_server(config, wait)
     client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))
     reference, limit = client.model(), prompt_limit(loaded.model, config)

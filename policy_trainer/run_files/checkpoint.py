@@ -7,6 +7,7 @@ a temporary name, synced, and renamed, so that a directory with such a name is c
 import errno
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
@@ -23,8 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.learner.adapters import save_policy
-from policy_trainer.learner.average import Average
-from policy_trainer.learner.interface import WRITTEN, WritesWeights, Writing
+from policy_trainer.learner.interface import WritesWeights
 from policy_trainer.learner.optimizer import Weights
 from shared.atomic_files import read_json, sync, whole_directory, write_json
 from shared.errors import UserError
@@ -33,6 +33,9 @@ _STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
 # A subdirectory, because some programs read every safetensors file beside a model as a part of it.
 _MASTERS = "masters/weights.safetensors"
+
+Average = Mapping[str, Tensor]
+"""A moving average of the policy's weights: float32 tensors by parameter name; a tied weight once."""
 
 
 @dataclass
@@ -72,18 +75,19 @@ class Saving:
 
     target: Path
     state: TrainState
-    _writing: Writing
+    _writing: Future[Any] | None
     _block: ExitStack
     _remove_old: Callable[[TrainState], None]
 
     def done(self) -> bool:
         """Whether `finish` need not wait."""
-        return self._writing.done()
+        return self._writing is None or self._writing.done()
 
     def finish(self) -> Path:
         """Returns once the checkpoint survives a power cut; without its weights there will be none."""
         with self._block:
-            self._writing.wait()
+            if self._writing is not None:
+                self._writing.result()
         self._remove_old(self.state)
         return self.target
 
@@ -112,7 +116,7 @@ class Checkpoints:
         write: writes the weights into a directory, or begins to. End one before the next is begun.
         """
         state = replace(state, ledger=[*state.ledger], best_scores=[*state.best_scores])
-        target, writing = self._path(state.step), WRITTEN
+        target, writing = self._path(state.step), None
         with ExitStack() as block:
             if (target / _STATE).exists():
                 # The weights of this step are saved already. Only the state has changed.
@@ -164,7 +168,7 @@ def _remedy(checkpoint: Path) -> str:
     return f"delete {checkpoint} to resume from the checkpoint before it"
 
 
-_SAVED_STATE: TypeAdapter[TrainState] = TypeAdapter(TrainState)
+_SAVED_STATE = TypeAdapter(TrainState)
 
 
 def restore(checkpoint: Path, weights: Weights) -> None:
@@ -222,14 +226,13 @@ def _write_state(directory: Path, state: TrainState, average: Average | None) ->
 
 def write_weights(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Weights, directory: Path
-) -> Writing:
+) -> None:
     """A Hugging Face model or its adapters, with what training needs to go on."""
     save_policy(model, tokenizer, directory)
     saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
     _save(saved, directory / _OPTIMIZER)
     if weights.masters:
         _write_masters(weights, directory / _MASTERS)
-    return WRITTEN
 
 
 def _save(saved: dict[str, Any], file: Path) -> None:

@@ -7,7 +7,6 @@ A recording is a directory with one of each step, `step-00000012`, and in it the
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from policy_trainer.learner.groups import Batch, rollout_of
 from policy_trainer.lifecycle.endings import write_failures
@@ -20,53 +19,29 @@ _STEP = "step-"
 _BODY = ".safetensors"
 
 
-class Recording(Protocol):
-    def begin(self) -> None:
-        """Of a new run. Raises UserError where another run's recording is."""
-        ...
+class Recording:
+    """A directory that a run records its batches in."""
 
-    def discard_after(self, step: int) -> None:
-        """Of a run that is resumed: forgets the steps after this one."""
-        ...
-
-    def keep(self, step: int, batches: Sequence[Batch]) -> None:
-        """Keeps the batches that a step trained on. step: its number, from 1. Raises RunFailed for a full disk."""
-        ...
-
-
-class NoRecording:
-    def begin(self) -> None:
-        pass
-
-    def discard_after(self, step: int) -> None:
-        pass
-
-    def keep(self, step: int, batches: Sequence[Batch]) -> None:
-        pass
-
-
-class RecordingDirectory:
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def begin(self) -> None:
+        """Call it for a new run. Raises UserError if the directory holds another run's recording."""
         if any(self._root.glob(f"{_STEP}*")):
             raise UserError(f"record: {self._root} holds a recording already; choose another directory")
 
     def discard_after(self, step: int) -> None:
+        """Call it for a run that is resumed: removes the steps after this one."""
         for later in self._root.glob(f"{_STEP}*"):
             if _number(later) > step:
                 shutil.rmtree(later)
 
     def keep(self, step: int, batches: Sequence[Batch]) -> None:
+        """Writes the batches that a step trained on. step: its number, from 1. Raises RunFailed for a full disk."""
         target = self._root / f"{_STEP}{step:08d}"
         with write_failures(self._root), whole_directory(target, siblings=f"{_STEP}*") as directory:
             for place, batch in enumerate(batches):
                 (directory / f"{place:05d}-{rollout_of(batch).id}{_BODY}").write_bytes(wire.encode(batch))
-
-
-def choose_recording(root: Path | None) -> Recording:
-    return NoRecording() if root is None else RecordingDirectory(root)
 
 
 def read_recording(root: Path, groups_per_step: int) -> Iterator[tuple[int, list[Batch]]]:

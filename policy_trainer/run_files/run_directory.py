@@ -14,6 +14,8 @@ from pydantic_settings import BaseSettings
 from rich.console import Console
 
 from policy_trainer.config.marks import Change, Resume, changes, marked
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from policy_trainer.run_files.locks import hold, is_held
 from shared.api.base import Version
 from shared.atomic_files import read_json, write_json, write_text
@@ -239,3 +241,27 @@ class RunDirectory:
             raise UserError(
                 f"run_dir: {self.root} cannot be written: {reason}; choose another --run-dir, or mend this one"
             ) from error
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Files and state of a run.
+
+    resumed_from: the checkpoint that this process resumes from; None for a new run. state: the run's progress; the
+    trainer updates it. trial: the server keeps neither metrics nor samples of this run.
+    """
+
+    directory: RunDirectory
+    checkpoints: Checkpoints
+    resumed_from: Path | None
+    state: TrainState
+    lineage: str = ""
+    trial: bool = False
+
+    def check_directory(self) -> None:
+        """Raises RunFailed if the directory was deleted, and perhaps begun again, since this trainer opened it."""
+        if self.directory.lineage != self.lineage:
+            raise RunFailed(
+                f"run_dir: {self.directory.root} was deleted or begun again while this trainer was at work.\n"
+                "It stops here and writes nothing more; train again to begin a new run"
+            )

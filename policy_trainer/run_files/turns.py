@@ -7,17 +7,16 @@ worker's engine loads and samples in its turns, and sleeps between them.
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from policy_trainer.config import RolloutConfig, SamplerName, TrainConfig
+from policy_trainer.config import RolloutConfig, TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.run_files.locks import hold, is_held, let_go
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -28,25 +27,6 @@ from shared.batch import TokenGroup
 from shared.client.connection import OnWait
 
 _LOOK_SECONDS = 0.1
-
-
-class Turns(Protocol):
-    def turn(self) -> AbstractContextManager[None]:
-        """The block has the device for itself. Blocks are not nested."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NoTurns:
-    """The device has room for all."""
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        yield
-
-    def close(self) -> None:
-        pass
 
 
 class DeviceTurns:
@@ -144,26 +124,21 @@ class DeviceTurns:
                     self._busy.release()
 
 
-def _nothing(config: TrainConfig) -> None:
-    """The engine is its worker: it sleeps, or ended with it."""
+def in_turn(turns: DeviceTurns | None) -> AbstractContextManager[None]:
+    """The block has the device for itself. None: the device has room for all. Blocks are not nested."""
+    return nullcontext() if turns is None else turns.turn()
 
 
-def _server_sleeps(config: TrainConfig) -> None:
-    """It was started a moment ago, or its worker was killed."""
-    put_to_sleep(server_url(config))
-
-
-_BEGINNINGS: Mapping[SamplerName, Callable[[TrainConfig], None]] = {
-    "vllm": _nothing,
-    "vllm-server": _server_sleeps,
-}
-
-
-def choose_turns(config: TrainConfig, on_wait: OnWait) -> Turns:
-    """on_wait: called while a worker has the device; it may raise to give up."""
+def choose_turns(config: TrainConfig, on_wait: OnWait) -> DeviceTurns | None:
+    """The trainer's turns; None where the device has room for all. on_wait: called while a worker has the device; it
+    may raise to give up."""
     if not config.vllm.enable_sleep_mode:
-        return NoTurns()
-    begin = partial(_BEGINNINGS[config.sampler], config)
+        return None
+
+    def begin() -> None:
+        if config.sampler == "vllm-server":  # it was started a moment ago, or its worker was killed
+            put_to_sleep(server_url(config))
+
     # What PyTorch keeps for the next step is memory that the engine needs.
     return DeviceTurns(RunDirectory(config.run_dir).turns, on_wait, begin=begin, end=torch.cuda.empty_cache)
 
@@ -171,7 +146,7 @@ def choose_turns(config: TrainConfig, on_wait: OnWait) -> Turns:
 class SamplerInTurns:
     """A sampler whose every call has the device."""
 
-    def __init__(self, sampler: Sampler, turns: Turns) -> None:
+    def __init__(self, sampler: Sampler, turns: DeviceTurns) -> None:
         self._sampler = sampler
         self._turns = turns
 
@@ -188,23 +163,16 @@ class SamplerInTurns:
             return self._sampler.sample(prompts, params, seed)
 
 
-def load_at_once(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
-    """`load_sampler` for the run's weights or adapters."""
-    return load_sampler(config, tokenizer, on_wait, lora_rank=config.lora.rank)
+def load_rollout_sampler(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    """`load_sampler` for the run's weights or adapters; with vllm.enable_sleep_mode it takes turns with the trainer.
 
-
-def load_in_turns(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
-    """As `load_at_once`. on_wait is also called while another process has the device."""
+    on_wait: called while the sampler loads, and while another process has the device.
+    """
+    if not config.vllm.enable_sleep_mode:
+        return load_sampler(config, tokenizer, on_wait, lora_rank=config.lora.rank)
     turns = DeviceTurns(RunDirectory(config.run_dir).turns, on_wait)
     with turns.turn():
         loaded = load_sampler(config, tokenizer, turns.give_way, lora_rank=config.lora.rank)
         assert isinstance(loaded.sampler, Sleeper)
         turns.begin, turns.end = loaded.sampler.wake_up, loaded.sampler.sleep
     return LoadedSampler(SamplerInTurns(loaded.sampler, turns), loaded.model)
-
-
-# By vllm.enable_sleep_mode.
-LOADERS: Mapping[bool, Callable[[RolloutConfig, PreTrainedTokenizerBase, OnWait], LoadedSampler]] = {
-    False: load_at_once,
-    True: load_in_turns,
-}

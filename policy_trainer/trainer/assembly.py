@@ -6,16 +6,15 @@ from typing import Any
 
 from rich.console import Console
 
-from policy_trainer.config import INLINE, SamplesConfig, TrainConfig
+from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.queue_client.feed import LeaseFeed
-from policy_trainer.queue_client.kept_samples import KeepsSamples, choose_kept_samples
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.matching import check_server, choose_first_kl
-from policy_trainer.queue_client.server import LeaseTerms, QueueWatch, connect, in_flight_allowance
-from policy_trainer.queue_client.terms import Intake
+from policy_trainer.queue_client.matching import FirstKL, check_server
+from policy_trainer.queue_client.server import KeptSamples, QueueWatch, connect, in_flight_allowance
+from policy_trainer.queue_client.terms import BatchCheck, LeaseTerms
 from policy_trainer.ranks.world import World
 from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.reporting.display import Display, make_display
@@ -27,15 +26,16 @@ from policy_trainer.reporting.sample_views import TerminalSamples
 from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
 from policy_trainer.reporting.server_metrics import ServerMetrics
 from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
-from policy_trainer.run_files.recording import choose_recording
-from policy_trainer.run_files.turns import choose_turns
+from policy_trainer.run_files.recording import Recording
+from policy_trainer.run_files.run_directory import RunFiles
+from policy_trainer.run_files.turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
-from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
+from policy_trainer.trainer.parts import BatchSource, Reporters
 from policy_trainer.trainer.policy import Policy, load_judging, load_policy, warn_of_memory
-from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
+from policy_trainer.trainer.reference_servers import choose_server
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.trainer.workers import choose_workers
-from policy_trainer.weights.publisher import PublishedBeside, choose_publisher
+from policy_trainer.weights.publisher import BackgroundPublisher, choose_publisher
 from shared.api import Order
 from shared.client import ClientError, RefServerClient
 from shared.models import eos_token_ids
@@ -80,14 +80,14 @@ def build_trainer(
     warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
     server.start(wait)  # before the policy, so that both load at the same time
     turns = choose_turns(config, wait)
-    stack.callback(turns.close)
-    with stopwatch("load model"), turns.turn():
+    if turns is not None:
+        stack.callback(turns.close)
+    with stopwatch("load model"), in_turn(turns):
         policy = load_policy(config, files.resumed_from, judging, turns, display, world)
         if files.state.last_entropy is not None:
             policy.learner.restore_bonus(files.state.entropy_coef, files.state.last_entropy)
     stop.check()
-    past = read_metrics(files.directory.metrics)
-    reporters = _make_reporters(config, server.url, files, policy, past, display, console, stopwatch)
+    reporters = _make_reporters(config, server.url, files, policy, display, console, stopwatch)
     stack.callback(reporters.metrics.close)
     display.start()  # after the trackers, one of which may ask for a login
     client = connect(config, server.url, outage)
@@ -95,36 +95,31 @@ def build_trainer(
     with stopwatch("server"):
         server.await_answer(outage)
         reference, queue = check_server(client, config, policy.learner.model, policy.tokenizer)
+    located = config.reference.model_copy(update={"snapshot_root": server.snapshot_root})
     renewal = choose_renewal(
-        config.reference.model_copy(update={"snapshot_root": server.snapshot_root}),
-        config.run,
-        files.state,
+        config.model_copy(update={"reference": located}),
+        files,
         policy.learner,
         policy.tokenizer,
         client,
-        files.checkpoints,
-        lineage=files.lineage,
-        weights=config.weights,
         on_wait=outage,
         note=display.note,
     )
-    intake = Intake.of(policy.learner.model, config, policy.part_weights)
-    kept = choose_kept_samples(
-        _kept_on_server(config, files),
-        queue,
-        lambda: _connect_once(config, server.url, stack),
-        policy.learner,
-        display.note,
-    )
-    source = _make_source(client, config, intake, server, files, in_flight_allowance(queue), kept, display, stop, stack)
-    source.feed.enter(on_wait=outage, note=display.note)
-    first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
-    evaluated = next((record for record in reversed(past) if record["kind"] == "evaluation"), {})
-    return Trainer(config, files, policy, source, renewal, reporters, first_kl, stop, evaluated=evaluated)
-
-
-def _kept_on_server(config: TrainConfig, files: RunFiles) -> SamplesConfig:
-    return config.samples.model_copy(update={"every": 0}) if files.trial else config.samples
+    kept = None
+    if config.samples.every and queue.limits.keep_samples and not files.trial:
+        once = connect(config, server.url, None, patience=0)
+        stack.callback(once.close)
+        kept = KeptSamples(once, policy.learner, display.note)
+    weights = BackgroundPublisher(choose_publisher(config, client))
+    stack.callback(weights.close)
+    feed, ledger = _start_feed(client, config, files, policy, in_flight_allowance(queue), stop, stack)
+    workers = choose_workers(config, server.url, files.directory, display.note)
+    stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
+    watch = QueueWatch(client, config.run, external=config.rollout == "external")
+    first_kl = FirstKL(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
+    source = BatchSource(feed, ledger, watch, kept, workers, weights, first_kl, renewal)
+    feed.enter(on_wait=outage, note=display.note)
+    return Trainer(config, files, policy, source, reporters, stop)
 
 
 def _headline(config: TrainConfig) -> str:
@@ -147,12 +142,12 @@ def _make_reporters(
     url: str,
     files: RunFiles,
     policy: Policy,
-    past: Sequence[Mapping[str, Any]],
     display: Display,
     console: Console,
     stopwatch: Stopwatch,
 ) -> Reporters:
-    """url: of the server. past: records of metrics.jsonl that an earlier process wrote."""
+    """url: of the server."""
+    past = read_metrics(files.directory.metrics)  # what an earlier process wrote
     trackers = start_trackers(config, files.state.step, display.note)
     writers: list[SampleWriter] = [SamplesFile(files.directory.samples), *trackers]
     if config.show_samples:
@@ -174,8 +169,9 @@ def _make_reporters(
         ),
         display=display,
         reward_failures=RewardFailures(last_of_first(config.groups_per_step, config.max_steps - files.state.step)),
-        recording=choose_recording(config.record),
+        recording=None if config.record is None else Recording(config.record),
         stopwatch=stopwatch,
+        evaluated=next((record for record in reversed(past) if record["kind"] == "evaluation"), {}),
     )
 
 
@@ -189,20 +185,18 @@ def _to_server(
     return [ServerMetrics(client, config.run, files.lineage, after=after, past=past, note=display.note)]
 
 
-def _make_source(
+def _start_feed(
     client: RefServerClient,
     config: TrainConfig,
-    intake: Intake,
-    server: ReferenceServer,
     files: RunFiles,
+    policy: Policy,
     allowance: int,
-    kept: KeepsSamples,
-    display: Display,
     stop: StopRequest,
     stack: ExitStack,
-) -> BatchSource:
+) -> tuple[LeaseFeed, Ledger]:
     """Starts to lease batches."""
     ledger = Ledger(files.state.ledger)
+    check = BatchCheck.of(policy.learner.model, config, policy.part_weights)
     terms = LeaseTerms(
         consumer=f"trainer of {config.run}",
         run=config.run,
@@ -214,10 +208,7 @@ def _make_source(
     )
     # Half of the allowance may wait for a checkpoint. The other half is for this step and the batches leased ahead.
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
-    feed = LeaseFeed(client, terms, ledger, intake, ahead=ahead, allowance=allowance, version=files.state.step)
-
-    weights = PublishedBeside(choose_publisher(config, client))
-    stack.callback(weights.close)
+    feed = LeaseFeed(client, terms, ledger, check, ahead=ahead, allowance=allowance, version=files.state.step)
 
     @stack.callback
     def close_feed() -> None:
@@ -225,14 +216,4 @@ def _make_source(
         with suppress(Stopped, ClientError):
             feed.close()
 
-    workers = choose_workers(config, server.url, files.directory, display.note)
-    stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
-    watch = QueueWatch(client, config.run, external=config.rollout == "external")
-    return BatchSource(feed, ledger, watch, kept, workers, weights)
-
-
-def _connect_once(config: TrainConfig, url: str, stack: ExitStack) -> RefServerClient:
-    """A client that does not wait for the server."""
-    client = connect(config, url, None, patience=0)
-    stack.callback(client.close)
-    return client
+    return feed, ledger

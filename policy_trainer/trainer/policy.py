@@ -1,6 +1,7 @@
 """Loads the policy of a training run, with its learner, sampler and evaluator."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import part_weights, tagged_rewards
 from policy_trainer.run_files.checkpoint import restore, write_weights
-from policy_trainer.run_files.turns import Turns
+from policy_trainer.run_files.turns import DeviceTurns, in_turn
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.trainer.plan import load_teacher_outline, plan, shortages
@@ -46,8 +47,8 @@ class Policy:
     """A model's tokenizer, learner, sampler and evaluator. write: writes its weights into a checkpoint. save: writes a
     whole Hugging Face model.
 
-    tagged_rewards: the rewards that look for answer tags. part_weights: of all rewards, by name. turns: when they may
-    compute.
+    tagged_rewards: the rewards that look for answer tags. part_weights: of all rewards, by name. turns: with the
+    workers, where the device has no room for all.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -58,7 +59,11 @@ class Policy:
     evaluator: Evaluator
     tagged_rewards: frozenset[str]
     part_weights: PartWeights
-    turns: Turns
+    turns: DeviceTurns | None
+
+    def turn(self) -> AbstractContextManager[None]:
+        """The block has the device for itself."""
+        return in_turn(self.turns)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def load_policy(
     config: TrainConfig,
     checkpoint: Path | None,
     judging: Judging,
-    turns: Turns,
+    turns: DeviceTurns | None,
     display: Display,
     world: World | None = None,
 ) -> Policy:

@@ -172,8 +172,8 @@ class InlineServer:
             raise self._failure
         if self._process is None:
             return
-        if not self._answered and (epitaph := self._process.epitaph):
-            raise RunFailed(f"{epitaph}\nall of it is in {self._log}")
+        if not self._answered and (exit_report := self._process.exit_report):
+            raise RunFailed(f"{exit_report}\nall of it is in {self._log}")
         self._process.check()
 
     def _supervise(self) -> None:

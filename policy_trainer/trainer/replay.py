@@ -12,15 +12,15 @@ from policy_trainer.learner.groups import Batch, PartWeights, rollout_of
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed, StopRequest, write_failures
 from policy_trainer.objective.group import Group
-from policy_trainer.queue_client.terms import Intake
+from policy_trainer.queue_client.terms import BatchCheck
 from policy_trainer.reporting.metrics import MetricsFile
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.run_files.recording import read_recording
 from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
 from policy_trainer.tasks.registry import make_task
+from policy_trainer.trainer.parts import step_record
 from policy_trainer.trainer.policy import load_alone
 from policy_trainer.trainer.run import TrainResult, count_steps
-from policy_trainer.trainer.step_record import step_record
 from shared.atomic_files import whole_directory
 from shared.client import Leased
 from shared.errors import UserError
@@ -51,9 +51,9 @@ def _replay(
     directory.open(config, console, resume=False)
     tokenizer, weights = load_tokenizer(config.model, revision=config.revision), _part_weights(config)
     loaded = load_alone(counted, config.model, config.revision, None, tokenizer, weights)
-    intake = Intake.of(loaded.learner.model, counted, weights)
+    check = BatchCheck.of(loaded.learner.model, counted, weights)
     metrics = MetricsFile(directory.metrics)
-    run = Replay(loaded.learner, intake, metrics, console)
+    run = Replay(loaded.learner, check, metrics, console)
     try:
         with StopRequest() as stop:
             for step, batches in recorded:
@@ -69,9 +69,9 @@ def _replay(
 class Replay:
     """Trains a learner on recorded steps, and records them as `train` does."""
 
-    def __init__(self, learner: PolicyLearner, intake: Intake, metrics: MetricsFile, console: Console) -> None:
+    def __init__(self, learner: PolicyLearner, check: BatchCheck, metrics: MetricsFile, console: Console) -> None:
         self._learner = learner
-        self._intake = intake
+        self._check = check
         self._metrics = metrics
         self._console = console
         self._steps = self._batches = self._tokens = 0
@@ -80,7 +80,7 @@ class Replay:
     def train(self, step: int, batches: Sequence[Batch]) -> None:
         """step: its number, from 1. Raises UserError for a batch that these settings cannot train on."""
         for batch in batches:
-            if reason := self._intake.refusal(batch):
+            if reason := self._check.refusal(batch):
                 raise UserError(
                     f"batches: {rollout_of(batch).id} of step {step} cannot be trained on: {reason}; give the settings "
                     "and the model of the run that recorded it, or settings that need less (--loss.beta 0)"

@@ -16,11 +16,10 @@ from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
-from policy_trainer.run_files.recording import choose_recording
-from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.recording import Recording
+from policy_trainer.run_files.run_directory import RunDirectory, RunFiles
 from policy_trainer.tasks.registry import make_task, steps_of_epochs
 from policy_trainer.trainer.assembly import build_trainer
-from policy_trainer.trainer.parts import RunFiles
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import use_threads
 
@@ -102,11 +101,13 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     checkpoint = checkpoints.newest() if resumed else None
     state = _next_state(checkpoint, directory)
-    recording = choose_recording(config.record)
+    recording = None if config.record is None else Recording(config.record)
     if not resumed:
-        recording.begin()
+        if recording is not None:
+            recording.begin()
     else:
-        recording.discard_after(state.step)
+        if recording is not None:
+            recording.discard_after(state.step)
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
         truncate_metrics(directory.samples, state.step)

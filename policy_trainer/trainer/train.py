@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,15 @@ from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
 from policy_trainer.objective.group import Group
-from policy_trainer.queue_client.matching import FirstKL
-from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import Saving
+from policy_trainer.run_files.run_directory import RunFiles
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.bad_groups import BadGroups, describe
-from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
+from policy_trainer.trainer.parts import BatchSource, Reporters, step_record
 from policy_trainer.trainer.policy import Policy
-from policy_trainer.trainer.step_record import step_record
 from policy_trainer.weights.publication import ModelCopy, Publication
 from shared import wire
 from shared.atomic_files import whole_directory
@@ -49,25 +47,19 @@ class Trainer:
         files: RunFiles,
         policy: Policy,
         source: BatchSource,
-        renewal: Renewal,
         reporters: Reporters,
-        first_kl: FirstKL,
         stop: StopRequest,
-        *,
-        evaluated: Mapping[str, Any],
     ) -> None:
-        """evaluated: the metrics of the latest evaluation of an earlier process; empty if there was none."""
         self._config = config
         self._files = files
         self._state = files.state
         self._policy = policy
         self._source = source
-        self._renewal = renewal
+        self._renewal = source.renewal
         self._reporters = reporters
         self._stopwatch = reporters.stopwatch
-        self._first_kl = first_kl
         self._stop = stop
-        self._evaluated = evaluated
+        self._evaluated = reporters.evaluated
         self._noise_floor: float | None = None
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: Saving | None = None
@@ -76,7 +68,7 @@ class Trainer:
     def run(self) -> bool:
         """True when all steps are done, False when stopped before. A checkpoint then includes all trained batches."""
         state, config, learner, feed = self._state, self._config, self._policy.learner, self._source.feed
-        self._renewal.ensure()
+        self._ensure_reference()
         self._publish()
         self._source.workers.start()
         try:
@@ -86,11 +78,12 @@ class Trainer:
                 self._reporters.display.note(f"step {state.step} was the last; a higher --max-steps goes on")
             while state.step < config.max_steps and not self._stop:
                 began = time.monotonic()
-                self._renewal.ensure()
-                asked = time.monotonic()
+                self._ensure_reference()
+                requested = time.monotonic()
                 leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
-                leased = self._renewal.rescored(leased)
-                with self._policy.turns.turn():
+                if self._renewal is not None:
+                    leased = self._renewal.rescored(leased)
+                with self._policy.turn():
                     taken = time.monotonic()
                     batches = [lease.batch for lease in leased]
                     groups: list[Group] = []
@@ -107,9 +100,10 @@ class Trainer:
                     for failure in self._bad_groups.pop():
                         feed.refuse(failure[0], describe(failure))
                     self._count(leased, stats)
-                    seconds = {"waiting": taken - asked, "working": time.monotonic() - taken}
+                    seconds = {"waiting": taken - requested, "working": time.monotonic() - taken}
                     self._record(leased, groups, stats, kl_at_step_0, **seconds)
-                    self._reporters.recording.keep(state.step, batches)
+                    if self._reporters.recording is not None:
+                        self._reporters.recording.keep(state.step, batches)
                     self._sample([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
                     if state.step % config.publish_every == 0:
@@ -120,6 +114,10 @@ class Trainer:
             pass  # raised while waiting or evaluating, never within a step
         return self._finish()
 
+    def _ensure_reference(self) -> None:
+        if self._renewal is not None:
+            self._renewal.ensure()
+
     def _compare_with_reference(self, batches: Sequence[Batch]) -> float | None:
         """The KL before the first update; None after it. Raises RunFailed if the reference is not the one expected."""
         learner = self._policy.learner
@@ -128,8 +126,8 @@ class Trainer:
         if self._state.step:
             return None
         kl = learner.kl(batches)
-        if said := self._first_kl.check(kl, self._noise_floor):
-            self._reporters.display.note(said)
+        if message := self._source.first_kl.check(kl, self._noise_floor):
+            self._reporters.display.note(message)
         return kl
 
     def _goes_on_without(self, leased: Sequence[Leased], error: Exception) -> bool:
@@ -196,7 +194,7 @@ class Trainer:
         `Evaluation.scores` says what is compared. Of equal ones the first is the best.
         """
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
-        with self._stopwatch("evaluate"), self._policy.turns.turn():
+        with self._stopwatch("evaluate"), self._policy.turn():
             evaluation = self._policy.evaluator.evaluate(
                 self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
             )
@@ -223,7 +221,8 @@ class Trainer:
         self._settle()
         self._state.ledger = self._source.ledger.ids()
         with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {self._state.step}"):
-            self._saving = self._files.checkpoints.begin(self._state, self._policy.write, self._renewal.average)
+            average = None if self._renewal is None else self._renewal.average
+            self._saving = self._files.checkpoints.begin(self._state, self._policy.write, average)
         if self._saving.done():
             self._settle()
 
@@ -317,7 +316,7 @@ class Trainer:
     def _sample(self, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
         """Shows a few groups of the step, where one is due, and has the server keep them."""
         sampled = self._reporters.samples.of_step(self._state.step, batches, groups)
-        if sampled:
+        if sampled and self._source.samples is not None:
             with self._stopwatch("samples"):
                 self._source.samples.keep(self._state.step, sampled)
 
@@ -340,11 +339,11 @@ class Trainer:
     def _restore(self) -> None:
         """Brings back what a server has lost: without the run's reference it scores nothing, and without its weights
         workers may wait for ever."""
-        self._renewal.ensure()
+        self._ensure_reference()
         with write_failures(self._source.weights.describe()):
             lost = self._source.weights.lost()
         if lost:
-            with self._policy.turns.turn():  # the probe computes
+            with self._policy.turn():  # the probe computes
                 self._publish()
 
     def _idle(self, seconds: float) -> None:

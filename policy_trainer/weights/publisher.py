@@ -24,7 +24,7 @@ _ENDING_SECONDS = 10.0
 SETTINGS = "settings"
 
 
-class PublishedBeside:
+class BackgroundPublisher:
     """Publishes in a thread, one version after the other: the trainer waits for none.
 
     Of those that wait only the newest is published.

@@ -20,6 +20,7 @@ from tests.bench.gpu_logprobs import STEP_BAR, compared
 from tests.bench.gpu_tables import PROMPT, SIZES, Ratio, Row, Setting, Taken, fitting, median_seconds
 from tests.bench.sampling import Generate, GenerateWithLogps, Ours, Shape, Side
 from tests.bench.scoring import classic
+from tests.policy_trainer.learner.steps import make_learner
 
 STEP_GROUPS = 4
 MASTERS: tuple[Literal["float32", "none"], ...] = ("float32", "none")
@@ -73,12 +74,12 @@ def measure_step(setting: Setting, size: str, side: str, masters: Literal["float
     def start() -> None:
         config = OptimizerConfig(master_weights=masters)
         learners.append(
-            Learner(
+            make_learner(
                 model,
                 forward,
                 loss=LossConfig(),
                 optimizer=config,
-                steps=100,
+                max_steps=100,
                 micro_batch_tokens=micro_batch_tokens,
                 max_completion_length=SAMPLED["cuda"][1],
             )

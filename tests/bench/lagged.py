@@ -13,7 +13,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import make_evaluator
-from policy_trainer.learner.learner import make_learner
+from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.kl import k3
 from policy_trainer.rewards.judging import Judge
@@ -120,7 +120,7 @@ def train(
 def _steps(
     config: TrainConfig, policy: PreTrainedModel, sampler: LaggedSampler, first: PreTrainedModel
 ) -> Iterator[StepStats]:
-    learner = make_learner(config, policy, choose_forward(policy))
+    learner = Learner(policy, choose_forward(policy), config)
     for step in range(config.max_steps):
         sampler.keep(step, {name: value.clone() for name, value in policy.state_dict().items()})
         batches = sampler.sample(step)

@@ -27,7 +27,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.config import OptimizerConfig, TrainConfig
 from policy_trainer.demo.base_model import make_tokenizer
-from policy_trainer.ranks.rank import Rank, load_rank
+from policy_trainer.ranks.lead import Rank, load_rank
 from policy_trainer.ranks.sharding import Costs, parts_of_rank
 from policy_trainer.ranks.world import join_world
 from policy_trainer.trainer import memory

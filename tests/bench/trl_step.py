@@ -34,13 +34,13 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
 from policy_trainer.demo.base_model import make_tokenizer
-from policy_trainer.learner.learner import Learner
 from ref_server.scoring.scorer import Scorer
 from shared.batch import Array, RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model
 from tests.bench import measure
 from tests.bench.measure import LENGTHS, VOCABULARY, batch_of, random_group
+from tests.policy_trainer.learner.steps import make_learner
 
 PROMPT = 400
 BETA = 0.04
@@ -95,12 +95,12 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
     scorer = Scorer(choose_forward(reference), 0, "cpu")
     forward = choose_forward(policy)
     sampler = Scorer(forward, 0, "cpu")
-    learner = Learner(
+    learner = make_learner(
         policy,
         forward,
         loss=LossConfig(epsilon=CLIP, beta=BETA),
         optimizer=OptimizerConfig(learning_rate=LR, max_grad_norm=CLIP_NORM),
-        steps=1,
+        max_steps=1,
         micro_batch_tokens=TrainConfig.model_fields["micro_batch_tokens"].default,
         max_completion_length=max(LENGTHS),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-from policy_trainer.queue_client.server import LeaseTerms
+from policy_trainer.queue_client.terms import LeaseTerms
 from shared import wire
 from shared.api import State
 from shared.client import RefServerClient

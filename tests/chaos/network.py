@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from policy_trainer.queue_client.server import LeaseTerms
+from policy_trainer.queue_client.terms import LeaseTerms
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.client import Leased, RefServerClient

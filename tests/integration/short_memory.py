@@ -19,12 +19,12 @@ _accumulate = Learner._accumulate
 
 
 def limit(tokens: int, ending: str) -> None:
-    def accumulate(self: Learner, micro_batch: Any, total: Any) -> torch.Tensor:
-        if sum(group.tokens for group in micro_batch.groups) > tokens:
+    def accumulate(self: Learner, groups: Any, total: Any) -> torch.Tensor:
+        if sum(group.tokens.tokens for group in groups) > tokens:
             if ending == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             torch.empty(1 << 60)
-        return _accumulate(self, micro_batch, total)
+        return _accumulate(self, groups, total)
 
     Learner._accumulate = accumulate
 

@@ -13,8 +13,7 @@ from uuid6 import uuid7
 from policy_trainer.config import LossConfig
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.server import LeaseTerms
-from policy_trainer.queue_client.terms import Intake
+from policy_trainer.queue_client.terms import BatchCheck, LeaseTerms
 from shared.api import State
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
@@ -54,7 +53,7 @@ def test_a_step_of_512_groups_is_leased_in_a_handful_of_requests(tmp_path: Path,
         with ThreadPoolExecutor(16) as workers:
             sent = {uploaded.id for uploaded in workers.map(client.upload, (batch() for _ in range(STEPS * GROUPS)))}
         terms = LeaseTerms("trainer", "large", epoch=0, max_lag=None, lease_seconds=60)
-        intake = Intake(LossConfig(beta=0), vocabulary=100, context=None)
+        intake = BatchCheck(LossConfig(beta=0), vocabulary=100, context=None)
         feed = LeaseFeed(client, terms, Ledger(), intake, ahead=GROUPS, allowance=4 * GROUPS, version=0)
         trained: list[str] = []
         for step in range(STEPS):

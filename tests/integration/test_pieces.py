@@ -14,7 +14,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import Completion
-from policy_trainer.learner.learner import Learner
 from policy_trainer.sampling.hf import HFSampler
 from ref_server.service.service import Service
 from shared.batch import ScoredBatch
@@ -22,6 +21,7 @@ from shared.client import RefServerClient
 from shared.logprobs import choose_forward
 from shared.models import load_model, save_model
 from tests.docs.pages import texts
+from tests.policy_trainer.learner.steps import make_learner
 from tests.ref_server.conftest import make_service, model, serve, tokenizer
 
 __all__ = ["make_service", "model", "serve", "tokenizer"]
@@ -83,12 +83,12 @@ def test_its_gradient_is_that_of_the_learners_step(
     with serve(make_service()) as http:
         by_hand = run(one_step, tmp_path, http)["model"]
     policy = load_model(str(tmp_path), revision=None, device="cpu", dtype="float32")
-    learner = Learner(
+    learner = make_learner(
         policy,
         choose_forward(policy),
         loss=LossConfig(beta=0.02, old_logps=old_logps),
         optimizer=OptimizerConfig(learning_rate=1e-5, max_grad_norm=1.0),
-        steps=10,
+        max_steps=10,
         micro_batch_tokens=10_000,
         max_completion_length=8,
     )

@@ -39,7 +39,7 @@ class FakeChild:
         self.pid += 1
         self.exit_status = None
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         return "I cannot go on"
 
     def stop(self) -> None:

@@ -1,14 +1,41 @@
-"""Groups as a step of the learner makes them of its batches."""
+"""Learners with a few settings, and groups as a step makes them of its batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from policy_trainer.config import LossConfig
+from transformers import PreTrainedModel
+
+from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceConfig, SamplingConfig, TrainConfig
 from policy_trainer.learner.groups import Batch, make_group, trains
+from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.old_logps import with_old_logps
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
 from shared.batch import Array
+from shared.logprobs import PackedForward
+
+
+def make_learner(
+    model: PreTrainedModel,
+    forward: Any = None,
+    *,
+    loss: LossConfig,
+    optimizer: OptimizerConfig | None = None,
+    max_completion_length: int = 10,
+    reference: Any = "server",
+    part_weights: Mapping[str, float] | None = None,
+    **settings: Any,
+) -> Learner:
+    """settings: others of TrainConfig; they are not checked against each other."""
+    config = TrainConfig.model_construct(
+        loss=loss,
+        optimizer=optimizer or OptimizerConfig(),
+        sampling=SamplingConfig(max_completion_length=max_completion_length),
+        reference=ReferenceConfig.model_construct(source=reference),
+        **{"max_steps": 10, "micro_batch_tokens": 10_000, **settings},
+    )
+    return Learner(model, PackedForward(model) if forward is None else forward, config, part_weights=part_weights)
 
 
 def ready_groups(batches: Sequence[Batch], loss: LossConfig) -> list[Group]:

@@ -30,6 +30,7 @@ from shared.batch import RolloutBatch, ScoredBatch
 from shared.errors import UserError
 from shared.logprobs import choose_forward
 from shared.models import load_model
+from tests.policy_trainer.learner.steps import make_learner
 from tests.policy_trainer.learner.test_learner import naive_loss
 from tests.rounding import rounding
 from tests.shared.logprobs.families import group as token_group
@@ -71,10 +72,10 @@ def logps(model: PreTrainedModel) -> Tensor:
 
 def learner(model: PreTrainedModel, **changes: Any) -> Learner:
     options: dict[str, Any] = {
-        "loss": LossConfig(beta=0.1, old_logps="current"), "optimizer": NO_CLIPPING, "steps": 10,
+        "loss": LossConfig(beta=0.1, old_logps="current"), "optimizer": NO_CLIPPING, "max_steps": 10,
         "micro_batch_tokens": 20, "max_completion_length": 10, "reference": "adapter-off",
     }  # fmt: skip
-    return Learner(model, choose_forward(model), **options | changes)
+    return make_learner(model, choose_forward(model), **options | changes)
 
 
 @pytest.fixture
@@ -181,8 +182,8 @@ def test_without_a_penalty_nothing_is_computed_for_it(make_tiny: Make, batches: 
 
         with_entropy = staticmethod(forward.with_entropy)
 
-    own = Learner(
-        model, Counted(), loss=LossConfig(beta=0), optimizer=NO_CLIPPING, steps=1, micro_batch_tokens=100,
+    own = make_learner(
+        model, Counted(), loss=LossConfig(beta=0), optimizer=NO_CLIPPING, max_steps=1, micro_batch_tokens=100,
         max_completion_length=10, reference="adapter-off",
     )  # fmt: skip
     own.step(batches, step=0)

@@ -16,18 +16,19 @@ from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_st
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward
 from shared.models import load_model
+from tests.policy_trainer.learner.steps import make_learner
 
 Make = Callable[..., Any]
 ADAPTIVE = EntropyConfig(coef=0.2, target=9.0, delta=0.1, max=2.0)
 
 
 def learner(model: PreTrainedModel, entropy: EntropyConfig, **settings: Any) -> Learner:
-    return Learner(
+    return make_learner(
         model,
         PackedForward(model),
         loss=LossConfig.model_validate({"beta": 0.1, "entropy": entropy, "drop_zero_variance": False, **settings}),
         optimizer=OptimizerConfig(learning_rate=1e-2),
-        steps=10,
+        max_steps=10,
         micro_batch_tokens=1000,
         max_completion_length=9,
         num_iterations=2,

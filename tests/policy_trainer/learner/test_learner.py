@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.micro_batches import join, totals
+from policy_trainer.learner.micro_batches import totals
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import PackedForward, PlainForward
-from tests.policy_trainer.learner.steps import ready_groups
+from tests.policy_trainer.learner.steps import make_learner, ready_groups
 
 Make = Callable[..., Any]
 LOSS = LossConfig(epsilon=0.2, beta=0.1)
@@ -37,12 +37,12 @@ def learner(
     num_iterations: int = 1,
     minibatches: int = 1,
 ) -> Learner:
-    return Learner(
+    return make_learner(
         model,
         forward(model),
         loss=loss,
         optimizer=optimizer,
-        steps=steps,
+        max_steps=steps,
         micro_batch_tokens=micro_batch_tokens,
         max_completion_length=max_completion_length,
         num_iterations=num_iterations,
@@ -536,7 +536,7 @@ class TestBfloat16:
         expected = torch.zeros_like(weights(model), dtype=torch.float32)
         for group in groups:
             model.zero_grad()
-            pure._accumulate(join([group], torch.device("cpu")), totals(groups, 10))
+            pure._accumulate([group], totals(groups, 10))
             expected += gradient(model)
         got = torch.cat([master.grad.flatten() for master in mixed.weights.stepped.values() if master.grad is not None])
         assert len(groups) == 3 and torch.equal(got, expected)

@@ -47,12 +47,11 @@ def groups(make_scored: Make) -> list[Group]:
 
 def test_groups_are_joined(groups: list[Group]) -> None:
     got = join(groups, torch.device("cpu"))
-    assert got.temperatures == [0.5, 1.0] and [group.size for group in got.groups] == [2, 2]
-    assert got.tokens.sequence_ids.tolist() == [0, 0, 1, 2, 3, 3]
-    assert got.tokens.mask.tolist() == [True] * 4 + [False] * 2
-    assert got.tokens.old_logps is not None and got.tokens.old_logps.tolist() == [-1, -2, -3, -1, -1, -1]
-    assert got.tokens.ref_logps is not None and got.tokens.ref_logps.tolist() == [-4, -5, -6, -1, -1, -1]
-    assert got.tokens.advantages.dtype == torch.float32 and len(got.tokens.advantages) == 6
+    assert got.sequence_ids.tolist() == [0, 0, 1, 2, 3, 3]
+    assert got.mask.tolist() == [True] * 4 + [False] * 2
+    assert got.old_logps is not None and got.old_logps.tolist() == [-1, -2, -3, -1, -1, -1]
+    assert got.ref_logps is not None and got.ref_logps.tolist() == [-4, -5, -6, -1, -1, -1]
+    assert got.advantages.dtype == torch.float32 and len(got.advantages) == 6
 
 
 def test_what_one_group_lacks_none_has(groups: list[Group], make_scored: Make) -> None:
@@ -61,9 +60,9 @@ def test_what_one_group_lacks_none_has(groups: list[Group], make_scored: Make) -
     object.__setattr__(unscored, "sampler_logps", None)
     more = ready_groups([unscored], loss)
     got = join([*groups, *more], torch.device("cpu"))
-    assert got.tokens.old_logps is None and got.tokens.ref_logps is None
-    assert got.tokens.sampler_logps is not None
-    assert got.tokens.sampler_logps.isnan().tolist() == [False] * 6 + [True], "each group has its own, or NaN"
+    assert got.old_logps is None and got.ref_logps is None
+    assert got.sampler_logps is not None
+    assert got.sampler_logps.isnan().tolist() == [False] * 6 + [True], "each group has its own, or NaN"
 
 
 def test_totals_count_what_trains(groups: list[Group]) -> None:
@@ -73,11 +72,11 @@ def test_totals_count_what_trains(groups: list[Group]) -> None:
 def test_tokens_of_high_entropy_are_joined_and_counted(groups: list[Group]) -> None:
     masks = [np.array([True, False, True]), np.array([True, True, True])]
     told = [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
-    assert join(told, torch.device("cpu")).tokens.explored.tolist() == [True, False, True, True, False, False]
+    assert join(told, torch.device("cpu")).explored.tolist() == [True, False, True, True, False, False]
     assert (totals(told, 7).tokens, totals(told, 7).explored) == (4, 3)
 
 
 def test_of_a_weightless_group_nothing_trains(groups: list[Group]) -> None:
     got = join([weightless(group) for group in groups], torch.device("cpu"))
-    assert len(got.tokens.mask) == 6 and not got.tokens.mask.any()
+    assert len(got.mask) == 6 and not got.mask.any()
     assert totals([weightless(group) for group in groups], 7).tokens == 0

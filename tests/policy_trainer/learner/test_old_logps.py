@@ -12,8 +12,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import make_group
 from policy_trainer.learner.micro_batches import join
 from policy_trainer.learner.old_logps import learner_logps, with_old_logps
-from policy_trainer.objective.group import Group
-from policy_trainer.objective.loss import LossTokens
+from policy_trainer.objective.group import Group, LossTokens
 from shared.batch import Array
 
 SAMPLER = [[-1.0, -2.0], [-3.0, -4.0, -5.0]]
@@ -132,7 +131,7 @@ def test_log_linear_moves_old_samples_towards_the_current_policy(
     rollout = replace(batch.rollout, policy_version=version, policy_versions=named)
     group = make_group(replace(batch, rollout=rollout), loss, step=4)
     [group] = with_old_logps([group], loss, Recompute())
-    tokens = join([group], torch.device("cpu")).tokens
+    tokens = join([group], torch.device("cpu"))
     current = torch.zeros(2)
     want = [old * (1 - alpha) for old, alpha in zip(SAMPLER[0], alphas, strict=True)]
     assert tokens.denominator(current).tolist() == pytest.approx(want)

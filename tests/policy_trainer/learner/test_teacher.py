@@ -17,6 +17,7 @@ from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import teacher_kl
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward
+from tests.policy_trainer.learner.steps import make_learner
 from tests.rounding import rounding
 
 Make = Callable[..., Any]
@@ -71,12 +72,12 @@ def test_equal_rewards_and_single_completions_train(loss: dict[str, Any], batch:
 
 
 def learner(model: PreTrainedModel, **loss: Any) -> Learner:
-    return Learner(
+    return make_learner(
         model,
         PackedForward(model),
         loss=LossConfig.model_validate(loss),
         optimizer=OptimizerConfig(learning_rate=1e-2),
-        steps=10,
+        max_steps=10,
         micro_batch_tokens=1000,
         max_completion_length=8,
     )

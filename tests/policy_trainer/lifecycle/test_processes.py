@@ -55,20 +55,20 @@ class TestChild:
         child.start()
         until(lambda: child.exit_status is not None)
         assert child.exit_status == 3
-        assert sorted(child.last_words().splitlines()) == ["['a', 'b c']", "late"]
+        assert sorted(child.last_lines().splitlines()) == ["['a', 'b c']", "late"]
 
-    def test_last_words_are_the_last(self, modules: Callable[[str, str], None], open_child: OpenChild) -> None:
+    def test_last_lines_are_the_last(self, modules: Callable[[str, str], None], open_child: OpenChild) -> None:
         modules("talks", "import sys\nsys.stdout.buffer.write(b'\\xff\\n')\nfor i in range(100): print(i)\n")
         child = open_child("talks")
         child.start()
         until(lambda: child.exit_status is not None)
-        assert child.last_words().splitlines()[-1] == "99" and len(child.last_words().splitlines()) == 12
+        assert child.last_lines().splitlines()[-1] == "99" and len(child.last_lines().splitlines()) == 12
 
     def test_stop_ends_it(self, modules: Callable[[str, str], None], open_child: OpenChild) -> None:
         modules("sleeps", SLEEPS)
         child = open_child("sleeps")
         child.start()
-        until(lambda: child.last_words() == "up")
+        until(lambda: child.last_lines() == "up")
         assert child.exit_status is None and child.pid
         os.kill(child.pid, 0)
         child.stop()
@@ -82,7 +82,7 @@ class TestChild:
         modules("stubborn", STUBBORN)
         child = open_child("stubborn")
         child.start()
-        until(lambda: child.last_words() == "up")
+        until(lambda: child.last_lines() == "up")
         child.stop()
         assert child.exit_status == -signal.SIGKILL
 
@@ -104,7 +104,7 @@ class TestChild:
         child = Child("child", "tells", [], tmp_path / "log", {"POLICY_TRAINER_TOKEN": "a-secret"})
         child.start()
         until(lambda: child.exit_status is not None)
-        assert child.last_words() == "{'POLICY_TRAINER_TOKEN': 'a-secret'} False"
+        assert child.last_lines() == "{'POLICY_TRAINER_TOKEN': 'a-secret'} False"
 
     @pytest.mark.parametrize("torchrun", [False, True])
     def test_a_user_s_variables_stay_and_a_rank_s_go_under_torchrun(
@@ -120,7 +120,7 @@ class TestChild:
         child = open_child("tells")
         child.start()
         until(lambda: child.exit_status is not None)
-        inherited = set(child.last_words().split("|"))
+        inherited = set(child.last_lines().split("|"))
         assert inherited & (users | rank | of_a_job) == (users if torchrun else users | of_a_job)
 
     def test_can_be_started_again(self, modules: Callable[[str, str], None], open_child: OpenChild) -> None:
@@ -129,7 +129,7 @@ class TestChild:
         for _ in range(2):
             child.start()
             until(lambda: child.exit_status is not None)
-            assert child.last_words() == str(child.pid)
+            assert child.last_lines() == str(child.pid)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def restarted(child: Any, notes: list[str], **settings: Any) -> RestartedChild:
 def test_it_is_left_alone_while_it_runs(child: FakeChild, notes: list[str]) -> None:
     process = restarted(child, notes)
     process.check()
-    assert process.pid == 1 and process.epitaph is None and not notes
+    assert process.pid == 1 and process.exit_report is None and not notes
     process.stop()
     assert child.stopped
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from policy_trainer.config import EntropyConfig, LossConfig
-from policy_trainer.objective.entropy import choose_bonus, high_entropy, mean_entropy, with_high_entropy
+from policy_trainer.objective.entropy import EntropyBonus, high_entropy, mean_entropy, with_high_entropy
 from policy_trainer.objective.group import Group
 from shared.batch import Array
 from tests.policy_trainer.groups import make_group
@@ -76,7 +76,7 @@ def test_of_no_token_the_mean_is_0() -> None:
 
 class TestBonus:
     def test_without_a_target_it_is_fixed(self) -> None:
-        bonus = choose_bonus(EntropyConfig(coef=0.02))
+        bonus = EntropyBonus(EntropyConfig(coef=0.02))
         bonus.observe(5.0)
         assert bonus.applied == bonus.coef == 0.02 and bonus.entropy is None
         bonus.restore(0.5, 1.0)  # of an earlier life that had a target
@@ -84,7 +84,7 @@ class TestBonus:
 
     def test_it_adapts(self) -> None:
         """By hand: first nothing, then applied only at or below the target; within the bounds."""
-        bonus = choose_bonus(EntropyConfig(coef=0.02, target=1.0, delta=0.01, min=0.01, max=0.04))
+        bonus = EntropyBonus(EntropyConfig(coef=0.02, target=1.0, delta=0.01, min=0.01, max=0.04))
         seen = []
         for entropy in (0.5, 1.0, 0.9, 1.1, 1.2, 1.3, 1.4, 0.1):
             before = bonus.applied
@@ -99,7 +99,7 @@ class TestBonus:
 
     def test_it_goes_on_where_another_process_stopped(self) -> None:
         config = EntropyConfig(coef=0.1, target=1.0, delta=0.03)
-        one, other = choose_bonus(config), choose_bonus(config)
+        one, other = EntropyBonus(config), EntropyBonus(config)
         one.observe(0.3)
         assert one.entropy is not None
         other.restore(one.coef, one.entropy)

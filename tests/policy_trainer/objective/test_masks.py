@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from policy_trainer.config import LossConfig, MaskConfig
-from policy_trainer.objective.loss import LossTokens, TokenLoss, token_loss
-from policy_trainer.objective.masks import MASKS
+from policy_trainer.objective.corrections import MASKS
+from policy_trainer.objective.group import LossTokens
+from policy_trainer.objective.loss import TokenLoss, token_loss
 
 # Completions of three and two tokens, of a good and a bad one. The third token does not train, however absurd.
 SEQUENCE_IDS = torch.tensor([0, 0, 0, 1, 1])

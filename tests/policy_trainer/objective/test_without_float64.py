@@ -11,7 +11,8 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective import aggregation, ratios
 from policy_trainer.objective.aggregation import AGGREGATIONS, Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
-from policy_trainer.objective.loss import LossTokens, token_loss
+from policy_trainer.objective.group import LossTokens
+from policy_trainer.objective.loss import token_loss
 from policy_trainer.objective.ratios import RATIOS
 from shared.devices import widest_float
 

@@ -16,11 +16,11 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import ADVANTAGES, kl_penalty
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
-from policy_trainer.objective.entropy import choose_bonus, high_entropy, mean_entropy
+from policy_trainer.objective.entropy import EntropyBonus, high_entropy, mean_entropy
 from policy_trainer.objective.group import Group as TrainedGroup
-from policy_trainer.objective.group import RewardParts
+from policy_trainer.objective.group import LossTokens, RewardParts
 from policy_trainer.objective.kl import reverse_kl, with_teacher
-from policy_trainer.objective.loss import LossTokens, token_loss
+from policy_trainer.objective.loss import token_loss
 from shared.batch import StepRewards
 from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teaches, trains
@@ -91,7 +91,7 @@ def _loss(
     tokens = replace(tokens, importance_weights=importance)
     totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_completion_length=max_tokens)
     weights = token_weights(config.aggregation, sequence_ids, mask, totals)
-    bonus = choose_bonus(config.entropy).applied * mean_entropy(entropies, tokens.explored, int(tokens.explored.sum()))
+    bonus = EntropyBonus(config.entropy).applied * mean_entropy(entropies, tokens.explored, int(tokens.explored.sum()))
     return (weights * token_loss(logps, tokens, config).loss).sum() - bonus
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import EntropyConfig, LossConfig, OptimizerConfig
-from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
+from tests.policy_trainer.learner.steps import make_learner
 from tests.policy_trainer.proofs.batches import STEP, completions_of, permuted, random_batches
 from tests.policy_trainer.proofs.cases import WEIGHTS
 from tests.policy_trainer.proofs.oracle import step_loss, teaches
@@ -51,12 +51,12 @@ def stepped(
     """Of a copy of the model: the statistics of a step, and how far its weights went along plain gradients."""
     model = copy.deepcopy(model)
     before = weights(model)
-    learner = Learner(
+    learner = make_learner(
         model,
         forward(model),
         loss=loss,
         optimizer=OptimizerConfig(learning_rate=LR, max_grad_norm=0),
-        steps=10,
+        max_steps=10,
         micro_batch_tokens=micro_batch_tokens,
         max_completion_length=MAX_NEW_TOKENS,
         num_iterations=num_iterations,

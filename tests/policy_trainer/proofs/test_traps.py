@@ -28,14 +28,16 @@ from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.learner.learner import Learner
 from policy_trainer.objective.advantages import ADVANTAGES
 from policy_trainer.objective.aggregation import Totals, token_weights
+from policy_trainer.objective.group import LossTokens
 from policy_trainer.objective.kl import k3
-from policy_trainer.objective.loss import LossTokens, token_loss
+from policy_trainer.objective.loss import token_loss
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
 from shared.logprobs.head import target_logps
 from tests.policy_trainer.groups import make_group
+from tests.policy_trainer.learner.steps import make_learner
 from tests.policy_trainer.proofs.settings import choices
 from tests.rounding import rounding
 
@@ -170,12 +172,12 @@ def learner(
     micro_batch_tokens: int = 10_000,
     **settings: Any,
 ) -> Learner:
-    return Learner(
+    return make_learner(
         model,
         forward(model),
         loss=LossConfig(**settings),
         optimizer=OptimizerConfig(learning_rate=1e-2),
-        steps=1,
+        max_steps=1,
         micro_batch_tokens=micro_batch_tokens,
         max_completion_length=8,
     )

@@ -19,9 +19,10 @@ from torch import Tensor
 from policy_trainer.config import EntropyConfig, LossConfig
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.entropy import choose_bonus
+from policy_trainer.objective.entropy import EntropyBonus
+from policy_trainer.objective.group import LossTokens
 from policy_trainer.objective.kl import reverse_kl
-from policy_trainer.objective.loss import LossTokens, token_loss
+from policy_trainer.objective.loss import token_loss
 from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.cases import random_groups
 from tests.policy_trainer.proofs.formulas import loss_and_gradient
@@ -86,7 +87,7 @@ def test_the_bonus_adapts_to_its_target(quantile: float) -> None:
     settings: dict[str, Any] = {"old_logps": "recomputed", "beta": 0.1, "drop_zero_variance": False}
     settings["top_entropy_quantile"] = quantile
     target = 2.0 if quantile == 1 else 3.2
-    bonus = choose_bonus(EntropyConfig(coef=0.1, target=target, **bounds))
+    bonus = EntropyBonus(EntropyConfig(coef=0.1, target=target, **bounds))
     theirs = Trl(
         beta=0.1, top_entropy_quantile=quantile, entropy_coef=0.1, use_adaptive_entropy=True, entropy_target=target,
         **{f"entropy_coef_{name}": value for name, value in bounds.items()},

@@ -14,10 +14,9 @@ import pytest
 
 from policy_trainer.config import LossConfig
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.queue_client.feed import LeaseFeed, Stock
+from policy_trainer.queue_client.feed import BatchBuffer, LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.server import LeaseTerms
-from policy_trainer.queue_client.terms import Intake
+from policy_trainer.queue_client.terms import BatchCheck, LeaseTerms
 from shared import wire
 from shared.api import Lease
 from shared.batch import RolloutBatch, ScoredBatch, StepRewards, TokenGroup
@@ -156,7 +155,7 @@ def open_feed(server: RefServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         client = RefServerClient(server.site.url, patience=None)
         terms = LeaseTerms("trainer", "test", epoch=0, max_lag=max_lag, lease_seconds=lease_seconds)
         ledger = Ledger() if ledger is None else ledger
-        intake = Intake(loss, VOCABULARY, CONTEXT)
+        intake = BatchCheck(loss, VOCABULARY, CONTEXT)
         feed = LeaseFeed(client, terms, ledger, intake, ahead=ahead, allowance=allowance, version=version)
         opened.append((feed, client))
         return feed
@@ -716,8 +715,8 @@ class TestHeartbeat:
 
 
 @pytest.fixture
-def stock() -> Stock:
-    return Stock(ahead=2)
+def stock() -> BatchBuffer:
+    return BatchBuffer(ahead=2)
 
 
 def named(*names: str) -> Any:
@@ -725,7 +724,7 @@ def named(*names: str) -> Any:
     return names
 
 
-def test_a_few_are_leased_ahead(stock: Stock) -> None:
+def test_a_few_are_leased_ahead(stock: BatchBuffer) -> None:
     assert stock.lacking(0) == 2 and not stock.full
     stock.add(named("a"))
     assert stock.lacking(0) == 1
@@ -733,7 +732,7 @@ def test_a_few_are_leased_ahead(stock: Stock) -> None:
     assert stock.lacking(0) == 0 and stock.full
 
 
-def test_a_step_lacks_what_it_needs_and_the_few(stock: Stock) -> None:
+def test_a_step_lacks_what_it_needs_and_the_few(stock: BatchBuffer) -> None:
     assert stock.take(5, timeout=0) is None
     assert stock.lacking(0) == 7
     stock.add(named(*"abcdefg"))
@@ -742,20 +741,20 @@ def test_a_step_lacks_what_it_needs_and_the_few(stock: Stock) -> None:
     assert stock.full, "two wait for the next step"
 
 
-def test_what_was_put_back_is_the_next_in_its_order(stock: Stock) -> None:
+def test_what_was_put_back_is_the_next_in_its_order(stock: BatchBuffer) -> None:
     stock.add(named("a", "b", "c"))
     taken: list[Any] = [stock.take(1, timeout=0), stock.take(1, timeout=0)]
     stock.put_back(taken)
     assert [stock.take(1, timeout=0) for _ in range(3)] == ["a", "b", "c"]
 
 
-def test_what_was_taken_in_vain_is_lacking_again(stock: Stock) -> None:
+def test_what_was_taken_in_vain_is_lacking_again(stock: BatchBuffer) -> None:
     stock.add(named("bad", "good"))
     assert [stock.take(1, timeout=0), stock.take(1, timeout=0)] == ["bad", "good"]
     assert stock.lacking(0) == 2
 
 
-def test_a_taker_waits_for_what_comes_and_a_lessor_for_room(stock: Stock) -> None:
+def test_a_taker_waits_for_what_comes_and_a_lessor_for_room(stock: BatchBuffer) -> None:
     taken: list[Any] = []
     taker = threading.Thread(target=lambda: taken.append(stock.take(1, timeout=60)))
     taker.start()

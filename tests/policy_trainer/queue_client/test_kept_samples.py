@@ -7,11 +7,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from policy_trainer.config import LossConfig, SamplesConfig
+from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import make_group
 from policy_trainer.objective.group import Group
-from policy_trainer.queue_client.kept_samples import KeptSamples, choose_kept_samples, trained_advantages
-from shared.api import QueueView
+from policy_trainer.queue_client.server import KeptSamples, trained_advantages
 from shared.batch import Array, RolloutBatch, Training
 from shared.client import RefServerError
 from shared.client.errors import Unreachable
@@ -87,14 +86,3 @@ def test_log_probs_that_are_not_finite_are_a_failure_like_others(sampled: Any) -
     keeper(client, notes, Learner(np.full(5, np.nan, np.float32))).keep(1, sampled)
     assert (len(client), len(notes)) == (0, 1)
     assert "logps must be finite" in notes[0]
-
-
-@pytest.mark.parametrize(("every", "keeps", "tells"), [(10, 256, True), (0, 256, False), (10, 0, False)])
-def test_nothing_is_computed_or_sent_where_nothing_is_kept(sampled: Any, every: int, keeps: int, tells: bool) -> None:
-    client = Client()
-    limits = cast(Any, QueueView).model_fields["limits"].annotation.model_construct(keep_samples=keeps)
-    queue = QueueView.model_construct(limits=limits)
-    config = SamplesConfig(every=every)
-    chosen = choose_kept_samples(config, queue, lambda: cast(Any, client), cast(Any, Learner()), lambda note: None)
-    chosen.keep(1, sampled)
-    assert bool(client) is tells

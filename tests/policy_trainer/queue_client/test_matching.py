@@ -9,20 +9,20 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig, ReferenceConfig, SamplingConfig, TrainConfig
-from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.queue_client.matching import (
+    FirstKL,
     check_group_fits,
     check_models_match,
     check_reference,
     check_room,
-    choose_first_kl,
 )
 from shared.api import LimitsView, ModelInfo, QueueView, ScoringView
 from shared.errors import UserError
 from shared.logprobs import PackedForward
 from shared.models import tokenizer_fingerprint
 from shared.settings import from_values
+from tests.policy_trainer.learner.steps import make_learner
 
 
 def described(**known: Any) -> ModelInfo:
@@ -142,17 +142,17 @@ def check(policy: PreTrainedModel, reference: PreTrainedModel, make_scored: Make
     with torch.no_grad():
         logps = PackedForward(reference)([unscored.rollout.group], [1.0]).float().numpy()
     batch = make_scored(prompt, completions, [0.0, 1.0, 0.0, 1.0], ref_logps=logps)
-    learner = Learner(
+    learner = make_learner(
         policy,
         PackedForward(policy),
         loss=LossConfig(beta=0.1),
         optimizer=OptimizerConfig(),
-        steps=1,
+        max_steps=1,
         micro_batch_tokens=1000,
         max_completion_length=9,
     )
     info = ModelInfo.model_construct(name="theirs", dtype=NAMES[reference.dtype], teacher=None)
-    judge = choose_first_kl(config, info, NAMES[policy.dtype])
+    judge = FirstKL(config, info, NAMES[policy.dtype])
     return judge.check(learner.kl([batch]), learner.noise_floor([batch]))
 
 

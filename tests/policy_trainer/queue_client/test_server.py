@@ -10,7 +10,6 @@ import pytest
 
 from policy_trainer.config import RolloutConfig
 from policy_trainer.queue_client.server import (
-    LeaseTerms,
     QueueWatch,
     batches_by_state,
     connect,
@@ -19,6 +18,7 @@ from policy_trainer.queue_client.server import (
     store_fills_up,
     token_of,
 )
+from policy_trainer.queue_client.terms import LeaseTerms
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import write_address
 from shared.api import BatchPage, BatchSummary, ListOrder, Order, QueueView, State

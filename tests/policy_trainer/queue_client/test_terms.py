@@ -3,7 +3,7 @@
 import pytest
 
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.queue_client.terms import Takeover
+from policy_trainer.queue_client.terms import LeaseRefusals
 from shared.client import RefServerError
 
 
@@ -20,7 +20,7 @@ def taken(retry_after: float) -> RefServerError:
 
 def test_a_trainer_that_is_silent_is_waited_for() -> None:
     clock = Clock()
-    takeover = Takeover("mine", clock)
+    takeover = LeaseRefusals("mine", clock)
     assert takeover.reason is None
     for left in (60, 59, 58, 58, 56, 20, 1):  # as the server rounds up
         clock.now = 160 - left
@@ -32,7 +32,7 @@ def test_a_trainer_that_is_silent_is_waited_for() -> None:
 
 def test_a_trainer_that_is_heard_again_lives() -> None:
     clock = Clock()
-    takeover = Takeover("mine", clock)
+    takeover = LeaseRefusals("mine", clock)
     takeover.refused(taken(10))
     clock.now += 1
     takeover.refused(taken(10))  # within the rounding
@@ -47,7 +47,7 @@ def test_a_trainer_that_is_heard_again_lives() -> None:
 
 def test_it_is_noticed_though_its_last_lease_was_settled_meanwhile() -> None:
     clock = Clock()
-    takeover = Takeover("mine", clock)
+    takeover = LeaseRefusals("mine", clock)
     for seconds in (60, 10):
         takeover.refused(taken(seconds))
     clock.now += 3
@@ -56,7 +56,7 @@ def test_it_is_noticed_though_its_last_lease_was_settled_meanwhile() -> None:
 
 
 def test_a_run_that_is_lost_is_not_waited_for() -> None:
-    takeover = Takeover("mine")
+    takeover = LeaseRefusals("mine")
     takeover.admitted()
     with pytest.raises(RunFailed, match="has taken it from this one"):
         takeover.refused(taken(10))
@@ -64,9 +64,9 @@ def test_a_run_that_is_lost_is_not_waited_for() -> None:
 
 def test_a_copy_of_the_directory_is_named() -> None:
     with pytest.raises(RunFailed, match="copy of this run's directory"):
-        Takeover("mine").refused(RefServerError(409, "a newer incarnation", code="superseded"))
+        LeaseRefusals("mine").refused(RefServerError(409, "a newer incarnation", code="superseded"))
 
 
 def test_other_refusals_are_what_they_are() -> None:
     with pytest.raises(RefServerError, match="no"):
-        Takeover("mine").refused(RefServerError(422, "no", code="invalid_request"))
+        LeaseRefusals("mine").refused(RefServerError(422, "no", code="invalid_request"))

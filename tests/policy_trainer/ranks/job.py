@@ -41,7 +41,8 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         "form": loaded.form,
         "bonus": [loaded.learner.bonus.coef, loaded.learner.bonus.entropy],
     }
-    writing.wait()
+    assert writing is not None
+    writing.result()
     loaded.save(directory / f"whole-{last}")
     (directory / f"found-{last}.json").write_text(json.dumps(found))
     safetensors.torch.save_file(loaded.learner.parameters(), directory / f"parameters-{last}.safetensors")

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.learner.adapters import adapt, adapters_off, save_whole
-from policy_trainer.learner.learner import Learner, make_learner
+from policy_trainer.learner.learner import Learner
 from policy_trainer.ranks.export import export
 from policy_trainer.ranks.sharded_checkpoint import load_from_shards, restore_from_shards
 from policy_trainer.run_files.checkpoint import write_weights
@@ -79,7 +79,7 @@ def launch(ranks: int, place: Path, config: TrainConfig, first: int = 0, last: i
 
 def alone(model: PreTrainedModel, config: TrainConfig, steps: Sequence[Sequence[ScoredBatch]]) -> tuple[Learner, Any]:
     adapt(model, config)
-    learner = make_learner(config, model, choose_forward(model))
+    learner = Learner(model, choose_forward(model), config)
     return learner, [asdict(learner.step(batches, step=number)) for number, batches in enumerate(steps)]
 
 
@@ -236,7 +236,7 @@ def test_a_checkpoint_crosses_from_one_process_to_ranks_and_back_to_the_bit(
     launch(2, place, config, 10, 10)
     assert difference(place, learner, 10) == 0
     back = restored(place / "checkpoint-10-again", config)
-    again = make_learner(config, back, choose_forward(back))
+    again = Learner(back, choose_forward(back), config)
     restore_from_shards(again.weights, place / "checkpoint-10-again")
     assert difference(place, again, 10) == 0
     assert all(torch.equal(own, back.state_dict()[name]) for name, own in model.state_dict().items())

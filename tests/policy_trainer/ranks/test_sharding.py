@@ -53,16 +53,16 @@ def test_every_group_has_one_rank_and_no_rank_has_much_more_than_another(groups:
 def test_ranks_do_as_many_forwards_and_each_group_counts_once(groups: list[TokenGroup], ranks: int, limit: int) -> None:
     parts = [parts_of_rank(groups, rank, ranks, limit, COSTS) for rank in range(ranks)]
     assert all(len(own) == len(other) for own, other in pairwise(parts))
-    counted = [place for own in parts for part in own if part.counts for place in part.places]
+    counted = [place for own in parts for places, counts in own if counts for place in places]
     assert sorted(counted) == list(range(len(groups)))
     for own in parts:
-        for part in own:
-            tokens = sum(groups[place].tokens for place in part.places)
-            assert tokens <= limit or len(part.places) == 1
-            assert part.counts or tokens == min(one.tokens for one in groups)
+        for places, counts in own:
+            tokens = sum(groups[place].tokens for place in places)
+            assert tokens <= limit or len(places) == 1
+            assert counts or tokens == min(one.tokens for one in groups)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_of_one_group_the_other_ranks_compute_a_copy(ranks: int) -> None:
     last = parts_of_rank([group(3, 2)], ranks - 1, ranks, 10, COSTS)
-    assert [(list(part.places), part.counts) for part in last] == [([0], ranks == 1)]
+    assert [(list(places), counts) for places, counts in last] == [([0], ranks == 1)]

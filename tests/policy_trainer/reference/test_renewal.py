@@ -18,12 +18,13 @@ from safetensors.torch import load
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.config import OptimizerConfig, ReferenceConfig
+from policy_trainer.config import OptimizerConfig, ReferenceConfig, TrainConfig
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
-from policy_trainer.reference.renewal import FixedReference, choose_renewal
+from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
+from policy_trainer.run_files.run_directory import RunDirectory, RunFiles
 from shared import wire
 from shared.api import WeightsFile
 from shared.batch import RolloutBatch, ScoredBatch
@@ -200,10 +201,10 @@ class Life:
     def choose(self, settings: ReferenceConfig) -> Any:
         learner: Any = SimpleNamespace(model=self.model, weights=self.weights)
         learner.state, learner.parameters = partial(Learner.state, learner), partial(Learner.parameters, learner)
-        return choose_renewal(
-            settings, self.run.name, self.state, learner, self.run.tokenizer, self.run.client, self.checkpoints,
-            lineage="first", weights=self.run.place, on_wait=self.wait, note=self.run.notes.append,
-        )  # fmt: skip
+        config = TrainConfig.model_construct(run=self.run.name, weights=self.run.place, reference=settings)
+        files = RunFiles(RunDirectory(self.run.directory), self.checkpoints, None, self.state, "first")
+        run = self.run
+        return choose_renewal(config, files, learner, run.tokenizer, run.client, self.wait, run.notes.append)
 
     def wait(self, reason: str, seconds: float) -> None:
         self.run.waits.append(reason)
@@ -603,9 +604,7 @@ class TestOtherSettings:
         run = make_run()
         life = run.begin()
         run.server.site.requests.clear()  # that life's settings renew
-        renewal = life.choose(ReferenceConfig())
-        renewal.ensure()
-        assert isinstance(renewal, FixedReference) and renewal.average is None
+        assert life.choose(ReferenceConfig()) is None
         assert run.server.site.requests == []
 
     def test_a_run_that_goes_on_without_keeps_what_it_had(self, make_run: Callable[..., Run]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.run_files.recording import choose_recording, read_recording
+from policy_trainer.run_files.recording import Recording, read_recording
 from shared import wire
 from shared.batch import ScoredBatch
 from shared.errors import UserError
@@ -24,7 +24,7 @@ def batches(make_scored: Make) -> list[ScoredBatch]:
 
 
 def test_steps_come_back_in_order_with_their_batches(batches: list[ScoredBatch], tmp_path: Path) -> None:
-    recording = choose_recording(tmp_path / "recorded")
+    recording = Recording(tmp_path / "recorded")
     recording.begin()
     recording.keep(1, batches[:2])
     recording.keep(2, batches[2:])
@@ -37,7 +37,7 @@ def test_steps_come_back_in_order_with_their_batches(batches: list[ScoredBatch],
 
 
 def test_a_resumed_run_forgets_the_steps_after_its_checkpoint(batches: list[ScoredBatch], tmp_path: Path) -> None:
-    recording = choose_recording(tmp_path)
+    recording = Recording(tmp_path)
     for step in (1, 2, 3):
         recording.keep(step, batches[:1])
     recording.discard_after(1)
@@ -61,14 +61,7 @@ def test_what_is_no_recording(tmp_path: Path) -> None:
         ids_of(tmp_path)
 
 
-def test_without_a_directory_nothing_is_kept(batches: list[ScoredBatch]) -> None:
-    recording = choose_recording(None)
-    recording.begin()
-    recording.keep(1, batches)
-    recording.discard_after(0)
-
-
 def test_a_place_that_cannot_be_written_ends_the_run(batches: list[ScoredBatch], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFailed, match=r"file.* cannot be written"):
-        choose_recording(tmp_path / "file" / "recorded").keep(1, batches)
+        Recording(tmp_path / "file" / "recorded").keep(1, batches)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.run_files.turns import DeviceTurns, NoTurns, Turns
+from policy_trainer.run_files.turns import DeviceTurns, in_turn
 from tests.waiting import until
 
 # A process that takes turns without end, and writes down when each began and ended.
@@ -239,11 +238,6 @@ def test_a_child_process_that_was_forked_in_a_turn_does_not_keep_the_device(
         os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_without_turns_all_go_at_once(count: int) -> None:
-    turns: Turns = NoTurns()
-    running = Counter[str]()
-    with turns.turn(), turns.turn():
-        running["both"] += count
-    turns.close()
-    assert running["both"] == count
+def test_without_turns_all_go_at_once() -> None:
+    with in_turn(None), in_turn(None):
+        pass

@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from policy_trainer.config import LossConfig, OptimizerConfig, SamplesConfig
-from policy_trainer.learner.learner import Learner
-from policy_trainer.queue_client.kept_samples import trained_advantages
-from policy_trainer.queue_client.terms import Intake
+from policy_trainer.queue_client.server import trained_advantages
+from policy_trainer.queue_client.terms import BatchCheck
 from policy_trainer.reporting.display import LineDisplay, LiveDisplay
 from policy_trainer.reporting.first_steps import FirstSteps, causes_of
 from policy_trainer.reporting.health import Health, health_record
 from policy_trainer.reporting.metrics import MetricsFile, next_index, read_metrics
 from policy_trainer.reporting.sample_views import TerminalSamples, columns_and_rows, markdown
 from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
-from policy_trainer.trainer.step_record import step_record
+from policy_trainer.trainer.parts import step_record
 from shared import wire
 from shared.batch import (
     MAX_LOGP,
@@ -41,6 +40,7 @@ from shared.batch import (
 )
 from shared.client import Leased
 from shared.logprobs import PackedForward
+from tests.policy_trainer.learner.steps import make_learner
 
 ODD_NAMES = ["[red]", "[/]", "KL", "accuracy", "/", "a/b", "__proto__", "<b>", "%s{}"]
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20) | st.sampled_from(ODD_NAMES)
@@ -143,12 +143,12 @@ def trainer(tmp_path: Path, make_tiny: Any, tokenizer: Any) -> Iterator[Any]:
         learners=[
             (
                 loss,
-                Learner(
+                make_learner(
                     model,
                     PackedForward(model),
                     loss=loss,
                     optimizer=OptimizerConfig(learning_rate=1e-9),
-                    steps=9,
+                    max_steps=9,
                     micro_batch_tokens=20,
                     max_completion_length=9,
                     num_iterations=2,
@@ -173,7 +173,7 @@ def trainer(tmp_path: Path, make_tiny: Any, tokenizer: Any) -> Iterator[Any]:
 @given(leased=st.lists(admitted(), min_size=1, max_size=3), which=st.integers(0, len(LOSSES) - 1))
 def test_a_step_and_its_reports_survive(trainer: Any, tmp_path: Path, leased: list[Leased], which: int) -> None:
     loss, learner = trainer.learners[which]
-    intake = Intake(loss, trainer.vocabulary, 128)
+    intake = BatchCheck(loss, trainer.vocabulary, 128)
     leased = [lease for lease in leased if intake.refusal(lease.batch) is None]
     if not leased:
         return

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from policy_trainer.config import ReplayConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.run_files.recording import choose_recording
+from policy_trainer.run_files.recording import Recording
 from policy_trainer.trainer.replay import replay
 from shared.batch import ScoredBatch
 from shared.errors import UserError
@@ -33,7 +33,7 @@ def model(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokeni
 
 @pytest.fixture
 def recorded(make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> Path:
-    recording = choose_recording(tmp_path / "recorded")
+    recording = Recording(tmp_path / "recorded")
     random = np.random.default_rng(0)
     for step in range(1, STEPS + 1):
         completions = random.integers(5, 60, size=(2, 4, 6)).tolist()
@@ -88,19 +88,19 @@ def test_it_takes_no_run_directory_that_trained(model: Path, recorded: Path, tmp
 
 def test_batches_without_a_reference(model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> None:
     rollout = make_scored([7], [[5, 6], [8]], [0.0, 1.0]).rollout
-    choose_recording(tmp_path / "recorded").keep(1, [rollout])
+    Recording(tmp_path / "recorded").keep(1, [rollout])
     with pytest.raises(UserError, match=r"^batches: .* of step 1 .* no ref_logps.*; .*--loss.beta 0"):
         replayed(model, tmp_path / "recorded", tmp_path / "a", loss={"beta": 0.1})
     replayed(model, tmp_path / "recorded", tmp_path / "b", loss={"beta": 0})
 
 
 def test_batches_of_another_vocabulary(model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> None:
-    choose_recording(tmp_path / "recorded").keep(1, [make_scored([7], [[5, 600], [8]], [0.0, 1.0])])
+    Recording(tmp_path / "recorded").keep(1, [make_scored([7], [[5, 600], [8]], [0.0, 1.0])])
     with pytest.raises(UserError, match=r"^batches: .* the policy's vocabulary"):
         replayed(model, tmp_path / "recorded", tmp_path / "a")
 
 
 def test_groups_that_teach_nothing(model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> None:
-    choose_recording(tmp_path / "recorded").keep(1, [make_scored([7], [[5, 6], [8]], [1.0, 1.0])])
+    Recording(tmp_path / "recorded").keep(1, [make_scored([7], [[5, 6], [8]], [1.0, 1.0])])
     with pytest.raises(RunFailed, match=r"trained no token"):
         replayed(model, tmp_path / "recorded", tmp_path / "a")

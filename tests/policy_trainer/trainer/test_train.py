@@ -20,25 +20,24 @@ from policy_trainer.learner.adapters import save_whole
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.matching import choose_first_kl
-from policy_trainer.reference.renewal import FixedReference
+from policy_trainer.queue_client.matching import FirstKL
 from policy_trainer.reporting.display import LineDisplay
 from policy_trainer.reporting.first_steps import FirstSteps, causes_of
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, write_weights
-from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.run_files.turns import NoTurns
-from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
+from policy_trainer.run_files.run_directory import RunDirectory, RunFiles
+from policy_trainer.trainer.parts import BatchSource, Reporters
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.trainer.train import Trainer, max_waiting
 from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.publisher import PublishedBeside
+from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.api import ModelInfo
 from shared.client import Leased
 from shared.logprobs import PackedForward
 from shared.models import save_model
+from tests.policy_trainer.learner.steps import make_learner
 from tests.waiting import until
 
 
@@ -146,8 +145,8 @@ def make_trainer(
         directory = RunDirectory(config.run_dir)
         directory.root.mkdir(exist_ok=True)
         model = make_tiny(vocabulary=len(tokenizer))
-        learner = Learner(
-            model, PackedForward(model), loss=config.loss, optimizer=config.optimizer, steps=2,
+        learner = make_learner(
+            model, PackedForward(model), loss=config.loss, optimizer=config.optimizer, max_steps=2,
             micro_batch_tokens=1000, max_completion_length=9,
         )  # fmt: skip
         rows = [[4, 5, 6], [7, 8]]
@@ -167,7 +166,7 @@ def make_trainer(
             cast(Any, Evaluator(stop, stops_at, evaluated)),
             frozenset(),
             {},
-            NoTurns(),
+            None,
         )
         trainer = Trainer(
             config,
@@ -184,9 +183,9 @@ def make_trainer(
                 cast(Any, Nothing()),
                 cast(Any, Nothing()),
                 cast(Any, Nothing()),
-                PublishedBeside(WeightsDirectory(directory.weights)),
+                BackgroundPublisher(WeightsDirectory(directory.weights)),
+                FirstKL(config, ModelInfo.model_construct(name="r", dtype="float32"), "float32"),
             ),
-            FixedReference(),
             Reporters(
                 metrics,
                 Samples(
@@ -197,9 +196,7 @@ def make_trainer(
                 display,
                 RewardFailures(after=2),
             ),
-            choose_first_kl(config, ModelInfo.model_construct(name="r", dtype="float32"), "float32"),
             stop,
-            evaluated={},
         )
         return trainer, feed, directory, metrics
 
@@ -243,14 +240,14 @@ def test_a_trainer_that_waits_publishes_weights_again_that_were_lost(
     versions, within, probed = [], [], []
 
     @contextmanager
-    def turn(self: NoTurns) -> Iterator[None]:
+    def turn(self: Policy) -> Iterator[None]:
         assert not within, "turns are not nested"
         within.append(True)
         yield
         within.clear()
 
     probe = Learner.probe
-    monkeypatch.setattr(NoTurns, "turn", turn)
+    monkeypatch.setattr(Policy, "turn", turn)
     monkeypatch.setattr(Learner, "probe", lambda *given: probed.append(bool(within)) or probe(*given))
 
     def lose(on_idle: Callable[[float], None]) -> None:

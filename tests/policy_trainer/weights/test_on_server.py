@@ -27,7 +27,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import open_run
 from policy_trainer.weights.download import DownloadedWeights
 from policy_trainer.weights.publication import ModelCopy, Publication
-from policy_trainer.weights.publisher import PublishedBeside, UploadedWeights
+from policy_trainer.weights.publisher import BackgroundPublisher, UploadedWeights
 from ref_server.service.service import Service
 from shared.client import NotRefServer, RefServerClient, RefServerError
 from shared.errors import UserError
@@ -318,7 +318,7 @@ def test_files_that_the_server_lost_are_uploaded_again(
 def test_a_published_version_that_the_server_lost_is_noticed(
     service: Service, publisher: UploadedWeights, copies: Any, first: Publication
 ) -> None:
-    beside = PublishedBeside(publisher)
+    beside = BackgroundPublisher(publisher)
     assert not beside.lost(), "there was none"
     beside.publish(copies(1.0), first)
     beside.wait(lambda: None)

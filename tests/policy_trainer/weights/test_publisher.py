@@ -13,7 +13,7 @@ from policy_trainer.lifecycle.endings import Stopped
 from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.publication import ModelCopy, Publication
-from policy_trainer.weights.publisher import PublishedBeside
+from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.models import copy_state
 
 
@@ -65,7 +65,7 @@ def place() -> Iterator[SlowPlace]:
 
 
 def test_of_those_that_wait_the_newest_is_published(place: SlowPlace, copy: ModelCopy) -> None:
-    beside = PublishedBeside(place)
+    beside = BackgroundPublisher(place)
     beside.publish(copy, publication(1))
     assert place.began.wait(60)
     for version in (2, 3, 4):
@@ -76,7 +76,7 @@ def test_of_those_that_wait_the_newest_is_published(place: SlowPlace, copy: Mode
 
 
 def test_what_is_on_its_way_is_not_lost(place: SlowPlace, copy: ModelCopy) -> None:
-    beside = PublishedBeside(place)
+    beside = BackgroundPublisher(place)
     beside.publish(copy, publication(1))
     assert place.began.wait(60) and not beside.lost()
     place.go_on.set()
@@ -90,7 +90,7 @@ def test_what_is_on_its_way_is_not_lost(place: SlowPlace, copy: ModelCopy) -> No
 def test_a_failure_is_told_afterwards(place: SlowPlace, copy: ModelCopy, then: str) -> None:
     place.failure = OSError("No space left on device")
     place.go_on.set()
-    beside = PublishedBeside(place)
+    beside = BackgroundPublisher(place)
     beside.publish(copy, publication(1))
     with pytest.raises(OSError, match="No space left"):
         while then == "publish":
@@ -112,7 +112,7 @@ def test_a_stop_waits_for_what_has_begun_alone(
         join(thread, timeout)
 
     monkeypatch.setattr(threading.Thread, "join", then_go_on)
-    beside = PublishedBeside(place)
+    beside = BackgroundPublisher(place)
     beside.publish(copy, publication(1))
     assert place.began.wait(60)
     beside.publish(copy, publication(2))
@@ -124,7 +124,7 @@ def test_a_stop_does_not_wait_for_what_hangs(
     place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("policy_trainer.weights.publisher._ENDING_SECONDS", 0.05)
-    beside = PublishedBeside(place)
+    beside = BackgroundPublisher(place)
     beside.publish(copy, publication(1))
     assert place.began.wait(60)
     with pytest.raises(Stopped):
