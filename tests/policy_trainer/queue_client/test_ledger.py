@@ -95,3 +95,11 @@ def test_a_batch_that_the_checkpoint_lacks_stays_unsettled(lease: Callable[..., 
     ledger.train([second])
     assert ledger.settle(saved) == [first] and ledger.unsettled == 1
     assert ledger.add(lease("b", "again")) is Fate.WAIT
+
+
+def test_an_id_that_waits_for_a_checkpoint_is_not_dropped(lease: Callable[..., Leased]) -> None:
+    """The weights on disk do not hold its batch yet, so it must stay in the ledger."""
+    ledger = Ledger(["done"])
+    ledger.train([lease("a")])
+    ledger.drop(["a", "done"])
+    assert ledger.ids() == ["a"]
