@@ -26,23 +26,17 @@ COMMANDS = {
     "demo": "a tiny model learns arithmetic on this machine in about a minute",
     "demo-setup": "write the demo's base model and configuration, to start its processes yourself",
 }
-
-
 # The module of each command whose name is not that of its module.
 MODULES = {
     **dict.fromkeys(("train", "rollout", "replay", "sft", "reward-model", "export"), "training"),
     **dict.fromkeys(("report", "compare"), "report"),
     **dict.fromkeys(("demo", "demo-setup"), "demo"),
 }
-GONE = {"plan": "`policy-trainer doctor --plan` plans the memory of a run"}
 # Those that torchrun may start.
 RANKED = ("train", "doctor")
 
 
 def main() -> None:
-    if sys.argv[1:2] and (instead := GONE.get(sys.argv[1])):
-        print(f"policy-trainer: there is no command {sys.argv[1]}: {instead}", file=sys.stderr)
-        sys.exit(2)
     arguments = sys.argv[1:]
     name, run = choose_command("policy-trainer", DESCRIPTION, COMMANDS, "policy_trainer.cli", arguments, MODULES)
     from policy_trainer.cli.status import exit_status  # not for --help, which answers at once

@@ -51,7 +51,8 @@ def test_every_command_has_a_module_and_help(
     program: ModuleType, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = f"{program.__name__.partition('.')[0]}.cli"
-    chosen, run = choose_command("prog", "", {name: ""}, package, [name, "--help"])
+    modules = getattr(program, "MODULES", {})
+    chosen, run = choose_command("prog", "", {name: ""}, package, [name, "--help"], modules)
     assert chosen == name
     with pytest.raises(SystemExit) as caught:
         run()

@@ -80,5 +80,7 @@ def test_a_value_that_json_lacks_is_refused_with_its_place(tmp_path: Path) -> No
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    problems = problem_input(ROWS, "dataset")
+    assert isinstance(problems, WrittenProblems)
     with pytest.raises(UserError, match=r"run_dir: .* cannot be written"):
-        problem_input(ROWS, "dataset").write(tmp_path / "file" / "data")
+        problems.write(tmp_path / "file" / "data")

@@ -74,7 +74,7 @@ def test_each_band(name: str, well: float, ill: float, remedy: str) -> None:
 
 
 def test_the_page_names_what_is_watched() -> None:
-    watched = re.search(r"^Only (.*?) are watched;", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M)
+    watched = re.search(r"^The trainer watches (.*?)\. ", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M)
     assert watched
     assert set(re.findall(r"`(\w+)`", watched[1])) == {name for name, *_ in BANDS}
 
