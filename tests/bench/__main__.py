@@ -1,29 +1,23 @@
 """The command `python -m tests.bench`: all benchmarks, or those that are named."""
 
-import sys
+import argparse
 from collections.abc import Callable
 
-from tests.bench import queue, sampling, scoring, service, watching
-from tests.bench import queue as leases
+from tests.bench import queue, sampling, scoring, service
 
 BENCHES: dict[str, Callable[[], None]] = {
     "scoring": scoring.run,
     "sampling": sampling.run,
     "service": service.run,
     "queue": queue.run,
-    "leases": leases.run,
-    "watching": watching.run,
+    "leases": queue.run_leases,
 }
 
-
-def main() -> None:
-    names = sys.argv[1:] or list(BENCHES)
-    unknown = [name for name in names if name not in BENCHES]
-    if unknown:
-        sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHES)}")
-    for name in names:
-        BENCHES[name]()
-
-
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Speed and memory, as ratios.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)}; all when none is given")
+    for name in (names := parser.parse_args().names) or BENCHES:
+        if name not in BENCHES:
+            parser.error(f"there is no benchmark {name}; there are {', '.join(BENCHES)}")
+    for name in names or BENCHES:
+        BENCHES[name]()

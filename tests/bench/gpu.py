@@ -13,7 +13,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.bench import gpu_logprobs as gpu_exactness
-from tests.bench import gpu_logprobs as gpu_speed
-from tests.bench import gpu_runs
+from tests.bench import gpu_logprobs, gpu_runs
 from tests.bench.gpu_tables import METERS, SIZES, Row, Setting, Table, of_sizes, show
 
 DEFAULT_SIZES = {"cuda": ["3B", "7B"], "cpu": ["tiny"]}
@@ -35,27 +33,21 @@ CPU_NOTE = "These figures are of a CPU and of short completions: they only show 
 TABLES = {
     "forms": Table(
         "Forms of the forward: which one is chosen, its self-test, and its gradients' relative L2 distance",
-        gpu_exactness.form_rows,
+        gpu_logprobs.form_rows,
     ),
     "classic": Table(
         "One group of 8, P 400, beside the classic padded way (bars on an H200: score 3x, forward and backward 2.8x)",
-        of_sizes(gpu_speed.classic_rows),
+        of_sizes(gpu_logprobs.classic_rows),
     ),
     "tokens": Table(
         "Scoring by tokens per forward, beside matrix products (bar 45% from 8k tokens; the head's peak is constant)",
-        of_sizes(gpu_speed.token_rows),
-    ),
-    "values": Table(
-        "Log-probs beside those of the same weights in float32, row by row", of_sizes(gpu_exactness.value_rows)
+        of_sizes(gpu_logprobs.token_rows),
     ),
     "steps": Table(
         f"A whole training step of {gpu_runs.STEP_GROUPS} groups with gradient checkpointing; MiB above the weights",
         of_sizes(gpu_runs.step_rows),
     ),
     "sampling": Table("Sampling beside transformers' generate", gpu_runs.sampler_rows),
-    "compiling": Table(
-        "Scoring with torch.compile(dynamic=True), which the product does not use", of_sizes(gpu_speed.compiled_rows)
-    ),
 }
 
 
@@ -107,17 +99,13 @@ def take(table: Table, setting: Setting) -> dict[str, Any]:
     taken: dict[str, Any] = {"title": table.title, "rows": rows}
     started = time.perf_counter()
     try:
-        gather(table.rows(setting), rows)
+        rows.extend(table.rows(setting))
     except Exception as error:  # the other tables do not depend on this one
         taken["error"] = f"{type(error).__name__}: {error}"
         print(traceback.format_exc(), flush=True)
     taken["seconds"] = time.perf_counter() - started
     show(table.title, rows)
     return taken
-
-
-def gather(made: Iterator[Row], rows: list[Row]) -> None:
-    rows.extend(made)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
-"""Tables of log-probs on a GPU: their time and memory, which forward is chosen, and the error of half precision."""
+"""Tables of log-probs on a GPU: their time and memory, which forward is chosen, and the error of its gradients."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.objective.kl import k3
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, PaddedForward, choose_forward, self_test_difference
 from shared.logprobs.choice import self_test_tolerance
@@ -28,7 +25,6 @@ from tests.bench.gpu_tables import (
     Taken,
     compare,
     fitting,
-    median_seconds,
     reason,
 )
 from tests.bench.scoring import Score, classic, ours, score_only, single_rows
@@ -36,7 +32,6 @@ from tests.bench.scoring import Score, classic, ours, score_only, single_rows
 SCORE_BAR, STEP_BAR = 3.0, 2.8
 SHARE_BAR, SHARE_FROM = 0.45, 8000  # share of the rate of matrix products, from this many tokens per forward
 TOKENS = (1024, 2048, 4096, 8192, 16_384, 32_768)
-COMPILED_TOKENS = (1024, 16_384)
 
 
 def packed(model: PreTrainedModel) -> Score:
@@ -118,53 +113,7 @@ def head_mib(meter: Meter, model: PreTrainedModel, count: int) -> float | None:
     return fitting(meter, lambda: meter.peak_mib(work))
 
 
-# ---------------------------------------------------------------- compiling
-
-MODES: dict[str, dict[str, dict[str, Any]]] = {
-    "cuda": {"compiled": {}, "compiled, CUDA graphs": {"mode": "reduce-overhead"}},
-    "cpu": {"compiled": {}},
-}
-
-
-def compiled_rows(setting: Setting, size: str) -> Iterator[Row]:
-    for mode, options in MODES[setting.meter.device.type].items():
-        torch.compiler.reset()
-        model = setting.make_model(size)
-        score = ours(model)  # before compiling, since its self-test scores small groups
-        model.base_model.compile(dynamic=True, **options)
-        for count in COMPILED_TOKENS:
-            groups = setting.groups_of(size, count)
-            tokens = sum(group.tokens for group in groups)
-            yield {"": f"{size}, {mode}", "tokens": tokens, **compiled(setting.meter, score, groups)}
-
-
-def compiled(meter: Meter, score: Score, groups: Sequence[TokenGroup]) -> Row:
-    work = partial(score_only, score, groups)
-    try:
-        expected = eagerly(work)
-        started = time.perf_counter()
-        got = work()
-        meter.wait()
-        first = time.perf_counter() - started
-        seconds = median_seconds(meter, {"eager": lambda: eagerly(work), "compiled": work})
-    except Exception as error:  # compiling can fail with any error, and the product does not use it
-        return {"eager / compiled": f"skipped: {reason(error)}"}
-    return {
-        "eager ms": 1000 * seconds["eager"],
-        "compiled ms": 1000 * seconds["compiled"],
-        "eager / compiled": Ratio(seconds["eager"] / seconds["compiled"]),
-        "first call s": first,
-        "mean distance of log-probs": float((got - expected).abs().mean()),
-    }
-
-
-def eagerly(work: Callable[[], Tensor]) -> Tensor:
-    with torch.compiler.set_stance("force_eager"):
-        return work()
-
-
 FORMS = (VarlenForward, PackedForward, PaddedForward)
-NOISE_GROUPS = 4
 
 Gradients = dict[str, Tensor]
 
@@ -229,31 +178,3 @@ def by_row(model: PreTrainedModel) -> Score:
     """One forward for each completion, nothing packed and nothing padded."""
     score = classic(model)
     return lambda groups: score([row for group in groups for row in single_rows(group)])
-
-
-# ---------------------------------------------------------------- values
-
-
-def value_rows(setting: Setting, size: str) -> Iterator[Row]:
-    model, groups = setting.make_model(size), setting.make_groups(size, NOISE_GROUPS)
-    right = fitting(setting.meter, lambda: exact_logps(model, groups[:1]))
-    for side, make in SIDES.items():
-        score = make(model)
-        errors = None if right is None else (score_only(score, groups[:1]).float() - right).abs()
-        yield {
-            "": f"{size}, {side}",
-            "mean distance from float32": None if errors is None else float(errors.mean()),
-            "largest": None if errors is None else float(errors.max()),
-            "KL to itself, packed otherwise": noise_floor(score, groups) if side != "classic" else "",
-        }
-
-
-def exact_logps(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> Tensor:
-    copy = deepcopy(model).float()
-    return score_only(by_row(copy), groups)
-
-
-def noise_floor(score: Score, groups: Sequence[TokenGroup]) -> float:
-    """Mean k3 per token between groups packed together and each group alone."""
-    alone = torch.cat([score_only(score, [group]) for group in groups])
-    return float(k3(score_only(score, groups) - alone).double().mean())

@@ -16,6 +16,7 @@ from rich.table import Table
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from uuid6 import uuid7
 
+from shared import wire
 from shared.batch import RolloutBatch, TokenGroup
 
 # Typical completion lengths of one group: most end well before the length limit.
@@ -71,17 +72,36 @@ def batch_of(group: TokenGroup) -> RolloutBatch:
     )
 
 
-class Child:
-    """A process with one thread. Calls run one at a time and can reuse what earlier calls have loaded."""
+class Template:
+    """Encodes a batch of about `size` bytes, as a worker uploads it; each body differs only in its id."""
 
-    def __init__(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,))
+    def __init__(self, size: int) -> None:
+        length = size // (8 * 12)  # 8 completions; a token has an id of 8 bytes and a log-prob of 4
+        batch = batch_of(random_group(8, [length] * 8, 30_000, 0))
+        self._id, self._body = batch.id.encode(), wire.encode(batch)
+
+    def body(self, id: str) -> bytes:
+        return self._body.replace(self._id, id.encode(), 1)
+
+
+class Child:
+    """A process with one thread. Calls run one at a time and can reuse what earlier calls have loaded.
+
+    start: called first, with its arguments.
+    """
+
+    def __init__(self, start: Callable[..., Any] | None = None, *arguments: Any) -> None:
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
+        if start:
+            self.call(start, *arguments)
 
     def __enter__(self) -> "Child":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._pool.shutdown()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,119 +1,188 @@
-"""Upload, lease and ack of a batch: over HTTP with one client and with eight, and in one process (store.py).
+"""The queue on both stores: clients over HTTP, many leases in one request, and how much a long queue slows it down."""
 
-A flush takes from 0.1 to 10 milliseconds, depending on the disk, so the tables give ratios and count flushes. One row
-simulates a slow disk: each flush takes five milliseconds longer.
-"""
-
+import http.client
+import json
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import psutil
+from uuid6 import uuid7
 
-from tests.bench import measure, store
-from tests.bench.clients import Clients, Taken, Template
-from tests.bench.counted_server import read_count
-from tests.bench.processes import SERVE, serving
+from ref_server.cli.serve import open_queue
+from ref_server.config import ServeConfig
+from ref_server.queue.queue import Queue
+from ref_server.queue.records import Upload
+from shared import wire
+from shared.api import LeaseBody, LeaseKey
+from shared.client import LeasedOrUnusable, RefServerClient
+from tests.bench import measure
+from tests.bench.processes import cpu_seconds, serving
 from tests.postgresql import PostgresMissing, postgres
 
-BATCH_BYTES = 100_000
+CYCLES, REPETITIONS = 200, 5
 CLIENTS = (1, 8)
-CYCLES = 200
-REPETITIONS = 5
-SLOW_MS = 5
+COUNTS = (64, 512)
+LEASED = 512
+DEPTHS = (100, 100_000)
+_JSON, _BATCH = ({"Content-Type": kind} for kind in ("application/json", wire.CONTENT_TYPE))
+
+Options = tuple[str, ...]
+# By name: makes options of `ref-server serve` for a new store of this kind, which is called like this.
+Stores = dict[str, Callable[[str], Options]]
 
 
-@dataclass
-class Side:
-    """Measurements with one number of clients. syncs and cpu: of the server, for each cycle."""
-
-    taken: list[Taken] = field(default_factory=list)
-    syncs: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        return statistics.median(taken.rate for taken in self.taken)
-
-    def upload_ms(self, percent: float) -> str:
-        return f"{1000 * np.percentile([seconds for taken in self.taken for seconds in taken.uploads], percent):.1f}"
+@contextmanager
+def stores() -> Iterator[Stores]:
+    """PostgreSQL is left out where it is not installed."""
+    with TemporaryDirectory() as directory, ExitStack() as stack:
+        made: Stores = {"SQLite": lambda name: ("--data-dir", f"{directory}/{name}")}
+        try:
+            cluster = stack.enter_context(postgres())
+            made["PostgreSQL"] = lambda name: (*made["SQLite"](name), "--store", cluster.create_database(name))
+        except PostgresMissing as missing:
+            print(f"without PostgreSQL: {missing}")
+        yield made
 
 
-def through_server(options: tuple[str, ...], module: tuple[str, ...], count: Callable[[], int]) -> list[Side]:
-    """A side for each number in CLIENTS, measured in turns. count: returns the number of flushes so far."""
-    template = Template(BATCH_BYTES)
-    sides = [Side() for _ in CLIENTS]
-    with serving("--no-model", *options, module=module) as (pid, http):
-        clients = [Clients(http.base_url.port or 0, number, template) for number in CLIENTS]
+# ---------------------------------------------------------------- clients over HTTP
+
+
+def cycle(connection: http.client.HTTPConnection, template: measure.Template, times: int) -> list[float]:
+    """Uploads a batch, leases one and acks it, again and again; returns the seconds of each upload."""
+    uploads = []
+    for _ in range(times):
+        began = time.perf_counter()
+        _post(connection, "/v1/batches", template.body(str(uuid7())), _BATCH)
+        uploads.append(time.perf_counter() - began)
+        leased = _post(connection, "/v1/batches/lease", b'{"consumer": "bench"}', _JSON)
+        key = {"id": leased["Batch-Id"], "token": leased["Lease-Token"]}
+        _post(connection, "/v1/leases/ack", json.dumps({"leases": [key]}).encode(), _JSON)
+    return uploads
+
+
+def _post(
+    connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]
+) -> http.client.HTTPMessage:
+    """Not our client: it would take CPU time from the server."""
+    connection.request("POST", path, body, headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    assert answer.status in (200, 201), content
+    return answer.headers
+
+
+def cycles_row(store: str, options: Options) -> list[str]:
+    template, uploads = measure.Template(100_000), {number: list[float]() for number in CLIENTS}
+    rates, cpu = {number: list[float]() for number in CLIENTS}, list[float]()
+    with serving("--no-model", *options) as (pid, server):
+        port = server.base_url.port or 0
+        clients = {number: [http.client.HTTPConnection("127.0.0.1", port) for _ in range(number)] for number in CLIENTS}
         for repetition in range(REPETITIONS + 1):
-            for side, some in zip(sides, clients, strict=True):
-                syncs, cpu = count(), cpu_seconds(pid)
-                taken = some.cycle(CYCLES)
+            for number, connections in clients.items():
+                used, began = cpu_seconds(pid), time.perf_counter()
+                with ThreadPoolExecutor(number) as threads:
+                    work = partial(cycle, template=template, times=CYCLES // number)
+                    seconds = [upload for each in threads.map(work, connections) for upload in each]
                 if repetition:  # the first warms up
-                    side.taken.append(taken)
-                    side.syncs.append((count() - syncs) / CYCLES)
-                    side.cpu.append((cpu_seconds(pid) - cpu) / CYCLES)
-    return sides
-
-
-def cpu_seconds(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
-
-
-def counted(directory: Path, milliseconds: float) -> list[Side]:
-    """SQLite, with each flush made longer by `milliseconds`."""
-    file = directory / "flushes"
-    module = ("tests.bench.counted_server", str(file), str(milliseconds), "serve")
-    options = ("--data-dir", str(directory / f"data-{milliseconds}"))
-    return through_server(options, module, lambda: read_count(file) if file.exists() else 0)
-
-
-def row(name: str, sides: list[Side]) -> list[str]:
-    single, many = sides
-    syncs = statistics.median(many.syncs)
+                    rates[number].append(CYCLES / (time.perf_counter() - began))
+                    uploads[number] += seconds
+                    cpu.append(1000 * (cpu_seconds(pid) - used) / CYCLES)
+    rate = {number: statistics.median(rates[number]) for number in CLIENTS}
+    spans = (1000 * np.percentile(uploads[number], (50, 99)) for number in CLIENTS)
     return [
-        name,
-        f"{single.rate:.0f}",
-        f"{many.rate:.0f}",
-        f"{many.rate / single.rate:.1f}x",
-        f"{syncs:.2f}" if syncs else "-",
-        f"{statistics.median(many.cpu) * 1000:.1f}",
-        f"{single.upload_ms(50)} / {single.upload_ms(99)}",
-        f"{many.upload_ms(50)} / {many.upload_ms(99)}",
+        store,
+        *(f"{each:.0f}" for each in rate.values()),
+        f"{rate[8] / rate[1]:.1f}x",
+        f"{statistics.median(cpu):.1f}",
+        *(f"{median:.1f} / {high:.1f}" for median, high in spans),
     ]
 
 
-def show_server() -> None:
-    rows = []
-    with TemporaryDirectory() as name:
-        directory = Path(name)
-        rows.append(row("SQLite", counted(directory, 0)))
-        rows.append(row(f"SQLite, flushes {SLOW_MS} ms longer", counted(directory, SLOW_MS)))
-        try:
-            with postgres() as cluster:
-                options = ("--store", cluster.create_database("bench"), "--data-dir", name)
-                rows.append(row("PostgreSQL", through_server(options, SERVE, lambda: 0)))
-        except PostgresMissing as missing:
-            print(f"without PostgreSQL: {missing}")
-    measure.show(
-        f"Upload, lease, ack over HTTP, batches of {BATCH_BYTES // 1000} KB, ref-server serve --no-model",
-        [
-            "store",
-            *(f"{number} client{'s' if number > 1 else ''} /s" for number in CLIENTS),
-            "ratio (bar 2.5x)",
-            "flushes a cycle, 8 clients (bar 0.4)",
-            "server CPU ms a cycle, 8 clients",
-            *(f"upload ms p50 / p99, {number}" for number in CLIENTS),
-        ],
-        rows,
-    )
+# ---------------------------------------------------------------- leases of many batches
+
+
+def take(client: RefServerClient, count: int) -> list[LeasedOrUnusable]:
+    terms = LeaseBody(consumer="bench", run="bench", wait_seconds=0)
+    if count == 1:
+        return [leased for _ in range(LEASED) if (leased := client.lease(terms))]
+    terms = terms.model_copy(update={"count": count})
+    return [leased for _ in range(0, LEASED, count) for leased in client.lease_many(terms)]
+
+
+def leases_row(store: str, options: Options) -> list[str]:
+    """Leased batches a second. Giving them back is not measured."""
+    template, taken = measure.Template(10_000), {count: list[float]() for count in (1, *COUNTS)}
+    with serving("--no-model", *options) as (_, server), RefServerClient(str(server.base_url)) as client:
+        with ThreadPoolExecutor(16) as workers:
+            list(workers.map(client.upload, (template.body(str(uuid7())) for _ in range(LEASED))))
+        for repetition in range(4):
+            for count, seconds in taken.items():
+                began = time.perf_counter()
+                leased = take(client, count)
+                if repetition:  # the first warms up
+                    seconds.append(time.perf_counter() - began)
+                assert len(leased) == LEASED
+                client.release(leased)
+    rate = {count: LEASED / statistics.median(seconds) for count, seconds in taken.items()}
+    return [store, *(f"{each:.0f}" for each in rate.values()), *(f"{rate[count] / rate[1]:.1f}x" for count in COUNTS)]
+
+
+# ---------------------------------------------------------------- a long queue
+
+
+def make_upload(body: bytes) -> Upload:
+    return Upload(str(uuid7()), b"." * 32, "bench", 0, 0, 8, 160, 8, body)
+
+
+def move(queue: Queue, body: bytes) -> None:
+    """Uploads 50 batches, and moves the oldest one of each state on as often."""
+    for _ in range(50):
+        queue.put(make_upload(body))
+        for claim in queue.claim(1):
+            queue.complete(claim.id, body[::-1])
+        (leased,) = queue.lease(LeaseBody(consumer="bench"))
+        queue.ack([LeaseKey(id=leased.id, token=leased.token)])
+
+
+def depth_row(store: str, options: Callable[[str], Options]) -> list[str]:
+    body, sides = measure.Template(2000).body(str(uuid7())), {}
+    limits = {"max_batches": 10**6, "max_batches_per_run": 10**6}
+    with ExitStack() as stack:
+        for depth in DEPTHS:
+            fields = dict(zip(("data_dir", "store"), options(f"depth-{depth}")[1::2], strict=False))
+            queue = open_queue(ServeConfig.model_validate({"no_model": True, "queue": limits, **fields}))
+            stack.callback(queue.close)
+            with ThreadPoolExecutor(64) as threads:
+                list(threads.map(queue.put, (make_upload(body) for _ in range(depth))))
+            sides[str(depth)] = partial(move, queue, body)
+        shallow, deep = measure.median_seconds(sides, 9).values()
+    return [store, f"{50 / shallow:.0f}", f"{50 / deep:.0f}", f"{shallow / deep:.2f}"]
 
 
 def run() -> None:
-    show_server()
-    store.show_bare(BATCH_BYTES)
-    store.show_depth()
+    with stores() as made:
+        spans = (f"upload ms p50 / p99, {number}" for number in CLIENTS)
+        measure.show(
+            "Upload, lease, ack over HTTP, batches of 100 KB, ref-server serve --no-model; clients",
+            ["store", *(f"{number} /s" for number in CLIENTS), "ratio (bar 2.5x)", "server CPU ms a cycle", *spans],
+            [cycles_row(store, options("cycles")) for store, options in made.items()],
+        )
+        measure.show(
+            "put, claim, complete, lease, ack in one process, batches of 2 KB",
+            ["store", *(f"{depth:,} wait, cycles /s" for depth in DEPTHS), "ratio (bar 0.80)"],
+            [depth_row(store, options) for store, options in made.items()],
+        )
+
+
+def run_leases() -> None:
+    with stores() as made:
+        measure.show(
+            f"Leased over HTTP by the Python client, {LEASED} batches of 10 KB, ref-server serve --no-model",
+            ["store", *(f"{count} a request, /s" for count in (1, *COUNTS)), *(f"ratio, {each}" for each in COUNTS)],
+            [leases_row(store, options("leases")) for store, options in made.items()],
+        )

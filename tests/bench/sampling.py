@@ -1,19 +1,14 @@
-"""Sampling groups of completions: ours compared with transformers' generate and continuous batching.
+"""Sampling groups of completions: ours compared with transformers' generate.
 
 Tokens are those of the completions up to and including EOS; computation for rows that have ended does not count. Each
-side is a process with one thread, and the sides take turns. Continuous batching keeps its manager between rounds and
-gets a cache of the right size: making one with the defaults takes seconds.
+side is a process with one thread, and the sides take turns.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -21,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from policy_trainer.config import DataConfig
 from policy_trainer.data.completion import Completion, group_tokens
@@ -35,7 +30,6 @@ from shared.models import load_model
 from tests.bench import measure
 
 PAD, EOS = 0, 1
-_CACHE_PAGE = 64
 
 
 @dataclass(frozen=True)
@@ -128,65 +122,10 @@ class GenerateWithLogps(Generate):
         return _cut(ids, logps)
 
 
-class ContinuousBatching:
-    """transformers' continuous batching. Its scheduler runs in another thread."""
-
-    def __init__(self, shape: Shape) -> None:
-        self._model: Any = shape.make_model()
-        self._shape = shape
-        self._prompts = shape.make_prompts()
-        self._stack = ExitStack()
-        self._sampling = self._manager(sampled=True)
-
-    def _manager(self, *, sampled: bool) -> Any:
-        rows = len(self._prompts) * self._shape.num_generations
-        longest = max(map(len, self._prompts)) + self._shape.max_completion_length
-        settings = ContinuousBatchingConfig(
-            return_logprobs=True,
-            page_size=_CACHE_PAGE,
-            num_blocks=2 * rows * -(-longest // _CACHE_PAGE),
-            max_batch_tokens=max(512, rows),
-        )
-        return self._stack.enter_context(
-            self._model.continuous_batching_context_manager(
-                generation_config=self._shape.config(sampled=sampled),
-                continuous_batching_config=settings,
-                warmup=False,
-            )
-        )
-
-    def _run(self, manager: Any, completions: int) -> list[Completion]:
-        manager.add_requests(self._prompts, max_new_tokens=self._shape.max_completion_length)
-        results: list[Any] = []
-        while len(results) < completions:
-            result = manager.get_result(timeout=60)
-            if result is None or result.error:
-                raise RuntimeError(f"continuous batching stopped: {result and result.error}")
-            if result.is_finished():
-                results.append(result)
-        # The request of prompt 3 is `req_3`, those of the rest of its group `req_3__child#0` and so on.
-        results.sort(key=lambda result: int(result.request_id.removeprefix("req_").split("__")[0]))
-        return [
-            Completion(np.array(result.generated_tokens), np.array(result.logprobs, np.float32), True)
-            for result in results
-        ]
-
-    def sample(self, seed: int) -> list[Completion]:
-        return self._run(self._sampling, len(self._prompts) * self._shape.num_generations)
-
-    def greedy(self) -> list[Completion]:
-        self.close()
-        return self._run(self._manager(sampled=False), len(self._prompts))
-
-    def close(self) -> None:
-        self._stack.close()
-
-
 SIDES: dict[str, Callable[[Shape], Side]] = {
     "ours": Ours,
     "generate": GenerateWithLogps,
     "generate, no log-probs": Generate,
-    "continuous batching": ContinuousBatching,
 }
 
 
@@ -229,25 +168,10 @@ SHAPES = (
 )
 
 
-class Process:
-    """One side in a process of its own."""
-
-    def __init__(self, side: str, shape: Shape) -> None:
-        self._pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_start, initargs=(side, shape))
-
-    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self._pool.submit(function, *arguments).result()
-
-    def close(self) -> None:
-        self(_stop)
-        self._pool.shutdown()
-
-
 _sides: dict[str, Side] = {}
 
 
 def _start(side: str, shape: Shape) -> None:
-    torch.set_num_threads(1)
     _sides["this"] = SIDES[side](shape)
 
 
@@ -276,20 +200,14 @@ def _greedy() -> list[list[int]]:
     return [completion.ids.tolist() for completion in _sides["this"].greedy()]
 
 
-def _stop() -> None:
-    side = _sides.pop("this")
-    if isinstance(side, ContinuousBatching):
-        side.close()
-
-
 def rows_of(shape: Shape) -> list[list[str]]:
-    processes = {side: Process(side, shape) for side in SIDES}
+    processes = {side: measure.Child(_start, side, shape) for side in SIDES}
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     for seed in range(shape.repetitions + 1):
         for side, process in processes.items():
-            rates[side].append(process(_rate, seed))
-    errors = {side: process(_error, shape) for side, process in processes.items()}
-    greedy = {side: process(_greedy) for side, process in processes.items()}
+            rates[side].append(process.call(_rate, seed))
+    errors = {side: process.call(_error, shape) for side, process in processes.items()}
+    greedy = {side: process.call(_greedy) for side, process in processes.items()}
     for process in processes.values():
         process.close()
     rate = {side: statistics.median(taken[1:]) for side, taken in rates.items()}  # the first round warms up
@@ -307,8 +225,6 @@ def rows_of(shape: Shape) -> list[list[str]]:
 
 
 def run() -> None:
-    # The thread of continuous batching reads its number of threads from here.
-    os.environ["OMP_NUM_THREADS"] = "1"
     measure.show(
         "Sampling, float32, one thread (bar at 8 x 8: 2x generate); error: of log-probs, from float64",
         ["", "side", "tokens/s", "ours is", "log-probs' error", "greedy tokens"],

@@ -17,7 +17,7 @@ from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, TokenGroup, Training
-from tests.bench.clients import Template
+from tests.bench.measure import Template
 from tests.ref_server.dashboard.content import lease, upload
 from tests.ref_server.serving import listen, serving
 
