@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -21,7 +21,7 @@ import httpx
 from shared import wire
 from tests.chaos.batches import random_batch
 from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof, store_options
+from tests.chaos.proof import Proof, broken, store_options
 from tests.integration.processes import Server, until
 
 BAR = "no early expiry, no stuck lease, when the wall clock moves by a day and by two, forward and back"
@@ -61,41 +61,39 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     chance = random.Random(seed)
     model = tiny_model(directory)
     rounds = max(1, cycles // 20)
-    with store_options(backend) as store, _wall_clock(directory) as wall:
+    with store_options(backend) as store, _wall_clock(directory) as put_clock:
         with serving(model, directory, *store) as server:
-            moves = [_move(server, wall, chance, offset) for _ in range(rounds) for offset in _OFFSETS]
-            wall.put(_DAY)  # a starting server cleans up by the current time
+            moves = [_move(server, put_clock, chance, offset) for _ in range(rounds) for offset in _OFFSETS]
+            put_clock(_DAY)  # a starting server cleans up by the current time
         with serving(model, directory, *store) as server:
-            moves += [_move(server, wall, chance, 0)]
+            moves += [_move(server, put_clock, chance, 0)]
             states = Counter(batch["state"] for batch in server.batches(run=_RUN))
-    faults = judge(moves, states)
     return Proof(
-        "wall clock moved by days", backend, BAR, not faults,
+        "wall clock moved by days", backend, BAR, judge(moves, states),
         {
             "moves": len(moves),
             "outcomes ok": sum(outcome == "ok" for move in moves for outcome in move.kept),
             "expired early": sum(move.others for move in moves) + sum(_is_early(move) for move in moves),
             "came back after s, at most": round(max(move.came_back or 0 for move in moves), 1),
             "stuck": sum(move.came_back is None for move in moves),
-            "faults": "; ".join(faults) or "none",
         },
     )  # fmt: skip
 
 
 def judge(moves: Sequence[Move], states: Counter[str]) -> list[str]:
-    """Lists the faults; empty if the test passed. states: of all batches at the end."""
+    """The faults. states: of all batches at the end."""
     faults = []
     for number, move in enumerate(moves):
-        if abs(move.seen - move.wanted) > _CLOCK_ERROR:
-            faults.append(f"move {number}: the clock was off by {move.seen:.0f} s, not by {move.wanted:.0f}")
-        if list(move.kept) != ["ok"] * 3:
-            faults.append(f"move {number}: the outcomes of the long leases were {move.kept}, not ok")
-        if move.others:
-            faults.append(f"move {number}: {move.others} leased batches were leased again")
-        if move.came_back is None:
-            faults.append(f"move {number}: the short lease did not expire")
-        elif _is_early(move) or move.came_back > _SHORT_LEASE + _LATE_SECONDS:
-            faults.append(f"move {number}: a lease of {_SHORT_LEASE} s ended after {move.came_back:.2f} s")
+        back = move.came_back
+        late = back is not None and back > _SHORT_LEASE + _LATE_SECONDS
+        faults += [f"move {number}: {fault}" for fault in broken({
+            f"the clock was off by {move.seen:.0f} s, not by {move.wanted:.0f}":
+                abs(move.seen - move.wanted) > _CLOCK_ERROR,
+            f"the outcomes of the long leases were {move.kept}, not ok": list(move.kept) != ["ok"] * 3,
+            f"{move.others} leased batches were leased again": move.others,
+            "the short lease did not expire": back is None,
+            f"a lease of {_SHORT_LEASE} s ended after {back} s": late or _is_early(move),
+        })]  # fmt: skip
     if not moves or states != Counter(done=3 * len(moves)):
         faults.append(f"of {3 * len(moves)} batches, all settled, the server has {dict(states)}")
     return faults
@@ -105,7 +103,7 @@ def _is_early(move: Move) -> bool:
     return move.came_back is not None and move.came_back < _SHORT_LEASE
 
 
-def _move(server: Server, wall: "_WallClock", chance: random.Random, offset: int) -> Move:
+def _move(server: Server, put_clock: Callable[[int], None], chance: random.Random, offset: int) -> Move:
     """Leases three batches, one of them for a short time, moves the clock, and records what happens to the leases."""
     with httpx.Client(base_url=server.url, timeout=30) as client:
         for _ in range(3):
@@ -115,7 +113,7 @@ def _move(server: Server, wall: "_WallClock", chance: random.Random, offset: int
         began = time.monotonic()  # before the lease, so that came_back < _SHORT_LEASE proves an early expiry
         short = _lease(client, _SHORT_LEASE)
         assert first and second and short, "the batches were not scored in time"
-        wall.put(offset)
+        put_clock(offset)
         seen = until(lambda: _offset_seen(client, offset), "the server's clock to have moved", server)
         kept = [_use(client, "extend", first, lease_seconds=_LONG_LEASE), _use(client, "ack", second)]
         again = _lease(client, _LONG_LEASE)
@@ -148,34 +146,30 @@ def _offset_seen(client: httpx.Client, wanted: float) -> float | None:
     return seen if abs(seen - wanted) < _CLOCK_ERROR else None
 
 
-class _WallClock:
-    """A file with an offset; processes started with libfaketime read it whenever they read the clock."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.put(0)
-
-    def put(self, offset: int) -> None:
-        temporary = self.file.with_suffix(".tmp")
-        temporary.write_text(f"{offset:+d}\n")
-        temporary.replace(self.file)
-
-
 @contextmanager
-def _wall_clock(directory: Path) -> Iterator[_WallClock]:
-    """Processes that are started in the block have a wall clock that can be moved. Raises FaketimeMissing."""
-    libraries = sorted(
-        Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1")
-    )  # the variant for multi-threaded programs
+def _wall_clock(directory: Path) -> Iterator[Callable[[int], None]]:
+    """Processes that are started in the block have a wall clock that can be moved. Raises FaketimeMissing.
+
+    Yields a function that sets its offset in seconds: in a file that they read whenever they read the clock.
+    """
+    file = directory / "clock"
+
+    def put(offset: int) -> None:
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(f"{offset:+d}\n")
+        temporary.replace(file)
+
+    put(0)
+    # the variant for programs with threads
+    libraries = sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))
     if not libraries:
         raise FaketimeMissing(FaketimeMissing.__doc__)
-    wall = _WallClock(directory / "clock")
     settings = {
         "LD_PRELOAD": str(libraries[0]),
-        "FAKETIME_TIMESTAMP_FILE": str(wall.file),
+        "FAKETIME_TIMESTAMP_FILE": str(file),
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",  # its name in older versions
     }
     with patch.dict(os.environ, settings):
-        yield wall
+        yield put

@@ -4,8 +4,9 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from shared.api import State
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch
 from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof
+from tests.chaos.proof import Proof, broken
 from tests.integration.processes import Server, until
 from tests.postgresql import Postgres, postgres
 
@@ -47,19 +48,6 @@ class Load:
     outages: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Aftermath:
-    """State at the end. done: by id, how often the batch became done, from its history. states: of all batches.
-
-    went_on: seconds from each restart until uploads and acks succeeded again. same_process: the server never ended.
-    """
-
-    done: Mapping[str, int]
-    states: Mapping[str, int]
-    went_on: Sequence[float]
-    same_process: bool
-
-
 def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     assert backend == "postgresql", "the embedded store has no server of its own to restart"
     model, load, chance = tiny_model(directory), Load(), random.Random(seed)
@@ -72,52 +60,39 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
                     time.sleep(chance.uniform(0, _CALM_SECONDS))
                     went_on.append(_restart(cluster, mode, load, server))
                 clients.stop_uploading()
-                with suppress(AssertionError):  # `judge` reports what is left then
+                with suppress(AssertionError):  # what is left then is a fault
                     until(lambda: _is_drained(server), "everything to be settled", server, _DRAIN_SECONDS)
-            aftermath = Aftermath(
-                done=_times_done(server, load.admitted),
-                states=Counter(batch["state"] for batch in server.batches(run=_RUN)),
-                went_on=went_on,
-                same_process=server.popen.poll() is None,
-            )
-    faults = judge(load, aftermath, cycles)
-    outcomes = Counter(outcome for _, _, outcome in load.acks)
-    return Proof(
-        "PostgreSQL restarted under load", backend, BAR, not faults,
-        {
-            "restarts": len(went_on), "of them crashes": (len(went_on) + 1) // 2, "admitted": len(load.admitted),
-            "requests repeated": len(load.outages), "lost": sum(times == 0 for times in aftermath.done.values()),
-            "acks": ", ".join(f"{outcome} {count}" for outcome, count in sorted(outcomes.items())),
-            "went on after s, at most": round(max(went_on, default=0.0), 1),
-            "faults": "; ".join(faults) or "none",
-        },
-    )  # fmt: skip
-
-
-def judge(load: Load, aftermath: Aftermath, restarts: int) -> list[str]:
-    """Lists the faults; empty if the test passed."""
-    faults = []
-    if unknown := [id for id in load.admitted if aftermath.done.get(id, 0) == 0]:
-        faults.append(f"{len(unknown)} admitted batches are not done: {unknown[:3]}")
-    if doubled := [id for id, times in aftermath.done.items() if times > 1]:
-        faults.append(f"{len(doubled)} batches were settled more than once: {doubled[:3]}")
+            done = _times_done(server, load.admitted)
+            states = Counter(batch["state"] for batch in server.batches(run=_RUN))
+            ended = server.popen.poll() is not None
     holders: dict[str, set[str]] = defaultdict(set)
     for id, token, outcome in load.acks:
         if outcome in ("ok", "already"):
             holders[id].add(token)
-    if shared := [id for id, tokens in holders.items() if len(tokens) > 1]:
-        faults.append(f"{len(shared)} batches were acked by more than one holder: {shared[:3]}")
-    if undone := [id for id in holders if aftermath.done.get(id, 0) == 0]:
-        faults.append(f"{len(undone)} acked batches are not done: {undone[:3]}")
-    if set(aftermath.states) - {"done"}:
-        faults.append(f"batches are left: {dict(aftermath.states)}")
-    if len(aftermath.went_on) != restarts or not holders:
-        faults.append(f"{len(aftermath.went_on)} restarts of {restarts}, {len(holders)} batches acked")
-    if not load.outages:
-        faults.append("no request met a restart: there was no load")
-    if not aftermath.same_process:
-        faults.append("the server process ended")
-    return faults
+    unknown = [id for id in load.admitted if done.get(id, 0) == 0]
+    doubled = [id for id, times in done.items() if times > 1]
+    shared = [id for id, tokens in holders.items() if len(tokens) > 1]
+    undone = [id for id in holders if done.get(id, 0) == 0]
+    faults = broken({
+        f"{len(unknown)} admitted batches are not done: {unknown[:3]}": unknown,
+        f"{len(doubled)} batches were settled more than once: {doubled[:3]}": doubled,
+        f"{len(shared)} batches were acked by more than one holder: {shared[:3]}": shared,
+        f"{len(undone)} acked batches are not done: {undone[:3]}": undone,
+        f"batches are left: {dict(states)}": set(states) - {"done"},
+        f"{len(went_on)} restarts of {cycles}, {len(holders)} batches acked": len(went_on) != cycles or not holders,
+        "no request met a restart: there was no load": not load.outages,
+        "the server process ended": ended,
+    })  # fmt: skip
+    outcomes = Counter(outcome for _, _, outcome in load.acks)
+    return Proof(
+        "PostgreSQL restarted under load", backend, BAR, faults,
+        {
+            "restarts": len(went_on), "of them crashes": (len(went_on) + 1) // 2, "admitted": len(load.admitted),
+            "requests repeated": len(load.outages), "lost": len(unknown),
+            "acks": ", ".join(f"{outcome} {count}" for outcome, count in sorted(outcomes.items())),
+            "went on after s, at most": round(max(went_on, default=0.0), 1),
+        },
+    )  # fmt: skip
 
 
 def _restart(cluster: Postgres, mode: str, load: Load, server: Server) -> float:
@@ -154,56 +129,48 @@ class _Clients:
     def __init__(self, url: str, load: Load, chance: random.Random) -> None:
         self._url = url
         self._load = load
+        self._chances = [random.Random(chance.random()) for _ in range(_UPLOADERS + _CONSUMERS)]
         self._uploading, self._consuming = threading.Event(), threading.Event()  # set when over
-        self._failures: list[Exception] = []
-        self._threads = [
-            threading.Thread(target=self._guarded, args=(work, random.Random(chance.random())), daemon=True)
-            for work in (*[self._upload] * _UPLOADERS, *[self._consume] * _CONSUMERS)
-        ]
 
     def __enter__(self) -> "_Clients":
-        for thread in self._threads:
-            thread.start()
+        self._threads = ThreadPoolExecutor(len(self._chances))
+        works = [*[self._upload] * _UPLOADERS, *[self._consume] * _CONSUMERS]
+        self._running = [self._threads.submit(*work) for work in zip(works, self._chances, strict=True)]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop_uploading()
         self._consuming.set()
-        for thread in self._threads:
-            thread.join()
-        if self._failures:
-            raise self._failures[0]
+        for thread in self._running:
+            thread.result()  # raises a client's exception
+        self._threads.shutdown()
 
     def stop_uploading(self) -> None:
         self._uploading.set()
 
-    def _guarded(self, work: Callable[[RefServerClient, random.Random], None], chance: random.Random) -> None:
+    @contextmanager
+    def _client(self) -> Iterator[RefServerClient]:
         def note(reason: str, seconds: float) -> None:
             self._load.outages.append(reason)
             if self._consuming.is_set():  # an upload that has begun is repeated until it is answered
                 raise _Stopped
 
-        client = RefServerClient(self._url, patience=None, on_wait=note)
-        try:
-            work(client, chance)
-        except _Stopped:
-            pass
-        except Exception as error:  # raised again where the block ends
-            self._failures.append(error)
-        finally:
-            client.close()
+        with suppress(_Stopped), RefServerClient(self._url, patience=None, on_wait=note) as client:
+            yield client
 
-    def _upload(self, client: RefServerClient, chance: random.Random) -> None:
-        while not self._uploading.wait(_PAUSE_SECONDS):
-            batch = random_batch(chance, _RUN)
-            client.upload(wire.encode(batch))
-            self._load.admitted.append(batch.id)
+    def _upload(self, chance: random.Random) -> None:
+        with self._client() as client:
+            while not self._uploading.wait(_PAUSE_SECONDS):
+                batch = random_batch(chance, _RUN)
+                client.upload(wire.encode(batch))
+                self._load.admitted.append(batch.id)
 
-    def _consume(self, client: RefServerClient, chance: random.Random) -> None:
-        name = threading.current_thread().name
+    def _consume(self, chance: random.Random) -> None:
+        name = f"consumer {chance.random()}"
         terms = LeaseTerms(name, _RUN, epoch=0, max_lag=None, lease_seconds=_LEASE_SECONDS)
-        while not self._consuming.is_set():
-            leased = client.lease(terms.at(0, wait_seconds=0.5))
-            if leased is not None and chance.random() > 1 / _FORGOTTEN:
-                outcomes = client.ack([leased], "none")
-                self._load.acks.append((leased.id, leased.token, outcomes[leased.id]))
+        with self._client() as client:
+            while not self._consuming.is_set():
+                leased = client.lease(terms.at(0, wait_seconds=0.5))
+                if leased is not None and chance.random() > 1 / _FORGOTTEN:
+                    outcomes = client.ack([leased], "none")
+                    self._load.acks.append((leased.id, leased.token, outcomes[leased.id]))

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from shared.batch import RolloutBatch
 from shared.logprobs import PlainForward
 from shared.models import load_model
 from tests.chaos.processes import Launched, Launcher, serving, tiny_model
-from tests.chaos.proof import Proof
+from tests.chaos.proof import Proof, broken
 from tests.integration.processes import Server, steps_of, until
 from tests.ports import free_port
 
@@ -69,17 +69,16 @@ def judge(arrived: Sequence[Arrived], ending: Ending) -> list[str]:
     counts = Counter(batch.index for batch in arrived)
     missing = set(range(max(counts, default=0) + 1)) - set(counts)
     wrong = [batch.index for batch in arrived if not batch.difference <= _TOLERANCE]
-    checks: Mapping[str, object] = {
+    return broken({
         f"problems arrived more than once: {[index for index, count in counts.items() if count > 1]}":
             max(counts.values(), default=0) > 1,
         f"problems did not arrive: {sorted(missing)}": missing,
         f"problems were sampled with other weights than their batches name: {wrong}": wrong,
         "a version whose file is cut was sampled from": any(batch.version == ending.cut for batch in arrived),
         f"the worker ended with status {ending.status} at a file that is cut": ending.status != _REFUSED,
-        "the worker did not say that the file is cut": "cannot load the weights" not in ending.log,
-        "the worker did not say what it waits for": "the vLLM server at" not in ending.log,
-    }  # fmt: skip
-    return [fault for fault, applies in checks.items() if applies]
+        "the worker did not report that the file is cut": "cannot load the weights" not in ending.log,
+        "the worker did not report what it waits for": "the vLLM server at" not in ending.log,
+    })  # fmt: skip
 
 
 class Play:
@@ -194,9 +193,8 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
         "kills": cycles, "in the middle of a reload": play.in_reload, "batches": len(arrived),
         "versions sampled from": len({batch.version for batch in arrived}),
         "largest difference": f"{max((batch.difference for batch in arrived), default=0):.1e}",
-        "faults": "; ".join(faults) or "none",
     }  # fmt: skip
-    return Proof("engine", backend, BAR, not faults, figures)
+    return Proof("engine", backend, BAR, faults, figures)
 
 
 def read_batches(directory: Path) -> list[RolloutBatch]:

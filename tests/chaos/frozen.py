@@ -17,7 +17,7 @@ from shared.client import RefServerClient
 from tests.chaos import consumer
 from tests.chaos.batches import random_batch
 from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof, store_options
+from tests.chaos.proof import Proof, broken, store_options
 from tests.integration.processes import Server, until
 
 BAR = "every ack after a SIGSTOP past the lease is refused as stale, and its batch is settled once, by its next holder"
@@ -58,39 +58,34 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
                 elsewhere = not (freezes and freezes[-1].elsewhere)  # by turns
                 freezes += _freeze(server, sleepers[: wanted - len(freezes)], elsewhere=elsewhere)
         settled = {batch["id"]: _times_done(server, batch["id"]) for batch in server.batches(run=_RUN)}
-    faults = judge(freezes, settled, wanted)
     return Proof(
-        "SIGSTOP past the lease", backend, BAR, not faults,
+        "SIGSTOP past the lease", backend, BAR, judge(freezes, settled, wanted),
         {
             "freezes": len(freezes),
             "refused as stale": sum(freeze.sleeper_outcome == "stale" for freeze in freezes),
             "leased by another before the sleeper woke": sum(freeze.elsewhere for freeze in freezes),
             "effects doubled": sum(times > 1 for times in settled.values()),
-            "faults": "; ".join(faults) or "none",
         },
     )  # fmt: skip
 
 
 def judge(freezes: Sequence[Freeze], settled: dict[str, int], wanted: int) -> list[str]:
-    """Lists the faults; empty if the test passed.
+    """The faults. settled: how often each batch became done, by its history. wanted: the planned number of freezes.
 
-    settled: how often each batch became done, by its history. wanted: the planned number of freezes.
     If the sleeper's ack were accepted, the next holder's would be `stale` or `already`.
     """
-    faults = []
-    for freeze in freezes:
-        if freeze.sleeper_outcome != "stale":
-            faults.append(f"{freeze.id}: the sleeper was outcomes {freeze.sleeper_outcome}")
-        if freeze.holder_outcome != "ok":
-            faults.append(f"{freeze.id}: its next holder was outcomes {freeze.holder_outcome}")
-        if not freeze.stopped:
-            faults.append(f"{freeze.id}: the sleeper was not stopped")
-    faults += [f"{id}: settled {times} times" for id, times in settled.items() if times != 1]
-    repeated = [id for id, times in Counter(freeze.id for freeze in freezes).items() if times > 1]
-    faults += [f"{id}: came again after it was settled" for id in repeated]
-    if len(freezes) < wanted or {freeze.id for freeze in freezes} - settled.keys():
-        faults.append(f"{len(freezes)} freezes of {len(settled)} known batches, not {wanted}")
-    return faults
+    counts = Counter(freeze.id for freeze in freezes)
+    return broken({
+        **{f"{each.id}: the sleeper's ack was {each.sleeper_outcome}": each.sleeper_outcome != "stale"
+           for each in freezes},
+        **{f"{each.id}: the next holder's ack was {each.holder_outcome}": each.holder_outcome != "ok"
+           for each in freezes},
+        **{f"{each.id}: the sleeper was not stopped": not each.stopped for each in freezes},
+        **{f"{id}: settled {times} times": times != 1 for id, times in settled.items()},
+        **{f"{id}: came again after it was settled": times > 1 for id, times in counts.items()},
+        f"{len(freezes)} freezes of {len(settled)} known batches, not {wanted}":
+            len(freezes) < wanted or counts.keys() - settled.keys(),
+    })  # fmt: skip
 
 
 def _freeze(server: Server, sleepers: Sequence["_Consumer"], *, elsewhere: bool) -> list[Freeze]:

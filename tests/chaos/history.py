@@ -5,7 +5,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,21 +83,7 @@ _SETTLED = ("done", "expired", "dead")
 _SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """figures: counts by name. violations: one sentence each; the test passes if there are none."""
-
-    figures: Mapping[str, int | float | str]
-    violations: Sequence[str]
-
-    def proof(self, name: str, backend: str, bar: str, **more: int | float | str) -> Proof:
-        figures = {**self.figures, **more}
-        if self.violations:
-            figures["violations"] = "; ".join(self.violations)
-        return Proof(name, backend, bar, not self.violations, figures)
-
-
-def check_kills(events: Sequence[Event]) -> Verdict:
+def check_kills(events: Sequence[Event], backend: str, bar: str) -> Proof:
     """The history of processes that were killed: no acknowledged upload is lost, no effect is doubled or lost.
 
     An effect is a batch that the final weights were trained on, according to the run's metrics.
@@ -122,10 +107,11 @@ def check_kills(events: Sequence[Event]) -> Verdict:
         *_check_steps(list(_of(events, "step"))),
     ]
     ended = [event["why"] for event in _of(events, "ended")]  # the test stopped before its end was recorded
-    violations = [*(ended or account), *_check_store(events, restarts)]
+    faults = [*(ended or account), *_check_store(events, restarts)]
     states = Counter(batch["state"] for batch in batches.values())
     kills = Counter(event["target"] for event in _of(events, "kill"))
-    return Verdict(
+    return Proof(
+        "kill", backend, bar, faults,
         {
             "kills": kills.total(),
             **{f"kills of {target}": kills[target] for target in ("server", "trainer", "worker")},
@@ -140,11 +126,10 @@ def check_kills(events: Sequence[Event]) -> Verdict:
             **_spread("store ready, s", [event["store_seconds"] for event in restarts]),
             **_spread("server ready, s", [event["ready_seconds"] for event in restarts]),
         },
-        violations,
-    )
+    )  # fmt: skip
 
 
-def check_network(events: Sequence[Event], uploads: int) -> Verdict:
+def check_network(events: Sequence[Event], backend: str, bar: str, uploads: int) -> Proof:
     """The history of a failing network: each upload admitted, leased, consumed and acked exactly once."""
     batches = {event["id"]: event for event in _of(events, "batch")}
     sent = {event["id"]: event["digest"] for event in _of(events, "uploading")}
@@ -154,7 +139,7 @@ def check_network(events: Sequence[Event], uploads: int) -> Verdict:
     consumed = Counter(event["id"] for event in _of(events, "consumed"))
     changed = {event["id"] for event in _of(events, "consumed") if event["digest"] != sent.get(event["id"])}
     settled = Counter(id for event in _answers(events, "ack", 200) for id in _with(event, "ok"))
-    violations = [
+    broken = [
         *_name(f"uploads are missing of the {uploads} planned", range(uploads - len(uploaded))),
         *_name("uploads are not there", set(sent) - set(batches)),
         *_name("uploads were not admitted exactly once", _not_once(created, sent)),
@@ -167,7 +152,8 @@ def check_network(events: Sequence[Event], uploads: int) -> Verdict:
     ]
     requests = [event for event in events if event["kind"] in ("answer", "unanswered")]
     faults = Counter(event["fault"] for event in requests if event["fault"])
-    return Verdict(
+    return Proof(
+        "network", backend, bar, broken,
         {
             "uploads": len(uploaded),
             "requests": len(requests),
@@ -177,9 +163,9 @@ def check_network(events: Sequence[Event], uploads: int) -> Verdict:
             "answered 201": created.total(),
             "answered 200": known.total(),
             "done": sum(batch["state"] == "done" for batch in batches.values()),
+            "seconds": round(events[-1]["at"] - events[0]["at"], 1),
         },
-        violations,
-    )
+    )  # fmt: skip
 
 
 def acknowledged_uploads(events: Iterable[Event]) -> set[str]:

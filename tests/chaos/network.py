@@ -6,7 +6,7 @@ Workers and consumers use our own client on many threads, since this tests its r
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.chaos.batches import random_batch
 from tests.chaos.history import History, check_network, record_ending
 from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof, store_options
-from tests.chaos.proxy import Proxy, RandomFaults
+from tests.chaos.proxy import Faults, Proxy
 
 BAR = "2,000 uploads, 20% of requests faulty: each there exactly once"
 
@@ -45,14 +45,13 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
         History(directory / "history.jsonl") as history,
         store_options(backend) as store,
         serving(model, directory, *store) as server,
-        Proxy(server.port, history, RandomFaults(_FAULTY, seed)) as proxy,
+        Proxy(server.port, history, Faults(_FAULTY, seed)) as proxy,
     ):
-        began = time.monotonic()
-        _Traffic(proxy.url, history).send(_make_batches(seed))
-        seconds = time.monotonic() - began
+        chance = random.Random(seed)
+        batches = [random_batch(chance, _RUN, longest=4, completions=2) for _ in range(_UPLOADS)]
+        _Traffic(proxy.url, history).send(batches)
         record_ending(history, server.url)
-        verdict = check_network(history.events(), uploads=_UPLOADS)
-    return verdict.proof("network", backend, BAR, seconds=round(seconds, 1))
+        return check_network(history.events(), backend, BAR, _UPLOADS)
 
 
 class _Traffic:
@@ -68,11 +67,9 @@ class _Traffic:
 
     def send(self, batches: Sequence[RolloutBatch]) -> None:
         """Uploads and consumes all batches. Raises the first exception of a thread."""
-        shares = [batches[k::_UPLOADERS] for k in range(_UPLOADERS)]
-        work: list[Callable[[], None]] = [*(lambda s=share: self._upload(s) for share in shares)]
-        work += [lambda k=k: self._consume(f"consumer {k}") for k in range(_CONSUMERS)]
-        with ThreadPoolExecutor(len(work)) as threads:
-            running = [threads.submit(each) for each in work]
+        with ThreadPoolExecutor(_UPLOADERS + _CONSUMERS) as threads:
+            running = [threads.submit(self._upload, batches[k::_UPLOADERS]) for k in range(_UPLOADERS)]
+            running += [threads.submit(self._consume, f"consumer {k}") for k in range(_CONSUMERS)]
             try:
                 wait(running, return_when=FIRST_EXCEPTION)
             finally:
@@ -81,41 +78,39 @@ class _Traffic:
             thread.result()
 
     def _upload(self, batches: Sequence[RolloutBatch]) -> None:
-        client = RefServerClient(self._url, patience=None, on_wait=self._wait)
-        for batch in batches:
-            self._check_time()
-            self._history.record("uploading", id=batch.id, digest=_digest(batch))
-            client.upload(wire.encode(batch))
-            self._history.record("uploaded", id=batch.id)
-        client.close()
+        with self._client() as client:
+            for batch in batches:
+                self._check_time()
+                self._history.record("uploading", id=batch.id, digest=_digest(batch))
+                client.upload(wire.encode(batch))
+                self._history.record("uploaded", id=batch.id)
 
     def _consume(self, name: str) -> None:
-        client = RefServerClient(self._url, patience=None, on_wait=self._wait)
         terms = LeaseTerms(name, _RUN, 0, None, _LEASE_SECONDS)
-        while not self._over.is_set():
-            leased = self._lease(client, terms)
-            if leased:
-                client.extend(leased, _LEASE_SECONDS, started=True)
-                self._count(client.ack(leased, "a checkpoint"))
-        client.close()
+        with self._client() as client:
+            while not self._over.is_set():
+                if leased := self._lease(client, terms):
+                    client.extend(leased, _LEASE_SECONDS, started=True)
+                    acked = len(client.ack(leased, "a checkpoint"))
+                    with self._lock:
+                        self._acked += acked
+                        if self._acked >= _UPLOADS:
+                            self._over.set()
 
     def _lease(self, client: RefServerClient, terms: LeaseTerms) -> list[Leased]:
         """Up to _ACKED_TOGETHER batches; fewer if no more are ready."""
-        held: list[Leased] = []
-        while len(held) < _ACKED_TOGETHER and not self._over.is_set():
+        leases: list[Leased] = []
+        while len(leases) < _ACKED_TOGETHER and not self._over.is_set():
             self._check_time()
             leased = client.lease(terms.at(0, wait_seconds=0.5))
             if leased is None:
                 break
             self._history.record("consumed", id=leased.id, digest=_digest(leased.rollout))
-            held.append(leased)
-        return held
+            leases.append(leased)
+        return leases
 
-    def _count(self, outcomes: Mapping[str, str]) -> None:
-        with self._lock:
-            self._acked += len(outcomes)
-            if self._acked >= _UPLOADS:
-                self._over.set()
+    def _client(self) -> RefServerClient:
+        return RefServerClient(self._url, patience=None, on_wait=self._wait)
 
     def _wait(self, reason: str, seconds: float) -> None:
         """The client's callback before a retry."""
@@ -125,11 +120,6 @@ class _Traffic:
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline or (self._over.is_set() and self._acked < _UPLOADS):
             raise OutOfTime(f"{self._acked} of {_UPLOADS} batches were acked when the time was over")
-
-
-def _make_batches(seed: int) -> list[RolloutBatch]:
-    chance = random.Random(seed)
-    return [random_batch(chance, _RUN, longest=4, completions=2) for _ in range(_UPLOADS)]
 
 
 def _digest(batch: RolloutBatch) -> str:

@@ -1,8 +1,8 @@
 """The result of a chaos test: one line of the report."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.postgresql import postgres
 
@@ -11,13 +11,18 @@ BACKENDS = ("sqlite", "postgresql")
 
 @dataclass(frozen=True)
 class Proof:
-    """One promise (`bar`) and whether it held. figures: counts by name."""
+    """One promise (`bar`), which held if there are no faults. figures: counts by name."""
 
     name: str
     backend: str
     bar: str
-    passed: bool
-    figures: Mapping[str, int | float | str] = field(default_factory=dict)
+    faults: Sequence[str]
+    figures: Mapping[str, int | float | str]
+
+
+def broken(checks: Mapping[str, object]) -> list[str]:
+    """The sentences of the checks whose value is true: what must not be, but is."""
+    return [sentence for sentence, holds in checks.items() if holds]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Self
 
 from shared import wire
 from tests.chaos.history import History
@@ -133,30 +133,7 @@ class Fault(StrEnum):
     LATENCY = "latency"
 
 
-class Faults(Protocol):
-    def draw(self) -> Fault | None:
-        """The fault of the next request, if any."""
-        ...
-
-    def cut(self, size: int) -> int:
-        """How many of `size` bytes are passed on."""
-        ...
-
-    def delay(self) -> float: ...
-
-
-class NoFaults:
-    def draw(self) -> None:
-        return None
-
-    def cut(self, size: int) -> int:
-        return size
-
-    def delay(self) -> float:
-        return 0.0
-
-
-class RandomFaults:
+class Faults:
     """A share of the requests fails, with all kinds of faults equally often."""
 
     def __init__(self, share: float, seed: int) -> None:
@@ -164,28 +141,23 @@ class RandomFaults:
         self._random = random.Random(seed)
 
     def draw(self) -> Fault | None:
+        """The fault of the next request, if any."""
         return self._random.choice(list(Fault)) if self._random.random() < self._share else None
 
     def cut(self, size: int) -> int:
+        """How many of `size` bytes are passed on."""
         return self._random.randrange(size) if size else 0
 
     def delay(self) -> float:
         return self._random.uniform(*_LATENCY_SECONDS)
 
 
-class _Broken(Exception):
-    """The client's connection is to be reset."""
+class LoopbackProxy:
+    """Runs on a thread while the block runs; clients connect to `url`."""
 
-
-class Proxy:
-    """Runs on its own thread while the block runs; clients connect to `url`."""
-
-    def __init__(self, port: int, history: History, faults: Faults) -> None:
+    def __init__(self, port: int) -> None:
         """port: the server's."""
         self._port = port
-        self._history = history
-        self._faults = faults
-        self._requests = 0
         # References: asyncio would drop the task of a disconnected client before the server's answer is recorded.
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -193,7 +165,7 @@ class Proxy:
         self._running = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="proxy", daemon=True)
 
-    def __enter__(self) -> "Proxy":
+    def __enter__(self) -> Self:
         self._thread.start()
         self._running.wait()
         return self
@@ -213,6 +185,24 @@ class Proxy:
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves one connection of a client."""
+        raise NotImplementedError
+
+
+class _Broken(Exception):
+    """The client's connection is to be reset."""
+
+
+class Proxy(LoopbackProxy):
+    """Records every exchange, and causes faults."""
+
+    def __init__(self, port: int, history: History, faults: Faults) -> None:
+        super().__init__(port)
+        self._history = history
+        self._faults = faults
+        self._requests = 0
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

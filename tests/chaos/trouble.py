@@ -12,6 +12,7 @@ import httpx
 from shared import wire
 from shared.batch import RolloutBatch
 from tests.chaos.batches import random_batch
+from tests.chaos.proof import broken
 from tests.integration.processes import Server, until
 
 _BEFORE = 6
@@ -45,25 +46,22 @@ def judge(trouble: Trouble, refusals: Sequence[int], reason: str) -> list[str]:
 
     refusals: allowed statuses during the trouble, besides success. reason: what /readyz must name.
     """
-    faults = [f"{kind} was answered {status}" for kind, status in trouble.answers
-              if status not in (200, 201, 204, *refusals)]  # fmt: skip
-    if not trouble.refused:
-        faults.append("no upload was refused: there was no trouble")
-    if reason not in trouble.reason:
-        faults.append(f"/readyz said {trouble.reason!r}, which does not name {reason!r}")
-    if missing := set(trouble.admitted) - trouble.known.keys():
-        faults.append(f"{len(missing)} admitted batches are not known afterwards")
-    if undone := {id for id in trouble.acked if trouble.known.get(id) != "done"}:
-        faults.append(f"{len(undone)} acked batches are not done")
-    if stuck := {id for id in trouble.admitted if trouble.known.get(id, "done") != "done"}:
-        faults.append(f"{len(stuck)} admitted batches could not be settled afterwards")
-    if trouble.again != [201] * len(trouble.refused):
-        faults.append(
-            f"of {len(trouble.refused)} refused uploads, repeated afterwards, the answers were {trouble.again}"
-        )
-    if not trouble.alive:
-        faults.append("the server did not recover by itself")
-    return faults
+    answers = [f"{kind} was answered {status}" for kind, status in trouble.answers
+               if status not in (200, 201, 204, *refusals)]  # fmt: skip
+    known = trouble.known
+    missing = set(trouble.admitted) - known.keys()
+    undone = {id for id in trouble.acked if known.get(id) != "done"}
+    stuck = {id for id in trouble.admitted if known.get(id, "done") != "done"}
+    return answers + broken({
+        "no upload was refused: there was no trouble": not trouble.refused,
+        f"/readyz returned {trouble.reason!r}, which does not name {reason!r}": reason not in trouble.reason,
+        f"{len(missing)} admitted batches are not known afterwards": missing,
+        f"{len(undone)} acked batches are not done": undone,
+        f"{len(stuck)} admitted batches could not be settled afterwards": stuck,
+        f"of {len(trouble.refused)} refused uploads, repeated afterwards, the answers were {trouble.again}":
+            trouble.again != [201] * len(trouble.refused),
+        "the server did not recover by itself": not trouble.alive,
+    })  # fmt: skip
 
 
 def counted(troubles: Sequence[Trouble]) -> str:
