@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import numpy as np
@@ -131,6 +132,12 @@ def _serve(service: Service) -> Iterator[httpx.Client]:
 def serve() -> Callable[[Service], AbstractContextManager[httpx.Client]]:
     """Serves a service over a real socket while its block runs."""
     return _serve
+
+
+@pytest.fixture
+def run() -> str:
+    """The name of a run that no other test uses."""
+    return uuid4().hex
 
 
 @pytest.fixture(scope="module")

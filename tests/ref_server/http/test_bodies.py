@@ -3,9 +3,9 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -14,14 +14,12 @@ from starlette.types import Message
 
 from ref_server.http import bodies
 from ref_server.http.bodies import Rests
-from ref_server.service.service import Service
 from shared import wire
-from shared.batch import RolloutBatch
+from tests.ref_server.calls import MakeService, Rollout, Serve, bearer, upload
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 
 pytestmark = pytest.mark.slow  # slow clients, on purpose
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
-SAFETENSORS = f"Content-Type: {wire.CONTENT_TYPE}"
+CONTENT_TYPE = f"Content-Type: {wire.CONTENT_TYPE}"
 MIB = 2**20
 
 
@@ -66,7 +64,7 @@ def test_a_body_comes_at_a_decent_pace(http: httpx.Client) -> None:
     def send(kind: str) -> tuple[int, bytes]:
         length, pieces = SLOW[kind]
         with connected(http) as connection:
-            connection.sendall(head("POST", "/v1/batches", SAFETENSORS, length))
+            connection.sendall(head("POST", "/v1/batches", CONTENT_TYPE, length))
             return dripping(connection, iter(pieces))
 
     with ThreadPoolExecutor(len(SLOW)) as pool:  # all at once, since each waits for seconds
@@ -78,8 +76,7 @@ def test_a_body_comes_at_a_decent_pace(http: httpx.Client) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_byte_protocol_waits_for_no_slow_client(make_service: Callable[..., Service], serve: Serve) -> None:
-    """More of them than its application has threads."""
+def test_the_byte_protocol_waits_for_no_slow_client(make_service: MakeService, serve: Serve) -> None:
     with serve(make_service(legacy=True)) as http, ExitStack() as stack:
         connections = [stack.enter_context(connected(http)) for _ in range(20)]
         for connection in connections:
@@ -92,7 +89,7 @@ def test_the_byte_protocol_waits_for_no_slow_client(make_service: Callable[..., 
 @pytest.mark.usefixtures("impatient")
 def test_what_came_buys_time(http: httpx.Client) -> None:
     with connected(http) as connection:
-        connection.sendall(head("POST", "/v1/batches", SAFETENSORS, "Content-Length: 3000", "Connection: close"))
+        connection.sendall(head("POST", "/v1/batches", CONTENT_TYPE, "Content-Length: 3000", "Connection: close"))
         for _ in range(30):  # in all, more than the first seconds
             connection.sendall(b"x" * 100)
             time.sleep(0.05)
@@ -114,29 +111,29 @@ def test_what_came_buys_time(http: httpx.Client) -> None:
 )
 def test_broken_chunks(http: httpx.Client, sent: bytes, status: int, caplog: pytest.LogCaptureFixture) -> None:
     with connected(http) as connection:
-        connection.sendall(head("POST", "/v1/batches", SAFETENSORS, "Transfer-Encoding: chunked") + sent)
+        connection.sendall(head("POST", "/v1/batches", CONTENT_TYPE, "Transfer-Encoding: chunked") + sent)
         connection.shutdown(socket.SHUT_WR)
         assert answer(connection)[0] == status
     assert http.get("/livez").status_code == 200
     assert "Traceback" not in caplog.text
 
 
-def test_both_ways_of_saying_how_long_a_body_is(http: httpx.Client) -> None:
-    """Where two servers on a path would differ, a second request could hide in the body."""
+def test_a_body_with_two_lengths(http: httpx.Client) -> None:
+    """Request smuggling: a second request could hide in the body."""
     lines = ("Content-Length: 4", "Transfer-Encoding: chunked", "Connection: close")
     with connected(http) as connection:
-        connection.sendall(head("POST", "/v1/batches", SAFETENSORS, *lines) + b"0\r\n\r\nGET /livez HTTP/1.1\r\n\r\n")
+        connection.sendall(head("POST", "/v1/batches", CONTENT_TYPE, *lines) + b"0\r\n\r\nGET /livez HTTP/1.1\r\n\r\n")
         status, received = answer(connection)
     assert 400 <= status < 500
     assert received.count(b"HTTP/1.1 ") == 1
 
 
-# What a client hears that sends its whole body before it reads
+# Clients that send their whole body before they read
 
 
 @pytest.mark.parametrize("size", [0, 1000, 30 * MIB])
 @pytest.mark.parametrize("content_type", ["text/plain", wire.CONTENT_TYPE])
-def test_a_refusal_is_heard_by_who_sends_first(http: httpx.Client, size: int, content_type: str) -> None:
+def test_a_refusal_reaches_a_client_that_sends_first(http: httpx.Client, size: int, content_type: str) -> None:
     with connected(http) as connection:
         lines = (f"Content-Type: {content_type}", f"Content-Length: {size}", "Connection: close")
         connection.sendall(head("POST", "/v1/batches", *lines) + bytes(size))
@@ -152,15 +149,14 @@ def test_a_refused_body_may_be_broken(http: httpx.Client, caplog: pytest.LogCapt
         assert b" 415 " in one_answer(connection)
         connection.sendall(b"not a chunk\r\n\r\n")
         rest(connection)
-    assert http.get("/livez").status_code == 200
     assert "Traceback" not in caplog.text
 
 
 @pytest.mark.usefixtures("brief_linger")
 @pytest.mark.parametrize("expecting", ["Content-Length: 1073741824", "Content-Type: text/plain"])
-def test_who_asks_first_need_not_send(http: httpx.Client, expecting: str) -> None:
+def test_a_refused_client_that_expects_100_need_not_send(http: httpx.Client, expecting: str) -> None:
     lines = ["Expect: 100-continue", expecting]
-    lines += ["Content-Length: 5"] if "Type" in expecting else [SAFETENSORS]
+    lines += ["Content-Length: 5"] if "Type" in expecting else [CONTENT_TYPE]
     with connected(http) as connection:
         connection.sendall(head("POST", "/v1/batches", *lines))
         status, received = answer(connection)
@@ -174,65 +170,48 @@ def test_who_asks_first_need_not_send(http: httpx.Client, expecting: str) -> Non
 def filling(stack: ExitStack, http: httpx.Client, claimed: int, sent: int) -> socket.socket:
     """A connection on which so much of a body has been sent."""
     connection = stack.enter_context(connected(http))
-    connection.sendall(head("POST", "/v1/batches", SAFETENSORS, f"Content-Length: {claimed}") + bytes(sent))
+    connection.sendall(head("POST", "/v1/batches", CONTENT_TYPE, f"Content-Length: {claimed}") + bytes(sent))
     return connection
 
 
-def upload(http: httpx.Client, batch: RolloutBatch) -> httpx.Response:
-    return http.post("/v1/batches", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE})
-
-
-def let_it_read(http: httpx.Client) -> None:
-    """Each request is a turn of the server's loop, in which it reads a piece of whatever has come elsewhere."""
+def let_read(http: httpx.Client) -> None:
+    """Each request is a turn of the server's loop, in which it reads what has arrived on other connections."""
     for _ in range(200):
         assert http.get("/livez").status_code == 200
 
 
-def test_bodies_share_their_memory(
-    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
-) -> None:
+def test_bodies_share_their_memory(make_service: MakeService, serve: Serve, rollout: Rollout) -> None:
     with serve(make_service(max_body_mib=2, max_bodies_mib=4)) as http:
         with ExitStack() as stack:
             for _ in range(30):
                 filling(stack, http, claimed=2 * MIB, sent=0)
             assert upload(http, rollout()).status_code == 201, "what is merely claimed locks out nobody"
             fillers = [filling(stack, http, claimed=2 * MIB, sent=MIB - 300) for _ in range(2)]
-            let_it_read(http)
+            let_read(http)
             busy = upload(http, rollout())
             assert busy.status_code == 429
             assert busy.headers["Retry-After"] == "1"
             assert busy.json()["error"]["code"] == "busy"
             assert http.get("/readyz").status_code == 200
             fillers[0].sendall(bytes(1000))  # more than is left: it is refused, and holds nothing any more
-            let_it_read(http)
+            let_read(http)
             assert upload(http, rollout()).status_code == 201
             filling(stack, http, claimed=2 * MIB, sent=MIB - 300)
-            let_it_read(http)
+            let_read(http)
             assert upload(http, rollout()).status_code == 429
-        let_it_read(http)
+        let_read(http)
         assert upload(http, rollout()).status_code == 201
 
 
-def test_uploads_leave_room_for_leases(
-    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
-) -> None:
-    with serve(make_service(max_body_mib=1, max_bodies_mib=2)) as http, ExitStack() as stack:
-        filling(stack, http, claimed=MIB, sent=MIB - 10)
-        let_it_read(http)
-        assert upload(http, rollout()).status_code == 429
-        assert http.post("/v1/leases/extend", json={"leases": []}).status_code == 200
-
-
-def test_no_route_with_json_keeps_another_busy(make_service: Callable[..., Service], serve: Serve) -> None:
-    """Heartbeats were refused while 64 bodies of 1 MiB, for any routes and without a token, were on their way."""
+def test_routes_with_json_share_no_memory(make_service: MakeService, serve: Serve) -> None:
     with serve(make_service(token="one-token-for-all-of-them")) as http, ExitStack() as stack:
-        allowed = {"Authorization": "Bearer one-token-for-all-of-them"}
+        allowed = bearer("one-token-for-all-of-them")
         lines = ("Content-Type: application/json", f"Authorization: {allowed['Authorization']}")
         for path in ("/v1/logprobs", "/v1/batches/lease", "/livez", "/v1/batches"):
             for _ in range(20):
                 connection = stack.enter_context(connected(http))
                 connection.sendall(head("POST", path, *lines, f"Content-Length: {MIB}") + bytes(MIB - 1))
-        let_it_read(http)
+        let_read(http)
         assert http.post("/v1/batches/lease", json={"consumer": "c"}, headers=allowed).status_code == 429
         for path in ("extend", "ack", "release"):
             assert http.post(f"/v1/leases/{path}", json={"leases": []}, headers=allowed).status_code == 200
@@ -240,19 +219,11 @@ def test_no_route_with_json_keeps_another_busy(make_service: Callable[..., Servi
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [
-        ("GET", "/livez"),
-        ("HEAD", "/readyz"),
-        ("GET", "/"),
-        ("GET", "/v1/batches"),
-        ("POST", "/v1/batches/some/requeue"),
-        ("DELETE", "/v1/batches/some"),
-    ],
+    [("GET", "/livez"), ("HEAD", "/readyz"), ("GET", "/v1/batches"), ("POST", "/v1/batches/some/requeue")],
 )
 @pytest.mark.parametrize("length", ["Content-Length: 1048575", "Transfer-Encoding: chunked"])
 @pytest.mark.usefixtures("brief_linger")
 def test_a_route_without_a_body_reads_none(http: httpx.Client, method: str, path: str, length: str) -> None:
-    """Each of them used to read as much as an upload, also without a token: four stopped all uploads."""
     with connected(http) as connection:
         connection.sendall(head(method, path, "Content-Type: application/json", length) + b"1\r\nx\r\n")
         status, received = answer(connection)
@@ -264,51 +235,25 @@ def test_a_route_without_a_body_reads_none(http: httpx.Client, method: str, path
     ("method", "path", "status"), [("POST", "/nowhere", 404), ("PUT", "/v1/batches", 405), ("POST", "/livez", 405)]
 )
 @pytest.mark.parametrize("length", ["Content-Length: 1048576", "Transfer-Encoding: chunked"])
-def test_where_there_is_no_route_the_router_says_so(
-    http: httpx.Client, method: str, path: str, status: int, length: str
-) -> None:
-    """A newer client of an older server should hear 404, whatever it sends there."""
+def test_unknown_routes_read_no_body(http: httpx.Client, method: str, path: str, status: int, length: str) -> None:
     with connected(http) as connection:
         connection.sendall(head(method, path, "Content-Type: application/json", length))
         assert f" {status} ".encode() in one_answer(connection)
 
 
-def test_open_routes_leave_all_memory_to_uploads(
-    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
-) -> None:
-    with serve(make_service(max_body_mib=1, max_bodies_mib=2)) as http, ExitStack() as stack:
-        for _ in range(8):
-            connection = stack.enter_context(connected(http))
-            connection.sendall(head("GET", "/livez", f"Content-Length: {MIB}") + bytes(MIB - 1))
-        let_it_read(http)
-        assert upload(http, rollout()).status_code == 201
-
-
 def test_a_token_leaves_room_for_another(
-    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch], tmp_path: Path
+    make_service: MakeService, serve: Serve, rollout: Rollout, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("upload greedy-token-of-a-worker\nupload modest-token-of-a-worker\n")
     with serve(make_service(max_body_mib=1, max_bodies_mib=4, token_file=tokens)) as http, ExitStack() as stack:
         for _ in range(8):
             connection = stack.enter_context(connected(http))
-            lines = (SAFETENSORS, "Authorization: Bearer greedy-token-of-a-worker", f"Content-Length: {MIB}")
+            lines = (CONTENT_TYPE, "Authorization: Bearer greedy-token-of-a-worker", f"Content-Length: {MIB}")
             connection.sendall(head("POST", "/v1/batches", *lines) + bytes(MIB - 1))
-        let_it_read(http)
-        http.headers["Authorization"] = "Bearer greedy-token-of-a-worker"
-        assert upload(http, rollout()).status_code == 429
-        http.headers["Authorization"] = "Bearer modest-token-of-a-worker"
-        assert upload(http, rollout()).status_code == 201
-
-
-def test_a_body_is_let_go_with_its_request(
-    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
-) -> None:
-    with serve(make_service(max_body_mib=1, max_bodies_mib=2)) as http:
-        for _ in range(5):
-            refused = http.post("/v1/batches", content=bytes(MIB - 1), headers={"Content-Type": wire.CONTENT_TYPE})
-            assert refused.status_code == 422
-        assert upload(http, rollout()).status_code == 201
+        let_read(http)
+        assert upload(http, rollout(), **bearer("greedy-token-of-a-worker")).status_code == 429
+        assert upload(http, rollout(), **bearer("modest-token-of-a-worker")).status_code == 201
 
 
 async def _never() -> Message:
@@ -316,8 +261,7 @@ async def _never() -> Message:
     raise AssertionError
 
 
-def test_only_so_many_rests_of_refused_bodies_are_waited_for() -> None:
-    """uvicorn buffers of each: 760 connections took 300 MiB, which Python's heap kept."""
+def test_the_server_waits_for_a_bounded_number_of_refused_bodies() -> None:
 
     async def crowd() -> None:
         rests = Rests()
@@ -328,9 +272,9 @@ def test_only_so_many_rests_of_refused_bodies_are_waited_for() -> None:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        one = asyncio.create_task(rests.discard(_never))
+        next_rest = asyncio.create_task(rests.discard(_never))
         await asyncio.sleep(0)
-        assert not one.done(), "those that have left make room"
-        one.cancel()
+        assert not next_rest.done(), "those that have left make room"
+        next_rest.cancel()
 
     asyncio.run(crowd())

@@ -1,4 +1,4 @@
-"""Connections that do nothing, or too much, over real sockets."""
+"""Slow, silent and malformed connections, over real sockets."""
 
 import resource
 import time
@@ -17,11 +17,12 @@ MIB = 2**20
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    """Long enough for a head that comes in one piece, on a busy machine too."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("sent", [b"", b"G", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", b"\r\n", b"\0\0"])
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", b"\0\0"])
 def test_a_head_that_does_not_end(http: httpx.Client, sent: bytes) -> None:
     with connected(http) as connection:
         connection.sendall(sent)
@@ -34,16 +35,10 @@ def test_a_head_that_drips(http: httpx.Client) -> None:
         connection.sendall(b"GET /livez HTTP/1.1\r\n")
         for number in range(1000):
             connection.sendall(f"X-{number}: 1\r\n".encode())
-            time.sleep(0.02)
+            time.sleep(0.05)
 
 
-@pytest.fixture
-def rather_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a head that comes in one piece is in time on a busy machine, too."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
-
-
-@pytest.mark.usefixtures("rather_impatient")
+@pytest.mark.usefixtures("impatient")
 def test_a_second_head_that_does_not_end(http: httpx.Client) -> None:
     with connected(http) as connection:
         connection.sendall(head("GET", "/livez"))
@@ -53,8 +48,8 @@ def test_a_second_head_that_does_not_end(http: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("rather_impatient")
-def test_neither_rest_nor_a_long_poll_is_a_slow_head(http: httpx.Client) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_idle_connections_and_long_polls_are_no_slow_heads(http: httpx.Client) -> None:
     poll = b'{"consumer": "c", "run": "none", "wait_seconds": 1.2}'
     with connected(http) as connection:
         lines = ("Content-Type: application/json", f"Content-Length: {len(poll)}")
@@ -63,17 +58,6 @@ def test_neither_rest_nor_a_long_poll_is_a_slow_head(http: httpx.Client) -> None
         time.sleep(1.2)
         connection.sendall(head("GET", "/livez"))
         assert b" 200 " in one_answer(connection)
-
-
-def test_a_flood_of_headers(http: httpx.Client) -> None:
-    with connected(http) as connection:
-        connection.sendall(b"GET /livez HTTP/1.1\r\n")
-        try:
-            for number in range(500_000):
-                connection.sendall(f"X-{number}: 1\r\n".encode())
-        except (BrokenPipeError, ConnectionResetError):
-            return
-        pytest.fail("the server took half a million headers")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +73,7 @@ def test_a_flood_of_headers(http: httpx.Client) -> None:
         (b"GET / HTTP/1.1\r\nX: " + b"x" * 60_000, 431),
     ],
 )
-def test_what_is_not_http(http: httpx.Client, sent: bytes, status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_requests(http: httpx.Client, sent: bytes, status: int, caplog: pytest.LogCaptureFixture) -> None:
     with connected(http) as connection:
         connection.sendall(sent)
         got, received = answer(connection)
@@ -98,7 +82,7 @@ def test_what_is_not_http(http: httpx.Client, sent: bytes, status: int, caplog: 
     assert "Traceback" not in caplog.text
 
 
-def test_requests_one_behind_the_other(http: httpx.Client) -> None:
+def test_pipelined_requests(http: httpx.Client) -> None:
     with connected(http) as connection:
         connection.sendall(head("GET", "/livez") * 3 + head("GET", "/readyz", "Connection: close"))
         _, received = answer(connection)
@@ -106,7 +90,6 @@ def test_requests_one_behind_the_other(http: httpx.Client) -> None:
 
 
 def test_a_flood_behind_a_request_that_waits(http: httpx.Client) -> None:
-    """The server stops reading, or ends the connection: it depends on how much it happens to receive at once."""
     poll = b'{"consumer": "c", "run": "none", "wait_seconds": 60}'
     with connected(http) as connection:
         lines = ("Content-Type: application/json", f"Content-Length: {len(poll)}")
@@ -116,9 +99,6 @@ def test_a_flood_behind_a_request_that_waits(http: httpx.Client) -> None:
             for _ in range(100):
                 connection.sendall(bytes(MIB))
     assert http.get("/livez").status_code == 200
-
-
-# Many of them
 
 
 @pytest.mark.slow

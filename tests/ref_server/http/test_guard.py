@@ -1,4 +1,4 @@
-"""What is refused before a route sees it, as a hostile page or client would try it."""
+"""Hostile requests that are refused before a route runs."""
 
 import asyncio
 import gzip
@@ -25,17 +25,15 @@ def test_content_types_are_compared_without_case_and_parameters(http: httpx.Clie
 @pytest.mark.parametrize(
     "content_type", ["", "text/plain", "application/jsonx", "multipart/form-data", "application/*"]
 )
-@pytest.mark.parametrize(
-    "route", ["batches", "logprobs", "batches/lease", "leases/ack", "leases/extend", "leases/release"]
-)
-def test_every_body_says_what_it_is(http: httpx.Client, route: str, content_type: str) -> None:
+@pytest.mark.parametrize("route", ["batches", "logprobs", "batches/lease", "leases/ack"])
+def test_a_wrong_content_type_is_refused(http: httpx.Client, route: str, content_type: str) -> None:
     response = http.post(f"/v1/{route}", content=b"{}", headers={"Content-Type": content_type})
     assert response.status_code == 415
     assert response.json()["error"]["field"] == "Content-Type"
 
 
-@pytest.mark.parametrize("route", ["batches", "logprobs", "batches/lease", "leases/ack", "reference"])
-def test_a_line_break_behind_a_path_leads_past_no_check(http: httpx.Client, route: str) -> None:
+@pytest.mark.parametrize("route", ["batches", "logprobs", "reference"])
+def test_a_line_break_after_a_path_bypasses_no_check(http: httpx.Client, route: str) -> None:
     method = "PUT" if route == "reference" else "POST"
     response = http.request(method, f"/v1/{route}%0A", content=b"{}", headers={"Content-Type": "text/plain"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
@@ -118,10 +116,3 @@ def test_a_long_url(http: httpx.Client) -> None:
     assert http.get("/livez?" + "x" * 8000).status_code == 200
     refused = http.get("/livez?" + "x" * 9000)
     assert refused.status_code == 414
-
-
-@pytest.mark.parametrize("request_head", [b"GET /livez HTTP/1.1\r\n\r\n", b"GET /livez HTTP/1.0\r\n\r\n"])
-def test_a_request_without_a_host(http: httpx.Client, request_head: bytes) -> None:
-    with connected(http) as connection:
-        connection.sendall(request_head.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
-        assert answer(connection)[0] in (400, 403)

@@ -1,7 +1,7 @@
 """Bodies made to harm, against a server process: it refuses them, keeps its memory, and goes on."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -10,15 +10,14 @@ import psutil
 import pytest
 
 from shared import wire
-from shared.batch import BatchError, RolloutBatch
+from shared.batch import BatchError
+from tests.ref_server.calls import SAFETENSORS, Rollout, upload
 from tests.ref_server.processes import Running, running
 from tests.ref_server.sockets import connected, head
 
 pytestmark = pytest.mark.slow
 
 MIB = 2**20
-SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
-Rollout = Callable[..., RolloutBatch]
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +25,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     limits = ("--max-body-mib", "32", "--max-bodies-mib", "64")
     with running(tmp_path_factory.mktemp("server"), "--no-model", *limits) as running_server:
         yield running_server
-
-
-def post(http: httpx.Client, body: bytes, path: str = "/v1/batches") -> httpx.Response:
-    return http.post(path, content=body, headers=SAFETENSORS)
 
 
 def raw(header: object, data: bytes = b"", size: int | None = None) -> bytes:
@@ -84,7 +79,7 @@ HOSTILE: dict[str, bytes] = {
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/logprobs"])
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_body_is_refused(server: Running, kind: str, path: str) -> None:
-    refused = post(server.http, HOSTILE[kind], path)
+    refused = server.http.post(path, content=HOSTILE[kind], headers=SAFETENSORS)
     assert refused.status_code == 422
     assert refused.json()["error"]["code"] == "invalid_batch"
     assert len(refused.content) < 2000
@@ -120,16 +115,11 @@ def test_a_body_cut_short_anywhere_is_refused(server: Running, rollout: Rollout)
         with pytest.raises(BatchError):
             wire.decode(body[:length])
     for length in range(0, len(body), 97):
-        assert post(server.http, body[:length]).status_code == 422
-    assert post(server.http, body).status_code == 201
+        assert upload(server.http, body[:length]).status_code == 422
+    assert upload(server.http, body).status_code == 201
 
 
-def resident(server: Running) -> int:
-    return psutil.Process(server.process.pid).memory_info().rss
-
-
-@pytest.mark.slow
-def test_memory_stays_within_what_was_asked_for(server: Running) -> None:
+def test_memory_stays_bounded(server: Running) -> None:
     """Waves alike: what they need is bounded, and the last needs no more than those before, so nothing is kept.
 
     More than two, since how many bodies of a wave meet, and what the allocator holds on to, is chance.
@@ -138,26 +128,26 @@ def test_memory_stays_within_what_was_asked_for(server: Running) -> None:
     def hostile(number: int) -> int:
         kinds = [bytes(32 * MIB), HOSTILE["300,000 tensors"], HOSTILE["2^40 tokens in 8 bytes"], DEEP["many lists"]]
         with httpx.Client(base_url=server.http.base_url, timeout=100) as http:
-            return post(http, kinds[number % len(kinds)]).status_code
+            return upload(http, kinds[number % len(kinds)]).status_code
 
-    before, after = resident(server), []
+    memory = psutil.Process(server.process.pid).memory_info
+    before, after = memory().rss, []
     for _ in range(4):
         with ThreadPoolExecutor(16) as clients:
             assert set(clients.map(hostile, range(48))) <= {422, 429}
-        after.append(resident(server))
+        after.append(memory().rss)
     assert max(after) - before < 64 * MIB * 5
     assert after[-1] - max(after[:-1]) < 64 * MIB
     assert server.http.get("/readyz").status_code == 200
 
 
-@pytest.mark.slow
-def test_health_is_told_amid_slow_clients_and_full_threads(server: Running, rollout: Rollout) -> None:
+def test_health_routes_answer_amid_slow_clients_and_full_threads(server: Running, rollout: Rollout) -> None:
     """Two hundred bodies that never end, and more uploads at once than there are threads for them."""
-    upload = wire.encode(rollout())
+    body = wire.encode(rollout())
 
-    def once(body: bytes) -> int:
+    def upload_once() -> int:
         with httpx.Client(base_url=server.http.base_url, timeout=100) as http:
-            return post(http, body).status_code
+            return upload(http, body).status_code
 
     with ExitStack() as stack:
         for _ in range(200):
@@ -165,7 +155,7 @@ def test_health_is_told_amid_slow_clients_and_full_threads(server: Running, roll
             lines = (f"Content-Type: {wire.CONTENT_TYPE}", "Content-Length: 1000000")
             connection.sendall(head("POST", "/v1/batches", *lines) + b"x" * 1000)
         with ThreadPoolExecutor(64) as clients:
-            uploads = [clients.submit(once, upload) for _ in range(200)]
+            uploads = [clients.submit(upload_once) for _ in range(200)]
             for path in ("/livez", "/readyz") * 20:
                 assert server.http.get(path).status_code == 200
             assert server.http.post("/v1/leases/extend", json={"leases": []}).status_code == 200

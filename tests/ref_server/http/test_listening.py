@@ -1,4 +1,4 @@
-"""How many connections the server holds, and of whom."""
+"""Listening sockets, and how many connections each peer may hold."""
 
 import os
 import resource
@@ -43,7 +43,7 @@ def answers(connection: socket.socket) -> bool:
         return False
 
 
-def test_a_peer_leaves_room_for_another() -> None:
+def test_a_peer_cannot_take_all_connections() -> None:
     with serve(most=10) as port, ExitStack() as stack:
         greedy = [stack.enter_context(connected(port, "127.0.0.2")) for _ in range(30)]
         assert sum(map(answers, greedy)) == 5
@@ -68,14 +68,13 @@ def certificate(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_handshake_counts_and_ends(monkeypatch: pytest.MonkeyPatch, certificate: dict[str, str]) -> None:
-    """One that never ended used to hold its connection for a minute."""
     monkeypatch.setattr(module, "HEAD_SECONDS", 1.0)
     context = ssl.create_default_context(cafile=certificate["ssl_certfile"])
     with serve(most=4, **certificate) as port, ExitStack() as stack:
         silent = [stack.enter_context(connected(port)) for _ in range(2)]
         with connected(port) as late:
             assert rest(late) == b""
-        assert [rest(connection) for connection in silent] == [b"", b""]  # the server gave them up
+        assert [rest(connection) for connection in silent] == [b"", b""]
         with context.wrap_socket(connected(port), server_hostname="localhost") as connection:
             connection.sendall(GET)
             assert b"200 OK" in connection.recv(1000)
@@ -105,8 +104,8 @@ def test_connections_leave_files_for_the_store(
 def test_a_name_with_two_addresses_is_listened_on_at_both() -> None:
     port = free_port()
     with listening(ServeConfig(no_model=True, host="localhost", port=port)) as sockets:
-        found = {one.getsockname()[0] for one in sockets}
-    assert found == {address[4][0] for address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM)}
+        addresses = {listener.getsockname()[0] for listener in sockets}
+    assert addresses == {address[4][0] for address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM)}
 
 
 def test_a_socket_of_the_parent_process_is_served() -> None:
@@ -133,7 +132,7 @@ def test_a_file_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "in use"), ("nowhere.invalid", ""), ("192.0.2.1", "assign")])
-def test_an_address_that_cannot_be_had_is_named(host: str, why: str) -> None:
+def test_an_unusable_address_is_named(host: str, why: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (

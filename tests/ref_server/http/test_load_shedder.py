@@ -1,4 +1,4 @@
-"""While the queue is full, most uploads are refused before they are decoded; all are let in once there is room."""
+"""While the queue is full, most uploads are refused before they are decoded; all are admitted once there is room."""
 
 import asyncio
 import random
@@ -13,7 +13,6 @@ from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.load_shedder import (
     MAX_PROBES,
-    MAX_RUNS,
     MEMORY_SECONDS,
     PROBES_PER_SECOND,
     LoadShedder,
@@ -48,37 +47,32 @@ def upload_to(shedder: LoadShedder, error: Exception | None, run: str = "run") -
     return True
 
 
-def let_in(shedder: LoadShedder, error: Exception | None) -> int:
-    """How many of a hundred are let in, one after the other."""
+def count_admitted(shedder: LoadShedder, error: Exception | None) -> int:
+    """How many of a hundred uploads are let in, one after the other."""
     return sum(upload_to(shedder, error) for _ in range(100))
 
 
 def test_few_uploads_probe_a_full_queue() -> None:
     clock = Clock()
     shedder = LoadShedder(clock)
-    assert let_in(shedder, full_for()) == 1 + MAX_PROBES
+    assert count_admitted(shedder, full_for()) == 1 + MAX_PROBES
     refusal = shedder.refusal("run")
     assert refusal and (str(refusal), refusal.run, refusal.retry_after) == ("full", "run", 3)
     clock.now += 2 / PROBES_PER_SECOND
-    assert let_in(shedder, full_for()) == 2
+    assert count_admitted(shedder, full_for()) == 2
     clock.now += MEMORY_SECONDS - 1
-    assert let_in(shedder, full_for()) == MAX_PROBES
-
-
-def test_uploads_that_fail_for_other_reasons_close_nothing() -> None:
-    shedder = LoadShedder(Clock())
-    assert let_in(shedder, ValueError("an invalid batch")) == 100
-    assert not shedder
+    assert count_admitted(shedder, full_for()) == MAX_PROBES
 
 
 @pytest.mark.parametrize("error", [None, ValueError("an invalid batch")])
 def test_uploads_that_find_room_use_up_no_probes(error: Exception | None) -> None:
     shedder = LoadShedder(Clock())
     assert upload_to(shedder, full_for())
-    assert let_in(shedder, error) == 100
+    assert count_admitted(shedder, error) == 100
 
 
-def test_probes_at_the_same_time_are_bounded_until_the_fullness_is_forgotten() -> None:
+def test_probes_at_the_same_time_are_bounded_until_the_fullness_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ref_server.http.load_shedder.PROBES_PER_SECOND", 0.0)
     clock = Clock()
     shedder = LoadShedder(clock)
     upload_to(shedder, full_for())
@@ -102,36 +96,25 @@ def test_uploads_that_were_let_in_before_use_up_no_probes() -> None:
         for _ in range(100):
             inside.enter_context(shedder.admission("run"))
         upload_to(shedder, full_for())
-    assert let_in(shedder, full_for()) == MAX_PROBES
+    assert count_admitted(shedder, full_for()) == MAX_PROBES
 
 
 def test_each_run_is_full_by_itself() -> None:
     shedder = LoadShedder(Clock())
-    assert let_in(shedder, full_for()) == 1 + MAX_PROBES
+    assert count_admitted(shedder, full_for()) == 1 + MAX_PROBES
     assert shedder.refusal("run") and shedder.refusal("other") is None and shedder.refusal(None) is None
 
 
-def test_the_runs_that_were_full_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ref_server.http.load_shedder.MAX_PROBES", 0.0)
-    shedder = LoadShedder(Clock())
-    for run in [*map(str, range(MAX_RUNS)), "0", "new"]:
-        with suppress(NoRoom), shedder.admission(None):
-            raise full_for(run)
-    monkeypatch.setattr("ref_server.http.load_shedder.PROBES_PER_SECOND", 0.0)
-    assert [bool(shedder.refusal(run)) for run in ("0", "new", "1")] == [True, True, False]
-
-
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are refused alike, few of them by the queue; the next one after a place has become free is taken."""
     monkeypatch.setattr("ref_server.http.load_shedder.DELAY_SECONDS", 0.0)
     monkeypatch.setattr("ref_server.http.load_shedder.PROBES_PER_SECOND", 0.0)
     monkeypatch.setattr("ref_server.http.load_shedder.MEMORY_SECONDS", 3600.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 2})
     service = Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
     chance = random.Random(0)
-    asked = []
+    reached: list[str] = []
     put = service.queue.put
-    monkeypatch.setattr(service.queue, "put", lambda upload: asked.append(upload.id) or put(upload))
+    monkeypatch.setattr(service.queue, "put", lambda upload: reached.append(upload.id) or put(upload))
 
     async def upload(client: httpx.AsyncClient, run: str = "run") -> httpx.Response:
         body = wire.encode(random_batch(chance, run))
@@ -147,10 +130,10 @@ def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.M
             assert {answer.status_code for answer in answers} == {429}
             assert {answer.json()["error"]["code"] for answer in answers} == {"queue_full"}
             assert {answer.headers["Retry-After"] for answer in answers} == {"1"}
-            assert len(asked) == 2 + MAX_PROBES
+            assert len(reached) == 2 + MAX_PROBES
             answers = [await upload(client, "other") for _ in range(100)]
             assert {answer.status_code for answer in answers} == {429}
-            assert len(asked) == 2 * (1 + MAX_PROBES) + 1, "another run asks for itself"
+            assert len(reached) == 2 * (1 + MAX_PROBES) + 1, "each run has probes"
             assert (await client.delete(f"/v1/batches/{first.json()['id']}")).status_code == 204
             monkeypatch.setattr("ref_server.http.load_shedder.MEMORY_SECONDS", 0.0)
             assert (await upload(client)).status_code == 201

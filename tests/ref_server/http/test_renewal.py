@@ -1,4 +1,4 @@
-"""SIGHUP: tokens and certificates are read again, and nothing that is under way ends."""
+"""SIGHUP: tokens and certificates are read again; requests and leases go on."""
 
 import os
 import signal
@@ -12,13 +12,12 @@ import httpx
 import pytest
 import trustme
 
-from shared import wire
-from shared.batch import RolloutBatch
+from tests.ref_server.calls import Rollout, bearer, lease_key, upload
 from tests.ref_server.processes import Running, running
 
 pytestmark = pytest.mark.slow
 
-OLD, NEW = ({"Authorization": f"Bearer {name}-0123456789abcdef"} for name in ("old", "new"))
+OLD, NEW = (bearer(f"{name}-0123456789abcdef") for name in ("old", "new"))
 
 
 def until(condition: Callable[[], bool], server: Running) -> None:
@@ -42,7 +41,7 @@ def write_pair(authority: trustme.CA, directory: Path, key_type: trustme.KeyType
     (directory / "key.pem").write_bytes(made.private_key_pem.bytes())
 
 
-def test_tokens_are_read_again_and_leases_go_on(tmp_path: Path, rollout: Callable[..., RolloutBatch]) -> None:
+def test_tokens_are_read_again_and_leases_go_on(tmp_path: Path, rollout: Rollout) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("admin old-0123456789abcdef\n")
     with running(tmp_path, "--no-model", "--token-file", str(tokens)) as server, ThreadPoolExecutor(1) as pool:
@@ -54,13 +53,9 @@ def test_tokens_are_read_again_and_leases_go_on(tmp_path: Path, rollout: Callabl
         renew(server)
         until_logged(server, "tokens: read again")
         assert http.get("/v1/queue", headers=OLD).status_code == 401
-        sent = http.post(
-            "/v1/batches", content=wire.encode(rollout()), headers=NEW | {"Content-Type": wire.CONTENT_TYPE}
-        )
-        assert sent.status_code == 201
-        leased = waiting.result()  # asked for with the old token, before it ended
-        key = {"id": leased.headers["Batch-Id"], "token": leased.headers["Lease-Token"]}
-        settled = http.post("/v1/leases/ack", json={"leases": [key]}, headers=NEW)
+        assert upload(http, rollout(), **NEW).status_code == 201
+        leased = waiting.result()  # requested with the old token, while it was valid
+        settled = http.post("/v1/leases/ack", json={"leases": [lease_key(leased)]}, headers=NEW)
         assert settled.json()["results"][0]["outcome"] == "ok"
 
         tokens.write_text("nonsense\n")

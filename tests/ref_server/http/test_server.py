@@ -1,4 +1,4 @@
-"""How a server ends, as a process: in order when asked to, with an error when it cannot go on, never losing a batch."""
+"""How a server process ends: in order on a signal, with an error when it cannot go on, without losing a batch."""
 
 import os
 import signal
@@ -14,21 +14,21 @@ import httpx
 import pytest
 
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared import wire
 from shared.api import BatchSummary, State
 from shared.batch import RolloutBatch
 from tests.ports import free_port
+from tests.ref_server.calls import Rollout, upload
 from tests.ref_server.odd_server import POISON
 from tests.ref_server.queue.backends import make_limits
 from tests.waiting import until
 
-Rollout = Callable[..., RolloutBatch]
+pytestmark = pytest.mark.slow
 PATIENCE = 180.0
 DIRECT = {"prompt_ids": [1], "completions": [[2]]}
 
 
 class OddServer:
-    """A server with an oddity, and what a test wants of it."""
+    """A server process with a fault: an `oddity` of `odd_server`."""
 
     def __init__(self, folder: Path, model_dir: Path, oddity: str, *options: str) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class OddServer:
         return self.process.returncode, output
 
     def upload(self, batch: RolloutBatch) -> httpx.Response:
-        return self.http.post("/v1/batches", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE})
+        return upload(self.http, batch)
 
     def lease(self, seconds: float = 20) -> httpx.Response:
         return self.http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": seconds, "lease_seconds": 60})
@@ -112,8 +112,7 @@ def begin_a_forward(server: OddServer, batch: RolloutBatch) -> None:
     until((server.folder / "begun").exists)
 
 
-@pytest.mark.slow
-def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(start: Launch, rollout: Rollout) -> None:
+def test_a_signal_lets_the_server_finish_its_work(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     leased, in_hand = rollout(), rollout()
     assert server.upload(leased).status_code == 201
@@ -157,7 +156,6 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(start: Launch
     assert all(info.scoring_attempts == 0 for info in left.values())
 
 
-@pytest.mark.slow
 def test_a_forward_that_takes_too_long_is_left_to_the_next_start(start: Launch, rollout: Rollout) -> None:
     server = start("hold", "--drain-seconds", "1")
     batch, waiting = rollout(), rollout()
@@ -170,7 +168,6 @@ def test_a_forward_that_takes_too_long_is_left_to_the_next_start(start: Launch, 
     assert {id: info.state for id, info in server.batches().items()} == {batch.id: "queued", waiting.id: "queued"}
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     batch = rollout()
@@ -182,7 +179,6 @@ def test_a_second_signal_ends_it_at_once(start: Launch, rollout: Rollout) -> Non
     assert server.batches()[batch.id].state == State.QUEUED
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_it_in_order(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     batch = rollout()
@@ -197,7 +193,6 @@ def test_ctrl_c_ends_it_in_order(start: Launch, rollout: Rollout) -> None:
     assert server.batches()[batch.id].state == State.READY
 
 
-@pytest.mark.slow
 def test_a_start_that_takes_long_can_be_ended(launch: Launch) -> None:
     server = launch("endless-loading")
     assert server.process.stdout
@@ -207,10 +202,6 @@ def test_a_start_that_takes_long_can_be_ended(launch: Launch) -> None:
     assert server.end()[0] == 128 + signal.SIGTERM
 
 
-# What it cannot go on after
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("oddity", "message"),
     [
@@ -219,7 +210,7 @@ def test_a_start_that_takes_long_can_be_ended(launch: Launch) -> None:
         ("broken-claims", "TypeError: a bug of the queue"),
     ],
 )
-def test_a_server_that_cannot_score_any_more_ends_with_an_error(
+def test_a_server_that_can_no_longer_score_ends_with_an_error(
     start: Launch, rollout: Rollout, oddity: str, message: str
 ) -> None:
     server = start(oddity)
@@ -235,8 +226,9 @@ def test_a_server_that_cannot_score_any_more_ends_with_an_error(
     assert (left.state, left.scoring_attempts) == (State.QUEUED, 0)
 
 
-@pytest.mark.slow
-def test_a_batch_that_loses_the_device_dies_alone(launch: Launch, start: Launch, rollout: Rollout) -> None:
+def test_a_batch_that_loses_the_device_becomes_dead_and_no_other(
+    launch: Launch, start: Launch, rollout: Rollout
+) -> None:
     poisonous, others = rollout(), [rollout() for _ in range(4)]
     poisonous.group.prompt_ids[0] = POISON
     for batch in others:

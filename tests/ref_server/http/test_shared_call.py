@@ -1,7 +1,6 @@
-"""One call for all who ask, and its result for a while."""
+"""Calls that many requests share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -25,14 +24,6 @@ class Call:
         return self.now
 
 
-def ask_after(call: Call, shared: SharedCall[int]) -> Callable[[float], Awaitable[int]]:
-    async def ask(seconds: float) -> int:
-        call.now += seconds
-        return await shared.result(60)
-
-    return ask
-
-
 @pytest.mark.parametrize(
     ("seconds", "terms", "waits", "answers"),
     [
@@ -48,13 +39,16 @@ def test_a_result_is_given_again_while_it_is_fresh(
     call = Call(seconds)
 
     async def play() -> list[int]:
-        ask = ask_after(call, SharedCall(call, clock=call.clock, **terms))
-        return [await ask(wait) for wait in waits]
+        shared, results = SharedCall(call, clock=call.clock, **terms), []
+        for wait in waits:
+            call.now += wait
+            results.append(await shared.result(60))
+        return results
 
     assert asyncio.run(play()) == answers
 
 
-def test_all_who_wait_get_one_result() -> None:
+def test_concurrent_callers_get_one_result() -> None:
     call = Call()
 
     async def play() -> list[int]:

@@ -1,11 +1,11 @@
-"""The stream of events: how things stand, then what changes; bounded, and gone when the client or the server goes."""
+"""The stream of events: the current state, then changes; bounded, and ended with the client or the server."""
 
 import asyncio
 import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -15,24 +15,18 @@ import pytest
 
 from ref_server import background
 from ref_server.http.routes import events as watchers
-from ref_server.service.service import Service
-from shared import wire
 from shared.api import QueueView
-from shared.batch import RolloutBatch
+from tests.ref_server.calls import MakeService, Rollout, Serve, admit, bearer
 from tests.ref_server.sockets import head, rest
 from tests.waiting import until
 
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 Event = tuple[str, dict[str, Any]]
+ADMIN, MINE = (bearer(f"{name}-0123456789abcdef") for name in ("admin", "mine"))
 TOKENS = """
 admin admin-0123456789abcdef
 train mine-0123456789abcdef name=mine run=mine
 upload upload-0123456789abcdef name=upload
 """
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {name}-0123456789abcdef"}
 
 
 @contextmanager
@@ -63,47 +57,50 @@ def report(http: httpx.Client, run: str, step: int, **headers: str) -> None:
     http.post(f"/v1/runs/{run}/metrics", json=body, headers=headers).raise_for_status()
 
 
-def test_how_things_stand_and_what_changes(http: httpx.Client, rollout: Callable[..., RolloutBatch]) -> None:
+def test_the_current_state_and_changes(http: httpx.Client, rollout: Rollout) -> None:
     run = uuid4().hex
     report(http, run, 1)
     with watching(http) as events:
         assert next(events)[0] == "queue"
-        told = first(events, "metrics", lambda data: data["run"] == run)
-        assert told == {"run": run, "lineage": "one", "kind": "step", "step": 1}
+        assert first(events, "metrics", lambda data: data["run"] == run) == {
+            "run": run,
+            "lineage": "one",
+            "kind": "step",
+            "step": 1,
+        }
         report(http, run, 2)
         assert first(events, "metrics", lambda data: data["run"] == run)["step"] == 2
-        body = wire.encode(rollout(run=run))
-        http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
+        admit(http, rollout(run=run))
         view = first(events, "queue", lambda data: run in data["runs"])
         assert set(view) == set(http.get("/v1/queue").json())
-        with watching(http) as others:  # who comes later is told as well
+        with watching(http) as others:  # a later stream begins with the current state, too
             assert first(others, "metrics", lambda data: data["run"] == run)["step"] == 2
 
 
-def test_a_token_of_one_run_is_told_of_that_run_alone(
-    make_service: Callable[..., Service], serve: Serve, tmp_path: Any
+def test_a_token_of_one_run_receives_events_of_that_run_only(
+    make_service: MakeService, serve: Serve, tmp_path: Any
 ) -> None:
     (tmp_path / "tokens").write_text(TOKENS)
     with serve(make_service(token_file=tmp_path / "tokens")) as http:
         for run in ("yours", "mine"):
-            report(http, run, 1, **bearer("admin"))
-        with watching(http, **bearer("mine")) as mine, watching(http, **bearer("admin")) as all_runs:
+            report(http, run, 1, **ADMIN)
+        with watching(http, **MINE) as mine, watching(http, **ADMIN) as all_runs:
             assert first(all_runs, "metrics", lambda data: data["run"] == "mine")["step"] == 1
-            report(http, "yours", 2, **bearer("admin"))
+            report(http, "yours", 2, **ADMIN)
             assert first(all_runs, "metrics", lambda data: data["run"] == "yours" and data["step"] == 2)
-            report(http, "mine", 2, **bearer("mine"))
-            told = []
-            while ("metrics", 2) not in told:
+            report(http, "mine", 2, **MINE)
+            received = []
+            while ("metrics", 2) not in received:
                 kind, data = next(mine)
                 assert data.get("run", "mine") == "mine"
                 assert set(data.get("runs", {})) <= {"mine"}
-                told.append((kind, data.get("step")))
+                received.append((kind, data.get("step")))
         assert http.get("/v1/events").status_code == 401
-        assert http.get("/v1/events", headers=bearer("upload")).status_code == 403
+        assert http.get("/v1/events", headers=bearer("upload-0123456789abcdef")).status_code == 403
 
 
 def test_watchers_are_bounded_and_give_their_places_back(
-    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+    make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchers, "MOST", 4)
     with serve(make_service()) as http:
@@ -123,32 +120,25 @@ def test_watchers_are_bounded_and_give_their_places_back(
             assert next(events)[0] == "queue"
 
 
-def test_the_store_is_read_once_for_all_who_watch_and_not_for_nobody(
-    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+def test_the_store_is_read_once_for_all_streams_and_not_without_one(
+    make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchers, "EVERY_SECONDS", 3600.0)
     service = make_service()
-    asked: list[None] = []
+    reads: list[None] = []
     curves = service.queue.curves
-
-    def counted(run: str | None = None) -> Any:
-        asked.append(None)
-        return curves(run)
-
-    monkeypatch.setattr(service.queue, "curves", counted)
+    monkeypatch.setattr(service.queue, "curves", lambda run=None: reads.append(None) or curves(run))
     with serve(service) as http:
         http.get("/livez")
-        assert not asked
-        with watching(http) as one:
-            next(one)
+        assert not reads
+        with watching(http) as first_stream:
+            next(first_stream)
             with watching(http) as other:
                 next(other)
-                assert len(asked) == 1
+                assert len(reads) == 1
 
 
-def test_a_comment_comes_in_a_silence(
-    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comment_comes_in_a_silence(make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers, "COMMENT_SECONDS", 0.05)
     with serve(make_service()) as http, http.stream("GET", "/v1/events") as answer:
         lines = answer.iter_lines()
@@ -157,7 +147,7 @@ def test_a_comment_comes_in_a_silence(
 
 
 def test_a_bug_is_survived_and_makes_the_server_unready(
-    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+    make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "_LONGEST_PAUSE", 0.01)
     monkeypatch.setattr(watchers, "EVERY_SECONDS", 0.01)
@@ -172,7 +162,7 @@ def test_a_bug_is_survived_and_makes_the_server_unready(
         until(lambda: http.get("/readyz").status_code == 200)
 
 
-def test_the_end_of_the_server_ends_all_streams(make_service: Callable[..., Service], serve: Serve) -> None:
+def test_the_end_of_the_server_ends_all_streams(make_service: MakeService, serve: Serve) -> None:
     service = make_service()
     with serve(service) as http, watching(http) as events:
         next(events)
@@ -182,7 +172,7 @@ def test_the_end_of_the_server_ends_all_streams(make_service: Callable[..., Serv
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
 
 
-def test_what_was_not_read_yet_is_replaced_by_what_is_newer() -> None:
+def test_unread_events_are_replaced_by_newer_ones() -> None:
     async def events() -> bytes:
         watcher = watchers.Watcher(None, lambda: None)
         for number in range(1000):
@@ -193,8 +183,8 @@ def test_what_was_not_read_yet_is_replaced_by_what_is_newer() -> None:
     assert asyncio.run(events()) == b"a999 b999 "
 
 
-def test_one_that_does_not_read_blocks_no_other_and_is_cut_off_at_the_end(
-    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+def test_a_client_that_does_not_read_blocks_no_other_and_is_cut_off_at_the_end(
+    make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchers, "EVERY_SECONDS", 0.01)
     monkeypatch.setattr(watchers, "_END_SECONDS", 0.1)
@@ -214,5 +204,5 @@ def test_one_that_does_not_read_blocks_no_other_and_is_cut_off_at_the_end(
             first(events, "queue", lambda data: True)
         service.drain()
         assert all(name == "queue" for name, _ in events)
-        time.sleep(2 * watchers._END_SECONDS)  # one that reads again in time is let go in order, its connection stays
-        assert rest(deaf).startswith(b"HTTP/1.1 200")  # up to where the server ends it
+        time.sleep(2 * watchers._END_SECONDS)
+        assert rest(deaf).startswith(b"HTTP/1.1 200")

@@ -1,8 +1,7 @@
-"""What /metrics tells: of a server that has seen work, of one in trouble, and never too much."""
+"""/metrics: after work, in trouble, and within bounds."""
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -12,17 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Stats
-from ref_server.service import gauges as metric_families
-from ref_server.service.service import Service
-from shared import wire
+from ref_server.service import gauges
 from shared.api import Depth, State
-from shared.batch import RolloutBatch
+from tests.ref_server.calls import MakeService, Rollout, Serve, lease, lease_key, settle, upload
 from tests.waiting import until
 
-Rollout = Callable[..., RolloutBatch]
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 Labels = frozenset[tuple[str, str]]
-SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
 
 
 def scrape(http: httpx.Client) -> dict[tuple[str, Labels], float]:
@@ -33,9 +27,9 @@ def scrape(http: httpx.Client) -> dict[tuple[str, Labels], float]:
     assert len({family.name for family in families}) == len(families)
     assert all(len(family.documentation) > 10 for family in families)
     samples = [(sample.name, frozenset(sample.labels.items()), sample.value) for f in families for sample in f.samples]
-    found = {(name, labels): value for name, labels, value in samples}
-    assert len(found) == len(samples)
-    return found
+    values = {(name, labels): value for name, labels, value in samples}
+    assert len(values) == len(samples)
+    return values
 
 
 def labels(**values: str) -> Labels:
@@ -43,69 +37,68 @@ def labels(**values: str) -> Labels:
 
 
 @pytest.fixture
-def small(make_service: Callable[..., Service], serve: Serve) -> Iterator[httpx.Client]:
+def small(make_service: MakeService, serve: Serve) -> Iterator[httpx.Client]:
     """A server with room for one batch of each of two runs that waits, and one in flight."""
     with serve(make_service(queue={"max_batches": 3, "max_in_flight": 2})) as http:
         yield http
 
 
-def upload(http: httpx.Client, body: bytes) -> int:
-    return http.post("/v1/batches", content=body, headers=SAFETENSORS).status_code
-
-
-def lease(http: httpx.Client, **fields: Any) -> httpx.Response:
-    return http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 0, **fields})
-
-
 def test_a_server_that_has_seen_work(small: httpx.Client, rollout: Rollout) -> None:
     first, second = rollout(run="a"), rollout(run="b")
-    assert [upload(small, wire.encode(batch)) for batch in (first, first, second)] == [201, 200, 201]
-    assert upload(small, wire.encode(rollout())) == 429
+    assert [upload(small, batch).status_code for batch in (first, first, second, rollout())] == [201, 200, 201, 429]
     until(lambda: scrape(small).get(("tandem_batches", labels(run="b", state="ready"))) == 1)  # the one scored last
-    held = lease(small, wait_seconds=10)
-    assert lease(small).status_code == 429
-    keys = [{"id": held.headers["Batch-Id"], "token": held.headers["Lease-Token"]}]
-    small.post("/v1/leases/release", json={"leases": keys})
-    held = lease(small)
-    keys = [{"id": held.headers["Batch-Id"], "token": held.headers["Lease-Token"]}]
-    small.post("/v1/leases/ack", json={"leases": keys})
+    key = lease_key(lease(small))
+    assert lease(small, wait_seconds=0).status_code == 429
+    settle(small, "release", [key])
+    settle(small, "ack", [lease_key(lease(small, wait_seconds=0))])
     small.post("/v1/logprobs", json={"prompt_ids": [1, 2], "completions": [[3], [4, 5]]})
 
     seen = scrape(small)
-    assert seen["tandem_batches", labels(run="a", state="done")] == 1
-    assert seen["tandem_batches", labels(run="b", state="ready")] == 1
-    assert seen["tandem_waiting_batches", labels()] == 1
-    assert seen["tandem_waiting_bytes", labels()] == seen["tandem_batch_bytes", labels(run="b", state="ready")]
-    assert seen["tandem_stored_bytes", labels()] == seen["tandem_batch_bytes", labels(run="b", state="ready")]
-    most = seen["tandem_limit_waiting_bytes", labels(scope="all")]
-    assert seen["tandem_limit_stored_bytes", labels(scope="all")] == 2 * most
-    assert seen["tandem_disk_free_bytes", labels()] > 0
-    assert seen["tandem_oldest_waiting_seconds", labels()] > 0
-    assert seen["tandem_limit_in_flight_batches", labels(scope="all")] == 2
-    assert seen["tandem_limit_in_flight_batches", labels(scope="run")] == 1
-    assert seen["tandem_uploads_total", labels(outcome="admitted")] == 2
-    assert seen["tandem_uploads_total", labels(outcome="duplicate")] == 1
-    assert seen["tandem_leases_total", labels()] == 2
-    assert seen["tandem_redeliveries_total", labels()] == 1
-    assert seen["tandem_lease_ends_total", labels(how="acked")] == 1
-    assert seen["tandem_lease_ends_total", labels(how="released")] == 1
-    assert seen["tandem_http_errors_total", labels(status="429", code="queue_full")] == 1
-    assert seen["tandem_http_errors_total", labels(status="429", code="in_flight_full")] == 1
-    assert seen["tandem_http_requests_total", labels(route="/v1/batches", method="POST", status="201")] == 2
-    assert seen["tandem_http_request_seconds_count", labels(route="/v1/batches", method="POST")] == 4
-    assert seen["tandem_http_requests_active", labels()] == 1
-    assert seen["tandem_scored_tokens_total", labels(device="cpu")] == first.group.tokens + second.group.tokens
-    assert seen["tandem_direct_scored_tokens_total", labels(device="cpu")] == 5
-    assert seen["tandem_score_seconds_count", labels(device="cpu")] == 2
+    expected = {
+        ("tandem_batches", labels(run="a", state="done")): 1,
+        ("tandem_batches", labels(run="b", state="ready")): 1,
+        ("tandem_waiting_batches", labels()): 1,
+        ("tandem_limit_in_flight_batches", labels(scope="all")): 2,
+        ("tandem_limit_in_flight_batches", labels(scope="run")): 1,
+        ("tandem_uploads_total", labels(outcome="admitted")): 2,
+        ("tandem_uploads_total", labels(outcome="duplicate")): 1,
+        ("tandem_leases_total", labels()): 2,
+        ("tandem_redeliveries_total", labels()): 1,
+        ("tandem_lease_ends_total", labels(how="acked")): 1,
+        ("tandem_lease_ends_total", labels(how="released")): 1,
+        ("tandem_http_errors_total", labels(status="429", code="queue_full")): 1,
+        ("tandem_http_errors_total", labels(status="429", code="in_flight_full")): 1,
+        ("tandem_http_requests_total", labels(route="/v1/batches", method="POST", status="201")): 2,
+        ("tandem_http_request_seconds_count", labels(route="/v1/batches", method="POST")): 4,
+        ("tandem_http_requests_active", labels()): 1,
+        ("tandem_scored_tokens_total", labels(device="cpu")): first.group.tokens + second.group.tokens,
+        ("tandem_direct_scored_tokens_total", labels(device="cpu")): 5,
+        ("tandem_score_seconds_count", labels(device="cpu")): 2,
+        ("tandem_admission_to_ready_seconds_count", labels()): 2,
+        ("tandem_ready", labels()): 1,
+        ("tandem_store_up", labels()): 1,
+    }
+    assert {sample: seen[sample] for sample in expected} == expected
+    stored = seen["tandem_batch_bytes", labels(run="b", state="ready")]
+    assert seen["tandem_waiting_bytes", labels()] == seen["tandem_stored_bytes", labels()] == stored
     assert 2 <= seen["tandem_forward_seconds_count", labels(device="cpu")] <= 3
-    assert seen["tandem_admission_to_ready_seconds_count", labels()] == 2
-    assert seen["tandem_commit_seconds_count", labels()] >= 3
-    assert seen["tandem_commit_operations_sum", labels()] >= seen["tandem_commit_operations_count", labels()]
-    assert seen["tandem_ready", labels()] == seen["tandem_store_up", labels()] == 1
-    assert seen["process_resident_memory_bytes", labels()] > 2**20
+    assert seen["tandem_commit_operations_sum", labels()] >= seen["tandem_commit_operations_count", labels()] >= 3
+    for name in ("tandem_disk_free_bytes", "tandem_oldest_waiting_seconds", "process_resident_memory_bytes"):
+        assert seen[name, labels()] > 0
 
     since_start = small.get("/v1/queue").json()["since_start"]
     assert (since_start["admitted"], since_start["duplicate"], since_start["acked"]) == (2, 1, 1)
+
+
+def test_batches_that_expired_are_counted_by_reason(http: httpx.Client, rollout: Rollout, run: str) -> None:
+    def expired() -> dict[str, float]:
+        samples = scrape(http).items()
+        return {dict(labels)["reason"]: value for (name, labels), value in samples if "expired_batches_total" in name}
+
+    before = expired()
+    upload(http, rollout(run=run))
+    lease(http, run, epoch=0, policy_version=9, max_lag=1, wait_seconds=0)
+    assert {reason for reason, value in expired().items() if value > before[reason]} == {"stale"}
 
 
 class Failing:
@@ -134,8 +127,8 @@ def fail(error: Exception) -> Callable[[], Any]:
         ({"check": fail(StorageFull("no room"))}, True),
     ],
 )
-def test_a_store_in_trouble_is_told_not_fatal(
-    make_service: Callable[..., Service], serve: Serve, instead: dict[str, Callable[[], Any]], depths: bool
+def test_a_failing_store_is_reported(
+    make_service: MakeService, serve: Serve, instead: dict[str, Callable[[], Any]], depths: bool
 ) -> None:
     with serve(make_service(wrap=lambda queue: Failing(queue, **instead))) as http:
         seen = scrape(http)
@@ -145,20 +138,20 @@ def test_a_store_in_trouble_is_told_not_fatal(
     assert ("tandem_leases_total", labels()) in seen
 
 
-def test_a_silent_store_holds_up_no_scrape(
-    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+def test_a_store_that_does_not_answer_delays_no_scrape(
+    make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ref_server.http.routes.monitoring.TIMEOUT", 0.1)
-    speak, asked = threading.Event(), []
+    answer, checks = threading.Event(), []
 
     def check() -> None:
-        asked.append(True)
-        speak.wait(30)
+        checks.append(True)
+        answer.wait(30)
 
     with serve(make_service(wrap=lambda queue: Failing(queue, check=check))) as http:
         assert [scrape(http)["tandem_store_up", labels()] for _ in range(5)] == [0.0] * 5
-        assert len(asked) == 1, "no thread more for each scrape"
-        speak.set()
+        assert len(checks) == 1, "later scrapes start no other thread"
+        answer.set()
         monkeypatch.setattr("ref_server.http.routes.monitoring.TIMEOUT", 20.0)
         assert scrape(http)["tandem_store_up", labels()] == 1
 
@@ -178,21 +171,18 @@ def test_clients_make_no_labels(http: httpx.Client) -> None:
     }
 
 
-def families_of(runs: dict[str, dict[State, Depth]]) -> dict[tuple[str, Labels], float]:
+def depths_of(runs: dict[str, dict[State, Depth]]) -> dict[tuple[str, Labels], float]:
     stats = Stats(runs, oldest_age=None, waiting_batches=0, waiting_bytes=0)
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in metric_families.depths(stats)
-        for sample in family.samples
-    }
+    samples = [sample for family in gauges.depths(stats) for sample in family.samples]
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
 
 def test_runs_beyond_the_bound_are_summed() -> None:
     finished = {f"finished {n:03}": {State.DONE: Depth(batches=1000, bytes=0)} for n in range(150)}
     alive = {f"alive {n:03}": {State.READY: Depth(batches=n + 1, bytes=10)} for n in range(120)}
-    seen = families_of(finished | alive)
+    seen = depths_of(finished | alive)
     runs = {dict(values)["run"] for name, values in seen if name == "tandem_batches"}
-    assert len(runs) == metric_families.MAX_RUNS + 1
+    assert len(runs) == gauges.MAX_RUNS + 1
     assert "alive 119" in runs
     assert "alive 019" not in runs
     assert not any(run.startswith("finished") for run in runs)
@@ -203,19 +193,19 @@ def test_runs_beyond_the_bound_are_summed() -> None:
 
 def test_a_run_that_is_called_other() -> None:
     runs = {f"r{n:03}": {State.READY: Depth(batches=2, bytes=1)} for n in range(101)}
-    seen = families_of({**runs, "other": {State.READY: Depth(batches=100, bytes=1)}})
+    seen = depths_of({**runs, "other": {State.READY: Depth(batches=100, bytes=1)}})
     assert seen["tandem_batches", labels(run="other", state="ready")] == 104
     assert sum(value for (name, _), value in seen.items() if name == "tandem_batches") == 302
 
 
 @pytest.mark.parametrize("run", ['a "b" \\ c', "{run='x'}", "a\\nb", "\U0001f600"])
 def test_odd_run_names_come_through(http: httpx.Client, rollout: Rollout, run: str) -> None:
-    assert upload(http, wire.encode(rollout(run=run))) == 201
+    assert upload(http, rollout(run=run)).status_code == 201
     assert any(dict(values).get("run") == run for _, values in scrape(http))
 
 
-def test_many_who_ask_whether_the_server_is_ready_flush_the_disk_once(
-    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+def test_many_checks_of_readiness_flush_the_disk_once(
+    make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ref_server.http.routes.monitoring._FRESH_SECONDS", 3600.0)
     checks: list[None] = []

@@ -1,56 +1,44 @@
-"""The dashboard and the alerts ask for nothing that a server that has seen work does not tell."""
+"""The Grafana dashboard and the alerts use only metrics that a server exports."""
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from ref_server.service.service import Service
-from shared import wire
-from shared.batch import RolloutBatch
+from tests.ref_server.calls import MakeService, Rollout, Serve, lease, lease_key, settle, upload
 
 DOCKER = Path(__file__).parents[4] / "docker"
 DASHBOARD = DOCKER / "grafana" / "dashboards" / "tandem.json"
 ALERTS = DOCKER / "prometheus" / "alerts.yml"
 
-# Added, or told, by Prometheus itself.
+# Labels that Prometheus adds.
 OF_PROMETHEUS = {"job", "instance", "le"}
 SELECTOR = re.compile(r"\b((?:tandem|process)_\w+|up)\b(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 GROUPING = re.compile(r"\b(?:by|without|on|ignoring) ?\(([^)]*)\)")
 
-# By name of the metric, and by label, the values that were seen.
-Told = dict[str, dict[str, set[str]]]
+# The values seen, by name of the metric and by label.
+Exported = dict[str, dict[str, set[str]]]
 
 
 @pytest.fixture(scope="module")
-def told(make_service: Callable[..., Service], serve: Callable[..., Any], rollout: Callable[..., RolloutBatch]) -> Told:
-    def upload(*bodies: bytes) -> None:
-        for body in bodies:
-            http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE})
-
-    def lease() -> dict[str, Any]:
-        held = http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 10}).headers
-        return {"leases": [{"id": held["Batch-Id"], "token": held["Lease-Token"]}]}
-
-    serving: AbstractContextManager[httpx.Client] = serve(make_service(queue={"max_batches": 2, "max_deliveries": 1}))
-    bodies = [wire.encode(rollout()) for _ in range(4)]
-    with serving as http:
-        upload(bodies[0], bodies[0], bodies[1])
-        http.post("/v1/leases/ack", json=lease())
-        upload(bodies[2])
-        http.post("/v1/leases/release", json=lease() | {"error": "it breaks"})
-        upload(bodies[3])
-        lease()
-        seen: Told = defaultdict(lambda: defaultdict(set))
+def exported(make_service: MakeService, serve: Serve, rollout: Rollout) -> Exported:
+    with serve(make_service(queue={"max_batches": 2, "max_deliveries": 1})) as http:
+        first, *others = [rollout() for _ in range(4)]
+        for batch in (first, first, others[0]):
+            upload(http, batch)
+        settle(http, "ack", [lease_key(lease(http))])
+        upload(http, others[1])
+        settle(http, "release", [lease_key(lease(http))], error="it breaks")
+        upload(http, others[2])
+        lease(http)
+        seen: Exported = defaultdict(lambda: defaultdict(set))
         for family in text_string_to_metric_families(http.get("/metrics").text):
             for sample in family.samples:
                 for label, value in {"": "", **sample.labels}.items():
@@ -74,28 +62,28 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield rule["alert"], rule["expr"]
 
 
-def wrong(expression: str, told: Told) -> list[str]:
-    """What an expression asks for that nobody tells."""
-    found = []
+def unknown(expression: str, exported: Exported) -> list[str]:
+    """Metrics, labels and values of an expression that no server exports."""
+    missing = []
     labels = OF_PROMETHEUS.copy()
     for name, matchers in SELECTOR.findall(expression):
-        if name != "up" and name not in told:
-            found.append(name)
+        if name != "up" and name not in exported:
+            missing.append(name)
             continue
-        labels |= set(told[name])
+        labels |= set(exported[name])
         for label, operator, value in MATCHER.findall(matchers):
-            if label not in told[name].keys() | OF_PROMETHEUS:
-                found.append(f"{name}: {label}")
-            elif operator == "=" and label not in OF_PROMETHEUS and value not in told[name][label]:
-                found.append(f"{name}: {label}={value}")
+            if label not in exported[name].keys() | OF_PROMETHEUS:
+                missing.append(f"{name}: {label}")
+            elif operator == "=" and label not in OF_PROMETHEUS and value not in exported[name][label]:
+                missing.append(f"{name}: {label}={value}")
     for grouping in GROUPING.findall(expression):
-        found += [label for label in re.findall(r"\w+", grouping) if label not in labels]
-    return found
+        missing += [label for label in re.findall(r"\w+", grouping) if label not in labels]
+    return missing
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_expressions_ask_for_what_is_told(told: Told, where: str, expression: str) -> None:
-    assert wrong(expression, told) == []
+def test_expressions_use_exported_metrics(exported: Exported, where: str, expression: str) -> None:
+    assert unknown(expression, exported) == []
     assert SELECTOR.search(expression)
     assert expression.count("(") == expression.count(")")
 
@@ -113,8 +101,8 @@ def test_the_dashboard_can_be_imported() -> None:
         assert place["x"] + place["w"] <= 24
         assert not cells & taken, panel["title"]
         taken |= cells
-    for asked in [target for panel in panels for target in panel.get("targets", [])]:
-        assert asked["datasource"]["uid"] == "${datasource}"
+    for query in [target for panel in panels for target in panel.get("targets", [])]:
+        assert query["datasource"]["uid"] == "${datasource}"
     names = {variable["name"] for variable in board["templating"]["list"]}
     assert set(re.findall(r"\$\{?([a-z]+)", DASHBOARD.read_text())) <= names
 

@@ -1,11 +1,11 @@
-"""Published weights over a real socket: uploads, commits, polls, and downloads that break off and are resumed."""
+"""Published weights over a real socket: uploads, commits, polls, and downloads that are interrupted and resumed."""
 
 import base64
-import json
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -14,14 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from ref_server.queue.errors import StorageBroken
 from ref_server.service import weights as waiting
 from ref_server.service.service import Service
 from ref_server.weights import store as readers
-from tests.ref_server.sockets import answer, connected
+from tests.ref_server.calls import MakeService, Serve, bearer
+from tests.ref_server.sockets import answer, connected, head
 from tests.waiting import until
-
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 
 RUNS = count()
 BINARY = {"Content-Type": "application/octet-stream"}
@@ -36,6 +34,17 @@ def at() -> str:
 
 def digest(data: bytes) -> str:
     return f"sha-256=:{base64.b64encode(sha256(data).digest()).decode()}:"
+
+
+def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
+    """Status, code and field."""
+    error = response.json()["error"]
+    return response.status_code, error["code"], error.get("field")
+
+
+def start_upload(connection: socket.socket, at: str, length: int, sent: bytes) -> None:
+    lines = ("Content-Type: a/b", f"Content-Length: {length}")
+    connection.sendall(head("PUT", f"{at}/0/1/file", *lines) + sent)
 
 
 def manifest(files: Mapping[str, bytes] = FILES, **words: Any) -> dict[str, Any]:
@@ -53,11 +62,6 @@ def publish(http: httpx.Client, url: str, files: Mapping[str, bytes] = FILES, **
     return http.post(f"{url}/commit", json=manifest(files, **words))
 
 
-def code(response: httpx.Response) -> tuple[int, str, str | None]:
-    error = response.json()["error"]
-    return response.status_code, error["code"], error.get("field")
-
-
 def test_a_version_from_upload_to_download(http: httpx.Client, at: str) -> None:
     run = at.rpartition("/")[0]
     assert http.get(run).status_code == 204
@@ -66,13 +70,11 @@ def test_a_version_from_upload_to_download(http: httpx.Client, at: str) -> None:
         assert (stored.status_code, stored.json()) == (201, manifest()["files"][name])
         assert put(http, f"{at}/0/1/{name}", data).status_code == 200
     assert http.get(run).status_code == 204
-    committed = http.post(f"{at}/0/1/commit", json=manifest(next_index=3, sampling={"top_p": 1.0}))
-    assert committed.status_code == 200
-    assert http.post(f"{at}/0/1/commit", json=manifest(next_index=3, sampling={"top_p": 1.0})).status_code == 200
-    expected = {"run": run.rpartition("/")[2], "lineage": "first", "epoch": 0, "version": 1} | manifest(
-        next_index=3, sampling={"top_p": 1.0}
-    )
-    assert committed.json() == http.get(run).json() == http.get(f"{at}/0/1").json() == expected
+    words = manifest(next_index=3, sampling={"top_p": 1.0})
+    expected = {"run": run.rpartition("/")[2], "lineage": "first", "epoch": 0, "version": 1} | words
+    for _ in range(2):
+        assert http.post(f"{at}/0/1/commit", json=words).json() == expected
+    assert http.get(run).json() == http.get(f"{at}/0/1").json() == expected
     for name, data in FILES.items():
         got = http.get(f"{at}/0/1/{name}")
         assert got.content == data
@@ -90,9 +92,9 @@ def test_a_part_of_a_file(http: httpx.Client, at: str) -> None:
     assert "Content-Digest" not in part.headers  # it would be that of the part
     assert http.get(url, headers={"Range": "bytes=5-", "If-Range": '"another"'}).content == data
     behind = http.get(url, headers={"Range": f"bytes={len(data)}-"})
-    assert code(behind) == (416, "invalid_range", "Range")
+    assert refusal(behind) == (416, "invalid_range", "Range")
     assert behind.headers["Content-Range"] == f"bytes */{len(data)}"
-    assert code(http.get(url, headers={"Range": "bytes=b-a"})) == (422, "invalid_request", "Range")
+    assert refusal(http.get(url, headers={"Range": "bytes=b-a"})) == (422, "invalid_request", "Range")
 
 
 @pytest.mark.parametrize(
@@ -106,71 +108,52 @@ def test_a_part_of_a_file(http: httpx.Client, at: str) -> None:
 )
 def test_the_digest_is_checked(http: httpx.Client, at: str, header: str, wanted: tuple[int, str, str] | None) -> None:
     stored = http.put(f"{at}/0/1/file", content=b"a", headers=BINARY | {"Content-Digest": header})
-    assert stored.status_code == 201 if wanted is None else code(stored) == wanted
-
-
-def test_a_digest_is_not_required(http: httpx.Client, at: str) -> None:
-    assert http.put(f"{at}/0/1/file", content=iter([b"a", b"b"]), headers=BINARY).json()["bytes"] == 2
+    assert stored.status_code == 201 if wanted is None else refusal(stored) == wanted
 
 
 def test_refusals(http: httpx.Client, at: str) -> None:
     put(http, f"{at}/0/1/file", b"a")
-    assert code(put(http, f"{at}/0/1/file", b"b")) == (409, "conflict", None)
+    assert refusal(put(http, f"{at}/0/1/file", b"b")) == (409, "conflict", None)
     missing = http.post(f"{at}/0/1/commit", json=manifest({"file": b"a", "more": b"b"}))
-    assert code(missing) == (422, "not_whole", "files.more")
+    assert refusal(missing) == (422, "not_whole", "files.more")
     assert "more has not been uploaded" in missing.json()["error"]["message"]
-    assert code(http.post(f"{at}/0/1/commit", json=manifest({"file": b"b"}))) == (422, "not_whole", "files.file")
-    assert code(http.post(f"{at}/0/1/commit", json={"files": {}})) == (422, "invalid_request", "files")
+    assert refusal(http.post(f"{at}/0/1/commit", json=manifest({"file": b"b"}))) == (422, "not_whole", "files.file")
+    assert refusal(http.post(f"{at}/0/1/commit", json={"files": {}})) == (422, "invalid_request", "files")
     assert http.post(f"{at}/0/1/commit", json=manifest({"file": b"a"})).status_code == 200
-    assert code(http.post(f"{at}/0/1/commit", json=manifest({"more": b"b"}))) == (409, "conflict", None)
-    assert code(put(http, f"{at}/0/1/more", b"b")) == (409, "conflict", None)
-    assert code(http.get(f"{at}/0/1/more")) == (404, "not_found", None)
-    assert code(http.get(f"{at}/0/2")) == (404, "not_found", None)
-    assert code(http.get(f"{at}/0/2/file")) == (404, "not_found", None)
+    assert refusal(http.post(f"{at}/0/1/commit", json=manifest({"more": b"b"}))) == (409, "conflict", None)
+    assert refusal(put(http, f"{at}/0/1/more", b"b")) == (409, "conflict", None)
+    assert refusal(http.get(f"{at}/0/1/more")) == (404, "not_found", None)
+    assert refusal(http.get(f"{at}/0/2")) == (404, "not_found", None)
 
 
-@pytest.mark.parametrize("number", ["+0", "-1", "0.0", "1_0", "%200", "1e0", "a", "\u0660", str(2**63), "9" * 20])
+@pytest.mark.parametrize("number", ["+0", "-1", "0.0", "1_0", "%200", "\u0660", str(2**63)])
 def test_numbers_in_a_path_are_digits(http: httpx.Client, at: str, number: str) -> None:
-    assert code(put(http, f"{at}/{number}/1/file", b"a")) == (422, "invalid_request", "path.epoch")
-    assert code(http.get(f"{at}/0/{number}")) == (422, "invalid_request", "path.version")
-    assert code(http.get(f"/v1/runs/a/metrics/{number}")) == (422, "invalid_request", "path.step")
+    assert refusal(put(http, f"{at}/{number}/1/file", b"a")) == (422, "invalid_request", "path.epoch")
+    assert refusal(http.get(f"{at}/0/{number}")) == (422, "invalid_request", "path.version")
+    assert refusal(http.get(f"/v1/runs/a/metrics/{number}")) == (422, "invalid_request", "path.step")
 
 
-@pytest.mark.parametrize(
-    "name", [".file", "..", "%2e%2e", "a%20b", "a\u00e9", "a%0A", "x" * 201, "a%5Cb", ".manifest.json"]
-)
+@pytest.mark.parametrize("name", [".file", "..", "%2e%2e", "a%20b", "a\u00e9", "a%0A", "x" * 201, "a%5Cb"])
 @pytest.mark.parametrize("where", ["/v1/weights/{}/a/0/1/f", "/v1/weights/a/{}/0/1/f", "/v1/weights/a/a/0/1/{}"])
 def test_names_are_plain(http: httpx.Client, service: Service, name: str, where: str) -> None:
     with connected(http) as connection:  # httpx would resolve the dots
         target = where.format(name).encode().decode("latin-1")
-        head = f"PUT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: a/b\r\nContent-Length: 1\r\n\r\na"
-        connection.sendall(head.encode("latin-1"))
+        connection.sendall(head("PUT", target, "Content-Type: a/b", "Content-Length: 1") + b"a")
         assert answer(connection)[0] in (400, 404, 422)
     assert http.get("/livez").status_code == 200
 
 
-@pytest.mark.parametrize("words", ['"a": NaN', '"a": "\\ud800"', '"a": 1e999', f'"a": {"[" * 300}{"]" * 300}'])
-def test_words_are_json(http: httpx.Client, at: str, words: str) -> None:
-    put(http, f"{at}/0/1/file", b"a")
-    body = json.dumps(manifest({"file": b"a"}))[:-1] + f", {words}}}"
-    refused = http.post(f"{at}/0/1/commit", content=body, headers={"Content-Type": "application/json"})
-    assert refused.status_code == 422
-
-
 def test_a_poll_ends_with_the_commit(http: httpx.Client, at: str) -> None:
-    run, name = at.rpartition("/")[0], at.rpartition("/")[2]
+    run = at.rpartition("/")[0]
     publish(http, f"{at}/0/9")
-    newest = {"lineage": name, "after": "0.9"}
+    newest = {"lineage": "first", "after": "0.9"}
     began = time.monotonic()
     assert http.get(run, params=newest | {"wait_seconds": 0.2}).status_code == 204
     assert time.monotonic() - began >= 0.2
-    answers: list[httpx.Response] = []
-    poll = threading.Thread(target=lambda: answers.append(http.get(run, params=newest | {"wait_seconds": 50})))
-    poll.start()
-    publish(http, f"{at}/0/10")
-    poll.join()
-    assert answers[0].json()["version"] == 10
-    assert http.get(run, params=newest).json()["version"] == 10
+    with ThreadPoolExecutor(1) as pool:
+        poll = pool.submit(http.get, run, params=newest | {"wait_seconds": 50})
+        publish(http, f"{at}/0/10")
+        assert poll.result().json()["version"] == 10
     assert http.get(run, params={"after": "0.10"}).status_code == 204
     assert http.get(run, params={"lineage": "other"}).status_code == 204
     assert http.get(run, params={"after": "x"}).status_code == 422
@@ -178,22 +161,20 @@ def test_a_poll_ends_with_the_commit(http: httpx.Client, at: str) -> None:
 
 def test_a_poll_ends_when_the_newest_is_committed_again(http: httpx.Client, at: str) -> None:
     publish(http, f"{at}/0/1", finished=False)
-    answers: list[httpx.Response] = []
-    asked = {"lineage": "first", "after": "0.1", "wait_seconds": 50}
-    poll = threading.Thread(target=lambda: answers.append(http.get(at.rpartition("/")[0], params=asked)))
-    poll.start()
-    said = 0
-    while poll.is_alive():  # the poll may begin at any moment
-        said += 1
-        http.post(f"{at}/0/1/commit", json=manifest(finished=True, said=said)).raise_for_status()
-        poll.join(0.01)
-    assert answers[0].json()["finished"] is True
+    with ThreadPoolExecutor(1) as pool:
+        params = {"lineage": "first", "after": "0.1", "wait_seconds": 50}
+        poll = pool.submit(http.get, at.rpartition("/")[0], params=params)
+        commits = count()
+        while not poll.done():  # the poll may begin at any moment
+            http.post(f"{at}/0/1/commit", json=manifest(finished=True, number=next(commits))).raise_for_status()
+            time.sleep(0.01)
+        assert poll.result().json()["finished"] is True
 
 
 def test_a_poll_sees_what_another_server_commits(
-    make_service: Callable[..., Service], serve: Serve, at: str, tmp_path: Path
+    make_service: MakeService, serve: Serve, at: str, tmp_path: Path
 ) -> None:
-    """Servers of one PostgreSQL queue may share the data directory. Here the second one has a queue elsewhere."""
+    """Servers of one PostgreSQL queue may share the data directory."""
     service = make_service()
     other = make_service()
     other.config.data_dir.joinpath("weights").symlink_to(service.config.data_dir / "weights")
@@ -207,7 +188,7 @@ def test_a_poll_sees_what_another_server_commits(
         publisher.join()
 
 
-def test_one_damaged_version_harms_no_other(make_service: Callable[..., Service], serve: Serve, at: str) -> None:
+def test_one_damaged_version_harms_no_other(make_service: MakeService, serve: Serve, at: str) -> None:
     service = make_service()
     with serve(service) as http:
         publish(http, f"{at}/0/1")
@@ -216,29 +197,15 @@ def test_one_damaged_version_harms_no_other(make_service: Callable[..., Service]
         (directory / ".manifest.json").write_bytes(b"{")
         assert http.get("/metrics").status_code == 200
         assert http.get(at.rpartition("/")[0]).json()["version"] == 1
-        assert code(http.get(f"{at}/0/2"))[0] == 404
+        assert refusal(http.get(f"{at}/0/2"))[0] == 404
         assert publish(http, f"{at}/0/3").status_code == 200
         assert publish(http, f"{at}/0/2").status_code == 200
 
 
-def test_a_commit_is_kept_when_nothing_can_be_tidied(
-    make_service: Callable[..., Service], serve: Serve, at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(pinned: object) -> None:
-        raise StorageBroken("no")
-
-    service = make_service()
-    monkeypatch.setattr(service.weights.store, "tidy", refuse)
-    with serve(service) as http:
-        assert publish(http, f"{at}/0/1").status_code == 200
-
-
-def test_a_token_that_commits_nothing_leaves_room_for_others(
-    make_service: Callable[..., Service], serve: Serve, tmp_path: Path
-) -> None:
+def test_uncommitted_files_of_a_token_are_bounded(make_service: MakeService, serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("train mallory-0123456789 run=hers\ntrain honest-0123456789 name=ann run=ours\n")
     service = make_service(token_file=tmp_path / "tokens", max_weights_mib=8)
-    mallory, ann = ({"Authorization": f"Bearer {name}-0123456789"} for name in ("mallory", "honest"))
+    mallory, ann = (bearer(f"{name}-0123456789") for name in ("mallory", "honest"))
     with serve(service) as http:
         uploads = [put(http, f"/v1/weights/hers/first/0/{i}/model", bytes(2**20), **mallory) for i in range(8)]
         assert [upload.status_code for upload in uploads] == [201] * 5 + [507] * 3
@@ -246,16 +213,9 @@ def test_a_token_that_commits_nothing_leaves_room_for_others(
         assert put(http, "/v1/weights/ours/first/0/1/model", bytes(2**20), **ann).status_code == 201
 
 
-def test_old_versions_go(http: httpx.Client, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
-    for version in range(1, 5):
-        publish(http, f"{at}/0/{version}")
-    assert code(http.get(f"{at}/0/1")) == (410, "gone", None)
-    assert code(http.get(f"{at}/0/1/config.json")) == (410, "gone", None)
-    assert http.get(f"{at}/0/3").status_code == http.get(f"{at}/0/4/config.json").status_code == 200
-
-
-def test_a_reader_that_has_begun_finishes(http: httpx.Client, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_versions_are_removed_after_their_readers(
+    http: httpx.Client, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
     large = {"model.safetensors": bytes(range(256)) * 2**15}  # more than fits into the sockets
     publish(http, f"{at}/0/1", large)
@@ -267,82 +227,76 @@ def test_a_reader_that_has_begun_finishes(http: httpx.Client, at: str, monkeypat
         assert http.get(f"{at}/0/1").status_code == 200
         assert got + b"".join(chunks) == large["model.safetensors"]
     publish(http, f"{at}/0/4")
-    assert http.get(f"{at}/0/1").status_code == 410
+    for path in ("", "/model.safetensors"):
+        assert refusal(http.get(f"{at}/0/1{path}")) == (410, "gone", None)
+    assert http.get(f"{at}/0/3").status_code == http.get(f"{at}/0/4/config.json").status_code == 200
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(http: httpx.Client, service: Service, at: str) -> None:
-    head = f"PUT {at}/0/1/file HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: a/b\r\nContent-Length: {4 * 2**20}\r\n\r\n"
     staging = service.config.data_dir / "weights" / ".staging"
     with connected(http) as connection:
-        connection.sendall(head.encode() + bytes(3 * 2**20))
+        start_upload(connection, at, 4 * 2**20, bytes(3 * 2**20))
         until(lambda: any(staging.rglob("parts/*")))
     until(lambda: not any(staging.rglob("parts/*")))
     assert put(http, f"{at}/0/1/file", b"a").status_code == 201
 
 
-def test_a_full_disk(make_service: Callable[..., Service], serve: Serve, at: str) -> None:
+def test_a_full_disk(make_service: MakeService, serve: Serve, at: str) -> None:
     with serve(make_service(queue={"min_free_mib": 2**40})) as http:
         refused = put(http, f"{at}/0/1/model.safetensors", FILES["model.safetensors"])
-        assert code(refused) == (507, "storage_full", None)
+        assert refusal(refused) == (507, "storage_full", None)
         assert http.get("/livez").status_code == 200  # on the next connection: the body was not read
 
 
-def test_an_early_refusal_reaches_a_client_that_still_sends(
-    make_service: Callable[..., Service], serve: Serve, at: str
-) -> None:
+def test_an_early_refusal_reaches_a_client_that_still_sends(make_service: MakeService, serve: Serve, at: str) -> None:
     service = make_service()
     with serve(service) as http:
         service.drain()
-        head = f"PUT {at}/0/1/file HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: a/b\r\nContent-Length: {2**30}\r\n\r\n"
         with connected(http) as connection:
-            connection.sendall(head.encode() + bytes(2**20))
+            start_upload(connection, at, 2**30, bytes(2**20))
             status, text = answer(connection)
             assert status == 503
             assert b"connection: close" in text.lower()
             connection.sendall(bytes(2**16))
 
 
-def test_a_body_that_stops_is_too_slow(
-    http: httpx.Client, at: str, monkeypatch: pytest.MonkeyPatch, service: Service
-) -> None:
+def test_a_body_that_stops_is_too_slow(http: httpx.Client, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ref_server.http.bodies.IDLE_SECONDS", 0.2)
-    head = f"PUT {at}/0/1/file HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: a/b\r\nContent-Length: 9\r\n\r\nab"
     with connected(http) as connection:
-        connection.sendall(head.encode())
+        start_upload(connection, at, 9, b"ab")
         assert answer(connection)[0] == 408
 
 
-def test_streams_share_the_memory_for_bodies(make_service: Callable[..., Service], serve: Serve, at: str) -> None:
+def test_streams_share_the_memory_for_bodies(make_service: MakeService, serve: Serve, at: str) -> None:
     with serve(make_service(max_body_mib=1, max_bodies_mib=4)) as http:
-        head = f"PUT {at}/0/1/file HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: a/b\r\nContent-Length: 9\r\n\r\nab"
         with connected(http) as first:
-            first.sendall(head.encode())
+            start_upload(first, at, 9, b"ab")
             while (refused := put(http, f"{at}/0/1/other", b"a")).status_code == 201:
                 pass
-            assert code(refused) == (429, "busy", None)
+            assert refusal(refused) == (429, "busy", None)
         while put(http, f"{at}/0/1/other", b"a").status_code == 429:
             time.sleep(0.01)
 
 
 def test_polls_of_one_client_are_limited(
-    make_service: Callable[..., Service], serve: Serve, at: str, monkeypatch: pytest.MonkeyPatch
+    make_service: MakeService, serve: Serve, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "MAX_POLLS", 1)
     with serve(make_service()) as http:
-        assert code(http.get(at.rpartition("/")[0])) == (429, "busy", None)
+        assert refusal(http.get(at.rpartition("/")[0])) == (429, "busy", None)
 
 
-def test_polls_end_when_the_server_drains(make_service: Callable[..., Service], serve: Serve, at: str) -> None:
+def test_polls_end_when_the_server_drains(make_service: MakeService, serve: Serve, at: str) -> None:
     service = make_service()
     with serve(service) as http:
         drain = threading.Timer(0.1, service.drain)
         drain.start()
         polled = http.get(at.rpartition("/")[0], params={"wait_seconds": 100})
         drain.join()
-        assert code(polled) == (503, "not_ready", None)
+        assert refusal(polled) == (503, "not_ready", None)
 
 
-def test_metrics(make_service: Callable[..., Service], serve: Serve, at: str) -> None:
+def test_metrics(make_service: MakeService, serve: Serve, at: str) -> None:
     with serve(make_service()) as http:
         publish(http, f"{at}/0/1")
         http.get(f"{at}/0/1/model.safetensors")
