@@ -275,4 +275,4 @@ def test_runs_with_the_same_name_and_of_several_commands(tmp_path: Path) -> None
 def test_wrong_arguments(tmp_path: Path, command: Any, arguments: list[str], message: str) -> None:
     make_run(tmp_path / "r")
     with pytest.raises(UserError, match=message):
-        command.run([argument.format(tmp_path) for argument in arguments])
+        command([argument.format(tmp_path) for argument in arguments])
