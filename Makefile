@@ -88,8 +88,9 @@ bench: $(TO_TEST)  ## speed and memory as ratios, both sides in one run
 bench-gpu: $(TO_TEST)  ## every figure of a GPU, or small ones of a CPU: ARGS="--sizes 3B --json gpu.json"
 	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
-bench-trl: $(TO_TEST)  ## a training step beside TRL's GRPOTrainer
+bench-trl: $(TO_TEST)  ## a training step and the demo, compared with TRL's GRPOTrainer
 	$(BIN)/python -m tests.bench.trl_step
+	$(BIN)/python -m tests.bench.trl_demo
 
 curves: $(TO_TEST)  ## learning curves of every algorithm: ARGS="--presets dapo gspo --seeds 0 --steps 50"
 	$(BIN)/python -m tests.bench.curves $(ARGS)
