@@ -44,7 +44,7 @@ class Generator:
 
     def __init__(self, url: str, pad: int, train_batch_size: int = 8) -> None:
         self.url, self.pad, self.train_batch_size = url, pad, train_batch_size
-        self.mode = "tensor"  # what the server is taken for until it answers otherwise
+        self.mode = "tensor"
 
     def post(self, frame: bytes) -> bytes:
         return requests.post(f"{self.url}/upload", data=frame).content
@@ -63,13 +63,7 @@ class Generator:
             if gen_logps:
                 data.append(tensor_to_bytes(torch.tensor([[-1.5] * output.shape[1]] * output.shape[0])))
             if self.post(make_bytes_list(data)) == b"string":
-                self.mode = "string"
-
-    def upload_texts(self, question: str, answers: list[str], rewards: Tensor) -> None:
-        """What a generator in string mode sends, until it is told otherwise."""
-        base = json.dumps({"Q": question, "As": answers}).encode()
-        if self.post(make_bytes_list([base, tensor_to_bytes(rewards)])) == b"tensor":
-            self.mode = "tensor"
+                self.mode = "string"  # the server wants texts
 
 
 def get_batch(url: str) -> dict[str, Any] | None:

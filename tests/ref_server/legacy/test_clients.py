@@ -1,9 +1,5 @@
-"""Generators and trainers of Simple-GRPO, as they are, against the command `ref-server serve --legacy`."""
+"""Generators and trainers of Simple-GRPO against the command `ref-server serve --legacy`."""
 
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +12,9 @@ from transformers import PreTrainedModel
 from tests.ports import free_port
 from tests.ref_server.legacy.simple_grpo import Generator, get_batch, grpo_step
 from tests.ref_server.processes import Running, running
+from tests.waiting import until
 
+pytestmark = pytest.mark.slow
 PAD = 257
 
 
@@ -30,12 +28,7 @@ def serving(model_dir: Path, data_dir: Path) -> Iterator[tuple[Running, str]]:
 
 
 def wait_for_batch(url: str) -> dict[str, Any]:
-    """The trainer's way: it asks every second, here more often."""
-    deadline = time.monotonic() + 60
-    while (batch := get_batch(url)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return batch
+    return until(lambda: get_batch(url)) or {}
 
 
 def group(seed: int, size: int = 8) -> tuple[torch.Tensor, list[list[int]], torch.Tensor]:
@@ -47,7 +40,6 @@ def group(seed: int, size: int = 8) -> tuple[torch.Tensor, list[list[int]], torc
     return prompt, answers, torch.randn(size, generator=generator)
 
 
-@pytest.mark.slow
 def test_a_training_of_simple_grpo(model_dir: Path, model: PreTrainedModel, tmp_path: Path) -> None:
     with serving(model_dir, tmp_path) as (server, url):
         generator = Generator(url, PAD, train_batch_size=4)
@@ -89,17 +81,6 @@ def test_a_training_of_simple_grpo(model_dir: Path, model: PreTrainedModel, tmp_
         assert url.rpartition(":")[2] in output, "it says where it serves"
 
 
-@pytest.mark.slow
-def test_a_generator_in_string_mode_switches(model_dir: Path, tmp_path: Path) -> None:
-    with serving(model_dir, tmp_path) as (_, url):
-        generator = Generator(url, PAD)
-        generator.mode = "string"
-        generator.upload_texts("2+3?", ["5", "6"], torch.tensor([1.0, -1.0]))
-        assert generator.mode == "tensor"
-        assert get_batch(url) is None
-
-
-@pytest.mark.slow
 def test_nothing_is_lost_by_a_kill(model_dir: Path, tmp_path: Path) -> None:
     """The original server keeps everything in memory."""
     groups = [group(seed) for seed in range(6)]
@@ -116,19 +97,3 @@ def test_nothing_is_lost_by_a_kill(model_dir: Path, tmp_path: Path) -> None:
         assert get_batch(url) is None
     prompts = sorted(tuple(batch["inputs"][0, :6].tolist()) for batch in taken)
     assert prompts == sorted(tuple(prompt[0].tolist()) for prompt, _, _ in groups)
-
-
-@pytest.mark.slow
-def test_a_second_port_that_is_taken(model_dir: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        ended = subprocess.run(
-            [sys.executable, "-m", "ref_server", "serve", "--model", str(model_dir), "--data-dir", str(tmp_path),
-             "--port", str(free_port()), "--legacy", "--legacy-port", port],
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-    output = ended.stdout + ended.stderr
-    assert ended.returncode == 1, output
-    assert "address already in use" in output
-    assert port in output
-    assert "url=" not in output, "it never says that it serves"

@@ -1,9 +1,7 @@
-"""The byte protocol on a running server: what clients are answered, and what becomes of their batches."""
+"""The byte protocol on a running server: answers to clients, and their batches."""
 
 import json
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,34 +14,30 @@ from transformers import PreTrainedModel
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import Claim
-from ref_server.service.service import Service
-from shared import wire
-from shared.batch import RolloutBatch, TokenGroup
+from tests.ref_server.calls import MakeService, Rollout, Serve, admit, error, lease
+from tests.ref_server.calls import upload as upload_batch
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor, make_bytes_list, tensor_to_bytes
-from tests.rounding import rounding
+from tests.ref_server.sockets import connected
 from tests.waiting import until
-
-Make = Callable[..., Service]
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 
 
 @pytest.fixture(scope="module")
-def legacy(make_service: Make, serve: Serve) -> Iterator[httpx.Client]:
+def legacy(make_service: MakeService, serve: Serve) -> Iterator[httpx.Client]:
     """One server for the tests that leave it empty."""
     with serve(make_service(legacy=True, max_body_mib=1, max_batch_tokens=200)) as http:
         yield http
 
 
 def get(http: httpx.Client) -> list[bytes]:
-    """The next frame, which is waited for."""
+    """The next frame, once there is one."""
     frame = until(lambda: (answer := http.get("/get").raise_for_status().content) != b"empty" and answer)
     return bytes_list_to_list(frame)
 
 
 def until_ready(http: httpx.Client, count: int) -> None:
-    asked = {"run": "legacy", "state": "ready"}
-    until(lambda: len(http.get("/v1/batches", params=asked).json()["batches"]) >= count)
+    params = {"run": "legacy", "state": "ready"}
+    until(lambda: len(http.get("/v1/batches", params=params).json()["batches"]) >= count)
 
 
 def shared_prompt(rows: int = 3, prompt: int = 4, length: int = 6, seed: int = 0) -> torch.Tensor:
@@ -76,25 +70,13 @@ def test_a_batch_goes_through(legacy: httpx.Client) -> None:
     assert legacy.get("/get").content == b"empty", "it is delivered once"
 
 
-@pytest.mark.parametrize("content_type", [None, "application/octet-stream", "text/plain", "multipart/form-data"])
-@pytest.mark.parametrize("chunked", [False, True])
-def test_any_content_type_and_transfer_will_do(legacy: httpx.Client, content_type: str | None, chunked: bool) -> None:
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "multipart/form-data"}])
+def test_any_content_type_and_chunked_bodies_are_accepted(legacy: httpx.Client, headers: dict[str, str]) -> None:
     body = upload()
-    content = (body[start : start + 1000] for start in range(0, len(body), 1000)) if chunked else body
-    answer = legacy.post("/upload", content=content, headers={"Content-Type": content_type} if content_type else {})
+    chunks = (body[start : start + 1000] for start in range(0, len(body), 1000))
+    answer = legacy.post("/upload", content=chunks, headers=headers)
     assert (answer.status_code, answer.content) == (200, b"tensor")
     assert len(get(legacy)) == 4
-
-
-def test_log_probs_of_several_prompts(
-    legacy: httpx.Client, naive_logps: Callable[[TokenGroup, float], np.ndarray]
-) -> None:
-    inputs = torch.from_numpy(np.random.default_rng(5).integers(0, 260, size=(4, 9)))
-    legacy.post("/upload", content=of(inputs, 2)).raise_for_status()
-    refs = bytes_to_tensor(get(legacy)[3])
-    for row, logps in zip(inputs.numpy(), refs.numpy(), strict=True):
-        group = TokenGroup(row[:2].copy(), row[2:].copy(), np.array([7]))
-        np.testing.assert_allclose(logps, naive_logps(group, 1.0), atol=rounding(16))
 
 
 def test_log_probs_are_those_of_the_original_server(legacy: httpx.Client, model: PreTrainedModel) -> None:
@@ -109,16 +91,7 @@ def test_log_probs_are_those_of_the_original_server(legacy: httpx.Client, model:
     torch.testing.assert_close(refs, expected, atol=1e-4, rtol=0)
 
 
-def test_the_newest_comes_first(legacy: httpx.Client) -> None:
-    for number in range(4):
-        body = of(shared_prompt(seed=number), 4, rewards=torch.full((3,), float(number)))
-        legacy.post("/upload", content=body).raise_for_status()
-    until_ready(legacy, 4)
-    assert [bytes_to_tensor(get(legacy)[2])[0].item() for _ in range(4)] == [3, 2, 1, 0]
-    assert legacy.get("/get").content == b"empty"
-
-
-def test_string_mode_is_answered_and_forgotten(legacy: httpx.Client) -> None:
+def test_string_mode_is_answered_and_not_kept(legacy: httpx.Client) -> None:
     before = legacy.get("/v1/queue").json()["states"]
     answer = legacy.post("/upload", content=make_bytes_list([b'{"Q": "2+3?", "As": []}', tensor_to_bytes(REWARDS)]))
     assert (answer.status_code, answer.content) == (200, b"tensor")
@@ -137,7 +110,7 @@ def test_string_mode_is_answered_and_forgotten(legacy: httpx.Client) -> None:
         (of(shared_prompt(rows=1, prompt=100, length=101), 100), "inputs have 201 tokens"),
     ],
 )
-def test_a_malformed_upload_is_told_why(legacy: httpx.Client, body: bytes, reason: str) -> None:
+def test_a_malformed_upload_is_refused_with_the_reason(legacy: httpx.Client, body: bytes, reason: str) -> None:
     answer = legacy.post("/upload", content=body)
     assert answer.status_code == 400
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
@@ -145,7 +118,7 @@ def test_a_malformed_upload_is_told_why(legacy: httpx.Client, body: bytes, reaso
     assert legacy.get("/get").content == b"empty"
 
 
-def test_what_else_is_asked_of_the_routes(legacy: httpx.Client) -> None:
+def test_other_methods_take_no_batch(legacy: httpx.Client) -> None:
     legacy.post("/upload", content=upload()).raise_for_status()
     until_ready(legacy, 1)
     for method, path, status in (
@@ -169,39 +142,23 @@ def test_browsers_take_nothing(legacy: httpx.Client) -> None:
     assert len(get(legacy)) == 4
 
 
-def test_the_run_is_the_protocol_s_own(legacy: httpx.Client, rollout: Callable[..., RolloutBatch]) -> None:
-    body = wire.encode(rollout(run="legacy"))
-    answer = legacy.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE})
-    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "run")
-    lease = {"consumer": "c", "wait_seconds": 0}
-    answer = legacy.post("/v1/batches/lease", json={**lease, "run": "legacy"})
-    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "run")
+def test_the_run_legacy_is_reserved(legacy: httpx.Client, rollout: Rollout) -> None:
+    assert error(upload_batch(legacy, rollout(run="legacy")), 422)["field"] == "run"
+    assert error(lease(legacy, "legacy"), 422)["field"] == "run"
     legacy.post("/upload", content=upload()).raise_for_status()
     until_ready(legacy, 1)
-    assert legacy.post("/v1/batches/lease", json=lease).status_code == 204
+    assert lease(legacy, wait_seconds=0).status_code == 204
     [batch] = legacy.get("/v1/batches", params={"run": "legacy", "state": "ready"}).json()["batches"]
-    answer = legacy.get(f"/v1/batches/{batch['id']}/tokens")
-    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "run")
+    assert error(legacy.get(f"/v1/batches/{batch['id']}/tokens"), 422)["field"] == "run"
     assert len(get(legacy)) == 4
 
 
-def test_without_the_option_there_are_no_such_routes(http: httpx.Client) -> None:
+def test_the_routes_need_the_option(http: httpx.Client) -> None:
     assert http.post("/upload", content=upload()).status_code == 404
     assert http.get("/get").status_code == 404
 
 
-def test_with_tokens_it_is_served_to_this_machine_alone(make_service: Make, serve: Serve) -> None:
-    with serve(make_service(legacy=True, legacy_insecure=True, token="a-token-of-enough-letters")) as http:
-        assert http.post("/upload", content=upload()).content == b"tensor"
-        assert len(get(http)) == 4
-        assert http.get("/get", headers={"X-Forwarded-For": "10.0.0.1"}).status_code == 401
-        assert http.get("/v1/queue").status_code == 401
-
-
-# --- bad days
-
-
-def test_a_full_queue_drops_the_oldest(make_service: Make, serve: Serve) -> None:
+def test_a_full_queue_drops_the_oldest(make_service: MakeService, serve: Serve) -> None:
     service = make_service(legacy=True, queue={"max_batches": 4})
     with serve(service) as http:
         for number in range(5):
@@ -213,12 +170,9 @@ def test_a_full_queue_drops_the_oldest(make_service: Make, serve: Serve) -> None
         assert http.get("/get").content == b"empty"
 
 
-def test_a_queue_that_is_full_of_others_says_so(
-    make_service: Make, serve: Serve, rollout: Callable[..., RolloutBatch]
-) -> None:
+def test_a_queue_full_of_other_runs_answers_429(make_service: MakeService, serve: Serve, rollout: Rollout) -> None:
     with serve(make_service(legacy=True, queue={"max_batches": 2})) as http:
-        headers = {"Content-Type": wire.CONTENT_TYPE}
-        http.post("/v1/batches", content=wire.encode(rollout()), headers=headers).raise_for_status()
+        admit(http, rollout())
         answer = http.post("/upload", content=upload())
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
         assert "Retry-After" in answer.headers
@@ -241,13 +195,13 @@ class Failing:
 
 
 @pytest.mark.parametrize(("error", "status"), [(StorageFull("full"), 507), (StorageBroken("broken"), 503)])
-def test_a_store_that_fails(make_service: Make, serve: Serve, error: Exception, status: int) -> None:
+def test_a_store_that_fails(make_service: MakeService, serve: Serve, error: Exception, status: int) -> None:
     with serve(make_service(legacy=True, wrap=lambda queue: Failing(queue, error))) as http:
         assert http.post("/upload", content=upload()).status_code == status
-        assert http.get("/get").content == b"empty"  # what else comes would be taken for a frame
+        assert http.get("/get").content == b"empty"  # trainers would take an error for a frame
 
 
-def test_a_server_that_ends_takes_no_more(make_service: Make, serve: Serve) -> None:
+def test_a_draining_server_takes_no_upload(make_service: MakeService, serve: Serve) -> None:
     service = make_service(legacy=True)
     with serve(service) as http:
         http.post("/upload", content=upload()).raise_for_status()
@@ -259,7 +213,7 @@ def test_a_server_that_ends_takes_no_more(make_service: Make, serve: Serve) -> N
 
 
 class Damaging:
-    """A queue that hands out the oldest batch damaged, whenever it is claimed."""
+    """A queue whose oldest batch is damaged when it is claimed."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -273,8 +227,7 @@ class Damaging:
         return [replace(claim, body=claim.body[:-1]) if claim.id == oldest[0].id else claim for claim in claims]
 
 
-def test_what_cannot_be_scored_keeps_nobody_waiting(make_service: Make, serve: Serve) -> None:
-    """The original server ends when one upload cannot be scored."""
+def test_a_batch_that_cannot_be_scored_delays_no_other(make_service: MakeService, serve: Serve) -> None:
     with serve(make_service(legacy=True, wrap=Damaging)) as http:
         for _ in range(3):
             http.post("/upload", content=upload()).raise_for_status()
@@ -292,11 +245,10 @@ def test_what_cannot_be_scored_keeps_nobody_waiting(make_service: Make, serve: S
     ],
     ids=["get", "upload", "half an upload"],
 )
-def test_clients_that_go_away_leave_the_server_well(legacy: httpx.Client, sent: bytes) -> None:
+def test_clients_that_go_away_do_no_harm(legacy: httpx.Client, sent: bytes) -> None:
     for _ in range(20):  # more than there are threads for it
-        with socket.create_connection((legacy.base_url.host, legacy.base_url.port or 0), timeout=60) as client:
+        with connected(legacy) as client:
             client.sendall(sent)
-    # What goes to one who is gone is lost: that is the protocol's way.
     until(
         lambda: legacy.post("/upload", content=upload()).content == b"tensor" and legacy.get("/get").content != b"empty"
     )

@@ -1,4 +1,4 @@
-"""The frame: what it takes, what it gives, and that it believes no length."""
+"""The frame, which trusts no length."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ def test_golden_bytes() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=MAX_PARTS))
-def test_both_sides_read_each_other(parts: list[bytes]) -> None:
+def test_clients_and_server_read_each_other(parts: list[bytes]) -> None:
     assert [bytes(part) for part in split_frame(make_bytes_list(parts))] == parts
     assert bytes_list_to_list(join_frame(parts)) == parts
 
@@ -33,7 +33,7 @@ def test_both_sides_read_each_other(parts: list[bytes]) -> None:
         (b"\0\0\0\2\0\0\0\0", "ends at byte 8"),
     ],
 )
-def test_why_a_frame_is_malformed(body: bytes, reason: str) -> None:
+def test_malformed_frames(body: bytes, reason: str) -> None:
     with pytest.raises(MalformedUpload, match=reason):
         split_frame(body)
 

@@ -1,11 +1,10 @@
-"""Tensors from `torch.save` blobs: every dtype and layout that clients send, and nothing else."""
+"""Tensors from `torch.save` blobs: every dtype and layout that clients send, and hostile ones."""
 
 import io
 import os
 import pickle
 import tracemalloc
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def refused(blob: bytes, dtypes: Mapping[str, torch.dtype] = INTEGERS) -> str:
     ],
     ids=["whole", "transposed", "columns", "steps", "row", "scalar", "deep", "grad"],
 )
-def test_what_was_saved_is_read(dtype: torch.dtype, view: Callable[[Tensor], Tensor]) -> None:
+def test_saved_tensors_are_read(dtype: torch.dtype, view: Callable[[Tensor], Tensor]) -> None:
     saved = view(torch.arange(35).reshape(5, 7).to(dtype))
     read = read_tensor("part", tensor_to_bytes(saved), ALL)
     assert (read.dtype, read.device.type, read.requires_grad) == (dtype, "cpu", False)
@@ -54,7 +53,7 @@ def test_what_was_saved_is_read(dtype: torch.dtype, view: Callable[[Tensor], Ten
     assert read.untyped_storage().nbytes() == read.nbytes
 
 
-def test_what_is_written_is_no_view() -> None:
+def test_a_view_is_written_without_its_storage() -> None:
     whole = torch.zeros(100_000)
     blob = write_tensor(whole[:2].requires_grad_())
     assert len(blob) < 2000
@@ -85,7 +84,6 @@ def test_archives_of_other_versions_of_pytorch() -> None:
     ("make", "reason"),
     [
         (lambda: MATRIX.float(), "must have dtype int64, got a FloatStorage"),
-        (lambda: MATRIX.int(), "must have dtype int64, got a IntStorage"),
         (lambda: MATRIX.to(torch.complex64), "ComplexFloatStorage"),
         (lambda: torch.zeros(0, dtype=torch.int64), "not empty"),
         (lambda: torch.ones(3, dtype=torch.int64).expand(4, 3), "do not lie within a storage of 3 elements"),
@@ -93,28 +91,18 @@ def test_archives_of_other_versions_of_pytorch() -> None:
         (lambda: torch.quantize_per_tensor(MATRIX.float(), 0.1, 0, torch.qint8), "one plain, dense tensor"),
         (lambda: torch.nested.nested_tensor([MATRIX[0], MATRIX[1, :2]]), "one plain, dense tensor"),
         (lambda: torch.zeros(3, device="meta"), "one plain, dense tensor"),
-        (lambda: torch.nn.Parameter(MATRIX.float()), "one plain, dense tensor"),
         (lambda: torch.tensor([1j]).conj().imag, "one plain, dense tensor"),  # its negative bit is set
-        (lambda: torch.zeros(3, dtype=torch.uint16), "one plain, dense tensor"),
         (lambda: [MATRIX], "one plain, dense tensor"),
-        (lambda: (MATRIX, MATRIX), "one plain, dense tensor"),
-        (lambda: OrderedDict(a=MATRIX), "one plain, dense tensor"),
         (lambda: 2**100, "one plain, dense tensor"),
         (lambda: MATRIX.untyped_storage(), "one plain, dense tensor"),
         (lambda: [[]] * 2000, "data.pkl is missing, or larger"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # some of these are deprecated, or prototypes
-def test_what_is_not_one_plain_tensor(make: Callable[[], Any], reason: str) -> None:
+def test_objects_other_than_one_plain_tensor(make: Callable[[], Any], reason: str) -> None:
     buffer = io.BytesIO()
     torch.save(make(), buffer)
     assert reason in refused(buffer.getvalue())
-
-
-def test_the_format_before_archives() -> None:
-    buffer = io.BytesIO()
-    torch.save(MATRIX, buffer, _use_new_zipfile_serialization=False)
-    assert "since PyTorch 1.6" in refused(buffer.getvalue())
 
 
 STORAGE = MATRIX.numpy().tobytes()
@@ -133,7 +121,6 @@ GOOD = entries_of(pickle_of((2, 3), (3, 1), elements=6), STORAGE)
         (pickle_of((2, 3), (-3, 1), elements=6, offset=5), "not empty"),
         (pickle_of((-2, 3), (3, 1), elements=6), "not empty"),
         (pickle_of((2, 3), (3, 1), elements=6, offset=-1), "not empty"),
-        (pickle_of((2, 3), (3,), elements=6), "not empty"),
         (pickle_of((0, 2**31 - 1), (3, 1), elements=6), "not empty"),
         (pickle_of((2, 3), (3, 1), elements=-6), "do not lie within"),
         (pickle_of((2, 2), (3, 1), elements=5), "claims 5 elements and has 48 bytes"),
@@ -143,14 +130,13 @@ GOOD = entries_of(pickle_of((2, 3), (3, 1), elements=6), STORAGE)
         (pickle_of((1,) * 17, (1,) * 17, elements=6), "one plain, dense tensor"),
         (GOOD["archive/data.pkl"].replace(b"\x89c", b"\x88c"), "claim a gradient"),
         (b"", "one plain, dense tensor"),
-        (b".", "one plain, dense tensor"),
         (GOOD["archive/data.pkl"] + b".", "one plain, dense tensor"),
         (GOOD["archive/data.pkl"].replace(b"_rebuild_tensor_v2", b"_rebuild_qtensor"), "one plain, dense tensor"),
         (b"\x80\x02" + b"(" * 900 + b".", "one plain, dense tensor"),
         (b"\x80\x02]" + b"2" * 900 + b".", "one plain, dense tensor"),
     ],
 )
-def test_programs_that_lie(program: bytes, reason: str) -> None:
+def test_hostile_programs(program: bytes, reason: str) -> None:
     assert reason in refused(archive(GOOD | {"archive/data.pkl": program}))
 
 
@@ -163,9 +149,6 @@ def test_nothing_in_a_pickle_runs(tmp_path: Path) -> None:
         assert "one plain, dense tensor" in refused(archive(GOOD | {"archive/data.pkl": program}))
     assert "zip archive" in refused(pickle.dumps(Command(), 2))
     assert not any(tmp_path.iterdir())
-
-
-# --- archives
 
 
 def test_a_compressed_archive_is_refused_before_it_is_expanded() -> None:
@@ -195,9 +178,7 @@ def test_a_directory_of_many_entries_is_refused_before_it_is_parsed() -> None:
         ({**GOOD, "archive/byteorder": b"x" * 4096}, "byteorder is missing, or larger"),
         ({**GOOD, "archive/data.pkl": b"\x80\x02" + b"N" * 4096 + b"."}, "data.pkl is missing, or larger"),
         ({**GOOD, "archive/data/0": STORAGE[:-1]}, "claims 6 elements and has 47 bytes"),
-        ({**GOOD, "archive/data/0": STORAGE + b"\0"}, "claims 6 elements and has 49 bytes"),
         ({**GOOD, **{f"archive/{number}": b"" for number in range(16)}}, "more entries"),
-        ({"archive/inner.pt": archive(GOOD)}, "one data.pkl"),
         ({}, "one data.pkl"),
     ],
 )
@@ -211,7 +192,7 @@ def test_an_archive_in_an_archive_is_a_storage_like_any_other() -> None:
     assert read_tensor("part", blob, INTEGERS).numpy().tobytes() == inner
 
 
-def test_an_entry_that_stands_twice() -> None:
+def test_a_duplicate_entry() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         for name, data in [*GOOD.items(), ("archive/data/1", STORAGE)]:
@@ -219,7 +200,7 @@ def test_an_entry_that_stands_twice() -> None:
     assert "twice" in refused(buffer.getvalue().replace(b"archive/data/1", b"archive/data/0"))
 
 
-def test_an_entry_whose_size_is_a_lie() -> None:
+def test_an_entry_with_a_false_size() -> None:
     blob = archive(GOOD)
     size = len(STORAGE).to_bytes(4, "little") * 2  # compressed, then not
     assert blob.count(size) == 2
@@ -228,12 +209,6 @@ def test_an_entry_whose_size_is_a_lie() -> None:
     # As large as the whole blob, so that only reading it can tell.
     for length in (len(STORAGE) + 8, len(blob) // 2):
         assert refused(blob.replace(size, length.to_bytes(4, "little") * 2))
-
-
-def test_bytes_that_changed_on_the_way() -> None:
-    blob = bytearray(archive(GOOD))
-    blob[blob.index(STORAGE) + 8] ^= 1
-    assert "CRC" in refused(bytes(blob))
 
 
 def test_an_encrypted_entry() -> None:
@@ -245,7 +220,7 @@ def test_an_encrypted_entry() -> None:
     assert "encrypted" in refused(bytes(blob))
 
 
-def test_what_stands_behind_an_archive() -> None:
+def test_bytes_behind_an_archive() -> None:
     blob = archive(GOOD)
     assert "nothing behind it" in refused(blob + b"\0")
     assert "nothing behind it" in refused(blob[:-2] + b"\1\0c")

@@ -1,6 +1,5 @@
-"""An upload as a whole: what is taken, and the reason why not."""
+"""A whole upload: reading it, refusing it, and its groups."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -34,45 +33,35 @@ def test_golden_bytes() -> None:
     ("parts", "reason"),
     [
         ({"base": b"\xff\xfe"}, "UTF-8"),
-        ({"base": b'\xef\xbb\xbf{"plen": 3}'}, "UTF-8"),
-        ({"base": '{"plen": 3}'.encode("utf-16")}, "UTF-8"),
         ({"base": b""}, "JSON"),
         ({"base": b"[3]"}, '"plen"'),
-        ({"base": b"{}"}, '"plen"'),
         ({"base": b'{"plen": true}'}, '"plen"'),
         ({"base": b'{"plen": 3.0}'}, '"plen"'),
-        ({"base": b'{"plen": "3"}'}, '"plen"'),
         ({"base": b'{"plen": 0}'}, r"\[1, 5\)"),
         ({"base": b'{"plen": 5}'}, r"\[1, 5\)"),
-        ({"base": b'{"plen": -1}'}, r"\[1, 5\)"),
         ({"base": b'{"plen": 1' + b"0" * 4000 + b"}"}, r"\[1, 5\)"),
         ({"base": b'{"plen": 1' + b"0" * 5000 + b"}"}, "JSON"),
         ({"base": b"[" * 16_000}, "JSON"),
         ({"base": b'{"plen": 3, "x": "' + b"x" * 16_384 + b'"}'}, "16384 bytes"),
         ({"inputs": tensor_to_bytes(INPUTS.float())}, "inputs: must have dtype int64"),
-        ({"inputs": tensor_to_bytes(INPUTS.int())}, "inputs: must have dtype int64"),
         ({"inputs": tensor_to_bytes(INPUTS[0])}, "inputs must have shape"),
-        ({"inputs": tensor_to_bytes(INPUTS[None])}, "inputs must have shape"),
         ({"rewards": tensor_to_bytes(INPUTS[:, 0])}, "rewards: must have dtype float32"),
         ({"rewards": tensor_to_bytes(REWARDS[:1])}, r"rewards must have shape \(2,\), got \(1,\)"),
-        ({"rewards": tensor_to_bytes(REWARDS[:, None])}, "rewards must have shape"),
-        ({"rewards": tensor_to_bytes(REWARDS[0])}, "rewards must have shape"),
         ({"gen_logps": tensor_to_bytes(GEN_LOGPS[:, :1])}, r"gen_logps must have shape \(2, 2\), got \(2, 1\)"),
         ({"gen_logps": tensor_to_bytes(GEN_LOGPS + 9)}, "gen_logps must be finite and at most 0"),
-        ({"gen_logps": tensor_to_bytes(GEN_LOGPS * torch.inf)}, "gen_logps must be finite and at most 0"),
         ({"rewards": tensor_to_bytes(REWARDS + 3e38)}, "rewards must lie in"),
         ({"gen_logps": tensor_to_bytes(INPUTS[:, 3:])}, "gen_logps: must have dtype"),
         ({"gen_logps": b""}, "gen_logps: must be what torch.save writes"),
         ({"gen_logps": tensor_to_bytes(GEN_LOGPS), "more": b""}, "got 5"),
     ],
 )
-def test_why_an_upload_is_malformed(parts: dict[str, bytes], reason: str) -> None:
+def test_malformed_uploads(parts: dict[str, bytes], reason: str) -> None:
     with pytest.raises(MalformedUpload, match=reason):
         read_upload(upload(**parts))
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_a_number_of_parts_that_means_nothing(count: int) -> None:
+def test_a_wrong_number_of_parts(count: int) -> None:
     with pytest.raises(MalformedUpload, match=f"got {count}"):
         read_upload(make_bytes_list([b"{}"] * count))
 
@@ -82,9 +71,6 @@ def test_an_upload_cut_anywhere_is_malformed() -> None:
     for length in range(len(body)):
         with pytest.raises(MalformedUpload):
             read_upload(body[:length])
-
-
-# --- groups
 
 
 def test_rows_of_one_prompt_are_one_group() -> None:
@@ -102,11 +88,3 @@ def test_rows_of_several_prompts_are_a_group_each() -> None:
     assert [group.prompt_ids.tolist() for group in got.groups()] == [[0, 1, 2], [5, 6, 7]]
     assert [group.completion_ids.tolist() for group in got.groups()] == [[3, 4], [8, 9]]
     assert got.tokens == sum(group.tokens for group in got.groups()) == 10
-
-
-def test_a_prompt_of_one_token_and_a_completion_of_one() -> None:
-    inputs = torch.tensor([[7, 8]])
-    base = json.dumps({"plen": 1}).encode()
-    got = read(upload(base=base, inputs=tensor_to_bytes(inputs), rewards=tensor_to_bytes(REWARDS[:1])))
-    [group] = got.groups()
-    assert (group.prompt_ids.tolist(), group.completion_ids.tolist()) == ([7], [8])

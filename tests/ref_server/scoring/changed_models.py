@@ -12,3 +12,11 @@ def changed_model(by: float) -> PreTrainedModel:
         for parameter in changed.parameters():
             parameter += by
     return changed.eval()
+
+
+def randomly_changed_model() -> PreTrainedModel:
+    changed, generator = make_model(0), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return changed.eval()

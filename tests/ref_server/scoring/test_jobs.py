@@ -1,7 +1,6 @@
-"""What a scoring loop works on: direct requests in line, and stored bodies."""
+"""The jobs of a scoring loop: direct requests, and stored bodies."""
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
@@ -13,9 +12,8 @@ from ref_server.scoring.jobs import DirectRequest, DirectRequests, Replacement, 
 from ref_server.scoring.reference import Busy, NotReady, Scores
 from ref_server.scoring.scorer import Scorer
 from shared import wire
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
-
-Rollout = Callable[..., RolloutBatch]
+from shared.batch import ScoredBatch, TokenGroup
+from tests.ref_server.calls import Rollout
 
 
 def direct(tokens: int = 2) -> DirectRequest:
@@ -34,16 +32,16 @@ def other_weights() -> Replacement:
     return Replacement(Scorer(lambda groups, temperatures: torch.zeros(0), 1, "cpu"))
 
 
-def test_the_oldest_are_taken_as_many_as_fit() -> None:
+def test_the_oldest_requests_are_taken_up_to_the_budget() -> None:
     waiting = [direct(tokens) for tokens in (4, 5, 2, 9, 1 + 1)]
     line = line_of(*waiting)
     assert len(line) == 5
     taken = [line.take(10), line.take(8), line.take(8), line.take(8)]
-    assert taken == [waiting[:2], waiting[2:3], waiting[3:4], waiting[4:]], "in order, and one too large alone"
+    assert taken == [waiting[:2], waiting[2:3], waiting[3:4], waiting[4:]], "in order; one that is too large by itself"
     assert (line.take(8), len(line)) == ([], 0)
 
 
-def test_nobody_is_taken_from_behind_other_weights() -> None:
+def test_no_request_is_taken_from_behind_a_replacement() -> None:
     before, behind, weights = direct(), direct(), [other_weights(), other_weights()]
     line = line_of(before, *weights, behind)
     assert line.next_replacement() is None
@@ -53,7 +51,7 @@ def test_nobody_is_taken_from_behind_other_weights() -> None:
     assert line.take(100) == [behind]
 
 
-def test_those_who_have_gone_away_are_passed_over() -> None:
+def test_cancelled_requests_are_skipped() -> None:
     gone, small, behind = direct(9), direct(), direct(9)
     line = line_of(gone, small, behind)
     gone.answer.cancel()
@@ -62,7 +60,7 @@ def test_those_who_have_gone_away_are_passed_over() -> None:
     assert line.take(10) == []
 
 
-def test_a_long_line_is_told_of() -> None:
+def test_a_full_line_is_busy() -> None:
     line = line_of(direct(), direct())
     with pytest.raises(Busy, match="2 direct requests wait already"):
         line.add(direct(), most=2)
@@ -70,7 +68,7 @@ def test_a_long_line_is_told_of() -> None:
     line.add(direct(), most=2)
 
 
-def test_a_closed_line_serves_those_in_it() -> None:
+def test_a_closed_line_serves_waiting_requests() -> None:
     before = direct()
     line = line_of(before)
     line.close()
@@ -79,7 +77,7 @@ def test_a_closed_line_serves_those_in_it() -> None:
     assert line.take(10) == [before]
 
 
-def test_nobody_waits_for_ever() -> None:
+def test_every_request_is_answered() -> None:
     answered, in_hand, waiting, gone, weights = direct(), direct(), direct(), direct(), other_weights()
     line = line_of(answered, in_hand, waiting, gone, weights)
     line.take(4)
@@ -111,10 +109,3 @@ def test_a_rollout_batch_becomes_a_scored_one(rollout: Rollout) -> None:
     assert scored.reference_version == "17"
     np.testing.assert_array_equal(scored.ref_logps, logps)
     assert wire.content_hash(wire.encode(scored.rollout)) == wire.content_hash(wire.encode(batch))
-
-
-def test_a_batch_that_is_scored_already_is_not_scored_again(rollout: Rollout) -> None:
-    batch = rollout(lengths=(2, 3))
-    body = wire.encode(ScoredBatch(batch, np.zeros(5, np.float32), "1"))
-    with pytest.raises(BatchError, match="scored already"):
-        read_payload("run", body)

@@ -1,4 +1,4 @@
-"""What the scoring loop packs into one forward, in which order, and who hears of a failure."""
+"""What a scoring loop packs into a forward, in which order, and which jobs fail."""
 
 import threading
 import time
@@ -10,27 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.demo.base_model import make_model
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.metrics.totals import ScoringTotals
-from ref_server.queue.errors import StorageBroken
+from ref_server.queue.errors import StorageBroken, WrongState
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim, Upload
 from ref_server.scoring.jobs import ScoringGate
 from ref_server.scoring.loop import ScoringLoop
-from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores, TooLarge
+from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores
 from ref_server.scoring.scorer import Scorer
-from shared import wire
-from shared.api import BatchDetails, State
+from shared.api import State
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import choose_forward
+from tests.ref_server.calls import Rollout
+from tests.ref_server.scoring.changed_models import randomly_changed_model
+from tests.ref_server.scoring.queued import put, scored, settled
 from tests.rounding import rounding
 
-Rollout = Callable[..., RolloutBatch]
 Naive = Callable[[TokenGroup, float], np.ndarray]
 # Log-probs of an untrained model lie near -log(260) = -5.6, at half the temperature near twice that.
 TOLERANCE = rounding(16)
@@ -38,7 +37,7 @@ POISON = 13
 
 
 class Recorded:
-    """A reference that notes the first token of each group of each forward, after `before` has had its say."""
+    """A reference that calls `before`, and records the first token of each group of each forward."""
 
     def __init__(self, model: PreTrainedModel, version: int, before: Callable[[Sequence[TokenGroup]], object]) -> None:
         self._scorer = Scorer(choose_forward(model), version, "cpu")
@@ -62,13 +61,6 @@ def reference(model: PreTrainedModel) -> Reference:
         return Recorded(model, version, before)
 
     return make
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    opened = open_queue(ServeConfig(no_model=True, data_dir=tmp_path))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -107,55 +99,36 @@ def named(rollout: Rollout) -> Callable[..., RolloutBatch]:
     return make
 
 
-def put(queue: Queue, *batches: RolloutBatch) -> None:
-    for batch in batches:
-        body = wire.encode(batch)
-        sizes = len(batch.group.prompt_ids), len(batch.group.completion_ids), batch.group.size
-        queue.put(Upload(batch.id, wire.content_hash(body), batch.run, 0, 0, *sizes, body))
+def stored(queue: Queue, batch: RolloutBatch) -> ScoredBatch:
+    settled(queue, batch)
+    return scored(queue.payload(batch.id))
 
 
 def submit(loop: ScoringLoop, *batches: RolloutBatch) -> list[Future[Scores]]:
     return [loop.submit(batch.group, batch.temperature) for batch in batches]
 
 
-def settled(queue: Queue, batch: RolloutBatch, *states: State) -> BatchDetails:
-    deadline = time.monotonic() + 60
-    while (info := queue.get(batch.id)) is None or info.state not in (states or (State.READY,)):
-        assert time.monotonic() < deadline, info
-        time.sleep(0.01)
-    return info
-
-
-def stored(queue: Queue, batch: RolloutBatch) -> ScoredBatch:
-    settled(queue, batch)
-    body = queue.payload(batch.id)
-    assert body is not None
-    scored = wire.decode(body)
-    assert isinstance(scored, ScoredBatch)
-    return scored
-
-
 # Packing
 
 
-def test_direct_and_queued_are_scored_together_and_as_if_alone(
+def test_direct_requests_and_batches_share_a_forward(
     loop_of: Any, reference: Reference, queue: Queue, rollout: Rollout, naive_logps: Naive, totals: ScoringTotals
 ) -> None:
     shapes = [(5, (4, 1, 7), 1.0), (1, (1,), 0.5), (40, (3, 30), 1.7), (2, (9,), 0.8)]
-    asked, batches = ([rollout(p, n, temperature=t) for p, n, t in shapes] for _ in range(2))
+    requests, batches = ([rollout(p, n, temperature=t) for p, n, t in shapes] for _ in range(2))
     recorded = reference()
     loop = loop_of(recorded, queue, 1000)
-    answers = submit(loop, *asked)
+    answers = submit(loop, *requests)
     put(queue, *batches)
     loop.start()
-    for batch, answer in zip(asked, answers, strict=True):
+    for batch, answer in zip(requests, answers, strict=True):
         (logps,) = answer.result(20).logps
         np.testing.assert_allclose(logps, naive_logps(batch.group, batch.temperature), atol=TOLERANCE)
     for batch in batches:
         expected = naive_logps(batch.group, batch.temperature)
         np.testing.assert_allclose(stored(queue, batch).ref_logps, expected, atol=TOLERANCE)
-    assert recorded.forwards == [[int(each.group.prompt_ids[0]) for each in (*asked, *batches)]]
-    tokens = sum(each.group.tokens for each in asked)
+    assert recorded.forwards == [[int(each.group.prompt_ids[0]) for each in (*requests, *batches)]]
+    tokens = sum(each.group.tokens for each in requests)
     counts = totals.counts()
     expected = {"direct_tokens": tokens, "tokens": tokens, "batches": 4, "errors": 0}
     assert {name: counts[name] for name in expected} == expected
@@ -164,16 +137,16 @@ def test_direct_and_queued_are_scored_together_and_as_if_alone(
     assert samples("tandem_forward_seconds_sum", {"device": "cpu"}) == counts["working_seconds"]
 
 
-def test_direct_requests_that_never_cease_do_not_starve_the_queue(
+def test_direct_requests_do_not_starve_the_queue(
     loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
 ) -> None:
-    """Three quarters of a forward are theirs while batches wait; none is left out, small or large."""
-    ask = threading.Event()
-    ask.set()
+    """They get three quarters of a forward while batches wait, small or large."""
+    refilling = threading.Event()
+    refilling.set()
 
     def refill(_: object) -> None:
         with suppress(Busy):
-            while ask.is_set() and len(recorded.forwards) < 100:
+            while refilling.is_set() and len(recorded.forwards) < 100:
                 submit(loop, named(1))
 
     recorded = reference(refill)
@@ -184,12 +157,12 @@ def test_direct_requests_that_never_cease_do_not_starve_the_queue(
     loop.start()
     for batch in batches:
         settled(queue, batch)
-    ask.clear()
+    refilling.clear()
     assert recorded.forwards[:6] == [[1] * 12 + [2] * 4, [1] * 12 + [2] * 2, [1] * 12, [3], [1] * 12, [4]]
     assert recorded.forwards[6] == [1] * 12 + [5]
 
 
-def test_batches_that_never_cease_do_not_delay_a_direct_request(
+def test_batches_do_not_delay_a_direct_request(
     loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
 ) -> None:
     answers: list[Future[Scores]] = []
@@ -212,7 +185,7 @@ def test_batches_that_never_cease_do_not_delay_a_direct_request(
     assert after == [[1]] * 3, "in the forward after the one that was in hand, before what is queued"
 
 
-def test_what_another_server_ended_with_is_scored_alone_and_first(
+def test_an_interrupted_batch_is_scored_first_and_in_its_own_forward(
     loop_of: Any, reference: Reference, tmp_path: Path, named: Callable[..., RolloutBatch]
 ) -> None:
     config = ServeConfig(no_model=True, data_dir=tmp_path / "other")
@@ -237,7 +210,7 @@ def test_what_another_server_ended_with_is_scored_alone_and_first(
 # Failures
 
 
-def test_only_those_at_fault_fail(
+def test_only_jobs_at_fault_fail(
     loop_of: Any,
     reference: Reference,
     queue: Queue,
@@ -251,16 +224,16 @@ def test_only_those_at_fault_fail(
 
     recorded = reference(before)
     loop = loop_of(recorded, queue)
-    asked = [named(first) for first in (1, 2, POISON, 3, 4)]
+    requests = [named(first) for first in (1, 2, POISON, 3, 4)]
     batches = [named(first) for first in (5, POISON, 6)]
-    answers = submit(loop, *asked)
+    answers = submit(loop, *requests)
     put(queue, *batches)
     loop.start()
     with pytest.raises(RuntimeError, match="no kernel takes this"):
         answers[2].result(20)
     for n in (0, 1, 3, 4):
         (logps,) = answers[n].result(20).logps
-        np.testing.assert_allclose(logps, naive_logps(asked[n].group, 1.0), atol=TOLERANCE)
+        np.testing.assert_allclose(logps, naive_logps(requests[n].group, 1.0), atol=TOLERANCE)
     dead = settled(queue, batches[1], State.DEAD)
     assert dead.scoring_attempts == 3 and "RuntimeError: no kernel takes this" in str(dead.reason)
     assert {settled(queue, batches[n]).scoring_attempts for n in (0, 2)} == {0}
@@ -269,10 +242,10 @@ def test_only_those_at_fault_fail(
     assert [forward for forward in recorded.forwards if POISON not in forward] == [[1, 2], [3], [4, 5], [6]]
 
 
-def test_scores_that_are_not_finite_spoil_nobody_elses(
+def test_scores_that_are_not_finite_fail_only_their_job(
     loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
 ) -> None:
-    """Nor is anybody else's forward done again: one client would make all others pay."""
+    """And the forward is repeated for no other job."""
     recorded = reference()
     score = recorded.score
 
@@ -298,22 +271,7 @@ def test_scores_that_are_not_finite_spoil_nobody_elses(
     assert together == [1, POISON, 3, 4, POISON] and again == [[POISON]] * 4
 
 
-def test_a_direct_request_that_does_not_fit_the_memory_is_told_so(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
-) -> None:
-    def before(groups: Sequence[TokenGroup]) -> None:
-        if sum(group.tokens for group in groups) > 40:
-            raise TooLarge("completion_lengths", "are too much")
-
-    loop = loop_of(reference(before), queue)
-    answers = submit(loop, named(1), named(2, length=40), named(3))
-    loop.start()
-    with pytest.raises(TooLarge):
-        answers[1].result(20)
-    assert answers[0].result(20).logps and answers[2].result(20).logps
-
-
-def test_a_body_that_cannot_be_read_is_set_aside_before_it_is_scored(
+def test_a_body_that_cannot_be_read_is_dead(
     loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
 ) -> None:
     bad, good = named(2), named(3)
@@ -327,6 +285,27 @@ def test_a_body_that_cannot_be_read_is_set_aside_before_it_is_scored(
     assert settled(queue, good).scoring_attempts == 0
     assert settled(queue, bad, State.DEAD).scoring_attempts == 3
     assert recorded.forwards == [[1, 3]]
+
+
+def test_a_result_that_the_queue_refuses_delays_no_other(
+    loop_of: Any,
+    reference: Reference,
+    queue: Queue,
+    named: Callable[..., RolloutBatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone, batch = named(2), named(3)
+    complete = queue.complete
+
+    def refuse(id: str, body: bytes) -> None:
+        if id == gone.id:
+            raise WrongState("it was dropped")
+        complete(id, body)
+
+    monkeypatch.setattr(queue, "complete", refuse)
+    put(queue, gone, batch)
+    loop_of(reference(), queue).start()
+    settled(queue, batch)
 
 
 class Broken:
@@ -347,7 +326,7 @@ class Broken:
         return self._queue.claim(max_tokens, reference_version)
 
 
-def test_direct_requests_go_on_without_a_store(
+def test_direct_requests_need_no_store(
     loop_of: Any,
     reference: Reference,
     queue: Queue,
@@ -362,13 +341,13 @@ def test_direct_requests_go_on_without_a_store(
     loop.start()
     for _ in range(20):
         submit(loop, named(1))[0].result(20)
-    assert broken.claims < 20, "it is not asked for each of them"
+    assert broken.claims < 20, "not called for each of them"
     broken.broken = False
     assert settled(queue, batch).scoring_attempts == 0
 
 
 @pytest.mark.parametrize("error", [DeviceLost, SystemExit])
-def test_an_end_by_an_error_leaves_nobody_waiting(
+def test_a_loop_that_ends_with_an_error_answers_all(
     loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], error: type[BaseException]
 ) -> None:
     def before(_: object) -> None:
@@ -393,25 +372,16 @@ def test_an_end_by_an_error_leaves_nobody_waiting(
 # Order
 
 
-@pytest.fixture(scope="module")
-def other() -> PreTrainedModel:
-    changed = make_model(0)
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
-    return changed.eval()
-
-
-def test_each_is_scored_with_the_weights_that_were_in_place_when_it_asked(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], other: PreTrainedModel
+def test_a_request_is_scored_with_the_weights_of_its_arrival(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
 ) -> None:
+    other = randomly_changed_model()
     first, second, third = reference(), Recorded(other, 1, lambda _: None), reference(version=2)
     loop = loop_of(first, queue)
-    before = [named(1) for _ in range(20)]  # more than one forward holds
-    between = [named(2)]
-    answers = submit(loop, *before)
+    between = named(2)
+    answers = submit(loop, *(named(1) for _ in range(20)))  # more than one forward holds
     replaced = [loop.replace(second)]
-    answers += submit(loop, *between)
+    answers += submit(loop, between)
     replaced += [loop.replace(third)]
     answers += submit(loop, named(3))
     assert not any(each.done() for each in replaced)
@@ -420,7 +390,7 @@ def test_each_is_scored_with_the_weights_that_were_in_place_when_it_asked(
     assert versions == [0] * 20 + [1, 2]
     assert all(each.done() for each in replaced)
     (logps,) = answers[20].result().logps
-    expected = choose_forward(other)([between[0].group], [1.0]).detach().numpy()
+    expected = choose_forward(other)([between.group], [1.0]).detach().numpy()
     np.testing.assert_allclose(logps, expected, atol=TOLERANCE)
     assert (first.forwards, second.forwards, third.forwards) == ([[1] * 12, [1] * 8], [[2]], [[3]])
     batch = named(4)
@@ -453,20 +423,7 @@ def test_weights_are_not_replaced_while_their_forward_runs(
     assert stored(queue, batch).reference_version == "0"
 
 
-def test_nothing_is_scored_for_those_who_have_gone_away(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
-) -> None:
-    recorded = reference()
-    loop = loop_of(recorded, queue)
-    answers = submit(loop, *(named(first) for first in range(6)))
-    for gone in (0, 3):
-        assert answers[gone].cancel()
-    loop.start()
-    assert all(answers[n].result(20).logps for n in (1, 2, 4, 5))
-    assert recorded.forwards == [[1, 2, 4, 5]]
-
-
-def test_an_ending_loop_answers_those_who_wait_and_leaves_the_queue_alone(
+def test_a_stopping_loop_answers_waiting_requests_and_claims_nothing(
     loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Several replicas of the reference on one queue: who scores what, with which weights, and when one fails."""
+"""Several replicas of the reference on one queue: their work, their weights, their failures."""
 
 import threading
 import time
@@ -17,31 +17,28 @@ from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.queue.queue import Queue
-from ref_server.queue.records import Upload
 from ref_server.scoring import frozen_model
 from ref_server.scoring.loops import ScoringLoops
 from ref_server.scoring.reference import DeviceLost, NotReady, Scores
 from ref_server.service.service import Service
-from shared import wire
-from shared.api import BatchDetails, State
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.api import State
+from shared.batch import TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from shared.models import save_model
+from tests.ref_server.calls import Rollout, Serve, admit
+from tests.ref_server.scoring.queued import lease_scored, put, settled
 from tests.rounding import rounding
 
-Rollout = Callable[..., RolloutBatch]
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
-HEADERS = {"Content-Type": wire.CONTENT_TYPE}
 PATIENCE = 60
 
 
 # The server
 
 
-class Each:
-    """A forward that tells a function of each call."""
+class Observed:
+    """A forward that calls `before` first."""
 
-    name = "told"
+    name = "observed"
 
     def __init__(self, forward: LogprobForward, before: Callable[[], object]) -> None:
         self._forward = forward
@@ -56,13 +53,13 @@ class Each:
 def serve_devices(
     model_dir: Path, tmp_path_factory: pytest.TempPathFactory, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., AbstractContextManager[httpx.Client]]:
-    """A server as the command makes it. Every batch has a forward of its own, and before each `before` has its say."""
+    """A server as the command makes it, with a forward for each batch, and `before` called before each."""
 
     def serve_on(
         *devices: str, before: Callable[[], object] = lambda: None, **settings: Any
     ) -> AbstractContextManager[httpx.Client]:
         monkeypatch.setattr(
-            "ref_server.scoring.frozen_model.choose_forward", lambda model: Each(choose_forward(model), before)
+            "ref_server.scoring.frozen_model.choose_forward", lambda model: Observed(choose_forward(model), before)
         )
         data_dir = tmp_path_factory.mktemp("data")
         config = ServeConfig(
@@ -73,18 +70,6 @@ def serve_devices(
     return serve_on
 
 
-def upload(http: httpx.Client, batch: RolloutBatch) -> None:
-    assert http.post("/v1/batches", content=wire.encode(batch), headers=HEADERS).status_code == 201
-
-
-def lease(http: httpx.Client) -> ScoredBatch:
-    answer = http.post("/v1/batches/lease", json={"consumer": "test"})
-    assert answer.status_code == 200, answer.text
-    scored = wire.decode(answer.content)
-    assert isinstance(scored, ScoredBatch)
-    return scored
-
-
 def test_two_replicas_score_as_one_does_bit_for_bit(
     serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
 ) -> None:
@@ -92,9 +77,8 @@ def test_two_replicas_score_as_one_does_bit_for_bit(
     scores: list[dict[str, bytes]] = []
     for devices in (["cpu"], ["cpu", "cpu"]):
         with serve_devices(*devices) as http:
-            for batch in batches:
-                upload(http, batch)
-            leased = [lease(http) for _ in batches]
+            admit(http, *batches)
+            leased = [lease_scored(http) for _ in batches]
             assert http.get("/v1/model").json()["device"] == ", ".join(devices)
             assert http.get("/readyz").status_code == 200
         scores.append({each.rollout.id: each.ref_logps.tobytes() for each in leased})
@@ -102,7 +86,7 @@ def test_two_replicas_score_as_one_does_bit_for_bit(
     assert scores[0].keys() == {batch.id for batch in batches}
 
 
-def test_while_replicas_differ_each_batch_is_of_one_version_and_says_which(
+def test_while_replicas_differ_each_batch_carries_its_version(
     serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout, tmp_path: Path
 ) -> None:
     other = make_model(1).eval()
@@ -118,7 +102,7 @@ def test_while_replicas_differ_each_batch_is_of_one_version_and_says_which(
 
     first, second = rollout(), rollout()
     with serve_devices("cpu", "cpu", before=hold_the_first, snapshot_root=tmp_path) as http:
-        upload(http, first)
+        admit(http, first)
         assert began.wait(PATIENCE)
         answers: list[httpx.Response] = []
         body = {"snapshot": "next", "version": 1}
@@ -127,14 +111,14 @@ def test_while_replicas_differ_each_batch_is_of_one_version_and_says_which(
         direct = {"prompt_ids": [1], "completions": [[2]]}
         while http.post("/v1/logprobs", json=direct).json()["reference_version"] == 0:
             time.sleep(0.01)
-        upload(http, second)
-        scored = lease(http)
+        admit(http, second)
+        scored = lease_scored(http)
         assert (scored.rollout.id, scored.reference_version) == (second.id, "1")
         assert not answers, "a replica still scores with the old weights"
         go_on.set()
         replacing.join(PATIENCE)
         assert [answer.status_code for answer in answers] == [200]
-        late = lease(http)
+        late = lease_scored(http)
     assert (late.rollout.id, late.reference_version) == (first.id, "0")
     for got, model in ((late, make_model(0).eval()), (scored, other)):
         expected = choose_forward(model)([got.rollout.group], [1.0]).detach().numpy()
@@ -145,7 +129,7 @@ def test_while_replicas_differ_each_batch_is_of_one_version_and_says_which(
 
 
 class Fake:
-    """A replica whose log-probs are zeros, after `before` has had its say."""
+    """A replica that calls `before`, and whose log-probs are zeros."""
 
     def __init__(self, device: str, before: Callable[[], object] = lambda: None, version: int = 0) -> None:
         self.device = device
@@ -155,12 +139,6 @@ class Fake:
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
         self._before()
         return Scores([np.zeros(len(group.completion_ids), np.float32) for group in groups], self.version)
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    with closing(open_queue(ServeConfig(no_model=True, data_dir=tmp_path))) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -179,22 +157,7 @@ def loops_of(queue: Queue) -> Iterator[Callable[..., ScoringLoops]]:
         loops.join()
 
 
-def put(queue: Queue, *batches: RolloutBatch) -> None:
-    for batch in batches:
-        body = wire.encode(batch)
-        sizes = len(batch.group.prompt_ids), len(batch.group.completion_ids), batch.group.size
-        queue.put(Upload(batch.id, wire.content_hash(body), batch.run, 0, 0, *sizes, body))
-
-
-def settled(queue: Queue, batch: RolloutBatch, state: State = State.READY) -> BatchDetails:
-    deadline = time.monotonic() + PATIENCE
-    while (info := queue.get(batch.id)) is None or info.state != state:
-        assert time.monotonic() < deadline, info
-        time.sleep(0.01)
-    return info
-
-
-def test_a_direct_request_goes_to_the_replica_that_has_nothing_to_do(
+def test_a_direct_request_goes_to_an_idle_replica(
     loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
@@ -213,7 +176,7 @@ def test_a_direct_request_goes_to_the_replica_that_has_nothing_to_do(
     go_on.set()
 
 
-def test_totals_are_told_by_device(loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout) -> None:
+def test_totals_by_device(loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout) -> None:
     both = threading.Barrier(2, timeout=PATIENCE)
     loops = loops_of(Fake("a", both.wait), Fake("b", both.wait))
     batches = [rollout(), rollout()]
@@ -228,10 +191,9 @@ def test_totals_are_told_by_device(loops_of: Callable[..., ScoringLoops], queue:
 
 
 @pytest.mark.parametrize("error", [DeviceLost, SystemExit])
-def test_when_one_replica_is_lost_the_others_finish_what_they_have(
+def test_when_one_replica_is_lost_the_others_finish_their_work(
     loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout, error: type[BaseException]
 ) -> None:
-    """The server then ends, as with one device, and the next start scores what the lost one had."""
     both, lost = threading.Barrier(2, timeout=PATIENCE), threading.Event()
 
     def lose() -> None:
@@ -259,11 +221,9 @@ def test_when_one_replica_is_lost_the_others_finish_what_they_have(
         loops.submit(rollout().group, 1.0)
 
 
-def test_while_what_a_server_ended_with_is_scored_nothing_else_is_claimed(tmp_path: Path, rollout: Rollout) -> None:
-    """A server ended with two batches. The suspects are then scored one by one: who ends the next server is
-    the only one that is interrupted."""
-    config = ServeConfig(no_model=True, data_dir=tmp_path / "other")
-    config.data_dir.mkdir()
+def test_interrupted_batches_are_scored_one_by_one_before_others(tmp_path: Path, rollout: Rollout) -> None:
+    """So only the batch that ends the next server, too, counts as interrupted again."""
+    config = ServeConfig(no_model=True, data_dir=tmp_path)
     suspects, other = [rollout(), rollout()], rollout()
     with closing(open_queue(config)) as before:
         put(before, *suspects)
@@ -289,7 +249,7 @@ def test_while_what_a_server_ended_with_is_scored_nothing_else_is_claimed(tmp_pa
     ]
 
 
-def test_replaced_is_what_no_replica_uses_any_more(
+def test_replace_returns_once_no_replica_uses_the_old_weights(
     loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout
 ) -> None:
     loops = loops_of(Fake("a"), Fake("b"))
@@ -298,10 +258,9 @@ def test_replaced_is_what_no_replica_uses_any_more(
     assert {answer.result(PATIENCE).reference_version for answer in answers} == {1}
 
 
-def test_each_replica_has_its_own_memory(
+def test_each_replica_halves_forwards_by_itself(
     serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
 ) -> None:
-    """What does not fit into one is halved there, and nothing is lost."""
     seen: set[int] = set()
 
     def small() -> None:
@@ -311,7 +270,6 @@ def test_each_replica_has_its_own_memory(
 
     batches = [rollout() for _ in range(6)]
     with serve_devices("cpu", "cpu", before=small) as http:
-        for batch in batches:
-            upload(http, batch)
-        assert {lease(http).rollout.id for _ in batches} == {batch.id for batch in batches}
+        admit(http, *batches)
+        assert {lease_scored(http).rollout.id for _ in batches} == {batch.id for batch in batches}
         assert http.get("/v1/queue").json()["scoring"]["splits"] == len(seen) >= 1

@@ -1,10 +1,8 @@
-"""A server without a model: a queue that leases what was uploaded as it is."""
+"""A server without a model: a queue that leases batches as they were uploaded."""
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,7 @@ from ref_server.service.service import Service
 from shared import wire
 from shared.api import TokensView
 from shared.batch import RolloutBatch, TokenGroup
-
-Rollout = Callable[..., RolloutBatch]
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
-SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
+from tests.ref_server.calls import Rollout, Serve, error, lease, lease_key, settle, upload
 
 
 def open_service(data_dir: Path) -> Service:
@@ -39,49 +34,20 @@ def plain(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Iterator[ht
         yield client
 
 
-def upload(http: httpx.Client, batch: RolloutBatch) -> httpx.Response:
-    return http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS)
-
-
-def lease(http: httpx.Client, run: str, seconds: float = 0) -> httpx.Response:
-    return http.post("/v1/batches/lease", json={"consumer": "c", "run": run, "wait_seconds": seconds})
-
-
-def test_what_was_uploaded_is_leased_at_once_and_as_it_is(plain: httpx.Client, rollout: Rollout) -> None:
+def test_an_upload_is_leased_at_once_and_unchanged(plain: httpx.Client, rollout: Rollout) -> None:
     batch = rollout(run="at once")
     admitted = upload(plain, batch)
     assert (admitted.status_code, admitted.json()["state"]) == (201, "ready")
     assert upload(plain, batch).status_code == 200
-    leased = lease(plain, "at once")
+    leased = lease(plain, "at once", wait_seconds=0)
     assert wire.content_hash(leased.content) == wire.content_hash(wire.encode(batch))
     assert isinstance(wire.decode(leased.content), RolloutBatch)
-    key = {"id": batch.id, "token": leased.headers["Lease-Token"]}
-    results = plain.post("/v1/leases/ack", json={"leases": [key]}).json()["results"]
-    assert results == [{"id": batch.id, "outcome": "ok"}]
+    assert settle(plain, "ack", [lease_key(leased)]) == ["ok"]
     history = plain.get(f"/v1/batches/{batch.id}").json()["history"]
     assert [event["state"] for event in history] == ["ready", "leased", "done"]
 
 
-@pytest.mark.slow
-def test_an_upload_wakes_who_waits(tmp_path: Path, serve: Serve, rollout: Rollout, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ref_server.service.polls.LOOK_SECONDS", 60)
-    with serve(open_service(tmp_path)) as http:
-        waiting = subprocess.Popen(
-            [sys.executable, "-c", _LEASE, str(http.base_url)], stdout=subprocess.PIPE, text=True
-        )
-        time.sleep(2)
-        batch = rollout(run="woken")
-        upload(http, batch)
-        assert waiting.communicate(timeout=300)[0].strip() == batch.id
-
-
-_LEASE = """
-import sys, httpx
-print(httpx.post(sys.argv[1] + "/v1/batches/lease", json={"consumer": "c"}, timeout=30).headers["Batch-Id"])
-"""
-
-
-def test_it_is_ready_and_says_that_it_has_no_model(plain: httpx.Client) -> None:
+def test_what_a_server_without_a_model_reports(plain: httpx.Client) -> None:
     assert plain.get("/readyz").status_code == 200
     metrics = plain.get("/metrics").text
     assert "tandem_scored_batches_total" in metrics
@@ -94,14 +60,13 @@ def test_it_is_ready_and_says_that_it_has_no_model(plain: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "body",
     [{"prompt": "2+3=", "completions": ["5"]}, {"prompt_ids": [1], "completions": [[2, 3]]}],
 )
-def test_scoring_is_refused_with_the_remedy(plain: httpx.Client, asked: dict[str, Any]) -> None:
-    refused = plain.post("/v1/logprobs", json=asked)
-    assert refused.status_code == 409
-    assert refused.json()["error"]["code"] == "no_model"
-    assert "--model" in refused.json()["error"]["message"]
+def test_scoring_is_refused_with_the_remedy(plain: httpx.Client, body: dict[str, Any]) -> None:
+    detail = error(plain.post("/v1/logprobs", json=body), 409)
+    assert detail["code"] == "no_model"
+    assert "--model" in detail["message"]
 
 
 def group(prompt: list[int], completion: list[int]) -> TokenGroup:
@@ -117,7 +82,7 @@ def group(prompt: list[int], completion: list[int]) -> TokenGroup:
         (group([1], [-1]), 422),
     ],
 )
-def test_uploads_are_checked_for_all_that_is_known(
+def test_uploads_are_checked_without_a_model(
     plain: httpx.Client, rollout: Rollout, tokens: TokenGroup, status: int
 ) -> None:
     batch = rollout(run="checked", lengths=tuple(tokens.completion_lengths), group=tokens)
@@ -139,7 +104,7 @@ def test_tokens_are_shown_without_their_texts(plain: httpx.Client, rollout: Roll
     assert " ".join(map(str, batch.group.prompt_ids)) in printed.get()
 
 
-def test_what_waits_to_be_scored_is_told_of(tmp_path: Path, rollout: Rollout, serve: Serve, capsys: Any) -> None:
+def test_unscored_batches_are_warned_about(tmp_path: Path, rollout: Rollout, serve: Serve, capsys: Any) -> None:
     config = ServeConfig(no_model=True, data_dir=tmp_path)
     queue = open_queue(config)
     queue.put(Upload("left", b"." * 32, "run", 0, 0, 5, 3, 1, wire.encode(rollout())))
@@ -151,7 +116,7 @@ def test_what_waits_to_be_scored_is_told_of(tmp_path: Path, rollout: Rollout, se
 
 
 @pytest.mark.slow
-def test_neither_a_queue_nor_its_tools_load_pytorch() -> None:
+def test_a_queue_and_its_commands_do_not_load_pytorch() -> None:
     modules = "ref_server.cli.serve, ref_server.cli.queue.changes, ref_server.cli.ping, ref_server.cli.score"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

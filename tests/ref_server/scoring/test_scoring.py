@@ -1,4 +1,4 @@
-"""Scores over HTTP against a float64 loop, and a scoring loop that nothing stops."""
+"""Scores over HTTP against a float64 loop, and failures of the scoring loop."""
 
 import asyncio
 import json
@@ -19,52 +19,34 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.queue.errors import StorageFull
 from ref_server.queue.queue import Queue
-from ref_server.service.service import Service
 from shared import wire
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import choose_forward
+from tests.ref_server.calls import MakeService, Rollout, Serve, admit, error
+from tests.ref_server.scoring.queued import lease_scored
 from tests.rounding import rounding
 
-Rollout = Callable[..., RolloutBatch]
 Naive = Callable[[TokenGroup, float], np.ndarray]
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
-SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
 # Log-probs of an untrained model lie near -log(260) = -5.6, at half the temperature near twice that.
 TOLERANCE = rounding(16)
-POISON = 13
-
-
-def upload(http: httpx.Client, batch: RolloutBatch) -> None:
-    assert http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS).status_code == 201
-
-
-def lease(http: httpx.Client, run: str) -> ScoredBatch:
-    answer = http.post("/v1/batches/lease", json={"consumer": "test", "run": run, "wait_seconds": 15})
-    assert answer.status_code == 200, answer.text
-    batch = wire.decode(answer.content)
-    assert isinstance(batch, ScoredBatch)
-    return batch
-
-
 # Scores
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
-def test_queued_scores_are_right(http: httpx.Client, rollout: Rollout, naive_logps: Naive, temperature: float) -> None:
+def test_queued_scores(http: httpx.Client, rollout: Rollout, naive_logps: Naive, temperature: float) -> None:
     run = f"scores {temperature}"
     batches = [
         rollout(prompt=p, lengths=n, run=run, temperature=temperature) for p, n in [(1, (1,)), (40, (9, 1, 200))]
     ]
+    admit(http, *batches)
     for batch in batches:
-        upload(http, batch)
-    for batch in batches:
-        scored = lease(http, run)
+        scored = lease_scored(http, run)
         assert scored.rollout.id == batch.id
         assert scored.reference_version == "0"
         np.testing.assert_allclose(scored.ref_logps, naive_logps(batch.group, temperature), atol=TOLERANCE)
 
 
-def test_everything_comes_back_as_it_was_sent(http: httpx.Client, rollout: Rollout) -> None:
+def test_a_batch_comes_back_unchanged(http: httpx.Client, rollout: Rollout) -> None:
     sample = ' {"answer": 3.10, "text": "ü\\u00fc\\n😀",\t"list" : [1,  2]} '
     batch = rollout(
         run="untouched", task="sums", sample=sample, top_p=0.95, top_k=20, epoch=3, policy_version=7,
@@ -72,13 +54,13 @@ def test_everything_comes_back_as_it_was_sent(http: httpx.Client, rollout: Rollo
         sampler_logps=np.linspace(-3, 0, 12, dtype=np.float32), loss_mask=np.arange(12) % 3 > 0,
         policy_versions=np.array([7, 8, 9]), reward_parts={"format": np.zeros(3, dtype=np.float32)},
     )  # fmt: skip
-    upload(http, batch)
-    scored = lease(http, "untouched")
+    admit(http, batch)
+    scored = lease_scored(http, "untouched")
     assert scored.rollout.sample == sample
     assert wire.content_hash(wire.encode(scored.rollout)) == wire.content_hash(wire.encode(batch))
 
 
-def test_direct_scores_are_the_queues_own(
+def test_direct_scores_equal_queued_ones(
     http: httpx.Client, rollout: Rollout, naive_logps: Naive, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     prompt, completions = "12+30=?", ["<think></think><answer>42</answer>", "é😀", " "]
@@ -109,19 +91,13 @@ def test_direct_scores_are_the_queues_own(
     [
         ({"prompt_ids": [1], "completions": [[2]], "surprise": 1}, 422, "surprise"),
         ({"prompt_ids": [1], "prompt": "a", "completions": [[2]]}, 422, None),
-        ({"prompt_ids": [1], "completions": ["a"]}, 422, None),
         ({"prompt": "a", "completions": [[2]]}, 422, None),
-        ({"completions": [[2]]}, 422, None),
-        ({"prompt_ids": [1]}, 422, "completions"),
         ({"prompt_ids": [1], "completions": []}, 422, "completions"),
         ({"prompt_ids": [1], "completions": [[1], []]}, 422, "completions.1"),
-        ({"prompt_ids": [1], "completions": [["x"]]}, 422, "completions.0.0"),
         ({"prompt_ids": [], "completions": [[1]]}, 422, "prompt_ids"),
         ({"prompt": "", "completions": ["a"]}, 422, "prompt_ids"),
         ({"prompt_ids": [265], "completions": [[1]]}, 422, "prompt_ids"),
-        ({"prompt_ids": [-1], "completions": [[1]]}, 422, "prompt_ids.0"),
         ({"prompt_ids": [2**70], "completions": [[1]]}, 422, "prompt_ids.0"),
-        ({"prompt_ids": [1], "completions": [[1]], "temperature": 0}, 422, "temperature"),
         ({"prompt_ids": [1], "completions": [[1]], "temperature": 1e-300}, 422, "temperature"),
         ({"prompt_ids": [1], "completions": [[1] * 256]}, 413, "completion_lengths"),
         ({"prompt_ids": [1], "completions": [[1]] * 1000}, 413, "completion_ids"),
@@ -129,9 +105,7 @@ def test_direct_scores_are_the_queues_own(
     ],
 )
 def test_bad_direct_requests(http: httpx.Client, body: Any, status: int, field: str | None) -> None:
-    answer = http.post("/v1/logprobs", json=body)
-    assert answer.status_code == status
-    assert answer.json()["error"].get("field") == field
+    assert error(http.post("/v1/logprobs", json=body), status).get("field") == field
 
 
 VALUES = st.recursive(
@@ -154,10 +128,10 @@ def test_odd_direct_requests_are_never_the_servers_fault(http: httpx.Client, cha
 # The loop
 
 
-class Chosen:
-    """The right forward, after a test has had its say on the groups of each call."""
+class Observed:
+    """A correct forward that calls `before` with the groups first."""
 
-    name = "chosen"
+    name = "observed"
 
     def __init__(self, model: PreTrainedModel, before: Callable[[Sequence[TokenGroup]], None]) -> None:
         self._forward = choose_forward(model)
@@ -168,23 +142,22 @@ class Chosen:
         return self._forward(groups, temperatures)
 
 
-Before = Callable[[Sequence[TokenGroup]], None]
-
-
 @pytest.fixture
 def serve_with(
-    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+    make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., AbstractContextManager[httpx.Client]]:
     """A server that calls a function before each forward."""
 
-    def with_forward(before: Before, **settings: Any) -> AbstractContextManager[httpx.Client]:
-        monkeypatch.setattr("ref_server.scoring.frozen_model.choose_forward", lambda model: Chosen(model, before))
+    def with_forward(
+        before: Callable[[Sequence[TokenGroup]], None], **settings: Any
+    ) -> AbstractContextManager[httpx.Client]:
+        monkeypatch.setattr("ref_server.scoring.frozen_model.choose_forward", lambda model: Observed(model, before))
         return serve(make_service(**settings))
 
     return with_forward
 
 
-def test_direct_requests_are_scored_together_and_too_many_are_told_so(
+def test_direct_requests_are_scored_together_and_bounded(
     serve_with: Callable[..., AbstractContextManager[httpx.Client]],
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -193,13 +166,13 @@ def test_direct_requests_are_scored_together_and_too_many_are_told_so(
     async def many(url: str) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=20, limits=httpx.Limits(max_connections=None)) as client:
             request = {"prompt_ids": [1], "completions": [[2]]}
-            asked = [asyncio.create_task(client.post("/v1/logprobs", json=request))]
+            requests = [asyncio.create_task(client.post("/v1/logprobs", json=request))]
             await asyncio.to_thread(begun.wait)
-            asked += [asyncio.create_task(client.post("/v1/logprobs", json=request)) for _ in range(79)]
-            while sum(task.done() for task in asked) < 15:
+            requests += [asyncio.create_task(client.post("/v1/logprobs", json=request)) for _ in range(79)]
+            while sum(task.done() for task in requests) < 15:
                 await asyncio.sleep(0.01)
             go_on.set()
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*requests)
 
     def before(groups: Sequence[TokenGroup]) -> None:
         sizes.append(len(groups))
@@ -215,13 +188,15 @@ def test_direct_requests_are_scored_together_and_too_many_are_told_so(
     assert sizes == [1, 64]
 
 
-def test_a_dead_loop_is_told(serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout) -> None:
+def test_a_dead_loop_is_reported(
+    serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
+) -> None:
     def before(_: Sequence[TokenGroup]) -> None:
         raise SystemExit
 
     with serve_with(before) as http:
         assert http.get("/readyz").status_code == 200
-        upload(http, rollout())
+        admit(http, rollout())
         deadline = time.monotonic() + 60
         while (ready := http.get("/readyz")).status_code == 200 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -249,20 +224,19 @@ class FullForAWhile:
 
 
 def test_a_full_disk_costs_no_batch(
-    make_service: Callable[..., Service], serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+    make_service: MakeService, serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ref_server.scoring.loop.REST_SECONDS", 0.05)
     batches = [rollout(run="full") for _ in range(3)]
     with serve(make_service(wrap=lambda queue: FullForAWhile(queue, 4))) as http:
-        for batch in batches:
-            upload(http, batch)
-        assert [lease(http, "full").rollout.id for _ in batches] == [batch.id for batch in batches]
+        admit(http, *batches)
+        assert [lease_scored(http, "full").rollout.id for _ in batches] == [batch.id for batch in batches]
         assert all(http.get(f"/v1/batches/{batch.id}").json()["scoring_attempts"] == 0 for batch in batches)
 
 
 def test_the_model_is_not_changed_by_scoring(http: httpx.Client, model: PreTrainedModel, rollout: Rollout) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    upload(http, rollout(run="frozen"))
-    lease(http, "frozen")
+    admit(http, rollout(run="frozen"))
+    lease_scored(http, "frozen")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""A teacher beside the reference: every batch is scored by both, whatever replaces the reference."""
+"""A teacher: every batch is scored by it and by the reference, also after the reference was replaced."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,12 +21,11 @@ from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.errors import UserError
 from shared.models import load_model, save_model
+from tests.ref_server.calls import SAFETENSORS, Rollout, Serve, admit
 from tests.ref_server.scoring.changed_models import changed_model
+from tests.ref_server.scoring.queued import lease_scored
 
-Rollout = Callable[..., RolloutBatch]
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 Start = Callable[..., AbstractContextManager[httpx.Client]]
-SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
 
 
 def teacher_model(**changes: Any) -> PreTrainedModel:
@@ -59,14 +58,14 @@ def start(folder: Path, tmp_path: Path, serve: Serve) -> Start:
 
 
 @pytest.fixture
-def own(folder: Path) -> Callable[[str, RolloutBatch], np.ndarray]:
+def naive_of(folder: Path) -> Callable[[str, RolloutBatch], np.ndarray]:
     """(C,) log-probs of a batch by a model of the folder alone, row by row."""
 
-    def own(name: str, batch: RolloutBatch) -> np.ndarray:
+    def compute(name: str, batch: RolloutBatch) -> np.ndarray:
         model = load_model(str(folder / name), revision=None, device="cpu", dtype="float32")
         return naive(model, batch.group, batch.temperature)
 
-    return own
+    return compute
 
 
 def naive(model: PreTrainedModel, group: TokenGroup, temperature: float) -> np.ndarray:
@@ -80,89 +79,53 @@ def naive(model: PreTrainedModel, group: TokenGroup, temperature: float) -> np.n
     return np.concatenate(rows)
 
 
-def upload(http: httpx.Client, batch: RolloutBatch) -> None:
-    http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS).raise_for_status()
-
-
-def lease(http: httpx.Client) -> ScoredBatch:
-    answer = http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 20})
-    scored = wire.decode(answer.content)
-    assert isinstance(scored, ScoredBatch)
-    return scored
-
-
 def teacher_logps(scored: ScoredBatch) -> np.ndarray:
     assert scored.teacher_logps is not None
     return scored.teacher_logps
 
 
-def test_both_score_each_batch(start: Start, own: Any, rollout: Rollout) -> None:
+def test_both_score_each_batch(start: Start, naive_of: Any, rollout: Rollout) -> None:
     batches = [rollout(lengths=(3, 5, 1), temperature=0.7), rollout(prompt=2, lengths=(4,))]
     with start() as http:
+        admit(http, *batches)
         for batch in batches:
-            upload(http, batch)
-        for batch in batches:
-            scored = lease(http)
+            scored = lease_scored(http)
             assert scored.rollout.id == batch.id
-            np.testing.assert_allclose(scored.ref_logps, own("model", batch), atol=1e-4)
-            np.testing.assert_allclose(teacher_logps(scored), own("teacher", batch), atol=1e-4)
+            np.testing.assert_allclose(scored.ref_logps, naive_of("model", batch), atol=1e-4)
+            np.testing.assert_allclose(teacher_logps(scored), naive_of("teacher", batch), atol=1e-4)
             assert np.abs(teacher_logps(scored) - scored.ref_logps).max() > 0.1, "two different models"
 
 
-def test_the_server_names_it(start: Start, folder: Path) -> None:
-    with start() as http:
-        info = http.get("/v1/model").json()
-    assert (info["name"], info["teacher"]) == (str(folder / "model"), str(folder / "teacher"))
-
-
-def test_a_direct_request_has_both_too(start: Start, own: Any, rollout: Rollout) -> None:
+def test_a_direct_request_has_both_too(start: Start, naive_of: Any, rollout: Rollout) -> None:
     batch = rollout(lengths=(2, 3))
     with start() as http:
         scored = wire.decode(http.post("/v1/logprobs", content=wire.encode(batch), headers=SAFETENSORS).content)
         ids = {
             "prompt_ids": batch.group.prompt_ids.tolist(),
-            "completions": [own.tolist() for own in batch.group.completions()],
+            "completions": [ids.tolist() for ids in batch.group.completions()],
         }
         logprobs = http.post("/v1/logprobs", json=ids).json()["logprobs"]
     assert isinstance(scored, ScoredBatch)
-    np.testing.assert_allclose(teacher_logps(scored), own("teacher", batch), atol=1e-4)
-    np.testing.assert_allclose(np.concatenate(logprobs), own("model", batch), atol=1e-4)
+    np.testing.assert_allclose(teacher_logps(scored), naive_of("teacher", batch), atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(logprobs), naive_of("model", batch), atol=1e-4)
 
 
-def test_a_replacement_and_a_restart_keep_it(start: Start, own: Any, rollout: Rollout) -> None:
+def test_a_replacement_and_a_restart_keep_it(start: Start, naive_of: Any, rollout: Rollout) -> None:
     batch, later = rollout(), rollout()
     with start() as http:
         assert http.put("/v1/reference", json={"snapshot": "one", "version": 1}).status_code == 200
-        upload(http, batch)
-        scored = lease(http)
+        admit(http, batch)
+        scored = lease_scored(http)
         assert http.get("/v1/model").json()["teacher"]
     with start() as http:
-        upload(http, later)
-        again = lease(http)
+        admit(http, later)
+        again = lease_scored(http)
         while again.rollout.id != later.id:  # the first one's lease ended with its server
-            again = lease(http)
-    for own_batch, found in ((batch, scored), (later, again)):
-        assert found.reference_version == "1"
-        np.testing.assert_allclose(found.ref_logps, own("snapshots/one", own_batch), atol=1e-4)
-        np.testing.assert_allclose(teacher_logps(found), own("teacher", own_batch), atol=1e-4)
-
-
-def test_the_same_replacement_again_changes_nothing(folder: Path) -> None:
-    config = ServeConfig(model=str(folder / "model"), teacher=str(folder / "teacher"))
-    reference = add_teacher(frozen_model.load(config), config)
-    assert reference.replacement(None, 0) is reference
-
-
-def test_a_longer_row_than_the_teacher_takes_is_refused(
-    folder: Path, tmp_path: Path, serve: Serve, rollout: Rollout
-) -> None:
-    save_model(teacher_model(max_position_embeddings=8), make_tokenizer(), tmp_path / "short")
-    config = ServeConfig(model=str(folder / "model"), teacher=str(tmp_path / "short"), data_dir=tmp_path / "data")
-    service = Service(add_teacher(frozen_model.load(config), config), open_queue(config), config)
-    with serve(service) as http:
-        answer = http.post("/v1/batches", content=wire.encode(rollout(prompt=5, lengths=(4,))), headers=SAFETENSORS)
-    assert answer.status_code == 413
-    assert "the model's context is 8" in answer.json()["error"]["message"]
+            again = lease_scored(http)
+    for sent, received in ((batch, scored), (later, again)):
+        assert received.reference_version == "1"
+        np.testing.assert_allclose(received.ref_logps, naive_of("snapshots/one", sent), atol=1e-4)
+        np.testing.assert_allclose(teacher_logps(received), naive_of("teacher", sent), atol=1e-4)
 
 
 class TestRefusals:
@@ -176,8 +139,8 @@ class TestRefusals:
         tokenizer = make_tokenizer()
         tokenizer.add_tokens(["<other>"])
         save_model(teacher_model(), tokenizer, tmp_path / "other")
-        said = self.refused(folder, tmp_path / "other")
-        assert said.startswith("teacher: the tokenizer of") and "same family" in said
+        message = self.refused(folder, tmp_path / "other")
+        assert message.startswith("teacher: the tokenizer of") and "same family" in message
 
     def test_a_smaller_vocabulary(self, folder: Path, tmp_path: Path) -> None:
         rows = make_model(0).config.vocab_size
@@ -192,8 +155,8 @@ class TestRefusals:
         assert add_teacher(frozen_model.load(config), config).info.vocabulary_size == rows
 
     def test_no_such_directory(self, folder: Path, tmp_path: Path) -> None:
-        said = self.refused(folder, tmp_path / "nothing")
-        assert said.startswith("teacher: there is no directory")
+        message = self.refused(folder, tmp_path / "nothing")
+        assert message.startswith("teacher: there is no directory")
 
     def test_without_a_model(self) -> None:
         with pytest.raises(ValueError, match="a teacher alone is the --model"):

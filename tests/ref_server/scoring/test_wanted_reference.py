@@ -1,4 +1,4 @@
-"""The reference that a queue wants: kept by restarts, followed by every server, and missed by no server silently."""
+"""The reference that a queue wants: restarted and other servers load it, or report that they cannot."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -13,16 +13,12 @@ from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model
 from ref_server.service.service import Service
-from shared import wire
-from shared.batch import RolloutBatch
 from shared.models import save_model
+from tests.ref_server.calls import Rollout, Serve, admit, lease
 from tests.ref_server.queue.backends import postgres_backend
 from tests.ref_server.scoring.changed_models import changed_model
+from tests.ref_server.scoring.queued import lease_scored
 from tests.waiting import until
-
-Rollout = Callable[..., RolloutBatch]
-Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
-SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
 
 
 @pytest.fixture
@@ -60,26 +56,13 @@ def unready(http: httpx.Client) -> str:
     return answer.json()["error"]["message"] if answer.status_code == 503 else ""
 
 
-def upload(http: httpx.Client, batch: RolloutBatch) -> None:
-    http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS).raise_for_status()
-
-
-def lease(http: httpx.Client, seconds: float) -> httpx.Response:
-    return http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": seconds})
-
-
-def scored_with(answer: httpx.Response) -> str:
-    scored = wire.decode(answer.content)
-    return getattr(scored, "reference_version", "none")
-
-
 def test_a_restarted_server_has_it_again(start: Any, rollout: Rollout) -> None:
     with start() as http:
         assert put(http, "one", 3).status_code == 200
     with start() as http:
         assert served(http) == ("one", 3)
-        upload(http, rollout())
-        assert scored_with(lease(http, 20)) == "3"
+        admit(http, rollout())
+        assert lease_scored(http).reference_version == "3"
         assert put(http, None, 4).status_code == 200
         assert served(http) == (None, 4)
     with start() as http:
@@ -96,8 +79,8 @@ def test_a_server_that_cannot_have_it_scores_nothing_and_says_so(
     (folder / "snapshots" / "one").rename(folder / "snapshots" / "away")
     with start() as http:
         assert "cannot have the reference that its queue wants, one, version 3: there is no snapshot" in unready(http)
-        upload(http, rollout())
-        assert lease(http, 1).status_code == 204
+        admit(http, rollout())
+        assert lease(http, wait_seconds=1).status_code == 204
         metrics = http.get("/metrics").text
         assert "tandem_reference_version 0.0" in metrics
         assert "tandem_reference_wanted_version 3.0" in metrics
@@ -105,7 +88,7 @@ def test_a_server_that_cannot_have_it_scores_nothing_and_says_so(
         info = http.get("/v1/model").json()
         assert (info["snapshot"], info["reference_version"], info["wanted_version"]) == (None, 0, 3)
         (folder / "snapshots" / "away").rename(folder / "snapshots" / "one")
-        assert scored_with(lease(http, 20)) == "3"
+        assert lease_scored(http).reference_version == "3"
         until(lambda: unready(http) == "")
 
 
@@ -117,8 +100,8 @@ def test_it_is_not_taken_by_a_server_of_another_model(start: Any, rollout: Rollo
         assert "replaced the weights of another --model" in unready(http)
         assert put(http, None, 4).status_code == 200
         assert unready(http) == ""
-        upload(http, rollout())
-        assert scored_with(lease(http, 20)) == "4"
+        admit(http, rollout())
+        assert lease_scored(http).reference_version == "4"
     with start("model") as http:
         assert "replaced the weights of another --model" in unready(http)
 
@@ -140,8 +123,8 @@ def test_servers_of_one_queue_follow(start: Any, rollout: Rollout, database: str
         assert put(two, None, 4).status_code == 200
         until(lambda: served(one) == (None, 4))
         for _ in range(4):
-            upload(one, rollout())
-        assert {scored_with(lease(two, 20)) for _ in range(4)} == {"4"}
+            admit(one, rollout())
+        assert {lease_scored(two).reference_version for _ in range(4)} == {"4"}
     with start(store=database) as late:
         assert served(late) == (None, 4)
 
@@ -153,6 +136,6 @@ def test_a_server_behind_leaves_the_batches_to_those_that_have_it(
     with start(store=database) as one, start(store=database, snapshot_root=folder / "elsewhere") as blind:
         assert put(one, "one", 3).status_code == 200
         for _ in range(8):
-            upload(blind, rollout())
-        assert {scored_with(lease(blind, 20)) for _ in range(8)} == {"3"}
+            admit(blind, rollout())
+        assert {lease_scored(blind).reference_version for _ in range(8)} == {"3"}
         until(lambda: "there is no snapshot" in unready(blind))

@@ -1,4 +1,4 @@
-"""Tiny random models of many families, groups to score, and the plainest computation there is: float64, row by row."""
+"""Tiny random models of many families, groups to score, and the naive computation: float64, row by row."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ COMMON: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 256,
-    "initializer_range": 0.3,  # far from uniform, so that what is wrong is wrong by much
+    "initializer_range": 0.3,  # far from uniform, so that faults are large
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -112,7 +112,6 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1), "padded"),
 }
 _NO_EXPERTS_ON_CPU = Version(torch.__version__) < Version("2.9") and Version(transformers.__version__) < Version("5.14")
-PACKED = [name for name, (_, forward) in FAMILIES.items() if forward == "packed"]
 
 
 def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
@@ -165,11 +164,11 @@ def distributions(
     model: PreTrainedModel, groups: Sequence[TokenGroup], temperatures: Sequence[float]
 ) -> Iterator[tuple[int, Tensor]]:
     """Each completion token, with the (V,) log-probs that predicted it."""
-    for one, temperature in zip(groups, temperatures, strict=True):
-        for completion in one.completions():
-            row = [int(token) for token in (*one.prompt_ids, *completion)]
+    for tokens, temperature in zip(groups, temperatures, strict=True):
+        for completion in tokens.completions():
+            row = [int(token) for token in (*tokens.prompt_ids, *completion)]
             logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0]
-            for position in range(len(one.prompt_ids), len(row)):
+            for position in range(len(tokens.prompt_ids), len(row)):
                 yield row[position], torch.log_softmax(logits[position - 1] / temperature, dim=-1)
 
 
@@ -189,5 +188,5 @@ def gradients(model: PreTrainedModel) -> Tensor:
 
 
 def weights(count: int) -> Tensor:
-    """What the loss weighs each log-prob by: signs and sizes as of advantages."""
+    """The factor of each log-prob in a loss, like advantages."""
     return torch.tensor(np.random.default_rng(1).normal(size=count), dtype=torch.float32)

@@ -53,6 +53,11 @@ def naive(layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, scale
     return torch.stack(outputs)
 
 
+def assert_same_gradients(got: Tensor, want: Tensor, inputs: Sequence[Tensor]) -> None:
+    for gradient, right in zip(*(torch.autograd.grad(loss, inputs) for loss in (got, want)), strict=True):
+        assert (gradient - right).abs().max() < 1e-9
+
+
 @settings(max_examples=10, deadline=None)
 @given(SIZES, st.sampled_from([(2, 2), (4, 1), (4, 2)]))
 def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int, int]) -> None:
@@ -63,12 +68,7 @@ def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int,
     got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
     assert (got - want).abs().max() < 1e-9
     factors = states(tokens, heads[0], 9)
-    for one, other in zip(
-        torch.autograd.grad((got * factors).sum(), (query, key, value)),
-        torch.autograd.grad((want * factors).sum(), (query, key, value)),
-        strict=True,
-    ):
-        assert (one - other).abs().max() < 1e-9
+    assert_same_gradients((got * factors).sum(), (want * factors).sum(), (query, key, value))
 
 
 @pytest.mark.parametrize(
@@ -98,27 +98,15 @@ def keys_of_calls(monkeypatch: pytest.MonkeyPatch, layout: PackedLayout) -> list
     return counts
 
 
-def test_very_many_short_completions_do_not_copy_a_long_prompt_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_completions_share_copies_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 completions of one token behind 4,096: the keys of all calls are far fewer than 2,000 times 4,096."""
     keys = keys_of_calls(monkeypatch, layout_of([(4096, [1] * 2000)]))
     assert 4096 + 2000 <= sum(keys) < 10 * 4096
 
 
-def test_alike_spans_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similar_spans_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = keys_of_calls(monkeypatch, layout_of([(12, [31, 30, 28, 16])] * 16))
     assert len(keys) == 2  # the prompts, and the completions
-
-
-def test_is_causal_is_not_trusted_with_unequal_lengths() -> None:
-    """SDPA aligns its causal mask top-left: a completion would see its prompt's beginning only."""
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, n, 9, 8, generator=generator, dtype=torch.float64) for n in (4, 2, 2))
-    attention = StackedAttention(layout_of([(4, [5])]), dtype=torch.float64, device=CPU)
-    got, _ = packed_attention(torch.nn.Module(), query, key, value, None, span_attention=attention)
-    whole = torch.nn.functional.scaled_dot_product_attention(
-        query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), is_causal=True
-    )
-    assert (got - whole.transpose(1, 2)).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("name", ["softcap", "sliding_window", "s_aux", "position_bias"])
@@ -128,9 +116,6 @@ def test_packed_attention_refuses_what_it_would_ignore(name: str) -> None:
     arguments: Any = {name: 1, "span_attention": attention}
     with pytest.raises(NotImplementedError, match=name):
         packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, **arguments)
-
-
-# ---------------------------------------------------------------- one call for sequences of any lengths
 
 
 def varlen_attn_of_2_12(
@@ -165,20 +150,12 @@ def varlen_attn_of_2_11(
     return varlen_attn_of_2_12(query, key, value, *lengths, scale=scale, window_size=window_size)
 
 
-def varlen_attn_of_2_10(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_key: int,
-    is_causal: bool = False,
-) -> Tensor:  # fmt: skip
-    """Without a scale."""
-    raise AssertionError("not this kernel")
-
-
 @pytest.mark.parametrize("kernel", [varlen_attn_of_2_11, varlen_attn_of_2_12])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1), (4, 2)])
 def test_varlen_layout_is_right(
     monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor], heads: tuple[int, int]
 ) -> None:
-    """The kernel needs CUDA; what it is told does not. Gradients reach the heads that several queries share."""
+    """With a CPU implementation of the kernel. Gradients reach the heads that several queries share."""
     layout = layout_of([(4, [5, 1, 3]), (1, [2]), (7, [6, 6])])
     tokens = layout.spans[-1].end
     query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
@@ -187,13 +164,10 @@ def test_varlen_layout_is_right(
     attention = VarlenAttention(layout, dtype=torch.float64, device=CPU)
     got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
     assert (got - want).abs().max() < 1e-9
-    for one, other in zip(
-        *(torch.autograd.grad(o.square().sum(), (query, key, value)) for o in (got, want)), strict=True
-    ):
-        assert (one - other).abs().max() < 1e-9
+    assert_same_gradients(got.square().sum(), want.square().sum(), (query, key, value))
 
 
-def test_a_pytorch_without_the_kernel_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pytorch_without_the_kernel_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
     module = runpy.run_path(varlen.__file__)
     assert not module["has_kernel"](torch.bfloat16, torch.device("cuda"))
@@ -201,20 +175,14 @@ def test_a_pytorch_without_the_kernel_is_enough(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("kernel", "there"),
-    [(None, False), (varlen_attn_of_2_10, False), (varlen_attn_of_2_11, True), (varlen_attn_of_2_12, True)],
+    [(None, False), (lambda query, key, value, is_causal=False: None, False), (varlen_attn_of_2_11, True)],
 )
-def test_the_kernel_is_looked_for_in_any_pytorch(
+def test_versions_of_pytorch_with_the_kernel(
     monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor] | None, there: bool
 ) -> None:
-    """PyTorch 2.8 and 2.9 have none, that of 2.10 knows no scale: the packed form without it is chosen."""
+    """PyTorch 2.9 has none, and that of 2.10 takes no scale."""
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     assert varlen.has_kernel(torch.bfloat16, torch.device("cuda")) is there
-
-
-def test_varlen_is_refused_where_there_is_no_kernel() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(NotImplementedError, match="CUDA"):
-            VarlenAttention(layout_of([(1, [1])]), dtype=dtype, device=CPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -228,9 +196,6 @@ def test_varlen_on_a_device() -> None:
     assert (got.cpu().double() - want).abs().max() < 5e-2
 
 
-# ---------------------------------------------------------------- the model afterwards
-
-
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2", "gpt-neox", "granite", "gemma2"])
 def test_the_model_still_generates(name: str) -> None:
     untouched, served = make(name), make(name)
@@ -239,12 +204,7 @@ def test_the_model_still_generates(name: str) -> None:
     # Two prompts, the shorter padded on the left, greedily with a cache.
     ids = torch.tensor([[5, 9, 33, 12, 7], [0, 0, 41, 3, 8]])
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
-    options: dict[str, Any] = {
-        "attention_mask": mask,
-        "max_new_tokens": 20,
-        "do_sample": False,
-        "pad_token_id": 0,
-    }
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
     want = untouched.generate(ids, **options)  # type: ignore[operator]
     forward(SHAPES["ragged"], [1.0])
     assert torch.equal(served.generate(ids, **options), want)  # type: ignore[operator]
@@ -256,7 +216,6 @@ def test_the_model_still_generates(name: str) -> None:
 
 
 def test_a_saved_model_does_not_name_the_packed_attention(tmp_path: Path) -> None:
-    """Else whoever loads what was published would need this code."""
     model = make("qwen2")
     assert choose_forward(model).name == "packed"
     model.save_pretrained(tmp_path)

@@ -45,11 +45,12 @@ class Placed(Tensor):
 
 class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
-        placed = [one for one in tensors if isinstance(one, Placed)]
+        tensors = [value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)]
+        placed = [value for value in tensors if isinstance(value, Placed)]
         name, options = func.overloadpacket.__name__, dict(kwargs or {})
         if name not in _MOVES:
-            devices = {one.device for one in tensors if isinstance(one, Placed) or one.dim()}  # a CPU's scalar may join
+            # Scalars of the CPU are allowed.
+            devices = {value.device for value in tensors if isinstance(value, Placed) or value.dim()}
             assert len(devices) < 2, f"{func} of tensors on {devices}"
         where = options.get("device") or (placed[0].device if placed else None)
         if options.get("device"):
@@ -57,8 +58,8 @@ class _Operations(TorchDispatchMode):
         made = func(*tree_map(_inner, args), **tree_map(_inner, options))
         if name == "copy_":
             return args[0]
-        known = {id(one.on_cpu): one for one in placed}
-        return tree_map(lambda one: _outer(one, where, known), made)
+        known = {id(value.on_cpu): value for value in placed}
+        return tree_map(lambda value: _outer(value, where, known), made)
 
 
 class _Makers(TorchFunctionMode):
@@ -72,14 +73,14 @@ class _Makers(TorchFunctionMode):
         return func(*args, **options)
 
 
-def _inner(one: Any) -> Any:
-    return one.on_cpu if isinstance(one, Placed) else one
+def _inner(value: Any) -> Any:
+    return value.on_cpu if isinstance(value, Placed) else value
 
 
-def _outer(one: Any, where: Any, known: Mapping[int, Placed]) -> Any:
-    if not isinstance(one, Tensor) or where is None or torch.device(where).type != "fake":
-        return one
-    return known[id(one)] if id(one) in known else Placed(one, torch.device(where))
+def _outer(value: Any, where: Any, known: Mapping[int, Placed]) -> Any:
+    if not isinstance(value, Tensor) or where is None or torch.device(where).type != "fake":
+        return value
+    return known[id(value)] if id(value) in known else Placed(value, torch.device(where))
 
 
 def two_devices() -> ExitStack:
