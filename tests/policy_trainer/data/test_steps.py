@@ -44,7 +44,7 @@ def test_a_step_ends_at_the_token_that_brings_its_last_character(text: str, ends
 
 
 def test_a_character_of_several_tokens_is_there_with_the_last_of_them() -> None:
-    """Llama's tokenizer says what it has no token for in bytes, and each of an incomplete character is a mark."""
+    """Llama's tokenizer falls back to bytes, and decodes each byte of an incomplete character to a mark."""
     decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokens = [f"<0x{byte:02X}>" if byte > 127 else chr(byte) for byte in "🙂ab🙂ab".encode()]
 
@@ -56,7 +56,7 @@ def test_a_character_of_several_tokens_is_there_with_the_last_of_them() -> None:
 
 
 def test_steps_count_from_the_start_of_the_answer_in_the_prompt() -> None:
-    """A step that ends in the prompt ends at the first token; what is sampled alone has tokens."""
+    """A step that ends in the prompt ends at the first token."""
     ids = ids_of("abc")
     steps = [Step(end, 1.0) for end in (3, 8, 10)]
     rewards = step_rewards([steps], [ids], decode, start="<think>")
@@ -70,11 +70,6 @@ def test_rows_of_a_group_stay_apart() -> None:
     assert rewards.ends.tolist() == [0, 2, 1]
     assert rewards.rewards.tolist() == [0.5, -1.0, 2.0]
     assert rewards.rewards.dtype == np.float32
-
-
-def test_none_at_all() -> None:
-    rewards = step_rewards([[], []], [ids_of("a"), ids_of("b")], decode)
-    assert rewards.rewards.shape == rewards.ends.shape == (0,)
 
 
 PROBLEM = Problem(answer="112", messages=({"role": "user", "content": "54+58=?"},))

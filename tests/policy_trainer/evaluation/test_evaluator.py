@@ -1,15 +1,14 @@
-"""Accuracy and its interval, against published values and with a scripted sampler."""
+"""Accuracy and its interval, compared with published values, with a scripted sampler."""
 
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import PromptConfig, TrainConfig
@@ -33,24 +32,13 @@ from shared.errors import UserError
         (81, 263, 0.2553, 0.3662),
         (15, 148, 0.0624, 0.1605),
         (0, 20, 0.0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
         # By hand: (5 + z^2/2) / (10 + z^2) -+ z sqrt(10) / (10 + z^2) sqrt(1/4 + z^2/40)
         (5, 10, 0.2366, 0.7634),
         (10, 10, 0.7225, 1.0),
-        (1, 1, 0.2065, 1.0),
     ],
 )
 def test_wilson(successes: int, count: int, low: float, high: float) -> None:
     assert wilson_interval(successes, count) == pytest.approx((low, high), abs=6e-5)
-
-
-@given(st.integers(1, 100_000), st.data())
-def test_wilson_holds_the_share_within_0_and_1(count: int, data: st.DataObject) -> None:
-    successes = data.draw(st.integers(0, count))
-    low, high = wilson_interval(successes, count)
-    assert 0 <= low <= successes / count <= high <= 1
-    mirrored = wilson_interval(count - successes, count)
-    assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((low, high))
 
 
 class FakeTask:
@@ -73,7 +61,7 @@ class Parrot:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
-        self.asked: list[tuple[int, int]] = []
+        self.calls: list[tuple[int, int]] = []
 
     def load(self, model: Path) -> None:
         raise AssertionError
@@ -83,7 +71,7 @@ class Parrot:
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
         assert params.num_generations == 1
-        self.asked.append((len(prompts), seed))
+        self.calls.append((len(prompts), seed))
         return [[self.completion(list(prompt))] for prompt in prompts]
 
     def completion(self, ids: list[int]) -> Completion:
@@ -122,7 +110,7 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
     assert result.finished == 0.75
     lengths = [len(tokenizer.encode(PROBLEMS[i][0])) + 1 for i in (0, 1, 4)] + [len("no idea.")]
     assert result.mean_tokens == pytest.approx(sum(lengths) / 4)
-    assert sampler.asked == [(3, 100), (2, 103)]
+    assert sampler.calls == [(3, 100), (2, 103)]
     assert progress == [(0, 5), (3, 5), (5, 5)]
     assert result.decoding == "greedy"
     assert "transcripts" not in result.summary() and result.summary()["accuracy"] == 0.5
@@ -142,12 +130,6 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
     assert result.transcripts[0].prompt == PROBLEMS[0][0] and result.transcripts[0].completion == PROBLEMS[0][0]
 
 
-@pytest.mark.parametrize(("asked", "problems", "left_out"), [(1, 1, 0), (2, 2, 0), (4, 2, 2), (100, 4, 2)])
-def test_the_first_so_many(tokenizer: PreTrainedTokenizerFast, asked: int, problems: int, left_out: int) -> None:
-    result = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(Parrot(tokenizer), GREEDY, asked)
-    assert (result.problems, result.left_out) == (problems, left_out)
-
-
 @pytest.mark.parametrize(
     ("problems", "asked", "too_long", "unrewarded"),
     [(PROBLEMS[2:3], 1, 0, 1), (PROBLEMS[2:4] + PROBLEMS[3:4], 3, 2, 1), ((), 0, 0, 0)],
@@ -162,22 +144,19 @@ def test_nothing_to_judge_is_an_error_with_its_causes(
     causes = rf"the {asked} held-out .*: {too_long} prompts .*data\.max_prompt.*, {unrewarded} gold .*data\.answer_rule"
     with pytest.raises(UserError, match=causes):
         evaluator(tokenizer, FakeTask(*problems)).evaluate(Parrot(tokenizer), GREEDY, 5)
-
-
-def test_prompts_that_are_all_too_long_are_an_error_with_the_reason(tokenizer: PreTrainedTokenizerFast) -> None:
-    causes = (
-        r"none of the 2 held-out problems can be answered: a prompt has \d+ tokens and may have \d+: data\.max_prompt"
-    )
-    with pytest.raises(UserError, match=causes):
+    too_long_only = r"none of the 2 .*: a prompt has \d+ tokens and may have \d+: data\.max_prompt"
+    with pytest.raises(UserError, match=too_long_only):
         evaluator(tokenizer, FakeTask(PROBLEMS[3], PROBLEMS[3])).evaluate(Parrot(tokenizer), GREEDY, 5)
 
 
 def test_the_result_does_not_depend_on_the_batch_size(tokenizer: PreTrainedTokenizerFast) -> None:
     results = [
-        evaluator(tokenizer, FakeTask(*PROBLEMS), batch_size=size).evaluate(Parrot(tokenizer), GREEDY, 6)
-        for size in (1, 2, 64)
+        evaluator(tokenizer, FakeTask(*PROBLEMS), batch_size=size).evaluate(Parrot(tokenizer), GREEDY, problems)
+        for size, problems in ((1, 6), (2, 6), (64, 100))
     ]
     assert results[0] == results[1] == results[2]
+    first = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(Parrot(tokenizer), replace(GREEDY, temperature=0.7), 1)
+    assert (first.problems, first.left_out, first.decoding) == (1, 0, "sampled at 0.7")
 
 
 def test_means_are_over_what_could_be_judged(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -217,14 +196,6 @@ def test_without_gold_answers_there_are_rewards_and_no_accuracy(tokenizer: PreTr
 MIXED = ((FORM.format(5), "5"), (FORM.format(6), "5"), (FORM.format(7), "unknown"), ("no idea.", ""))
 
 
-def test_accuracy_is_of_the_problems_with_gold_answers(tokenizer: PreTrainedTokenizerFast) -> None:
-    result = evaluator(tokenizer, FakeTask(*MIXED)).evaluate(Parrot(tokenizer), GREEDY, 4)
-    assert (result.problems, result.left_out, result.accuracy) == (3, 1, 0.5)
-    assert (result.low, result.high) == wilson_interval(1, 2)
-    assert result.rewards["format"] == pytest.approx(2 / 3)
-    assert str(result).startswith("accuracy 0.500, 95% interval 0.095 to 0.905, reward ")
-
-
 def test_no_accuracy_is_measured_where_no_reward_judges_correctness(tokenizer: PreTrainedTokenizerFast) -> None:
     """All answers count then, whatever their gold answers are."""
     result = evaluator(tokenizer, Lengthy(*MIXED)).evaluate(Parrot(tokenizer), GREEDY, 4)
@@ -235,14 +206,12 @@ def test_no_accuracy_is_measured_where_no_reward_judges_correctness(tokenizer: P
     assert "accuracy" not in list(evaluation_table([result], "t").columns[0].cells)
     weightless = {"rewards": ["format", "accuracy"], "reward_weights": [1, 0]}
     measured = evaluator(tokenizer, Lengthy(*MIXED), **weightless).evaluate(Parrot(tokenizer), GREEDY, 4)
-    assert measured.accuracy == 0.5
-
-
-def test_accuracy_is_what_math_accuracy_says(tokenizer: PreTrainedTokenizerFast) -> None:
-    """It reads answers without tags, which the task does not."""
-    task = FakeTask(("It is $5$", "5"), ("It is $6$", "5"))
-    result = evaluator(tokenizer, task, rewards=["math/accuracy"]).evaluate(Parrot(tokenizer), GREEDY, 2)
-    assert result.accuracy == result.rewards["math/accuracy"] == 0.5
+    assert (measured.problems, measured.left_out, measured.accuracy) == (3, 1, 0.5)
+    assert (measured.low, measured.high) == wilson_interval(1, 2)
+    assert str(measured).startswith("accuracy 0.500, 95% interval 0.095 to 0.905, reward ")
+    task = FakeTask(("It is $5$", "5"), ("It is $6$", "5"))  # without tags, which only the task's accuracy requires
+    verified = evaluator(tokenizer, task, rewards=["math/accuracy"]).evaluate(Parrot(tokenizer), GREEDY, 2)
+    assert verified.accuracy == verified.rewards["math/accuracy"] == 0.5
 
 
 @pytest.mark.parametrize("rewards", [["accuracy", "length"], ["simple_grpo/accuracy", "length"]])
@@ -279,12 +248,6 @@ def test_the_table_has_each_figure_once(tokenizer: PreTrainedTokenizerFast, answ
     assert list(table.columns[0].cells) == names
 
 
-def test_decoding_says_the_temperature(tokenizer: PreTrainedTokenizerFast) -> None:
-    sampled = SamplingParams(1, 20, temperature=0.7)
-    result = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(Parrot(tokenizer), sampled, 6)
-    assert result.decoding == "sampled at 0.7"
-
-
 def test_rewards_that_failed_on_every_answer_are_named(tokenizer: PreTrainedTokenizerFast) -> None:
     rewards = [f"tests.policy_trainer.rewards.faulty:{name}" for name in ("raising", "leaving")]
     made = evaluator(tokenizer, FakeTask(("raise", "5"), ("raise", "5"), ("5", "5")), rewards=rewards)
@@ -298,7 +261,7 @@ def test_rewards_that_failed_on_every_answer_are_named(tokenizer: PreTrainedToke
     assert not {"failed", "failures"} & set(made.evaluate(Parrot(tokenizer), GREEDY, 1).summary())
 
 
-def test_without_rewards_accuracy_alone_says_how_good_answers_are(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_without_rewards_only_accuracy_is_measured(tokenizer: PreTrainedTokenizerFast) -> None:
     judged = evaluator(tokenizer, FakeTask(*PROBLEMS), rewards=["none"]).evaluate(Parrot(tokenizer), GREEDY, 6)
     assert (judged.accuracy, judged.rewards, judged.scores) == (0.5, {"none": 0.0}, (0.5, 0.0))
     assert str(judged).startswith("accuracy 0.500") and "reward" not in str(judged)

@@ -14,7 +14,9 @@ from policy_trainer.run_files.run_directory import RunDirectory
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(20)]
 
 
-def test_groups_are_dicts_and_presets_and_files_fill_what_is_not_given(tmp_path: Path) -> None:
+def test_arguments_precede_presets_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment sets nothing."""
+    monkeypatch.setenv("POLICY_TRAINER_GROUPS_PER_STEP", "3")
     file = tmp_path / "mine.toml"
     file.write_text(f"groups_per_step = 17\nmax_steps = 7\nrun_dir = '{tmp_path}/run'\n")
     grpo = GRPO(
@@ -28,16 +30,6 @@ def test_groups_are_dicts_and_presets_and_files_fill_what_is_not_given(tmp_path:
     assert config.task == "jsonl" and config.data.answer_rule == "number"
     assert config.data.path is not None and config.data.path.parent == tmp_path / "run" / "data"
     assert not (tmp_path / "run").exists()
-
-
-def test_without_a_dataset_it_is_the_command(tmp_path: Path) -> None:
-    assert GRPO(model="m", task="arithmetic").config.task == "arithmetic"
-    assert GRPO(model="m", dataset="openai/gsm8k", task="gsm8k").config.data.dataset == "openai/gsm8k"
-
-
-def test_the_environment_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLICY_TRAINER_MAX_STEPS", "3")
-    assert GRPO(model="m").config.max_steps == 100
 
 
 @pytest.mark.parametrize(
@@ -70,10 +62,12 @@ def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
-def test_a_run_that_failed_before_its_first_step_gives_way_as_to_the_command(tmp_path: Path) -> None:
+def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "evaluation", "step": 0}\n')
+    before = dict(os.environ)
     with pytest.raises(UserError, match="model: there is no directory"):
-        GRPO(model=tmp_path / "none", dataset=ROWS, run_dir=tmp_path).train()
+        GRPO(model=tmp_path / "none", dataset=ROWS, rewards=lambda completion: 1.0, run_dir=tmp_path).train()
+    assert dict(os.environ) == before
     assert not (tmp_path / "metrics.jsonl").exists(), "the new run writes its own"
 
 
@@ -90,13 +84,6 @@ def test_a_resumed_run_keeps_its_problems_and_rewards(changed: dict[str, Any], m
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=message):
         GRPO(**{**given, **changed, "resume": True}).train()
-
-
-def test_the_environment_is_as_it_was_after_a_refusal(tmp_path: Path) -> None:
-    before = dict(os.environ)
-    with pytest.raises(UserError, match="model: there is no directory"):
-        GRPO(model=tmp_path / "none", dataset=ROWS, rewards=lambda completion: 1.0, run_dir=tmp_path / "run").train()
-    assert dict(os.environ) == before
 
 
 def test_importing_the_package_stays_cheap() -> None:

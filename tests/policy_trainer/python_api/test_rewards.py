@@ -1,4 +1,4 @@
-"""Functions as rewards: by name where another process finds them, else by way of the caller."""
+"""Functions as rewards: by name where another process can import them, else called in this process."""
 
 import functools
 from typing import Any
@@ -22,7 +22,7 @@ class Stateful:
         return 0.0
 
 
-def test_a_function_of_a_module_goes_by_its_name() -> None:
+def test_a_function_of_a_module_is_named() -> None:
     assert importable_name(faulty.hanging) == "tests.policy_trainer.rewards.faulty:hanging"
     assert reward_input(["accuracy", faulty.hanging]).names == [
         "accuracy",
@@ -37,7 +37,7 @@ def in_a_notebook() -> Any:
 
 
 def shadowed() -> Any:
-    """A function that its module has under this name no more."""
+    """A function whose name in its module has another value now."""
     space: dict[str, Any] = {"__name__": faulty.__name__}
     exec("def hanging(completion): return 1.0", space)
     return space["hanging"]
@@ -56,19 +56,19 @@ def shadowed() -> Any:
         functools.wraps(of_this_module)(lambda completion: 1.0),
     ],
 )
-def test_what_no_other_process_finds_runs_here(function: Any) -> None:
+def test_functions_that_cannot_be_imported_run_here(function: Any) -> None:
     assert importable_name(function) is None
     rewards = reward_input(function)
     ((name, _),) = rewards.here.items()
     assert rewards.names == [f"caller:{name}"]
 
 
-def test_each_has_a_name_of_its_own_and_is_called_as_its_parameters_ask() -> None:
+def test_names_are_unique_and_parameters_decide_the_calls() -> None:
     rewards = reward_input([lambda completion: 1.0, lambda completions: [1.0], Stateful(), "format"])
     assert rewards.names == ["caller:function", "caller:function_2", "caller:Stateful", "format"]
     assert [function.calls for function in rewards.here.values()] == ["each", "together", "together"]
 
 
-def test_what_is_no_reward_is_refused() -> None:
+def test_other_objects_are_refused() -> None:
     with pytest.raises(UserError, match="rewards: must be names and functions, got 3"):
         reward_input([3])  # type: ignore[list-item]

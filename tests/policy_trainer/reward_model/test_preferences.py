@@ -9,11 +9,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RewardTrainingConfig
+from policy_trainer.config.supervised import PairsConfig
 from policy_trainer.reward_model.preferences import Pair, load_pairs, read_preferences
 from policy_trainer.rewards.reward_model import TextClassifier
 from policy_trainer.supervised import RowSet
 from shared.errors import UserError
 from shared.settings import from_values
+from tests.docs.pages import texts as texts_of
 from tests.policy_trainer.reward_model.models import classifier
 
 ASKED = {"role": "user", "content": "1+2=?"}
@@ -137,10 +139,6 @@ class TestTooLong:
         ):
             load(PAIR, self.LONG, max_length=40, too_long="refuse")
 
-    def test_for_the_model(self, load: Load) -> None:
-        with pytest.raises(UserError, match="it may have 128"):
-            load({**self.LONG, "chosen": "9" * 200}, too_long="refuse")
-
     def test_for_telling_them_apart(self, load: Load) -> None:
         """Once they are cut they are equal."""
         rejected = self.LONG["chosen"].replace("9", "8", 1)
@@ -170,13 +168,8 @@ def test_what_is_no_pair_is_refused(load: Load, row: Any, message: str) -> None:
         load(row)
 
 
-def test_messages_that_the_template_refuses_are_named_by_their_line(
-    write: Callable[..., Path], tokenizer: PreTrainedTokenizerFast
-) -> None:
-    import copy
-
-    strict = copy.deepcopy(tokenizer)
-    strict.chat_template = "{{ raise_exception('no system message, please') }}"
-    config = from_values(RewardTrainingConfig, model="none", data={"path": write(PAIR, {**PAIR, "prompt": "b"})})
-    with pytest.raises(UserError, match=r"pairs\.jsonl:\d: the reward model's chat template does not accept"):
-        load_pairs(config, TextClassifier(classifier(), strict, max_length=100), print)
+def test_the_examples_of_the_page(write: Callable[..., Path]) -> None:
+    path = write(*map(json.loads, texts_of("reward-models.md", "json")[0].splitlines()))
+    pairs, _ = read_preferences(PairsConfig(path=path, eval_path=path), print)
+    assert [pair.chosen.completion for pair in pairs] == ["2+3=5", "5", "5", "2+3=5"]
+    assert [pair.margin for pair in pairs] == [0, 0, 0, 0.5]

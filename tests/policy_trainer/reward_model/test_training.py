@@ -16,13 +16,13 @@ from policy_trainer.config import RewardModelConfig, RewardTrainingConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.reward_model.training import PreferenceLearner, load_with_head, train_reward_model
+from policy_trainer.reward_model.training import load_with_head, train_reward_model
 from policy_trainer.rewards.reward_model import RewardModel
 from shared.errors import UserError
-from shared.models import load_model, load_tokenizer, save_model
+from shared.models import load_model, save_model
 from shared.settings import from_values
 from tests.policy_trainer.reward_model.models import classifier, language_model
-from tests.policy_trainer.supervised_runs import assert_same_run, steps_of, stop_after, weights
+from tests.policy_trainer.supervised_runs import steps_of
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -86,38 +86,6 @@ def test_what_is_saved_is_a_reward_model(
     assert result.evaluation.reward_margin == pytest.approx(sum(differences) / 10, rel=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_resumed_run_ends_with_the_same_weights(
-    configure: Callable[..., RewardTrainingConfig],
-    console: Console,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    dtype: str,
-) -> None:
-    """The new head, too, is the same in each run."""
-    whole = configure(dtype=dtype, run_dir=tmp_path / "whole")
-    train_reward_model(whole, console)
-
-    with monkeypatch.context() as patch:
-        stop_after(3, PreferenceLearner, patch)
-        stopped = train_reward_model(configure(dtype=dtype), console)
-    assert not stopped.finished and stopped.steps == 3
-    again = configure(dtype=dtype, resume=True)
-    assert train_reward_model(again, console).finished
-
-    assert_same_run(again.run_dir, whole.run_dir)
-
-
-def test_gradient_checkpointing_learns_the_same(
-    configure: Callable[..., RewardTrainingConfig], console: Console, tmp_path: Path
-) -> None:
-    plain, recomputed = configure(run_dir=tmp_path / "plain"), configure(gradient_checkpointing=True)
-    train_reward_model(plain, console)
-    train_reward_model(recomputed, console)
-    for name, weight in weights(plain.run_dir).items():
-        torch.testing.assert_close(weights(recomputed.run_dir)[name], weight)
-
-
 class TestModels:
     def test_a_language_model_keeps_its_body_and_gets_a_head_of_the_seed(
         self, configure: Callable[..., RewardTrainingConfig]
@@ -154,11 +122,6 @@ class TestModels:
         assert train_reward_model(config, console).evaluation.accuracy == 1
         RewardModel(RewardModelConfig(path=str(config.run_dir / "model")))
 
-    def test_several_labels_are_refused(self, configure: Callable[..., RewardTrainingConfig], tmp_path: Path) -> None:
-        save_model(classifier(labels=3), make_tokenizer(), tmp_path / "labels")
-        with pytest.raises(UserError, match=r"model: .*labels cannot be loaded: it has 3 labels"):
-            load_with_head(str(tmp_path / "labels"), None, configure())
-
     def test_a_damaged_one_is_refused(self, configure: Callable[..., RewardTrainingConfig]) -> None:
         config = configure()
         file = Path(config.model) / "model.safetensors"
@@ -166,26 +129,6 @@ class TestModels:
         safetensors.torch.save_file(kept, file, metadata={"format": "pt"})
         with pytest.raises(UserError, match=r"model: .* is damaged: it has no model\.layers\.1"):
             load_with_head(config.model, None, config)
-
-    def test_none(self, configure: Callable[..., RewardTrainingConfig], tmp_path: Path, console: Console) -> None:
-        with pytest.raises(UserError, match="model: there is no directory"):
-            train_reward_model(configure(model=str(tmp_path / "nowhere" / "x")), console)
-
-    def test_adapters_are_refused(
-        self, configure: Callable[..., RewardTrainingConfig], tmp_path: Path, console: Console
-    ) -> None:
-        (tmp_path / "lora").mkdir()
-        (tmp_path / "lora" / "adapter_config.json").write_text("{}")
-        with pytest.raises(UserError, match=r"model: .* holds LoRA adapters, not a whole model"):
-            train_reward_model(configure(model=str(tmp_path / "lora")), console)
-
-
-def test_a_model_without_a_pad_token_stays_one(
-    configure: Callable[..., RewardTrainingConfig], console: Console
-) -> None:
-    config = configure(None)
-    train_reward_model(config, console)
-    assert load_tokenizer(str(config.run_dir / "model")).pad_token is None
 
 
 def test_data_is_needed() -> None:

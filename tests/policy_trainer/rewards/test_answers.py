@@ -20,18 +20,9 @@ NAN = math.nan
     [
         ("<answer>5</answer>", "5"),
         ("<answer>\n 5 \t</answer>", "5"),
-        ("<answer>5\r\n</answer>", "5"),
         ("<answer>1</answer> no, <answer>2</answer>", "2"),
-        ("<answer>a\nb</answer>", "a\nb"),
-        ("<answer></answer>", ""),
         ("5", None),
-        ("", None),
-        ("<answer>5", None),
-        ("5</answer>", None),
-        ("</answer>5<answer>", None),
         ("<Answer>5</Answer>", None),
-        ("<answer>1<answer>2</answer>", "1<answer>2"),
-        ("<answer>1</answer>2</answer>", "1"),
         ("<answer>1</answer><answer>2", "1"),
     ],
 )
@@ -50,46 +41,30 @@ def test_parse_answer_is_the_last_match_of_the_plain_pattern(pieces: list[str]) 
     ("answer", "gold", "expected"),
     [
         ("5", "5", 1),
-        (" 5 ", "5", 1),
-        ("5\r\n", "5", 1),
         ("5.0", "5", 1),
         ("5.", "5", 1),
         ("05", "5", 1),
-        ("+5", "5", 1),
         ("-5", "5", 0),
-        ("-5", "-5", 1),
-        ("$5", "5", 1),
         ("$1,234.50", "1234.5", 1),
         ("1,234,567", "1234567", 1),
         ("1,23", "123", 0),
-        ("12,34", "1234", 0),
         ("0.1", "0.10", 1),
-        ("6", "5", 0),
-        ("", "5", 0),
         ("five", "5", 0),
         ("5 apples", "5", 0),
-        ("5 6", "5", 0),
         ("5e0", "5", 0),
         (".5", "0.5", 0),
         ("0x5", "5", 0),
-        ("1_0", "10", 0),
         ("5%", "5", 0),
         ("nan", "5", 0),
-        ("inf", "5", 0),
-        ("Infinity", "5", 0),
         # Digits of other alphabets are none here.
         ("\u0665", "5", 0),
-        ("\uff15", "5", 0),
         ("5\u00b2", "25", 0),
         # As floats these would be equal.
         ("9007199254740993", "9007199254740992", 0),
         ("1" + ",000" * 120, "2" + ",000" * 120, 0),
         ("1" + "0" * 400, "1" + "0" * 400, NAN),
-        ("1" + "0" * 400, "5", 0),
         ("5", "nan", NAN),
-        ("5", "inf", NAN),
         ("5", "five", NAN),
-        ("5", "", NAN),
         ("5", "\u0665", NAN),
     ],
 )
@@ -103,12 +78,6 @@ def test_numbers(answer: str, gold: str, expected: float) -> None:
 )
 def test_text(answer: str, gold: str, expected: float) -> None:
     assert equal_text(answer, gold) == expected
-
-
-@given(st.text(max_size=60), st.sampled_from(["5", "-1.5", "1,000"]))
-def test_any_answer_is_right_or_wrong(answer: str, gold: str) -> None:
-    for compare in (equal_text, equal_number):
-        assert accuracy(compare)(f"<answer>{answer}</answer>", gold) in (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -141,30 +110,17 @@ WHOLE = "<think>1+1</think><answer>2</answer>"
 # completion, score of `format`, score of `tags`
 TABLE = (
     (WHOLE, 1, 1),
-    ("<think></think><answer></answer>", 1, 1),
     ("<think>a\nb</think>\n\n <answer>2\n</answer>", 1, 1),
-    ("<think>a\r\n</think>\r\n<answer>2</answer>", 1, 1),
     (WHOLE + "\n", 1, 1),
-    (WHOLE + "\r\n", 0, 0),
     (WHOLE + "\n\n", 0, 0),
-    (WHOLE + " ", 0, 0),
     (" " + WHOLE, 0, 0),
-    ("\n" + WHOLE, 0, 0),
     (WHOLE + " so there", 0, 0),
-    ("so: " + WHOLE, 0, 0),
     ("<think>1+1</think>: <answer>2</answer>", 0, 0),
-    ("<answer>2</answer>", 0, 0),
-    ("<think>1+1</think>", 0, 0),
-    ("<think>1+1<answer>2</answer>", 0, 0),
-    ("<think>1+1</think><answer>2", 0, 0),
     ("<answer>2</answer><think>1+1</think>", 0, 0),
     ("<THINK>1</THINK><ANSWER>2</ANSWER>", 0, 0),
-    ("", 0, 0),
     # The lazy pattern lets tags stand twice; `tags` does not.
     (WHOLE + WHOLE, 1, 0),
     ("<think><think>1</think><answer>2</answer>", 1, 0),
-    ("<think>1</think></think><answer>2</answer>", 1, 0),
-    ("<think>1</think><answer><answer>2</answer>", 1, 0),
     ("<think>1</think><answer>2</answer></answer>", 1, 0),
     ("<think><answer>1</answer></think><answer>2</answer>", 1, 0),
 )
@@ -190,33 +146,19 @@ R1_ANSWER = "<think>\n1+1\n</think>\n<answer>\n{}\n</answer>"
     ("completion", "gold", "expected"),
     [
         (R1_ANSWER.format("2"), "2", 1),
-        (R1_ANSWER.format("3"), "2", 0),
         (R1_ANSWER.format(r"$\frac{4}{2}$"), "2", 1),
         (R1_ANSWER.format(r"\boxed{2}"), "2", 1),
         (r"It is \boxed{\frac{1}{2}}.", r"\frac{1}{2}", 1),
         (r"$1$, so \boxed{2}", "2", 1),
-        (r"\boxed{2}", r"$2$", 1),
         (r"\boxed{x^2+1}", "1+x^2", 1),
-        (r"\boxed{3}", "2", 0),
         (r"\boxed{2", "2", 0),
         ("no answer", "2", 0),
-        ("", "2", 0),
         (r"\boxed{2}", "", math.nan),
-        (r"\boxed{2}", "???", math.nan),
         (r"\boxed{2}", "two", 0),
-        (r"\boxed{two}", "two", 1),
         (r"\boxed{\text{Two}}", "two", 1),
-        (r"\boxed{tow}", "two", 0),
         (r"$\text{listen}$, no: \boxed{\text{silent}}", "listen", 0),
         (r"It is \boxed{\text{no solution}}.", "no solution", 1),
         (r"\boxed{1, 2}", "1, 2", 1),
-        (r"\boxed{2, 1}", "1, 2", 1),
-        (r"\boxed{7, 2}", "1, 2", 0),
-        (r"\boxed{2}", "1, 2", 0),
-        (r"\boxed{B}", "B", 1),
-        (r"\boxed{A}", "B", 0),
-        (r"\boxed{x>3}", "x>3", 1),
-        (r"\boxed{x<3}", "x>3", 0),
         (r"\boxed{1\,000}", "1000", 1),
         (r"\boxed{7 3/4}", "7.75", 1),
         (r"\boxed{2√3}", "2", 0),

@@ -86,12 +86,3 @@ def test_every_reward_is_told_of() -> None:
     for whole, parts in SUMS.items():
         for part, weight in parts.items():
             assert weight == 1 or f"`{part}` ({weight:g})" in PAGE, whole
-
-
-def test_limits_are_the_defaults() -> None:
-    config = TrainConfig(model="m").judging
-    for name, value in (("seconds", config.seconds), ("memory_gib", config.memory_gib), ("workers", config.workers)):
-        assert f"`judging.{name}` ({value:g})" in PAGE
-    for name, value in config.http:
-        assert f"`judging.http.{name}` ({value:g})" in PAGE
-    assert f"`judging.model.max_length` ({config.model.max_length})" in PAGE

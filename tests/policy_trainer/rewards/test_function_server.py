@@ -1,4 +1,4 @@
-"""Functions of this process judge for others: by JSON, with a token, within their time limit."""
+"""Functions of this process judge for other processes: JSON, a token, a time limit."""
 
 import datetime
 import math
@@ -54,35 +54,27 @@ def test_many_completions_in_one_call_with_all_columns(serve: Callable[..., Call
     assert columns["day"][0] == "2025-01-02" and columns["raw"][0] == "_w==" and columns["odd"][0] == math.inf
 
 
-def test_one_completion_at_a_time_and_async(serve: Callable[..., CallerReward]) -> None:
-    async def judge(completion: str) -> float:
-        return len(completion)
-
-    assert serve(lambda completion: len(completion)).scores(samples("a", "bb")) == [1, 2]
-    assert serve(judge).scores(samples("a", "bb")) == [1, 2]
-    assert serve(judge).scores([]) == []
-
-
-def test_an_exception_costs_its_completion_and_is_told_with_the_users_lines(
+def test_an_exception_costs_its_completion_and_is_logged_with_the_users_lines(
     serve: Callable[..., CallerReward], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def picky(completion: str) -> float:
+    async def picky(completion: str) -> float:
         return 1 / len(completion)
 
     reward = serve(picky)
+    assert reward.scores([]) == []
     first, second = reward.scores(samples("ab", ""))
     assert first == 0.5 and second is not None and math.isnan(second)
     assert reward.failures.counts == {"caller:f": 1}
-    told = capsys.readouterr().out
-    assert "return 1 / len(completion)" in told and "functions.py" not in told
+    logged = capsys.readouterr().out
+    assert "return 1 / len(completion)" in logged and "functions.py" not in logged
 
 
 def test_a_function_that_hangs_costs_its_round(serve: Callable[..., CallerReward]) -> None:
     release = threading.Event()
-    seen = []
+    calls = []
 
     def hangs(completions: list[str]) -> list[float]:
-        seen.append(completions)
+        calls.append(completions)
         if completions == ["hang"]:
             release.wait()
         return [1.0] * len(completions)
@@ -93,27 +85,11 @@ def test_a_function_that_hangs_costs_its_round(serve: Callable[..., CallerReward
     release.set()
     patient = CallerReward("caller:f", seconds=60)
     assert patient.scores(samples("well")) == [1.0]
-    assert seen == [["hang"], ["well"]]  # nobody waits for the second any more: it is not judged
+    assert calls == [["hang"], ["well"]]  # the second is not judged: its client has gone
     assert reward.failures.counts == {"caller:f": 2}
 
 
-def test_the_first_exception_of_a_function_is_kept() -> None:
-    def broken(completions: list[str]) -> list[float]:
-        raise KeyError(completions[0])
-
-    functions = {
-        "broken": reward_function("broken", broken),
-        "short": reward_function("short", lambda completions: [1.0]),
-    }
-    asker, caller = socket.socketpair()
-    with FunctionServer(functions) as server, asker, caller:
-        for name in ("broken", "broken", "short"):
-            server.judge(name, samples("a", "b"), asker)
-    assert repr(server.errors["broken"]) == "KeyError('a')"
-    assert "one reward for each of 2 completions, got 1" in str(server.errors["short"])
-
-
-def test_entered_again_nothing_is_left_of_a_function_that_hung_and_of_one_that_failed() -> None:
+def test_a_new_run_keeps_its_own_first_errors_and_waits_for_no_older_call() -> None:
     release, hangs = threading.Event(), threading.Event()
 
     def judge(completion: str) -> float:
@@ -123,20 +99,18 @@ def test_entered_again_nothing_is_left_of_a_function_that_hung_and_of_one_that_f
         raise KeyError(completion)
 
     server = FunctionServer({"f": reward_function("f", judge)})
-    asker, caller = socket.socketpair()
-    with asker, caller:
+    server_end, client_end = socket.socketpair()
+    with server_end, client_end:
         with server:
-            threading.Thread(target=server.judge, args=("f", samples("hang"), asker), daemon=True).start()
+            threading.Thread(target=server.judge, args=("f", samples("hang"), server_end), daemon=True).start()
             assert hangs.wait(30)
         with server:
-            answers = server.judge("f", samples("b"), asker)
+            answers = server.judge("f", samples("b", "c"), server_end)
     release.set()
     assert answers and repr(server.errors["f"]) == "KeyError('b')"
 
 
-def test_it_ends_silently_while_functions_hang(
-    serve: Callable[..., CallerReward], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_ends_silently_while_functions_hang(capfd: pytest.CaptureFixture[str]) -> None:
     release = threading.Event()
     server = FunctionServer({"f": reward_function("f", lambda completion: release.wait())})
     with server, _connected(server) as first, _connected(server) as second:
@@ -148,12 +122,9 @@ def test_it_ends_silently_while_functions_hang(
     assert output.out + output.err == ""
 
 
-def test_a_function_that_cannot_be_used_is_refused(serve: Callable[..., CallerReward]) -> None:
+def test_a_function_that_always_fails_or_cannot_be_called_ends_the_run(serve: Callable[..., CallerReward]) -> None:
     with pytest.raises(UserError, match="f needs hint; available: answer"):
         serve(lambda completion, hint: 1.0).scores(samples("a"))
-
-
-def test_one_that_always_fails_ends_the_run(serve: Callable[..., CallerReward]) -> None:
     reward = serve(lambda completions: [1.0])
     many = samples(*["a"] * 32)
     with pytest.raises(UserError, match=r"failed on each of the first 96.*one reward for each of 32 completions"):
@@ -161,13 +132,10 @@ def test_one_that_always_fails_ends_the_run(serve: Callable[..., CallerReward]) 
             reward.scores(many)
 
 
-def test_without_a_caller_the_way_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     with pytest.raises(UserError, match=r"caller:f is a function of the Python program that began the run.*GRPO"):
         CallerReward("caller:f", seconds=1)
-
-
-def test_a_caller_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with FunctionServer({}) as server:
         monkeypatch.setenv(ADDRESS_VARIABLE, str(server.address))
         reward = CallerReward("caller:f", seconds=60)
@@ -178,7 +146,7 @@ def test_a_caller_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer \xe9"}])
-def test_strangers_are_refused(headers: dict[str, str]) -> None:
+def test_requests_without_the_token_are_refused(headers: dict[str, str]) -> None:
     with (
         FunctionServer({"f": reward_function("f", lambda completion: 1.0)}) as server,
         _connected(server) as connection,

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.config import DataConfig, JudgingConfig, TrainConfig
+from policy_trainer.config import DataConfig, TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.demo.base_model import make_tokenizer
@@ -18,7 +17,7 @@ from policy_trainer.rewards.judging import Judge
 from shared.errors import UserError
 
 USER = {"role": "user", "content": "1+1=?"}
-ASKED = Problem(answer="2", messages=(USER,))
+PROBLEM = Problem(answer="2", messages=(USER,))
 
 
 class FakeTask:
@@ -35,7 +34,7 @@ class FakeTask:
         return []
 
 
-def said(tokenizer: PreTrainedTokenizerFast, text: str) -> Completion:
+def completed(tokenizer: PreTrainedTokenizerFast, text: str) -> Completion:
     ids = [*tokenizer.encode(text), 1]
     return Completion(np.array(ids), np.zeros(len(ids), np.float32), True)
 
@@ -48,9 +47,7 @@ TEXTS = (RIGHT, "<answer>2</answer>", "<think></think><answer>3</answer>", "well
     ("config", "expected"),
     [
         ({}, [2, 1, 1, 0, 1]),
-        ({"rewards": ["accuracy"]}, [1, 1, 0, 0, 1]),
-        ({"rewards": ["accuracy", "format"]}, [2, 1, 1, 0, 2]),
-        ({"rewards": ["accuracy", "tags"], "reward_weights": [2.0, 0.25]}, [2.25, 2, 0.25, 0, 2]),
+        ({"rewards": ["format"]}, [1, 0, 1, 0, 1]),
         ({"rewards": ["tags", "accuracy"], "reward_weights": [2.0, 0.25]}, [2.25, 0.25, 2, 0, 0.25]),
         ({"rewards": ["accuracy", "tags"], "reward_weights": [-1.0, 0.0]}, [-1, -1, 0, 0, -1]),
     ],
@@ -61,45 +58,31 @@ def test_totals(
 ) -> None:
     """Judged here and judged apart."""
     judge = Judge(tokenizer, FakeTask(compare), TrainConfig(model="m", **config))
-    (judged,) = judge.judge([(ASKED, [said(tokenizer, text) for text in TEXTS])])
+    (judged,) = judge.judge([(PROBLEM, [completed(tokenizer, text) for text in TEXTS])])
     assert judged.rewards.dtype == np.float32
     assert judged.rewards.tolist() == expected
+    assert judge.right(judged.samples).tolist() == [1, 1, 0, 0, 1]  # whatever the rewards are
+    if not config:
+        parts = {name: part.tolist() for name, part in judged.parts.items()}
+        assert parts == {"accuracy": [1, 1, 0, 0, 1], "tags": [1, 0, 1, 0, 0]}
 
 
 def test_a_total_that_no_batch_takes_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     config = TrainConfig(model="m", rewards=["accuracy"], reward_weights=[-2e6])
     with pytest.raises(UserError, match=r"reward_weights: .* 2e\+06"):
-        Judge(tokenizer, FakeTask(), config).judge([(ASKED, [said(tokenizer, text) for text in TEXTS])])
+        Judge(tokenizer, FakeTask(), config).judge([(PROBLEM, [completed(tokenizer, text) for text in TEXTS])])
 
 
-def test_parts(tokenizer: PreTrainedTokenizerFast) -> None:
-    judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
-    parts = judge.judge([(ASKED, [said(tokenizer, text) for text in TEXTS])])[0].parts
-    assert {name: part.tolist() for name, part in parts.items()} == {
-        "accuracy": [1, 1, 0, 0, 1],
-        "tags": [1, 0, 1, 0, 0],
-    }
-    assert all(part.dtype == np.float32 for part in parts.values())
-
-
-def test_an_unjudged_part_leaves_the_total_unrewarded(tokenizer: PreTrainedTokenizerFast) -> None:
-    judge = Judge(tokenizer, FakeTask(equal_number), TrainConfig(model="m"))
-    (judged,) = judge.judge([(Problem(answer="two", messages=(USER,)), [said(tokenizer, RIGHT)])])
-    assert math.isnan(judged.rewards[0]) and judged.parts["tags"].tolist() == [1]
-
-
-def test_an_unjudged_part_without_weight_leaves_the_total_judged(tokenizer: PreTrainedTokenizerFast) -> None:
-    config = TrainConfig(model="m", rewards=["accuracy", "tags"], reward_weights=[0.0, 1.0])
+@pytest.mark.parametrize(("weight", "totals"), [(0.0, [1, 0]), (0.5, [math.nan, math.nan])])
+def test_an_unjudged_part_with_a_weight_leaves_the_total_unrewarded(
+    tokenizer: PreTrainedTokenizerFast, weight: float, totals: list[float]
+) -> None:
+    config = TrainConfig(model="m", rewards=["accuracy", "tags"], reward_weights=[weight, 1.0])
     judge = Judge(tokenizer, FakeTask(equal_number), config)
-    asked = Problem(answer="two", messages=(USER,))
-    (judged,) = judge.judge([(asked, [said(tokenizer, text) for text in (RIGHT, "well")])])
-    assert judged.rewards.tolist() == [1, 0]
-    assert all(math.isnan(score) for score in judged.parts["accuracy"])
-
-
-def test_text_is_without_special_tokens_but_with_tags(tokenizer: PreTrainedTokenizerFast) -> None:
-    judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
-    assert judge.text(said(tokenizer, RIGHT + " é日")) == RIGHT + " é日"
+    problem = Problem(answer="two", messages=(USER,))
+    (judged,) = judge.judge([(problem, [completed(tokenizer, text) for text in (RIGHT, "well")])])
+    assert judged.rewards.tolist() == pytest.approx(totals, nan_ok=True)
+    assert judged.parts["tags"].tolist() == [1, 0] and np.isnan(judged.parts["accuracy"]).all()
 
 
 @pytest.fixture
@@ -110,54 +93,47 @@ def two_ends() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-@pytest.mark.parametrize("end", ["<|end|>", "<|eot|>"])
-def test_no_rule_sees_an_eos(two_ends: PreTrainedTokenizerFast, end: str) -> None:
-    config = TrainConfig(model="m", rewards=["accuracy", "format", "tags"])
-    judge = Judge(two_ends, FakeTask(), config)
-    ids = np.array(two_ends.encode(RIGHT + end))
-    completion = Completion(ids, np.zeros(len(ids), np.float32), finished=True, eos=True)
-    assert judge.text(completion) == RIGHT
-    assert judge.judge([(ASKED, [completion])])[0].rewards.tolist() == [3]
-    assert judge.samples(ASKED, [completion])[0].tokens == len(ids)
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_what_is_no_eos_is_text(two_ends: PreTrainedTokenizerFast, finished: bool) -> None:
-    """The last token of a stop text, or the one at the length limit."""
+@pytest.mark.parametrize(
+    ("text", "finished", "eos", "judged"),
+    [
+        (RIGHT + "<|end|>", True, True, RIGHT),
+        (RIGHT + "<|eot|>", True, True, RIGHT),
+        # The last token of a stop text, or the one at the length limit.
+        ("1<|eot|>" + RIGHT, True, False, "1<|eot|>" + RIGHT),
+        ("1 é日<|eot|>", False, False, "1 é日<|eot|>"),
+    ],
+)
+def test_only_an_eos_is_no_text(
+    two_ends: PreTrainedTokenizerFast, text: str, finished: bool, eos: bool, judged: str
+) -> None:
     judge = Judge(two_ends, FakeTask(), TrainConfig(model="m"))
-    ids = np.array(two_ends.encode("1<|eot|>" + RIGHT))
-    completion = Completion(ids, np.zeros(len(ids), np.float32), finished)
-    assert judge.text(completion) == "1<|eot|>" + RIGHT
+    ids = np.array(two_ends.encode(text))
+    completion = Completion(ids, np.zeros(len(ids), np.float32), finished, eos)
+    assert judge.text(completion) == judged
+    (sample,) = judge.samples(PROBLEM, [completion])
+    assert (sample.problem, sample.completion, sample.tokens, sample.finished) == (PROBLEM, judged, len(ids), finished)
 
 
-@pytest.mark.parametrize("compare", [equal_text, equal_math])
-def test_what_is_right_does_not_depend_on_the_rewards(tokenizer: PreTrainedTokenizerFast, compare: Comparison) -> None:
-    judge = Judge(tokenizer, FakeTask(compare), TrainConfig(model="m", rewards=["format"]))
-    samples = judge.samples(ASKED, [said(tokenizer, text) for text in TEXTS])
-    assert judge.right(samples).tolist() == [1, 1, 0, 0, 1]
-    assert judge.score(samples).rewards.tolist() == [1, 0, 1, 0, 1]
-
-
-@pytest.mark.parametrize(("said_there", "given"), [("<think>", {}), ("", {"assistant_prefill": "<think>"})])
-def test_rewards_see_the_answer_whole(said_there: str, given: dict[str, str]) -> None:
+@pytest.mark.parametrize(("opening", "given"), [("<think>", {}), ("", {"assistant_prefill": "<think>"})])
+def test_rewards_see_the_whole_answer(opening: str, given: dict[str, str]) -> None:
     """With the tag that the chat template opens it with, or the prefill does."""
     tokenizer = make_tokenizer()
     assert isinstance(tokenizer.chat_template, str)
-    tokenizer.chat_template = tokenizer.chat_template.replace("<|assistant|>", "<|assistant|>" + said_there)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|assistant|>", "<|assistant|>" + opening)
     config = TrainConfig(model="m", rewards=["format", "tags", "accuracy"], data=DataConfig.model_validate(given))
     judge = Judge(tokenizer, FakeTask(), config)
-    (judged,) = judge.judge([(ASKED, [said(tokenizer, RIGHT.removeprefix("<think>")), said(tokenizer, RIGHT)])])
+    completions = [completed(tokenizer, text) for text in (RIGHT.removeprefix("<think>"), RIGHT)]
+    (judged,) = judge.judge([(PROBLEM, completions)])
     assert judged.parts["format"].tolist() == [1, 1]
     assert judged.parts["tags"].tolist() == [1, 0]  # the second has the opening tag twice
     assert judged.samples[0].completion == RIGHT and judged.samples[0].sampled == RIGHT.removeprefix("<think>")
-    assert judged.samples[0].ids == tuple(said(tokenizer, RIGHT.removeprefix("<think>")).ids)
-    assert judged.samples[0].tokens == len(judged.samples[0].ids)
+    assert judged.samples[0].ids == tuple(completions[0].ids)
 
 
 def test_the_recipes_that_prepend_a_tag_see_the_sampled_part(tokenizer: PreTrainedTokenizerFast) -> None:
-    asked = Problem("3", (USER,), extras={"numbers": (1, 2), "target": 3}, assistant_prefill="Let me see.\n<think>")
+    problem = Problem("3", (USER,), extras={"numbers": (1, 2), "target": 3}, assistant_prefill="Let me see.\n<think>")
     judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=["countdown/nano_aha", "grpo_zero/format"]))
-    (judged,) = judge.judge([(asked, [said(tokenizer, "1+2</think>\n<answer>1+2</answer>")])])
+    (judged,) = judge.judge([(problem, [completed(tokenizer, "1+2</think>\n<answer>1+2</answer>")])])
     assert {name: part.tolist() for name, part in judged.parts.items()} == {
         "nano_aha/format": [1],
         "nano_aha/equation": [1],
@@ -168,9 +144,9 @@ def test_the_recipes_that_prepend_a_tag_see_the_sampled_part(tokenizer: PreTrain
 def test_a_round_is_judged_in_one_call_and_split_by_problem(tokenizer: PreTrainedTokenizerFast) -> None:
     other = Problem(answer="3", messages=(USER,))
     judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
-    judged = judge.judge([(asked, [said(tokenizer, text) for text in TEXTS]) for asked in (ASKED, other)])
-    assert [one.rewards.tolist() for one in judged] == [[2, 1, 1, 0, 1], [1, 0, 2, 0, 0]]
-    assert [one.parts["accuracy"].tolist() for one in judged] == [[1, 1, 0, 0, 1], [0, 0, 1, 0, 0]]
+    judged = judge.judge([(problem, [completed(tokenizer, text) for text in TEXTS]) for problem in (PROBLEM, other)])
+    assert [item.rewards.tolist() for item in judged] == [[2, 1, 1, 0, 1], [1, 0, 2, 0, 0]]
+    assert [item.parts["accuracy"].tolist() for item in judged] == [[1, 1, 0, 0, 1], [0, 0, 1, 0, 0]]
     assert {sample.problem.answer for sample in judged[1].samples} == {"3"}
 
 
@@ -181,11 +157,11 @@ def test_none_leaves_a_reward_out_of_the_total(tokenizer: PreTrainedTokenizerFas
     """NaN means that it cannot be judged; without any reward there is no total."""
     config = TrainConfig(model="m", rewards=["tags", f"{FAULTY}:unanswering"], reward_weights=[2.0, 1.0])
     judge = Judge(tokenizer, FakeTask(), config)
-    (judged,) = judge.judge([(ASKED, [said(tokenizer, text) for text in ("none", "nan", "one", RIGHT)])])
+    (judged,) = judge.judge([(PROBLEM, [completed(tokenizer, text) for text in ("none", "nan", "one", RIGHT)])])
     assert judged.rewards.tolist() == pytest.approx([0, math.nan, 1, 3], nan_ok=True)
     assert judged.parts[f"{FAULTY}:unanswering"].tolist() == pytest.approx([math.nan, math.nan, 1, 1], nan_ok=True)
-    alone = Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=[f"{FAULTY}:silent"]))
-    assert np.isnan(alone.judge([(ASKED, [said(tokenizer, "a")])])[0].rewards).all()
+    silent = Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=[f"{FAULTY}:silent"]))
+    assert np.isnan(silent.judge([(PROBLEM, [completed(tokenizer, "a")])])[0].rewards).all()
 
 
 def test_no_process_is_started_that_no_reward_needs(
@@ -195,30 +171,6 @@ def test_no_process_is_started_that_no_reward_needs(
     monkeypatch.setattr("policy_trainer.rewards.sandbox.SandboxProcess", lambda **limits: started.append(limits))
     judge = Judge(tokenizer, FakeTask(equal_math), TrainConfig(model="m", rewards=["format"]))
     without = Problem(answer="", messages=(USER,))
-    assert judge.judge([(ASKED, [said(tokenizer, RIGHT)])])[0].rewards.tolist() == [1]
-    assert np.isnan(judge.right(judge.samples(without, [said(tokenizer, RIGHT)]))).all()
+    assert judge.judge([(PROBLEM, [completed(tokenizer, RIGHT)])])[0].rewards.tolist() == [1]
+    assert np.isnan(judge.right(judge.samples(without, [completed(tokenizer, RIGHT)]))).all()
     assert started == []
-
-
-def test_samples_say_how_a_completion_came_about(tokenizer: PreTrainedTokenizerFast) -> None:
-    judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
-    cut_off = Completion(np.array(tokenizer.encode("1+1")), np.zeros(3, np.float32), False)
-    (sample,) = judge.samples(ASKED, [cut_off])
-    assert (sample.problem, sample.completion, sample.tokens, sample.finished) == (ASKED, "1+1", 3, False)
-
-
-@pytest.mark.parametrize("limits", [{"seconds": 1e12}, {"seconds": 86_401}, {"seconds": 0}, {"memory_gib": -1}])
-def test_limits_that_cannot_be_kept_are_refused(limits: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match=rf"(?s)judging\.{next(iter(limits))}.*(less|greater) than"):
-        TrainConfig(model="m", judging=limits)  # pyright: ignore[reportArgumentType]
-
-
-def test_the_longest_limit_is_kept(tokenizer: PreTrainedTokenizerFast) -> None:
-    config = TrainConfig(model="m", judging=JudgingConfig(seconds=86_400))
-    judge = Judge(tokenizer, FakeTask(equal_math), config)
-    assert judge.right(judge.samples(ASKED, [said(tokenizer, RIGHT)])).tolist() == [1]
-
-
-def test_an_unknown_reward_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(UserError, match="rewards: 'speed'"):
-        Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=["speed"]))

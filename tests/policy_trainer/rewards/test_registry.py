@@ -1,4 +1,4 @@
-"""Rewards by name: what is chosen, and what is refused with what words."""
+"""Rewards by name: which are chosen, and errors."""
 
 from typing import Any
 
@@ -34,17 +34,12 @@ def chosen(*names: str, correct: Correct = ByAnswer(equal_text), **config: Any) 
 
 
 def test_by_name_in_order_and_by_the_tasks_own() -> None:
-    assert {name: item.rule for name, item in chosen("tags", "format").items()} == {
-        "tags": tags_reward,
-        "format": format_reward,
-    }
-    assert list(chosen("tags", "format")) == ["tags", "format"]
+    rewards = chosen("tags", "format", "my.rewards:reward")
+    assert list(rewards) == ["tags", "format", "my.rewards:reward"]
+    assert [item.rule for item in rewards.values()][:2] == [tags_reward, format_reward]
+    function = rewards["my.rewards:reward"].rule
+    assert isinstance(function, Sandboxed) and function.score == NamedFunction("my.rewards:reward")
     assert list(chosen()) == ["accuracy", "tags"]
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_every_rule_has_its_name(name: str) -> None:
-    assert chosen(name) == {name: Weighted(RULES[name], 1.0)}
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -52,37 +47,27 @@ def test_a_recipe_is_its_parts(name: str) -> None:
     assert chosen(name) == {part: Weighted(RULES[part], weight) for part, weight in SUMS[name].items()}
 
 
-def test_weights() -> None:
-    weights = chosen("countdown/grpo_zero", "length", reward_weights=[2.0, 0.5])
-    assert {name: item.weight for name, item in weights.items()} == {
-        "grpo_zero/format": 0.2,
-        "grpo_zero/equation": 2,
-        "length": 0.5,
-    }
-
-
 @pytest.mark.parametrize(
-    ("correct", "apart"),
+    ("correct", "in_sandbox"),
     [
         (ByAnswer(equal_text), False),
         (ByAnswer(equal_math), True),
-        (ByTask({"a": ByAnswer(equal_text)}), False),
         (ByTask({"a": ByAnswer(equal_text), "b": ByAnswer(equal_math)}), True),
         (lambda problem, completion: 1.0, False),
     ],
 )
-def test_accuracy_is_judged_apart_where_math_verify_is_asked(correct: Correct, apart: bool) -> None:
+def test_accuracy_with_math_verify_is_sandboxed(correct: Correct, in_sandbox: bool) -> None:
     rule = chosen("accuracy", correct=correct)["accuracy"].rule
-    assert isinstance(rule, Sandboxed) == apart
+    assert isinstance(rule, Sandboxed) == in_sandbox
     assert (rule.score if isinstance(rule, Sandboxed) else rule) == Accuracy(correct)
 
 
 @pytest.mark.parametrize(("compare", "answer"), [(equal_text, "2"), (equal_math, "4/2")])
 def test_a_mixture_is_judged_by_the_task_of_each_problem(compare: Comparison, answer: str) -> None:
     reward = Accuracy(ByTask({"text": ByAnswer(equal_text), "other": ByAnswer(compare)}))
-    said = f"<answer>{answer}</answer>"
-    assert reward(Sample(Problem("2", task="other"), said)) == 1
-    assert reward(Sample(Problem("2", task="text"), said)) == (answer == "2")
+    completion = f"<answer>{answer}</answer>"
+    assert reward(Sample(Problem("2", task="other"), completion)) == 1
+    assert reward(Sample(Problem("2", task="text"), completion)) == (answer == "2")
 
 
 def test_penalties_take_their_settings() -> None:
@@ -92,11 +77,6 @@ def test_penalties_take_their_settings() -> None:
     sample = Sample(Problem(""), "a a", 17)
     scores = [item.rule(sample) for item in rules.values() if callable(item.rule)]
     assert scores == [-1, -2, pytest.approx(-0.4)]
-
-
-def test_ones_own() -> None:
-    (item,) = chosen("my.rewards:reward").values()
-    assert isinstance(item.rule, Sandboxed) and item.rule.score == NamedFunction("my.rewards:reward")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +107,6 @@ def test_weights_by_the_names_in_a_batch_without_loading_a_reward(
         ),
         (("format", "accuracy", "format"), {}, r"rewards: 'format' is given twice"),
         (("gsm8k/simple_grpo", "simple_grpo/format"), {}, r"rewards: 'simple_grpo/format' is given twice"),
-        (("a:b", "a:b"), {}, r"rewards: 'a:b' is given twice"),
         (("model",), {}, r"judging\.model\.path: reward `model` needs the directory or hub id"),
         (("model",), {"judging": {"model": {"path": "/nowhere"}}}, r"judging\.model\.path: .*there is no directory"),
         (
@@ -142,14 +121,12 @@ def test_refusals(names: tuple[str, ...], config: dict[str, Any], words: str) ->
         chosen(*names, **config)
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, -0.01), (50, -0.5), (100, -1), (101, -1), (10**9, -1)])
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, -0.01), (100, -1), (101, -1)])
 def test_length(tokens: int, expected: float) -> None:
     assert length_penalty(100)(Sample(Problem(""), "", tokens)) == expected
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"), [(0, 0), (79, 0), (80, 0), (81, -0.05), (90, -0.5), (99, -0.95), (100, -1), (200, -1)]
-)
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (80, 0), (81, -0.05), (100, -1), (200, -1)])
 def test_soft_overlong(tokens: int, expected: float) -> None:
     assert soft_overlong_penalty(100, 20)(Sample(Problem(""), "", tokens)) == pytest.approx(expected)
 
@@ -158,20 +135,12 @@ def test_soft_overlong(tokens: int, expected: float) -> None:
     ("text", "expected"),
     [
         ("", 0),
-        ("a", 0),
         ("a a", 0),  # one run of two words
         ("a a a", -1),  # the second of two
         ("a A\ta\na", -4 / 3),
         ("a b a b", -2 / 3),
-        ("a b c d", 0),
         ("a " * 1001, -2 * 999 / 1000),
     ],
 )
 def test_repetition(text: str, expected: float) -> None:
     assert repetition_penalty(2, 2.0)(Sample(Problem(""), text)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("completion", ["", "<answer>4</answer>", "\0"])
-def test_it_is_0(completion: str) -> None:
-    rule = RULES["none"]
-    assert callable(rule) and rule(Sample(Problem(""), completion, len(completion))) == 0.0

@@ -1,4 +1,4 @@
-"""A reward model beside plain forwards of one text each."""
+"""Scores of a reward model, compared with plain forwards of one text each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
@@ -22,7 +21,6 @@ from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.reward_model import RewardModel
 from shared.errors import UserError
-from shared.settings import Dtype
 from tests.rounding import rounding
 
 ASKED = ({"role": "user", "content": "1+1=?"},)
@@ -33,6 +31,8 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_labels": 1,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
 }
 CHAT = [Sample(Problem("2", ASKED), text) for text in TEXTS]
 PLAIN = [Sample(Problem("2", prompt="1+1="), text) for text in TEXTS]
@@ -42,26 +42,16 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def make(pad: int | None = 0, labels: int = 1, template: bool = True) -> Path:
+    def make(pad: int | None = 0, labels: int = 1, template: str | None = None) -> Path:
         tokenizer = make_tokenizer()
-        torch.manual_seed(0)
-        sizes: dict[str, Any] = {**SIZES, "num_labels": labels}
-        config = Qwen2Config(
-            vocab_size=len(tokenizer),
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-            initializer_range=0.3,
-            pad_token_id=pad,
-            **sizes,
-        )
-        Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
-        save(tokenizer, template)
-        return tmp_path
-
-    def save(tokenizer: PreTrainedTokenizerFast, template: bool) -> None:
-        if not template:
-            tokenizer.chat_template = None
+        if template is not None:
+            tokenizer.chat_template = template or None
         tokenizer.save_pretrained(tmp_path)
+        torch.manual_seed(0)
+        sizes = {**SIZES, "vocab_size": len(tokenizer), "num_labels": labels}
+        config = Qwen2Config(num_key_value_heads=2, pad_token_id=pad, **sizes)
+        Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
+        return tmp_path
 
     return make
 
@@ -95,19 +85,12 @@ def test_scores_are_those_of_each_text_alone(make: Make, pad: int | None, batch_
     assert model.scores([]) == []
 
 
-@pytest.mark.parametrize("pad", [0, None])
-def test_a_plain_prompt_goes_before_the_completion(make: Make, pad: int | None) -> None:
-    directory = make(pad)
-    expected = alone(directory, ["1+1=" + sample.completion for sample in PLAIN])
-    assert RewardModel(RewardModelConfig(path=str(directory))).scores(PLAIN) == near(expected)
-
-
-def test_messages_without_a_chat_template_are_joined(make: Make) -> None:
-    directory = make(template=False)
-    system = {"role": "system", "content": "Add."}
-    sample = Sample(Problem("2", (system, *ASKED)), "2")
-    expected = alone(directory, ["Add.\n\n1+1=?2"])
-    assert RewardModel(RewardModelConfig(path=str(directory))).scores([sample]) == near(expected)
+def test_texts_without_a_chat_template(make: Make) -> None:
+    """A plain prompt goes before the completion; messages are joined."""
+    directory = make(template="")
+    joined = Sample(Problem("2", ({"role": "system", "content": "Add."}, *ASKED)), "2")
+    expected = alone(directory, [*("1+1=" + sample.completion for sample in PLAIN), "Add.\n\n1+1=?2"])
+    assert RewardModel(RewardModelConfig(path=str(directory))).scores([*PLAIN, joined]) == near(expected)
 
 
 @pytest.mark.parametrize(("max_length", "limit"), [(10, 10), (1000, 128)])
@@ -125,8 +108,7 @@ def test_an_encoder(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=128, initializer_range=0.3, **SIZES)
-    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **SIZES)).save_pretrained(tmp_path)
     expected = alone(tmp_path, [written(sample) for sample in CHAT])
     assert RewardModel(RewardModelConfig(path=str(tmp_path))).scores(CHAT) == near(expected)
 
@@ -140,31 +122,24 @@ def test_a_score_that_is_not_finite_is_none(make: Make) -> None:
     assert scores == [pytest.approx(float("nan"), nan_ok=True)] * len(CHAT)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
-def test_scores_of_half_precision(make: Make, dtype: Dtype) -> None:
+def test_scores_of_half_precision(make: Make) -> None:
     directory = make()
-    scores = RewardModel(RewardModelConfig(path=str(directory), dtype=dtype)).scores(CHAT)
+    scores = RewardModel(RewardModelConfig(path=str(directory), dtype="bfloat16")).scores(CHAT)
     assert scores == pytest.approx(alone(directory, [written(sample) for sample in CHAT]), abs=0.1)
 
 
-def test_a_model_with_several_labels_is_refused(make: Make) -> None:
+def test_models_that_cannot_score_are_refused(make: Make) -> None:
+    """Without a trained head the scores would be those of random weights."""
+    directory = make(labels=3)
+    config = RewardModelConfig(path=str(directory))
     with pytest.raises(UserError, match=r"judging\.model\.path: .* it has 3 labels: use a reward model, which has one"):
-        RewardModel(RewardModelConfig(path=str(make(labels=3))))
-
-
-def test_a_model_that_was_not_trained_to_score_is_refused(make: Make) -> None:
-    """Its scores would be those of random weights."""
-    directory = make()
-    config = Qwen2Config(vocab_size=64, num_key_value_heads=2, **SIZES)
-    Qwen2ForCausalLM(config).save_pretrained(directory)
+        RewardModel(config)
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=64, num_key_value_heads=2, **SIZES)).save_pretrained(directory)
     with pytest.raises(UserError, match=r"it has no score\.weight: use a model trained to score texts"):
-        RewardModel(RewardModelConfig(path=str(directory)))
+        RewardModel(config)
 
 
-def test_a_template_that_refuses_is_told_of(make: Make) -> None:
-    directory = make()
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{{ raise_exception('no system message, please') }}"
-    tokenizer.save_pretrained(directory)
+def test_an_error_of_the_chat_template_is_named(make: Make) -> None:
+    directory = make(template="{{ raise_exception('no system message, please') }}")
     with pytest.raises(UserError, match=r"judging\.model: the reward model's chat template .* no system message"):
         RewardModel(RewardModelConfig(path=str(directory))).scores(CHAT)

@@ -1,4 +1,4 @@
-"""A task, a sampler and a server of which a test knows what they will say."""
+"""A task, a sampler and a server with known answers."""
 
 import threading
 from collections.abc import Sequence
@@ -61,14 +61,14 @@ class Server:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
-        self.asked = threading.Event()
+        self.called = threading.Event()
         self.open = threading.Event()
         self.failure: Exception | None = None
         self.admitted = threading.Condition()
         self.state = State.QUEUED
 
     def upload(self, body: bytes) -> Uploaded:
-        self.asked.set()
+        self.called.set()
         assert self.open.wait(60)
         if self.failure:
             raise self.failure

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.config import JudgingConfig, RolloutConfig, RolloutLossConfig, SamplingConfig
+from policy_trainer.config import RolloutConfig, RolloutLossConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.judging import Judge
@@ -17,6 +17,7 @@ from policy_trainer.rollout.rounds import Round, Rounds
 from policy_trainer.sampling.sampler import SamplingParams
 from tests.policy_trainer.rollout.fakes import Counting, Scripted, publication
 
+Make = Callable[..., Any]
 # For each problem how many of four completions are right in its first, second, … round.
 Script = dict[int, Sequence[int]]
 
@@ -27,13 +28,13 @@ class ByRound(Scripted):
     def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Script) -> None:
         super().__init__(tokenizer, set())
         self.script = script
-        self.asked: list[list[int]] = []
+        self.rounds: list[list[int]] = []
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
         self.seeds.append(seed)
         numbers = [int(str(self.tokenizer.decode(list(prompt)))) for prompt in prompts]
-        earlier = [sum(number in asked for asked in self.asked) for number in numbers]
-        self.asked.append(numbers)
+        earlier = [sum(number in round for round in self.rounds) for number in numbers]
+        self.rounds.append(numbers)
         return [
             [self.answer(number if i < self.script.get(number, [2] * 9)[times] else -1) for i in range(4)]
             for number, times in zip(numbers, earlier, strict=True)
@@ -45,8 +46,8 @@ class Rig:
         self.rounds, self.sampler = rounds, sampler
         self.draw = count().__next__
 
-    def next(self, version: int = 0, **of: Any) -> Round:
-        return self.rounds.next(self.draw, publication(version, **of))
+    def next(self, version: int = 0, **fields: Any) -> Round:
+        return self.rounds.next(self.draw, publication(version, **fields))
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def make(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Rig]:
     return made
 
 
-def told(result: Round) -> dict[int, tuple[list[float], list[int]]]:
+def summary(result: Round) -> dict[int, tuple[list[float], list[int]]]:
     """Rewards and versions of each group, by its problem."""
     return {group.drawn.index: (group.judgement.rewards.tolist(), group.versions.tolist()) for group in result.groups}
 
@@ -69,25 +70,26 @@ def told(result: Round) -> dict[int, tuple[list[float], list[int]]]:
 MIXED = [1, 1, 0, 0]
 
 
-def test_a_group_whose_rewards_differ_is_not_kept(make: Callable[..., Rig]) -> None:
+def test_a_group_whose_rewards_differ_is_not_kept(make: Make) -> None:
     rig = make({})
-    assert told(rig.next(5)) == {index: (MIXED, [5] * 4) for index in range(3)}
-    assert told(rig.next(6)) == {index: (MIXED, [6] * 4) for index in range(3, 6)}
+    assert summary(rig.next(5)) == {index: (MIXED, [5] * 4) for index in range(3)}
+    assert summary(rig.next(6)) == {index: (MIXED, [6] * 4) for index in range(3, 6)}
 
 
-def test_completions_of_two_rounds_make_a_group(make: Callable[..., Rig]) -> None:
+def test_completions_of_two_rounds_make_a_group(make: Make) -> None:
     """All wrong at first, all right later: only together they differ."""
     rig = make({1: [0, 4]})
-    assert list(told(rig.next(5))) == [0, 2]
+    assert list(summary(rig.next(5))) == [0, 2]
     second = rig.next(6)
-    assert rig.sampler.asked == [[0, 1, 2], [3, 4, 1]]
-    assert list(told(second)) == [1, 3, 4]  # in the order of the problems
+    assert rig.sampler.rounds == [[0, 1, 2], [3, 4, 1]]
+    assert list(summary(second)) == [1, 3, 4]  # in the order of the problems
     group = second.groups[0]
     assert {(version, reward) for version, reward in zip(group.versions, group.judgement.rewards, strict=True)} == {
         (5, 0),
         (6, 1),
     }
     assert len(group.completions) == 4 and sorted(group.versions) == group.versions.tolist()
+    assert group.versions.dtype == np.int64
     # All that belongs to a completion stayed with it.
     for completion, sample, reward, part in zip(
         group.completions,
@@ -98,10 +100,10 @@ def test_completions_of_two_rounds_make_a_group(make: Callable[..., Rig]) -> Non
     ):
         assert tuple(completion.ids.tolist()) == sample.ids
         assert reward == part == ("<answer>1</answer>" in sample.completion)
-    assert list(told(rig.next(7))) == [5, 6, 7]  # it is kept no longer
+    assert list(summary(rig.next(7))) == [5, 6, 7]  # it is kept no longer
 
 
-def test_rewards_apart_stay_with_their_completions(make: Callable[..., Rig]) -> None:
+def test_separate_rewards_stay_with_their_completions(make: Make) -> None:
     rig = make({1: [0, 4]}, advantage="gdpo")
     rig.next()
     group = rig.next().groups[0]
@@ -110,74 +112,55 @@ def test_rewards_apart_stay_with_their_completions(make: Callable[..., Rig]) -> 
     assert group.parts.values.shape == (1, 4) and group.has_variance
 
 
-def test_a_single_right_one_is_in_the_group(make: Callable[..., Rig]) -> None:
-    """Whatever is drawn from many completions, the rewards differ."""
-    script = {index: [0, 0, 1] for index in range(0, 30, 3)}
-    rig = make(script, prompts=20, regroup=9)
-    seen = {index: rewards for _ in range(4) for index, (rewards, _) in told(rig.next()).items()}
-    assert {tuple(sorted(seen[index])) for index in script if index in seen} == {(0, 0, 0, 1)}
-
-
-def test_the_same_run_draws_the_same_group(make: Callable[..., Rig]) -> None:
-    def run() -> list[Any]:
-        rig = make({1: [0, 2]})
-        return [told(rig.next(version)) for version in range(3)]
-
-    assert run() == run()
-
-
-def test_a_problem_is_kept_for_so_many_rounds_and_then_goes_as_it_is(make: Callable[..., Rig]) -> None:
+def test_a_problem_is_kept_for_so_many_rounds_and_then_goes_as_it_is(make: Make) -> None:
     rig = make({1: [0] * 9}, regroup=2)
-    assert [list(told(rig.next(version))) for version in range(2)] == [[0, 2], [3, 4]]
+    assert [list(summary(rig.next(version))) for version in range(2)] == [[0, 2], [3, 4]]
     third = rig.next(2)
-    assert told(third)[1] == ([0] * 4, [2] * 4)  # its newest completions
-    assert [1 in asked for asked in rig.sampler.asked] == [True, True, True]
+    assert summary(third)[1] == ([0] * 4, [2] * 4)  # its newest completions
+    assert [1 in round for round in rig.sampler.rounds] == [True, True, True]
     rig.next(3)
-    assert 1 not in rig.sampler.asked[-1]
+    assert 1 not in rig.sampler.rounds[-1]
 
 
-def test_each_round_has_a_new_problem_and_a_seed_of_its_own(make: Callable[..., Rig]) -> None:
+def test_each_round_has_a_new_problem_and_a_seed_of_its_own(make: Make) -> None:
     """A seed comes of the first problem: with that of a kept one the same completions would come again."""
     rig = make({index: [0] * 9 for index in range(99)}, regroup=4)
     rig.next()
-    assert rig.sampler.asked[0] == [0, 1, 2] and rig.sampler.asked[1] == [3, 0, 1]
+    assert rig.sampler.rounds[0] == [0, 1, 2] and rig.sampler.rounds[1] == [3, 0, 1]
     assert len(set(rig.sampler.seeds)) == len(rig.sampler.seeds)
 
 
-def test_a_round_goes_on_until_it_has_a_group(make: Callable[..., Rig]) -> None:
+def test_a_round_goes_on_until_it_has_a_group(make: Make) -> None:
     rig = make({index: [0] * 9 for index in range(99)}, regroup=2)
-    assert list(told(rig.next())) == [0, 1, 2]
-    assert len(rig.sampler.asked) == 3
+    assert list(summary(rig.next())) == [0, 1, 2]
+    assert len(rig.sampler.rounds) == 3
 
 
-@pytest.mark.parametrize("of", [{"epoch": 1}, {"lineage": "another"}])
-def test_completions_of_another_epoch_or_lineage_are_forgotten(make: Callable[..., Rig], of: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"epoch": 1}, {"lineage": "another"}])
+def test_completions_of_another_epoch_or_lineage_are_forgotten(make: Make, fields: dict[str, Any]) -> None:
     rig = make({1: [0, 4]})
     rig.next()
-    assert list(told(rig.next(**of))) == [3, 4, 5]
+    assert list(summary(rig.next(**fields))) == [3, 4, 5]
 
 
-def test_without_it_all_groups_go_as_they_are(make: Callable[..., Rig]) -> None:
-    assert told(make({1: [0]}, regroup=0).next(5)) == {0: (MIXED, [5] * 4), 1: ([0] * 4, [5] * 4), 2: (MIXED, [5] * 4)}
+def test_without_it_all_groups_go_as_they_are(make: Make) -> None:
+    assert summary(make({1: [0]}, regroup=0).next(5)) == {
+        0: (MIXED, [5] * 4),
+        1: ([0] * 4, [5] * 4),
+        2: (MIXED, [5] * 4),
+    }
 
 
 @pytest.mark.parametrize(
-    ("sampling", "words"),
+    ("settings", "words"),
     [
-        ({"num_generations": 1}, "regroup: rewards of a group of 1 never differ"),
-        ({"max_resamples": 2}, "regroup: max_resamples replaces the problems that it keeps"),
-        ({"prompts_per_round": 1}, "regroup: a round of one prompt has no place"),
+        ({"sampling": {"num_generations": 1}}, "regroup: rewards of a group of 1 never differ"),
+        ({"sampling": {"max_resamples": 2}}, "regroup: max_resamples replaces the problems that it keeps"),
+        ({"sampling": {"prompts_per_round": 1}}, "regroup: a round of one prompt has no place"),
+        ({"judging": {"steps": True}}, r"sampling\.regroup: .* without judging\.steps"),
     ],
 )
-def test_settings_that_do_not_go_with_it(sampling: dict[str, Any], words: str) -> None:
+def test_settings_that_exclude_it(settings: dict[str, Any], words: str) -> None:
+    sampling = {"regroup": 1, **settings.get("sampling", {})}
     with pytest.raises(ValidationError, match=words):
-        SamplingConfig(regroup=1, **sampling)
-
-
-def test_steps_do_not_go_with_it() -> None:
-    with pytest.raises(ValidationError, match=r"sampling\.regroup: .* without judging\.steps"):
-        RolloutConfig(model="m", judging=JudgingConfig(steps=True), sampling=SamplingConfig(regroup=1))
-
-
-def test_versions_are_whole_numbers_of_the_wire(make: Callable[..., Rig]) -> None:
-    assert {group.versions.dtype for group in make({}).next(3).groups} == {np.dtype(np.int64)}
+        RolloutConfig.model_validate({"model": "m", **settings, "sampling": sampling})

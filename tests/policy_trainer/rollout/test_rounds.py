@@ -44,7 +44,7 @@ def indexes(made: Round) -> list[int]:
     return [group.drawn.index for group in made.groups]
 
 
-def test_a_batch_says_for_people_what_its_ids_do_not(made: Any) -> None:
+def test_a_batchs_sample_is_readable(made: Any) -> None:
     plain, _ = made({1}, draw=iter(range(100)))
     assert [group.about for group in plain.groups] == [{"index": i, "answer": str(i)} for i in range(3)]
     begun, _ = made({1}, draw=iter(range(100)), data=DataConfig(assistant_prefill=f"{' ' * 300}\n"))
@@ -66,17 +66,10 @@ def test_groups_without_variance_are_replaced(made: Any) -> None:
     assert result.wasted.resampled_groups == 4
     assert result.wasted.resampled_tokens == 4 * 2 * len(sampler.answer(0).ids)
     assert len(set(sampler.seeds)) == 3
-
-
-def test_resampling_is_bounded_and_the_last_groups_stay(made: Any) -> None:
-    result, _ = made({1}, draw=iter(range(100)), max_resamples=2)
-    assert indexes(result) == [1, 5, 6]
-    assert result.wasted.resampled_groups == 4
-
-
-def test_a_worker_among_several_draws_its_own_problems_alone(made: Any) -> None:
-    result, _ = made({6, 11}, draw=iter(range(1, 100, 5)), max_resamples=1)
-    assert indexes(result) == [6, 11, 16]
+    # A worker among several draws only its problems; the last groups stay whatever their rewards are.
+    bounded, _ = made({6, 11}, draw=iter(range(1, 100, 5)), max_resamples=1)
+    assert indexes(bounded) == [6, 11, 16]
+    assert bounded.wasted.resampled_groups == 1
 
 
 def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -97,13 +90,8 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
         # The outcomes differ, and so do the steps: no other problem is drawn, of which there is none.
         sampling=SamplingConfig(num_generations=2, prompts_per_round=1, max_resamples=1),
     )
-    rounds = Rounds(
-        config,
-        Worked(tokenizer, set()),
-        PromptEncoder(tokenizer, DataConfig()),
-        Judge(tokenizer, task, config),
-        task,
-    )
+    encoder, judge = PromptEncoder(tokenizer, DataConfig()), Judge(tokenizer, task, config)
+    rounds = Rounds(config, Worked(tokenizer, set()), encoder, judge, task)
     steps = rounds.next(iter([0]).__next__, publication()).groups[0].steps
     assert steps is not None
     assert steps.counts.tolist() == [3, 1]
@@ -116,9 +104,7 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
 
 
 @pytest.mark.parametrize(("advantage", "kept"), [("gdpo", [0, 1, 2]), ("outcome", [9, 10, 11])])
-def test_rewards_apart_differ_where_their_sum_does_not(
-    tokenizer: PreTrainedTokenizerFast, advantage: str, kept: list[int]
-) -> None:
+def test_gdpo_compares_rewards_separately(tokenizer: PreTrainedTokenizerFast, advantage: str, kept: list[int]) -> None:
     """A right answer without tags and a wrong one with them: 1 each."""
 
     class Either(Scripted):
@@ -147,7 +133,6 @@ def test_rewards_apart_differ_where_their_sum_does_not(
 @pytest.mark.parametrize(
     ("rewards", "steps", "kept"),
     [
-        ([1, 1], None, False),
         ([1, 0], None, True),
         ([1, 1], [1, 0, 1, 1], True),
         ([1, 0], [1, 1, 1, 1], False),

@@ -1,4 +1,4 @@
-"""A worker finds the server that its trainer has started."""
+"""A worker's server and device."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from policy_trainer.config import RolloutConfig
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.rollout.device_workers import only_visible
 from policy_trainer.rollout.run import find_server, stay_with
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import write_address
@@ -48,3 +49,21 @@ def test_it_ends_when_the_next_trainer_has_another_port(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"at http://127.0.0.1:6 now, not at http://127.0.0.1:5: start this worker"):
         wait("it does not answer", 2.0)
     assert waits == ["it does not answer"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "expected"),
+    [
+        (None, "cpu", ("cpu", {})),
+        (None, "cuda:2", ("cuda:0", {"CUDA_VISIBLE_DEVICES": "2"})),
+        ("", "cuda:1", ("cuda:0", {"CUDA_VISIBLE_DEVICES": "1"})),
+        ("4,GPU-ab,7", "cuda:1", ("cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-ab"})),
+    ],
+)
+def test_a_worker_sees_only_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str, expected: tuple[str, dict[str, str]]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert only_visible(device) == expected

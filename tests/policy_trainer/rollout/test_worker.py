@@ -1,4 +1,4 @@
-"""A worker with a scripted sampler and a server that answers when it is told to: what it samples, and when it waits."""
+"""A worker with a scripted sampler and a scripted server: what it samples, and when it waits."""
 
 import json
 import shutil
@@ -29,6 +29,7 @@ from shared.errors import UserError
 from tests.policy_trainer.rollout.fakes import Counting, Scripted, Server
 
 ROUND = 3
+Act = Callable[..., None]
 
 
 class Enough(Exception):
@@ -79,7 +80,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, server: Server) -> Callable[..., None]:
+def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, server: Server) -> Act:
     def run(enough: Callable[[], bool] = lambda: True, **settings: Any) -> None:
         sampling = SamplingConfig(num_generations=2, prompts_per_round=ROUND, **settings)
         config = RolloutConfig(model="m", run="ours", run_dir=tmp_path, sampling=sampling)
@@ -93,7 +94,7 @@ def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, s
 
 
 @pytest.fixture
-def publish(tmp_path: Path) -> Callable[..., None]:
+def publish(tmp_path: Path) -> Act:
     def write(**fields: Any) -> None:
         (tmp_path / "weights").mkdir(exist_ok=True)
         whole = {"run": "ours", "epoch": 1, "version": 2, "next_index": 0, "max_waiting": ROUND, "lineage": "one"}
@@ -111,10 +112,9 @@ def rollout_of(body: bytes) -> RolloutBatch:
     return batch
 
 
-def test_batches_that_are_not_delivered_yet_take_up_room(
-    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
+def test_batches_that_are_not_delivered_yet_count_as_waiting(
+    work: Act, publish: Act, server: Server, sampler: Counted
 ) -> None:
-    """The server has none of them, and says so; but it will."""
     sampler.most = 1
     publish()
     with pytest.raises(Enough, match="train on 3 groups"):
@@ -122,9 +122,7 @@ def test_batches_that_are_not_delivered_yet_take_up_room(
     assert not server.bodies
 
 
-def test_it_samples_while_there_is_room(
-    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
-) -> None:
+def test_it_samples_while_there_is_room(work: Act, publish: Act, server: Server, sampler: Counted) -> None:
     server.open.set()
     sampler.most = 2
     publish(max_waiting=ROUND + 1)
@@ -132,9 +130,7 @@ def test_it_samples_while_there_is_room(
         work(lambda: len(sampler.seeds) == 2)
 
 
-def test_a_batch_says_which_weights_sampled_it(
-    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
-) -> None:
+def test_a_batch_names_its_weights(work: Act, publish: Act, server: Server, sampler: Counted) -> None:
     server.open.set()
     publish(next_index=7)
     with pytest.raises(Enough):
@@ -167,8 +163,8 @@ class TestSeveralVersions:
     def sampler(self, tokenizer: PreTrainedTokenizerFast) -> Worsening:
         return Worsening(tokenizer, mixed={1, 2})
 
-    def test_a_regrouped_batch_says_which_weights_sampled_each_completion(
-        self, work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Worsening
+    def test_a_regrouped_batch_names_the_weights_of_each_completion(
+        self, work: Act, publish: Act, server: Server, sampler: Worsening
     ) -> None:
         server.open.set()
         publish(max_waiting=99)
@@ -185,22 +181,22 @@ class TestSeveralVersions:
 PROBE = Probe([5], [[6, 7]], [-1.0, -2.0])
 
 
-def test_after_an_update_its_log_probs_are_compared_with_the_trainers(
-    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
+def test_log_probs_are_compared_with_the_trainers_after_an_update(
+    work: Act, publish: Act, server: Server, sampler: Counted
 ) -> None:
     server.open.set()
     sampler.known = [-1.1, -2.3]
     publish(probe=asdict(PROBE))
     with pytest.raises(Enough):
         work(lambda: len(server.bodies) == ROUND)
-    said = json.loads(rollout_of(server.bodies[0]).sample or "")
-    assert said["probe_logp_difference"] == pytest.approx(0.2)
-    assert said["probe_logp_difference_max"] == pytest.approx(0.3)
+    sample = json.loads(rollout_of(server.bodies[0]).sample or "")
+    assert sample["probe_logp_difference"] == pytest.approx(0.2)
+    assert sample["probe_logp_difference_max"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("prompt", "completion"), [([8], [6, 7]), ([5], [6, 8])])
 def test_a_probe_beyond_the_vocabulary_is_refused_with_its_version(
-    work: Callable[..., None], publish: Callable[..., None], prompt: list[int], completion: list[int]
+    work: Act, publish: Act, prompt: list[int], completion: list[int]
 ) -> None:
     publish(probe=asdict(Probe(prompt, [completion], [-1.0, -2.0])))
     with pytest.raises(UserError, match=r"^weights: the probe .* version 0001-00000002 .*_ids.*\[0, 8\)"):
@@ -209,7 +205,7 @@ def test_a_probe_beyond_the_vocabulary_is_refused_with_its_version(
 
 @pytest.mark.parametrize("known", [[-1.0, -6.5], [float("nan"), -2.0]])
 def test_a_sampler_with_other_weights_than_the_published_stops(
-    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted, known: list[float]
+    work: Act, publish: Act, server: Server, sampler: Counted, known: list[float]
 ) -> None:
     """An engine may keep a copy of the old weights and say nothing: it would sample from another policy for days."""
     sampler.known = known
@@ -220,9 +216,8 @@ def test_a_sampler_with_other_weights_than_the_published_stops(
 
 
 def test_an_engine_that_lost_its_weights_gets_the_newest_and_samples_the_same_problems(
-    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
+    work: Act, publish: Act, server: Server, sampler: Counted
 ) -> None:
-    """As a server that was restarted does."""
     server.open.set()
     publish(max_waiting=ROUND + 1)
     sample, loads, seeds = sampler.sample, [], []
@@ -246,10 +241,16 @@ def test_an_engine_that_lost_its_weights_gets_the_newest_and_samples_the_same_pr
     assert len(loads) == 2 and len(set(loads)) == 2 and seeds[1] == seeds[2] != seeds[0]
 
 
-def test_an_upload_that_cannot_succeed_ends_the_wait(
-    work: Callable[..., None], publish: Callable[..., None], server: Server
-) -> None:
-    """What is never delivered would take up its room for ever."""
+def test_finished_runs_and_other_runs_end_the_worker(work: Act, publish: Act) -> None:
+    publish(run="theirs")
+    with pytest.raises(UserError, match=r"run: .* holds weights of run 'theirs', not 'ours'"):
+        work()
+    publish(finished=True, version=3)
+    with pytest.raises(RunFinished):
+        work()
+
+
+def test_an_upload_that_cannot_succeed_ends_the_wait(work: Act, publish: Act, server: Server) -> None:
     server.failure = RefServerError(403, "the role is too small", code="forbidden")
     server.open.set()
     publish()
@@ -257,20 +258,8 @@ def test_an_upload_that_cannot_succeed_ends_the_wait(
         work(lambda: False)
 
 
-def test_a_finished_run_ends_the_worker(work: Callable[..., None], publish: Callable[..., None]) -> None:
-    publish(finished=True)
-    with pytest.raises(RunFinished):
-        work()
-
-
-def test_weights_of_another_run_are_refused(work: Callable[..., None], publish: Callable[..., None]) -> None:
-    publish(run="theirs")
-    with pytest.raises(UserError, match=r"run: .* holds weights of run 'theirs', not 'ours'"):
-        work()
-
-
 def test_weights_that_the_publisher_removes_meanwhile_are_read_to_their_end(
-    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted, tmp_path: Path
+    work: Act, publish: Act, server: Server, sampler: Counted, tmp_path: Path
 ) -> None:
     """On a network file system the worker would die if they lost their name."""
     publish()
@@ -286,14 +275,12 @@ def test_weights_that_the_publisher_removes_meanwhile_are_read_to_their_end(
     assert read == [b"weights"]
 
 
-def test_a_directory_that_goes_file_by_file_is_gone(
-    work: Callable[..., None], publish: Callable[..., None], server: Server, tmp_path: Path
-) -> None:
-    """What the worker looked for may be the first that goes, and the outbox's cursor the last."""
+def test_a_directory_that_is_deleted_file_by_file(work: Act, publish: Act, server: Server, tmp_path: Path) -> None:
+    """The file that the worker needs may be the first to go, and the outbox's cursor the last."""
     publish(max_waiting=ROUND)
 
     def delete() -> None:
-        server.asked.wait(60)
+        server.called.wait(60)
         for batch in (tmp_path / "workers").glob("*/*.safetensors"):
             batch.unlink()
         server.open.set()  # the worker finds that the first delivered batch has no file

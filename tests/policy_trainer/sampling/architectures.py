@@ -1,4 +1,4 @@
-"""Tiny random models of several architectures, and what transformers' own generate says with them."""
+"""Tiny random models of several architectures, and their greedy completions by transformers' `generate`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ PROMPTS = [[5], [7, 8, 9], [20, 21, 22, 23, 24, 25, 26, 27, 28], [40, 41], [50, 
 
 
 def gpt2() -> PreTrainedModel:
-    """Learned positions: a wrong position id is seen at once."""
+    """Learned positions, which show a wrong position id."""
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3)
     )
@@ -59,7 +59,7 @@ def small() -> dict[str, Any]:
         "pad_token_id": 0,
         "eos_token_id": 1,
         "bos_token_id": None,
-        "tie_word_embeddings": False,  # tied, a small Gemma repeats what it hears
+        "tie_word_embeddings": False,  # tied, a small Gemma repeats its prompt
     }
 
 

@@ -1,4 +1,4 @@
-"""A `vllm serve` over real sockets that samples with transformers, and can be told what to do wrong."""
+"""A fake `vllm serve` over real sockets that samples with transformers and fails on demand."""
 
 import copy
 import json
@@ -28,14 +28,11 @@ class _Refused(Exception):
 
 
 class FakeVllm:
-    """Answers the routes that the sampler uses as vLLM 0.32 does.
+    """Answers the routes that the sampler uses as vLLM 0.32 does. Options are named after those of `vllm serve`.
 
-    calls: the paths of all requests. bodies: those for completions. dev: VLLM_SERVER_DEV_MODE. processed:
-    --logprobs-mode. extended: --worker-extension-cls. sleeps: --enable-sleep-mode. lora: --enable-lora, with what
-    --max-lora-rank and --max-cpu-loras say. updating: VLLM_ALLOW_RUNTIME_LORA_UPDATING. break_next: so many requests
-    for completions get the answer `broken`, or none.
-    adapters: those that are loaded, by name. packed: how often the head was packed. computed: when it used its device,
-    from and to. faults: requests that vLLM would let wait for ever, or answer wrongly.
+    calls: paths of all requests. bodies: those for completions. break_next: how many requests for completions get the
+    answer `broken`, or none. adapters: the loaded ones by name. packed: how often the head was packed. computed: the
+    times at which it used its device. faults: requests that vLLM would leave waiting, or answer wrongly.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class FakeVllm:
         self.url = self.site.url
 
     def restart(self, model: PreTrainedModel) -> None:
-        """What vLLM is after a restart: the weights that it begins with."""
+        """Loads the weights that it began with."""
         self._model.load_state_dict(model.state_dict())
         self.version, self.paused, self.asleep = "default", False, False
         self.adapters.clear()
@@ -107,7 +104,7 @@ class FakeVllm:
             if path == "/v1/completions" and self.break_next and "allowed_token_ids" not in json.loads(request.body):
                 self.break_next -= 1
                 return self.broken
-            if path == "/v1/completions" and sleeps != self._sleeps_so_far:  # it was there when the engine fell asleep
+            if path == "/v1/completions" and sleeps != self._sleeps_so_far:  # it came before the engine fell asleep
                 return Answer(200, json.dumps({"choices": [_choice(0, [], [], "abort")]}).encode(), _JSON)
             if path in _COMPUTING and self.asleep:
                 self.faults.append(f"{path} while it sleeps")
@@ -157,8 +154,8 @@ class FakeVllm:
         )  # fmt: skip
         (group,) = sampler.sample([body["prompt"]], params, body["seed"])
         choices = [
-            _choice(i, own.ids.tolist(), own.logps.tolist(), "stop" if own.finished else "length")
-            for i, own in enumerate(group)
+            _choice(i, item.ids.tolist(), item.logps.tolist(), "stop" if item.finished else "length")
+            for i, item in enumerate(group)
         ]
         return {"choices": choices[::-1]}  # in no order
 

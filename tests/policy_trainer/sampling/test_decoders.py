@@ -2,26 +2,18 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from policy_trainer.sampling.decoders import (
     CopiedPromptDecoder,
     Decoder,
-    GroupLayout,
     RepeatedCacheDecoder,
     SharedPromptDecoder,
     make_decoder,
-    supports_decoding_attention,
 )
 from policy_trainer.sampling.hf import use_attention
 from policy_trainer.sampling.kv_cache import prefill
-from tests.policy_trainer.sampling.architectures import ARCHITECTURES, PROMPTS, REPEATING, SHARING
+from tests.policy_trainer.sampling.architectures import PROMPTS, SHARING
 from tests.rounding import rounding
-
-
-def test_which_architectures_support_decoding_attention() -> None:
-    supported = {name: supports_decoding_attention(make()) for name, make in ARCHITECTURES.items()}
-    assert supported == dict.fromkeys(SHARING, True) | dict.fromkeys(REPEATING, False)
 
 
 @pytest.mark.parametrize("architecture", list(SHARING))
@@ -53,24 +45,3 @@ def test_short_prompts_are_copied_and_long_ones_shared(tokens: int, kind: type[D
     with torch.inference_mode():
         decoder = make_decoder(model, prefill(model, [[5] * tokens]), 2)
     assert type(decoder) is kind
-
-
-def group_matrices(groups: list[int], heads: int, x: Tensor) -> list[Tensor]:
-    """Each group's and head's matrix, row by row."""
-    rows = x.unflatten(0, (-1, heads))
-    return [
-        torch.cat([rows[row, head] for row, mine in enumerate(groups) if mine == group])
-        for group in range(max(groups) + 1)
-        for head in range(heads)
-    ]
-
-
-@pytest.mark.parametrize("groups", [[0, 0, 1, 1], [0, 0, 0, 1], [2, 0, 1, 0, 2, 2], [0], [0, 1, 2]])
-def test_a_layout_has_each_groups_rows_side_by_side(groups: list[int]) -> None:
-    heads = 2
-    layout = GroupLayout(torch.tensor(groups), heads)
-    x = torch.randn(len(groups) * heads, 3, 5)
-    laid_out = layout.by_group(x)
-    for matrix, expected in zip(laid_out, group_matrices(groups, heads, x), strict=True):
-        assert torch.equal(matrix[: len(expected)], expected)
-    assert torch.equal(layout.by_row(laid_out), x)

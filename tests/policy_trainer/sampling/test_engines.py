@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig, RolloutConfig
 from policy_trainer.evaluation.standalone import evaluate_model
@@ -20,11 +20,12 @@ from shared.settings import from_values
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 from tests.ports import free_port
 
+Make = Callable[..., Any]
 SAMPLING = SamplingParams(2, 4, temperature=1.0)
 
 
 @pytest.fixture
-def base(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
+def base(make_tiny: Make, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
     model = make_tiny(vocabulary=len(tokenizer))
     assert model.generation_config is not None
     model.generation_config.eos_token_id = [1, 9]
@@ -45,7 +46,7 @@ def never(reason: str, seconds: float) -> None:
 
 
 def test_a_worker_whose_engine_is_a_server_loads_no_weights(
-    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, base: Path
+    make_tiny: Make, tokenizer: PreTrainedTokenizerFast, base: Path
 ) -> None:
     with closing(FakeVllm(make_tiny(), tokenizer, str(base))) as fake:
         config = configured(base, sampler="vllm-server", vllm_url=f"{fake.url}/")
@@ -56,27 +57,21 @@ def test_a_worker_whose_engine_is_a_server_loads_no_weights(
 
 
 def test_an_evaluation_is_the_same_with_a_server(tokenizer: PreTrainedTokenizerFast, base: Path) -> None:
-    """Greedily; sampled answers have other seeds."""
+    """Greedily; sampled answers have other seeds. It does not wait for a server that does not answer."""
     model = load_model(str(base), revision=None, device="cpu", dtype="float32")
     few = {"evaluation": {"problems": 4}, "data": {"max_prompt_length": 100}}
     with closing(FakeVllm(model, tokenizer, str(base))) as fake:
         theirs = evaluate_model(configured(base, sampler="vllm-server", vllm_url=fake.url, **few), show_nothing)
-    ours = evaluate_model(configured(base, **few), show_nothing)
-    assert theirs[0].transcripts == ours[0].transcripts
-    assert [found.decoding for found in theirs] == ["greedy", "sampled at 1"]
-
-
-def test_an_evaluation_does_not_wait_for_a_server(
-    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, base: Path
-) -> None:
-    with closing(FakeVllm(make_tiny(vocabulary=len(tokenizer)), tokenizer, str(base))) as fake:
         fake.break_next = 99
         with pytest.raises(UserError, match="would wait for the vLLM server"):
             evaluate_model(configured(base, sampler="vllm-server", vllm_url=fake.url), show_nothing)
+    ours = evaluate_model(configured(base, **few), show_nothing)
+    assert theirs[0].transcripts == ours[0].transcripts
+    assert [evaluation.decoding for evaluation in theirs] == ["greedy", "sampled at 1"]
 
 
 def test_an_engine_is_made_for_the_runs_adapters(
-    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, base: Path, tmp_path: Path
+    make_tiny: Make, tokenizer: PreTrainedTokenizerFast, base: Path, tmp_path: Path
 ) -> None:
     """Also by a worker, from its settings."""
     with closing(FakeVllm(make_tiny(), tokenizer, str(base))) as fake:

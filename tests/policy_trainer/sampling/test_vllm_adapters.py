@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from peft import LoraConfig
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.vllm_client import check_server, check_takes_adapters
@@ -22,24 +22,25 @@ from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 from tests.policy_trainer.sampling.test_vllm_server import (
     PARAMS,
     PROMPTS,
-    assert_a_restart_is_found_out,
-    said,
+    assert_a_restart_is_detected,
     sampler_of,
+    values,
 )
 from tests.rounding import rounding
 
+Make = Callable[..., Any]
 LORA = {"max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 8}
 LOADS = "/v1/load_lora_adapter"
 
 
 @pytest.fixture
-def fake(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> Iterator[FakeVllm]:
+def fake(make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> Iterator[FakeVllm]:
     with closing(FakeVllm(make_tiny(), tokenizer, lora=LORA)) as made:
         yield made
 
 
 @pytest.fixture
-def published(make_tiny: Callable[..., PreTrainedModel], tmp_path: Path) -> Callable[..., Path]:
+def published(make_tiny: Make, tmp_path: Path) -> Make:
     def publish(seed: int, rank: int = 4) -> Path:
         save_adapter(
             make_tiny(), tmp_path / str(seed), seed=seed, config=LoraConfig(r=rank, target_modules="all-linear")
@@ -49,7 +50,7 @@ def published(make_tiny: Callable[..., PreTrainedModel], tmp_path: Path) -> Call
     return publish
 
 
-def own_of(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, adapter: Path) -> HFSampler:
+def reference_of(make_tiny: Make, tokenizer: PreTrainedTokenizerFast, adapter: Path) -> HFSampler:
     sampler = HFSampler(make_tiny(), tokenizer)
     sampler.load(adapter)
     return sampler
@@ -57,71 +58,55 @@ def own_of(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedToken
 
 class TestLoading:
     def test_a_version_is_sampled_from_by_its_name_without_a_pause(
-        self, fake: FakeVllm, published: Callable[..., Path], make_tiny: Callable[..., PreTrainedModel],
-        tokenizer: PreTrainedTokenizerFast,
-    ) -> None:  # fmt: skip
+        self, fake: FakeVllm, published: Make, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
+    ) -> None:
         sampler = sampler_of(fake)
         group = TokenGroup(np.array([3, 4]), np.array([5, 6, 7, 8, 5]), np.array([3, 2]))
         for seed in (1, 2):
             sampler.load(published(seed))
-            own = own_of(make_tiny, tokenizer, published(seed))
-            (found,) = sampler.sample([[6, 7]], PARAMS, seed=5)
-            (expected,) = own.sample([[6, 7]], PARAMS, fake.bodies[-1]["seed"])
-            assert said([found]) == said([expected])
-            logps = own.logps(group)
+            reference = reference_of(make_tiny, tokenizer, published(seed))
+            (group_of_server,) = sampler.sample([[6, 7]], PARAMS, seed=5)
+            (expected,) = reference.sample([[6, 7]], PARAMS, fake.bodies[-1]["seed"])
+            assert values([group_of_server]) == values([expected])
+            logps = reference.logps(group)
             np.testing.assert_allclose(sampler.logps(group), logps, rtol=0, atol=rounding(np.abs(logps).max()))
         assert len({body["model"] for body in fake.bodies} - {fake.name}) == 2
         assert not {call.partition("?")[0] for call in fake.calls} & {"/pause", "/collective_rpc"}
 
-    def test_the_newest_two_stay(self, fake: FakeVllm, published: Callable[..., Path]) -> None:
-        """The one before may still be sampled from by another worker."""
-        sampler, names = sampler_of(fake), []
-        versions = [published(seed) for seed in (1, 2, 3, 4)]
-        for version in versions:
-            sampler.load(version)
-            names.append(next(reversed(fake.adapters)))
-            assert list(fake.adapters) == names[-2:]
-        sampler.load(versions[-1])
-        assert list(fake.adapters) == names[-2:]
-
     def test_workers_that_share_a_server_share_an_adapter(
-        self, fake: FakeVllm, published: Callable[..., Path], tmp_path: Path
+        self, fake: FakeVllm, published: Make, tmp_path: Path
     ) -> None:
-        """Also where each has downloaded it."""
-        first, second = sampler_of(fake), sampler_of(fake)
+        """Also where each has downloaded it. The newest two stay: another worker may still sample from the older."""
+        first, second, names = sampler_of(fake), sampler_of(fake), []
         for seed in (1, 2, 3):
             weights = published(seed)
             first.load(weights)
+            names.append(next(reversed(fake.adapters)))
             second.load(shutil.copytree(weights, tmp_path / f"downloaded-{seed}"))
-            assert said(first.sample(PROMPTS, PARAMS, 5)) == said(second.sample(PROMPTS, PARAMS, 5))
-        assert len(fake.adapters) == 2
+            assert values(first.sample(PROMPTS, PARAMS, 5)) == values(second.sample(PROMPTS, PARAMS, 5))
+            assert list(fake.adapters) == names[-2:]
+        with pytest.raises(FileNotFoundError):
+            first.load(tmp_path / "gone")
 
-    def test_a_server_that_lost_it_is_found_out(
-        self, fake: FakeVllm, published: Callable[..., Path], make_tiny: Callable[..., PreTrainedModel]
-    ) -> None:
-        assert_a_restart_is_found_out(fake, published(1), make_tiny())
+    def test_a_server_that_lost_it_is_detected(self, fake: FakeVllm, published: Make, make_tiny: Make) -> None:
+        assert_a_restart_is_detected(fake, published(1), make_tiny())
 
     def test_a_server_with_another_base_is_refused(
-        self, fake: FakeVllm, published: Callable[..., Path], make_tiny: Callable[..., PreTrainedModel],
-        tokenizer: PreTrainedTokenizerFast, tmp_path: Path,
-    ) -> None:  # fmt: skip
+        self, fake: FakeVllm, published: Make, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    ) -> None:
         save_model(make_tiny(seed=7), tokenizer, tmp_path / "whole")
         sampler_of(fake).load(tmp_path / "whole")
         with pytest.raises(UserError, match=r"has other weights .*: start it again"):
             sampler_of(fake).load(published(1))
 
-    def test_what_the_server_refuses_is_told(self, fake: FakeVllm, published: Callable[..., Path]) -> None:
+    def test_a_refusal_is_quoted(self, fake: FakeVllm, published: Make) -> None:
         with pytest.raises(UserError, match=r"cannot load the adapter: 500: .*rank 16 .*docs/vllm\.md"):
             sampler_of(fake).load(published(1, rank=16))
-
-    def test_an_adapter_that_is_gone_is_not_there(self, fake: FakeVllm, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError):
-            sampler_of(fake).load(tmp_path / "gone")
 
 
 class TestChecking:
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "reason"),
         [
             ({}, "takes no adapters"),
             ({"lora": {**LORA, "max_lora_rank": 1}}, "up to rank 1, and this run's have rank 4"),
@@ -130,19 +115,16 @@ class TestChecking:
             ({"lora": LORA, "dev": False}, "does not say what it was started with"),
         ],
     )
-    def test_a_server_that_would_not_do_is_refused(
-        self, make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, options: dict[str, Any],
-        told: str,
-    ) -> None:  # fmt: skip
+    def test_an_unsuitable_server_is_refused(
+        self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, options: dict[str, Any], reason: str
+    ) -> None:
         remedy = r"--enable-lora --max-lora-rank 8 .*--max-cpu-loras 8.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-        refused = pytest.raises(UserError, match=rf"lora\.rank: .*{told}.*{remedy}")
+        refused = pytest.raises(UserError, match=rf"lora\.rank: .*{reason}.*{remedy}")
         with closing(FakeVllm(make_tiny(), tokenizer, **options)) as fake, refused:
             check_takes_adapters(fake.url, 4)
 
-    def test_one_that_does_passes(self, fake: FakeVllm) -> None:
-        check_takes_adapters(fake.url, 8)
-
     def test_the_command_for_a_server_has_what_adapters_need(self, fake: FakeVllm) -> None:
+        check_takes_adapters(fake.url, 8)
         with pytest.raises(UserError, match=r"_RUNTIME_LORA_UPDATING=True .*vllm serve.* --max-lora-rank 16 "):
             check_server(fake.url, "other", 128, lora_rank=9)
         with pytest.raises(UserError) as without:

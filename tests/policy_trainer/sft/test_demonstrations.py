@@ -9,12 +9,12 @@ import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import SftConfig
-from policy_trainer.demo.base_model import BATCH, GUESSING_STEPS, STEPS, demonstrations
-from policy_trainer.sft.demonstrations import RowTooLong, load_demonstrations, read_demonstrations, split
+from policy_trainer.sft.demonstrations import load_demonstrations, read_demonstrations, split
 from policy_trainer.supervised import RowSet
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.settings import from_values
+from tests.docs.pages import texts as texts_of
 
 USER = {"role": "user", "content": "1+2=?"}
 SHORT = {"prompt": "a", "completion": "b"}
@@ -88,13 +88,14 @@ def test_prompts_are_encoded_as_in_a_run(load: Callable[..., RowSet[TokenGroup]]
 def test_a_completion_ends_with_a_token_that_samplers_stop_at(
     make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]
 ) -> None:
-    """The model's eos id where samplers do not stop at the tokenizer's."""
+    """The tokenizer's eos id, or the model's where samplers do not stop at the tokenizer's."""
     path = write({"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"})
     config = from_values(SftConfig, model="none", data={"path": path})
     model = make_tiny(vocabulary=len(tokenizer))
-    model.generation_config.eos_token_id = [7, 9]  # type: ignore[union-attr]
-    data = load_demonstrations(config, model, tokenizer, print)
-    assert data.rows[0].completion_ids[-1] == 7
+    for ends, end in (([7, 9], 7), ([7, 1], 1)):
+        model.generation_config.eos_token_id = ends  # type: ignore[union-attr]
+        data = load_demonstrations(config, model, tokenizer, print)
+        assert data.rows[0].completion_ids[-1] == end
 
 
 class TestTooLong:
@@ -107,11 +108,11 @@ class TestTooLong:
         assert notes == ["demonstrations: 1 to train on, of 7 tokens; 1 held out; 1 dropped as too long"]
 
     def test_is_refused_with_too_long_refuse(self, load: Callable[..., RowSet[TokenGroup]]) -> None:
-        with pytest.raises(RowTooLong, match=r"data\.jsonl:2: has 8 tokens and may have 7: max_length"):
+        with pytest.raises(UserError, match=r"data\.jsonl:2: has 8 tokens and may have 7: max_length"):
             load(*self.LINES, data={"too_long": "refuse"}, max_length=7)
 
     def test_is_longer_than_the_models_context(self, load: Callable[..., RowSet[TokenGroup]]) -> None:
-        with pytest.raises(RowTooLong, match="has 129 tokens and may have 128"):
+        with pytest.raises(UserError, match="has 129 tokens and may have 128"):
             load({"prompt": "a" * 120, "completion": "b" * 8}, data={"too_long": "refuse"})
         assert load({"prompt": "a" * 120, "completion": "b" * 7}).rows[0].tokens == 128
 
@@ -126,15 +127,10 @@ class TestTooLong:
     ("line", "message"),
     [
         ("{", "is not JSON"),
-        ("[1]", "must be an object"),
         ({"completion": "3"}, "must be"),
         ({"prompt": "1", "messages": [USER], "completion": "3"}, "must be"),
         ({"prompt": "1"}, "completion must be a text"),
-        ({"prompt": "1", "completion": ""}, "completion must be a text"),
-        ({"prompt": "1", "completion": 3}, "completion must be a text"),
         ({"prompt": "", "completion": "3"}, "prompt must be a text"),
-        ({"messages": [], "completion": "3"}, "messages must be a list that is not empty"),
-        ({"messages": [{"role": "user"}], "completion": "3"}, "messages must contain only"),
         (r'{"prompt": "a", "completion": "\ud800"}', "completion has .*: half a surrogate pair"),
         (r'{"messages": [{"role": "user", "content": "\ud800"}], "completion": "b"}', "content of messages has"),
         ({"messages": [USER]}, "must end with an assistant message"),
@@ -157,30 +153,22 @@ def test_a_template_that_does_not_take_a_line(
         load({"messages": [USER, ANSWER]})
 
 
-@pytest.mark.parametrize("path", ["missing.jsonl", "."])
-def test_files_that_cannot_be_read(tmp_path: Path, path: str) -> None:
-    with pytest.raises(UserError, match=r"data\.path: .* cannot be read"):
-        read_demonstrations(tmp_path / path, "data.path")
-
-
 class TestSplit:
-    def test_every_tenth_line_is_held_out_with_all_that_ask_the_same(self, write: Callable[..., Path]) -> None:
+    def test_every_tenth_line_is_held_out_with_all_of_its_prompt(self, write: Callable[..., Path]) -> None:
         lines = [{"prompt": str(i % 25), "completion": str(i)} for i in range(50)]
         train, eval_lines = split(from_values(SftConfig, model="none", data={"path": write(*lines)}).data, print)
-        assert [one.completion for one in eval_lines] == ["0", "10", "20", "30", "40"]
-        asked = {one.problem.prompt for one in eval_lines}
-        assert asked == {"0", "10", "20", "5", "15"}
-        assert [one.completion for one in train] == [str(i) for i in range(50) if str(i % 25) not in asked]
-
-    def test_too_few(self, write: Callable[..., Path]) -> None:
-        path = write({"prompt": "a", "completion": "b"})
-        with pytest.raises(UserError, match="leaves nothing to train on"):
-            split(from_values(SftConfig, model="none", data={"path": path}).data, print)
+        assert [item.completion for item in eval_lines] == ["0", "10", "20", "30", "40"]
+        prompts = {item.problem.prompt for item in eval_lines}
+        assert prompts == {"0", "10", "20", "5", "15"}
+        assert [item.completion for item in train] == [str(i) for i in range(50) if str(i % 25) not in prompts]
 
 
-def test_the_demo_shows_worked_examples_and_then_mostly_answers_alone() -> None:
-    shown = list(demonstrations(0))
-    assert len(shown) == STEPS * BATCH
-    worked = [one for one in shown if "=" in one.completion]
-    assert len(shown) - len(worked) == pytest.approx(0.75 * GUESSING_STEPS * BATCH, rel=0.1)
-    assert all("=" in one.completion for one in shown[: (STEPS - GUESSING_STEPS) * BATCH])
+def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (lines,) = texts_of("sft.md", "json")
+    (tmp_path / "lines.jsonl").write_text(lines)
+    completions = [item.completion for item in read_demonstrations(tmp_path / "lines.jsonl", "data.path")]
+    assert completions == ["7", "<think>2+3=5</think><answer>5</answer>", "5"]
+    monkeypatch.chdir(tmp_path)
+    exec(texts_of("sft.md", "python")[0], {})
+    assert (tmp_path / "runs/sums/random/model.safetensors").exists()
+    assert len(read_demonstrations(tmp_path / "runs/sums/worked.jsonl", "data.path")) == 6000

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
@@ -21,7 +20,6 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.sft.sft import SupervisedLearner, sft
-from policy_trainer.supervised import SupervisedRun
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values, load_settings
@@ -83,9 +81,9 @@ def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], c
     trained, tokenizer = load_model(path, revision=None, device="cpu", dtype="float32"), load_tokenizer(path)
     prompts = [tokenizer.encode(f"<|user|>{i}<|end|><|assistant|>") for i in range(10)]
     greedy = SamplingParams(num_generations=1, max_completion_length=10, temperature=0.0, top_p=1.0, top_k=0)
-    said = [group[0] for group in HFSampler(trained, tokenizer).sample(prompts, greedy, seed=0)]
-    assert [tokenizer.decode(one.ids.tolist(), skip_special_tokens=True) for one in said] == list(WORDS)
-    assert all(one.finished for one in said)
+    answers = [group[0] for group in HFSampler(trained, tokenizer).sample(prompts, greedy, seed=0)]
+    assert [tokenizer.decode(item.ids.tolist(), skip_special_tokens=True) for item in answers] == list(WORDS)
+    assert all(item.finished for item in answers)
 
 
 def test_the_rate_follows_the_schedule(configure: Callable[..., SftConfig], console: Console) -> None:
@@ -117,26 +115,6 @@ def test_a_resumed_run_ends_with_the_same_weights(
     assert sft(again, console).finished
 
     assert_same_run(again.run_dir, whole.run_dir)
-
-
-def test_a_crash_loses_what_no_checkpoint_holds(
-    configure: Callable[..., SftConfig], console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Crash(Exception):
-        pass
-
-    def crash(*_: Any, **__: Any) -> None:
-        raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SupervisedRun, "_save_model", crash)
-        with pytest.raises(Crash):
-            sft(configure(), console)
-    config = configure(resume=True)
-    assert sft(config, console).finished
-    assert [record["step"] for record in steps_of(config.run_dir)] == list(range(1, 9))
-    evaluations = [r["step"] for r in read_metrics(config.run_dir / "metrics.jsonl") if r["kind"] == "evaluation"]
-    assert evaluations == [0, 4, 8]
 
 
 def test_stopped_before_the_first_step(configure: Callable[..., SftConfig], console: Console) -> None:
@@ -181,22 +159,7 @@ def test_a_last_step_that_spoils_the_weights_ends_the_run(
     assert not (config.run_dir / "model").exists() and not list(config.run_dir.glob("checkpoints/*"))
 
 
-def test_gradient_checkpointing_learns_the_same(
-    configure: Callable[..., SftConfig], console: Console, tmp_path: Path
-) -> None:
-    plain, recomputed = configure(run_dir=tmp_path / "plain"), configure(gradient_checkpointing=True)
-    sft(plain, console)
-    sft(recomputed, console)
-    for name, weight in weights(plain.run_dir).items():
-        torch.testing.assert_close(weights(recomputed.run_dir)[name], weight)
-
-
-def test_float16_is_refused(configure: Callable[..., SftConfig]) -> None:
-    with pytest.raises(ValidationError, match="train in bfloat16"):
-        configure(dtype="float16")
-
-
-def test_a_run_writes_a_file_that_it_takes(configure: Callable[..., SftConfig], tmp_path: Path) -> None:
+def test_the_written_config_can_be_read(configure: Callable[..., SftConfig], tmp_path: Path) -> None:
     config = configure(num_train_epochs=3, optimizer={**FAST, "lr_scheduler_type": "cosine"})
     RunDirectory(tmp_path).write_config(config)
     again = load_settings(SftConfig, ["--config", str(tmp_path / "config.toml")], prog="sft", schema=FileSchema)

@@ -108,19 +108,12 @@ class TestFile:
         assert problem.assistant_prefill == "Let me solve this step by step.\n<think>"
         assert task.default_rewards == ("nano_aha/format", "nano_aha/equation")
 
-    def test_every_tenth_is_held_out(self) -> None:
-        task = countdown(DataConfig(path=self.FILE), 0)
-        assert [problem.answer for problem in task.eval_problems()] == ["24", "1"]
-
     @pytest.mark.parametrize(
         ("row", "reason"),
         [
             ({"nums": [], "target": 5}, "nums must be a list of whole numbers"),
             ({"nums": 5, "target": 5}, "nums must be a list of whole numbers"),
             ({"nums": [1, "2"], "target": 5}, "nums must be a list of whole numbers"),
-            ({"nums": [1, True], "target": 5}, "nums must be a list of whole numbers"),
-            ({"target": 5}, "nums must be a list of whole numbers"),
-            ({"nums": [1, 2]}, "target must be a whole number"),
             ({"nums": [1, 2], "target": 2.5}, "target must be a whole number"),
         ],
     )

@@ -1,4 +1,4 @@
-"""docs/tasks.md: its commands are understood and find their problems, its table is true, its task is one."""
+"""docs/tasks.md: its commands, its table and its example of a task."""
 
 import re
 import shlex
@@ -13,9 +13,7 @@ from policy_trainer.config import EvalConfig
 from policy_trainer.config.data import TASK_NAMES
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.steps import JudgesSteps, Step
-from policy_trainer.tasks.countdown import ASSISTANT_PREFILL, QUESTION, SYSTEM_PROMPT
 from policy_trainer.tasks.own_rows import jsonl
-from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER
 from policy_trainer.tasks.registry import make_task
 from shared.settings import load_settings
 from tests.docs.pages import ROOT, texts
@@ -28,7 +26,7 @@ COMMANDS = [
     line
     for block in texts("tasks.md", "sh")
     for line in block.replace("\\\n", " ").splitlines()
-    if "words:Reversal" not in line  # a task of one's own: below
+    if "words:Reversal" not in line  # the example below
 ]
 
 
@@ -56,21 +54,6 @@ def test_there_is_a_row_and_a_heading_for_every_task() -> None:
         assert tuple(re.findall(r"`(.*?)`", rows[task.name])) == task.default_rewards
 
 
-def test_the_words_of_tasks() -> None:
-    """What stands in no file of problems, but for its line breaks."""
-    quoted = [" ".join(block.split()) for block in texts("tasks.md", "text")]
-    question = QUESTION.format(numbers=[3, 5, 7], target=15)
-    said = (THINK_THEN_ANSWER, SYSTEM_PROMPT, question, ASSISTANT_PREFILL)
-    assert quoted == [" ".join(text.split()) for text in said]
-    for command in COMMANDS:
-        task = make_task(load_settings(EvalConfig, shlex.split(command)[2:], prog="policy-trainer", schema=FileSchema))
-        words = {"gsm8k": (THINK_THEN_ANSWER, ""), "math": (THINK_THEN_ANSWER, "")}
-        words["dataset"] = (THINK_THEN_ANSWER, "")
-        words["countdown"] = (SYSTEM_PROMPT, ASSISTANT_PREFILL)
-        problem = task.problem(0)
-        assert (problem.system_prompt, problem.assistant_prefill) == words.get(task.name, ("", ""))
-
-
 def test_the_mixture() -> None:
     task = make_task(EvalConfig.model_validate({"model": "m", **tomllib.loads(texts("tasks.md", "toml")[0])}))
     drawn = [task.problem(i).task for i in range(1000)]
@@ -93,14 +76,10 @@ def own_task(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
     return make_task(load_settings(EvalConfig, shlex.split(command)[2:], prog="policy-trainer", schema=FileSchema))
 
 
-def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = own_task(tmp_path, monkeypatch)
     problem = task.eval_problems()[0]
     assert task.correct(problem, f"<think></think><answer>{problem.answer}</answer>") == 1
-    assert {task.problem(i).answer for i in range(8)}.isdisjoint(problem.answer for problem in task.eval_problems())
-
-
-def test_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = own_task(tmp_path, monkeypatch)
     assert isinstance(task, JudgesSteps)
     assert list(task.steps(Problem("pmal"), "pm\nxy\nal")) == [Step(3, 1.0), Step(6, 0.0), Step(8, 1.0)]
+    assert {task.problem(i).answer for i in range(8)}.isdisjoint(problem.answer for problem in task.eval_problems())

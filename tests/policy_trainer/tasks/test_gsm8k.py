@@ -10,7 +10,7 @@ from policy_trainer.config import DataConfig
 from policy_trainer.tasks.math import gsm8k
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER
 from shared.errors import UserError
-from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet
+from tests.policy_trainer.tasks.formats import DATA, rows, write
 
 FILE = DATA / "gsm8k.jsonl"
 GOLD = ["24", "1250", "-5", "3.5", "1000000", "5", *map(str, range(19, 25))]
@@ -25,21 +25,13 @@ def test_gold_answers() -> None:
     assert {problem.system_prompt for problem in problems} == {THINK_THEN_ANSWER}
 
 
-def test_a_parquet_file(tmp_path: Path) -> None:
-    file = write_parquet(tmp_path / "test.parquet", *rows("gsm8k"))
-    assert [problem.answer for problem in gsm8k(DataConfig(path=file), 0).eval_problems()] == [GOLD[0], GOLD[10]]
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"question": "x", "answer": "5"}, "answer must end with #### and a number"),
         ({"question": "x", "answer": "#### five"}, "answer must end with #### and a number"),
-        ({"question": "x", "answer": "#### ,"}, "answer must end with #### and a number"),
         ({"question": "x", "answer": 5}, "answer must be a text"),
-        ({"question": "x"}, "answer must be a text"),
         ({"question": "", "answer": "#### 5"}, "question must be a text"),
-        ({"prompt": "x", "answer": "#### 5"}, "question must be a text"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
@@ -57,10 +49,10 @@ def test_answers_are_compared_as_mathematics() -> None:
 
 
 def test_its_own_dataset_is_that_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     def refuse(*arguments: Any, **options: Any) -> None:
-        asked.append((*arguments, options))
+        calls.append((*arguments, options))
         raise ConnectionError("no network")
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
@@ -73,6 +65,6 @@ def test_its_own_dataset_is_that_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(UserError, match="subset socratic, split train"):
         gsm8k(DataConfig(subset="socratic"), 0)
     train = {"split": "train"}
-    assert asked == [
+    assert calls == [
         ("openai/gsm8k", "main", train), ("a/copy", None, train), ("openai/gsm8k", "socratic", train),
     ]  # fmt: skip

@@ -43,17 +43,12 @@ class TestReading:
         (problem,) = read(write(tmp_path / "p", {"prompt": "x", "answer": answer}))
         assert problem.answer == text
 
-    @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0c", "\x1c", "é", "😀"])
+    @pytest.mark.parametrize("character", ["\u2028", "\x85", "\x0c", "😀"])
     def test_a_line_ends_at_a_newline_only(self, tmp_path: Path, character: str) -> None:
         """JSON may hold other separators as they are."""
         record = {"prompt": f"a{character}b", "answer": "1"}
         (problem,) = read(write(tmp_path / "p", json.dumps(record, ensure_ascii=ord(character) < 32)))
         assert problem.prompt == f"a{character}b"
-
-    def test_windows_line_ends_and_no_last_newline(self, tmp_path: Path) -> None:
-        file = tmp_path / "p"
-        file.write_bytes(f"{GOOD}\r\n{GOOD}".encode())
-        assert len(read(file)) == 2
 
     def test_columns_of_other_names(self, tmp_path: Path) -> None:
         spoken = [{"role": "user", "content": "2+2"}]
@@ -66,11 +61,14 @@ class TestReading:
         columns = ColumnsConfig(prompt="question", answer="gold")
         text, *spoken = read(file, columns=columns)
         assert (text.prompt, text.messages, text.answer) == ("1+1=", ({"role": "user", "content": "1+1="},), "2")
-        assert [(one.prompt, one.messages, one.answer) for one in spoken] == [
+        assert [(problem.prompt, problem.messages, problem.answer) for problem in spoken] == [
             ("", ({"role": "user", "content": "2+2"},), "4")
         ] * 2
 
-    def test_a_parquet_file(self, tmp_path: Path) -> None:
+    def test_other_kinds_of_files(self, tmp_path: Path) -> None:
+        file = tmp_path / "p.jsonl"
+        file.write_bytes(f"{GOOD}\r\n{GOOD}".encode())  # Windows' line ends, and none at the end
+        assert len(read(file)) == 2
         file = write_parquet(tmp_path / "p.parquet", {"prompt": "1+1=", "answer": 2, "note": [1.5]})
         assert read(file) == [asked("1+1=", {"prompt": "1+1=", "answer": 2, "note": [1.5]})]
 
@@ -80,34 +78,18 @@ class TestRefusals:
         ("line", "reason"),
         [
             ("{", "is not JSON"),
-            ("1+1=2", "is not JSON"),
             ("[" * 100_000, "is not JSON"),
             ('{"prompt": "x", "answer": ' + "9" * 5000 + "}", "is not JSON"),
-            ("5", "must be"),
-            ("null", "must be"),
             ("[]", "must be"),
-            ('"text"', "must be"),
-            ("{}", "must be"),
             ('{"prompt": "x"}', "answer must"),
             ('{"answer": "x"}', "must be"),
             ('{"prompt": "x", "messages": [], "answer": "1"}', "must be"),
             ('{"prompt": "", "answer": "1"}', "prompt must"),
-            ('{"prompt": 5, "answer": "1"}', "prompt must"),
-            ('{"prompt": null, "answer": "1"}', "must be"),
             ('{"messages": [], "answer": "1"}', "messages must"),
-            ('{"messages": {}, "answer": "1"}', "messages must"),
-            ('{"messages": "hello", "answer": "1"}', "messages must"),
-            ('{"messages": 5, "answer": "1"}', "messages must"),
-            ('{"messages": null, "answer": "1"}', "must be"),
             ('{"messages": ["hello"], "answer": "1"}', "messages must"),
-            ('{"messages": [{"role": "user"}], "answer": "1"}', "messages must"),
             ('{"messages": [{"role": "user", "content": null}], "answer": "1"}', "messages must"),
-            ('{"messages": [{"role": 1, "content": "x"}], "answer": "1"}', "messages must"),
-            ('{"prompt": "x", "answer": null}', "answer must"),
             ('{"prompt": "x", "answer": true}', "answer must"),
             ('{"prompt": "x", "answer": ["1"]}', "answer must"),
-            ('{"prompt": "x", "answer": {}}', "answer must"),
-            ('{"prompt": "x", "answer": ""}', "answer must"),
             (
                 r'{"prompt": "x\ud800", "answer": "1"}',
                 r"prompt has \\ud800 at character 2: half a surrogate pair; write",
@@ -116,7 +98,7 @@ class TestRefusals:
             (r'{"messages": [{"role": "user", "content": "\ud83d"}], "answer": "1"}', "content of messages has"),
             (r'{"messages": [{"role": "\ud83d", "content": "x"}], "answer": "1"}', "role of messages has"),
         ],
-        ids=range(33),
+        ids=range(17),
     )
     def test_a_malformed_line_is_named_with_its_file(self, tmp_path: Path, line: str, reason: str) -> None:
         file = write(tmp_path / "p.jsonl", GOOD, "", line, GOOD)

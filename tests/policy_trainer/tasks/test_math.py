@@ -12,7 +12,7 @@ from policy_trainer.config import DataConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.tasks.math import last_boxed, math
 from shared.errors import UserError
-from tests.policy_trainer.tasks.formats import DATA, write, write_parquet
+from tests.policy_trainer.tasks.formats import DATA, write
 
 
 def read(path: Path) -> list[Problem]:
@@ -39,34 +39,19 @@ def test_gold_answers_of_open_r1() -> None:
     assert [problem.extras for problem in problems] == [{"solution": solution}, {}, {"solution": r"$\boxed{0}$"}, {}]
 
 
-def test_a_parquet_file(tmp_path: Path) -> None:
-    records = [
-        {"problem": "1+1", "answer": None, "solution": r"$\boxed{2}$"},
-        {"problem": "1+2", "answer": "3", "solution": None},
-    ]
-    assert [problem.answer for problem in read(write_parquet(tmp_path / "m.parquet", *records))] == ["2", "3"]
-
-
 @pytest.mark.parametrize(
     ("text", "boxed"),
     [
-        (r"\boxed{1}", "1"),
         (r"\boxed{1} and \boxed{2}", "2"),
         (r"\boxed{1} and \boxed{2", "1"),
-        (r"\boxed{a{b}{c{d}}}", "a{b}{c{d}}"),
-        (r"\boxed {5}", "5"),
         (r"\fbox{5}", "5"),
         (r"\fboxed{5}", None),
-        (r"\boxed{ 5 }", "5"),
         (r"\boxed 5.", "5"),
-        (r"$\boxed5$", "5"),
         (r"$\boxed\pi$", r"\pi"),
         (r"\boxed{\}}", r"\}"),
         (r"\boxed{\\}", r"\\"),
         (r"\boxed{\text{a \boxed{b}}}", "b"),
         (r"\boxed{}", ""),
-        (r"boxed{1}", None),
-        ("", None),
     ],
 )
 def test_the_last_box(text: str, boxed: str | None) -> None:
@@ -90,8 +75,6 @@ def test_a_box_holds_whatever_is_balanced(before: str, inside: str, after: str) 
     ("row", "reason"),
     [
         ({"problem": "x", "solution": "5"}, "must have an answer, or a solution with"),
-        ({"problem": "x", "solution": r"\boxed{}"}, "must have an answer, or a solution with"),
-        ({"problem": "x"}, "must have an answer, or a solution with"),
         ({"problem": "x", "answer": "", "solution": ""}, "must have an answer, or a solution with"),
         ({"problem": "x", "solution": 5}, "solution must be a text"),
         ({"problem": "x", "answer": ["5"]}, "answer must be a number or a text"),
@@ -102,12 +85,3 @@ def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], reason: s
     file = write(tmp_path / "m.jsonl", {"problem": "x", "answer": "5"}, row)
     with pytest.raises(UserError, match=f"^{re.escape(str(file))}:2: {reason}"):
         math(DataConfig(path=file), 0)
-
-
-def test_answers_are_compared_as_mathematics() -> None:
-    file = DATA / "math_like_math.jsonl"
-    task = math(DataConfig(path=file, eval_path=file), 0)
-    half = task.eval_problems()[1]
-    scores = [task.correct(half, f"<answer>{text}</answer>") for text in ("0.5", r"\frac12", "$x=1/2$", "2", "")]
-    assert scores == [1, 1, 1, 0, 0]
-    assert (task.name, task.default_rewards) == ("math", ("accuracy", "format"))

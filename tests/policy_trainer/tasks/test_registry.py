@@ -42,12 +42,7 @@ def test_tasks_of_files(name: str) -> None:
     assert task.name == name and task.eval_problems() and task.problem(0).answer
 
 
-def test_tasks_that_need_nothing() -> None:
-    assert make_task(TrainConfig(model="m")).name == "arithmetic"
-    assert make_task(TrainConfig(model="m", task="countdown")).name == "countdown"
-
-
-def test_a_task_that_judges_no_steps_is_refused_where_they_are_asked_for() -> None:
+def test_judging_steps_needs_a_task_that_judges_them() -> None:
     judging = JudgingConfig(steps=True)
     assert make_task(TrainConfig(model="m", judging=judging)).name == "arithmetic"
     with pytest.raises(UserError, match=r"judging\.steps: task countdown"):
@@ -67,27 +62,23 @@ def test_a_mixture_judges_steps_where_all_of_its_tasks_do() -> None:
         mixture("arithmetic", "countdown")
 
 
-ASKED = ({"messages": [{"role": "user", "content": "1+1"}], "answer": "2"}, {"prompt": "1+1=", "answer": "2"})
+ROWS = ({"messages": [{"role": "user", "content": "1+1"}], "answer": "2"}, {"prompt": "1+1=", "answer": "2"})
 
 
 @pytest.mark.parametrize(
-    ("settings", "asks"),
+    ("settings", "tags"),
     [
         ({}, True),
-        ({"rewards": ["accuracy"]}, True),
         ({"rewards": ["length"]}, False),
-        ({"rewards": ["none"]}, False),
         ({"rewards": ["my_rewards:concise", "length"]}, False),
         ({"rewards": ["lm_book/tags"]}, False),  # a form of its own
     ],
 )
-def test_problems_of_ones_own_ask_for_the_tags_that_rewards_look_for(
-    settings: dict[str, Any], asks: bool, tmp_path: Path
-) -> None:
-    file = write(tmp_path / "p.jsonl", *ASKED)
+def test_prompts_ask_for_the_tags_that_rewards_look_for(settings: dict[str, Any], tags: bool, tmp_path: Path) -> None:
+    file = write(tmp_path / "p.jsonl", *ROWS)
     data = DataConfig(path=file, eval_path=file)
     for problem in make_task(TrainConfig(model="m", task="jsonl", data=data, **settings)).eval_problems():
-        assert ("<answer>" in problem.system_prompt) is asks
+        assert ("<answer>" in problem.system_prompt) is tags
 
 
 @pytest.mark.parametrize("task", ["jsonl", "dataset"])
@@ -95,14 +86,11 @@ def test_problems_of_ones_own_ask_for_the_tags_that_rewards_look_for(
     ("rewards", "needs"),
     [
         ([], True),
-        (["my:f", "accuracy"], True),
-        (["gsm8k/lm_book"], True),
-        (["my:f", "format", "length"], False),
-        (["countdown/nano_aha"], False),
-        (["none"], False),
+        (["my:f", "gsm8k/lm_book"], True),
+        (["my:f", "format", "countdown/nano_aha"], False),
     ],
 )
-def test_gold_answers_are_asked_for_where_a_reward_needs_them(
+def test_gold_answers_are_required_where_a_reward_needs_them(
     task: str, rewards: list[str], needs: bool, tmp_path: Path
 ) -> None:
     file = write(tmp_path / "p.jsonl", {"prompt": "Sing.", "key": "C"}, {"prompt": "Hum.", "key": "D", "answer": None})
@@ -113,7 +101,7 @@ def test_gold_answers_are_asked_for_where_a_reward_needs_them(
             make_task(config)
     else:
         problems = make_task(config).eval_problems()
-        assert [(one.answer, one.extras["key"], one.extras["answer"]) for one in problems] == [
+        assert [(item.answer, item.extras["key"], item.extras["answer"]) for item in problems] == [
             ("", "C", None),
             ("", "D", None),
         ]
@@ -144,7 +132,7 @@ class Own:
 """
 
 
-class TestOnesOwn:
+class TestUserTasks:
     def test_what_is_no_task_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         config = TrainConfig(model="m", task="types:SimpleNamespace")
         with pytest.raises(UserError, match=r"task: .* positional"):
@@ -156,7 +144,7 @@ class TestOnesOwn:
             make_task(config)
 
     @pytest.mark.parametrize("name", ["make", "problem", "correct", "eval_problems"])
-    def test_what_it_raises_is_told_with_its_own_lines(
+    def test_errors_are_explained_with_the_users_lines(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A TypeError too, which is no wrong signature."""
@@ -171,11 +159,9 @@ class TestOnesOwn:
         assert f"own_{name}.py, line " in lines[-2] and '"it" + 1' in lines[-1]
         assert len(lines) <= 5 and not any("policy_trainer" in line for line in lines)
 
-    def test_what_is_not_there_is_refused(self) -> None:
+    def test_a_wrong_name_is_refused(self) -> None:
         with pytest.raises(UserError, match=r"task: nowhere:Task cannot be imported from .*: ModuleNotFoundError"):
             make_task(TrainConfig(model="m", task="nowhere:Task"))
-
-    def test_a_name_that_is_none_is_refused(self) -> None:
         with pytest.raises(ValidationError, match=r"must be one of arithmetic, .* or module:name for your own task"):
             TrainConfig(model="m", task="chess")
 
@@ -199,18 +185,7 @@ def test_every_problem_that_is_trained_on_counts(problems: Path, epochs: float, 
     assert steps(task="jsonl", data=data, num_train_epochs=epochs, groups_per_step=groups) == expected
 
 
-def test_a_pass_draws_every_problem_once(problems: Path) -> None:
-    config = from_values(TrainConfig, model="m", task="jsonl", data={"path": problems}, num_train_epochs=1)
-    task = make_task(config)
-    drawn = [task.problem(index).answer for index in range(18)]
-    assert len(set(drawn)) == 18 and task.problem(18).answer in drawn
-
-
-def test_arithmetic_has_nine_thousand() -> None:
-    assert steps(num_train_epochs=1, groups_per_step=9) == 1000
-
-
-def own(data: SourceConfig, seed: int) -> Task:
+def finite(data: SourceConfig, seed: int) -> Task:
     return Arithmetic(seed)
 
 
@@ -218,8 +193,8 @@ def without_end(data: SourceConfig, seed: int) -> Task:
     return countdown(data, seed)
 
 
-def test_a_task_of_ones_own_has_passes_if_it_says_how_many_problems_it_has() -> None:
-    assert steps(task=f"{__name__}:own", num_train_epochs=1, groups_per_step=9) == 1000
+def test_a_users_task_has_passes_if_it_gives_their_length() -> None:
+    assert steps(task=f"{__name__}:finite", num_train_epochs=1, groups_per_step=9) == 1000
 
 
 @pytest.mark.parametrize(

@@ -29,22 +29,12 @@ def scored(reward: Reward, completion: str, numbers: Any = (1, 2, 3), target: An
 FORMS = (
     (WHOLE.format("(1+2)*3"), 1, 1),
     (WHOLE.format("(1+2)*3") + "\n", 1, 1),
-    (WHOLE.format(" 1.5 +\n2 "), 1, 1),
     (WHOLE.format("nine"), 0.5, 1),
-    (WHOLE.format("1+2=3"), 0.5, 1),
-    (WHOLE.format(""), 0.5, 1),
     (WHOLE.format("\u0663"), 1, 1),
-    ("</think>\n<answer>1</answer>", 1, 1),
     ("<think>so</think>\n<answer>1</answer>", 0, 1),
-    ("so</think></think>\n<answer>1</answer>", 0, 1),
     ("so</think><answer>1</answer>", 0, 0.6),
-    ("so</think>\r\n<answer>1</answer>", 0, 0.6),
-    ("so</think>\n<answer>1</answer>.", 0, 0.6),
     ("so</think>\n<answer>1</answer>\n\n", 0, 0.6),
     ("so</think>\n<answer>1</answer></answer>", 0.5, 1),
-    ("so</think>", 0, 0.1),
-    ("<answer>1</answer>", 0, 0.5),
-    ("</answer><answer>", 0, 0),
     ("", 0, 0),
 )
 
@@ -58,32 +48,19 @@ def test_forms(completion: str, aha: float, zero: float) -> None:
 # answer, score by nano-aha-moment, by GRPO:Zero
 EQUATIONS = (
     ("(1+2)*3", 1, 1),
-    ("3*(2+1)", 1, 1),
     (" (1 + 2) * 3 ", 1, 1),
     ("(1+2)*3\n", 0, 1),  # not in a single line; `$` also matches before a final line end
-    ("(1+2)*3\n\n", 0, 0),
-    ("(1+2)\n*3", 0, 0),
-    ("\n(1+2)*3", 0, 0),
-    ("(1+2)*3\r\n", 0, 0),
     ("(1+2)*3\r", 1, 0),
-    ("\t(1+2)*3", 1, 0),
     ("(1+2)*3 = 9", 0, 0),
     ("9", 0, 0),
     ("(1+2)*3*1", 0, 0),
-    ("1+2+3", 0, 0),
-    ("(1+2)*3/1", 0, 0),
-    ("3**2*1", 0, 0),
     ("3**2", 0, 0),
     ("(1+2)*3//1", 0, 0),
     ("(01+2)*3", 0, 0),
     ("(1+2)*\u0663", 0, 0),
-    ("\uff11+2*3", 0, 0),
-    ("((1+2)*3", 0, 0),
     ("(1+2)(3)", 0, 0),
     ("", 0, 0),
-    ("nine", 0, 0),
     ("98**99**97", 0, 0),
-    ("__import__('os')", 0, 0),
 )
 
 
@@ -102,14 +79,12 @@ def test_equations(answer: str, aha: float, zero: float) -> None:
         ("1/(1-1)", (1, 1, 1), 0, 0, 0),
         ("2+2", (2, 2), 4, 1, 1),
         ("2+2", (2,), 4, 0, 0),
-        ("10-1", (1, 10), 9, 1, 1),
         ("1-10", (1, 10), -9, 1, 1),
         ("1" * 999, (1,), 1, 0, 0),
         ("1" * 1_001, (int("1" * 1_001),), 1, 0, 0),
         ("9", ["9"], "9", 1, 1),
         ("9", (9,), "nine", math.nan, math.nan),
         ("9", None, 9, math.nan, math.nan),
-        ("", ("x",), 9, math.nan, math.nan),
     ],
 )
 def test_numbers_and_targets(answer: str, numbers: Any, target: Any, aha: float, zero: float) -> None:
@@ -125,9 +100,6 @@ def test_numbers_and_targets(answer: str, numbers: Any, target: Any, aha: float,
         ("<answer>9</answer><answer>8</answer>", 1, 1),
         ("<answer>8</answer><answer>9</answer>", 0, 0),
         ("<answer>8\n</answer>\n<answer>9</answer>", 1, 0),
-        ("<answer><answer>9</answer>", 0, 0),
-        ("<answer>9", 0, 0),
-        ("9</answer>", 0, 0),
     ],
 )
 def test_the_first_answer_counts(completion: str, aha: float, zero: float) -> None:

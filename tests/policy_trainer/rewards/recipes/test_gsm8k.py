@@ -29,31 +29,17 @@ class TestSimpleGrpoAccuracy:
         ("completion", "gold", "expected"),
         [
             ("72", "72", 1),
-            ("<answer>72</answer>", "72", 1),
-            ("1 and 2 make 72.", "72", 1),
             ("72 or 71", "72", -1),
-            ("72.0", "72", 1),
             ("0.5", "1/2", 1),
             ("1/2", "0.5", 1),
-            ("144/2", "72", 1),
             ("1/0", "72", -1),
             ("-72", "72", 1),  # signs are no part of a number
-            ("72", "-72", -1),
             ("1,072", "1072", -1),  # nor are commas: the last number is 072
-            ("72,", "72", 1),
-            ("seventy-two", "72", -1),
             ("", "72", -1),
-            ("no number", "72", -1),
-            ("72\r\n", "72", 1),
             ("\uff17\uff12", "72", -1),  # a number of other digits is the last one, and math-verify reads none
-            ("72 \u0663", "72", -1),
             ("9" * 1001, "9" * 1001, -1),  # over the limit
-            ("9" * 2000, "72", -1),
             ("98**99**97", "72", -1),
-            ("72", "1,000", -1),
-            ("1000", "1,000", 1),
             ("72", "seventy-two", math.nan),
-            ("none", "", math.nan),
         ],
     )
     def test_table(self, completion: str, gold: str, expected: float) -> None:
@@ -71,16 +57,9 @@ class TestSimpleGrpoFormat:
         [
             ("<think>a</think><answer>b</answer>", 1.25),
             ("<think>a\nb</think>\n\n <answer>b\n</answer>\n", 1.25),
-            ("<think></think><answer></answer>", 1.25),
             ("<think>a</think>\t<answer>b</answer>", -1),
-            ("<think>a</think>\r\n<answer>b</answer>", -1),
-            ("<think>a</think>, <answer>b</answer>", -1),
             ("<think>a<think></think><answer>b</answer>", -1),
-            ("<think>a</think><answer>b</answer></answer>", -1),
-            (" <think>a</think><answer>b</answer>", -1),
             ("<think>a</think><answer>b</answer>.", -1),
-            ("<think>a</think><answer>b", -1),
-            ("", -1),
         ],
     )
     def test_table(self, completion: str, expected: float) -> None:
@@ -100,31 +79,17 @@ class TestLmBookCorrect:
         [
             ("<answer>72</answer>", "72", 2),
             ("<answer>\n72\r\n</answer>", "72", 2),
-            ("<answer>71</answer><answer>72</answer>", "72", 2),
             ("<answer>72</answer><answer>71</answer>", "72", 0),
             ("<answer>72 apples</answer>", "72", 1.5),
             ("<answer>$72.00</answer>", "72", 1.5),
-            ("<answer>72.</answer>", "72", 1.5),
-            ("<answer>.5</answer>", "0.5", 1.5),
             ("<answer>-.5</answer>", "-0.5", 1.5),
-            ("<answer>-72</answer>", "72", 0),
             ("<answer>72 or 71</answer>", "72", 0),
-            ("<answer>1/2</answer>", "0.5", 0),
             ("<answer>1,000</answer>", "1000", 0),
             ("<answer>\uff17\uff12</answer>", "72", 1.5),
             ("<answer>9007199254740993</answer>", "9007199254740992", 1.5),  # equal as floats
-            ("<answer>9007199254740993.0</answer>", "9007199254740993", 1.5),
             ("<answer>...</answer>", "...", 0),
-            ("<answer></answer>", "72", 0),
-            ("<answer>72", "72", 0),
-            ("72</answer>", "72", 0),
-            ("<answer>71</answer><answer>72", "72", 0),
-            ("<answer><answer>72</answer>", "72", 2),
-            ("<answer>72</answer></answer>", "72", 2),
             ("72", "72", 0),
-            ("", "72", 0),
             ("<answer>red</answer>", "red", 2),
-            ("<answer>Red</answer>", "red", 0),
             ("<answer>" + "9" * 1001 + "</answer>", "72", 0),
             ("<answer>" + "so " * 1001 + "72</answer>", "72", 1.5),
         ],
@@ -143,11 +108,11 @@ class TestLmBookCorrect:
 
 def _book(text: str, gold: str) -> float:
     after = text.split("<answer>")[1:][-1:]
-    found = [part.split("</answer>")[0].strip() for part in after if "</answer>" in part]
-    if not found or found[0] == "...":
+    answers = [part.split("</answer>")[0].strip() for part in after if "</answer>" in part]
+    if not answers or answers[0] == "...":
         return 0
-    numbers = [[float(n) for n in re.findall(r"-?\d*\.?\d+", side)] for side in (found[0], gold)]
-    return 2 if found[0] == gold else 1.5 if numbers[0] == numbers[1] and len(numbers[0]) == 1 else 0
+    numbers = [[float(n) for n in re.findall(r"-?\d*\.?\d+", side)] for side in (answers[0], gold)]
+    return 2 if answers[0] == gold else 1.5 if numbers[0] == numbers[1] and len(numbers[0]) == 1 else 0
 
 
 @pytest.mark.parametrize(
@@ -155,10 +120,7 @@ def _book(text: str, gold: str) -> float:
     [
         ("<reasoning>a</reasoning><answer>b</answer>", 0.8),
         ("</answer></reasoning><answer><reasoning>", 0.8),
-        ("<answer>b</answer><answer>b</answer>", 0.4),
         ("<reasoning>", 0.2),
-        ("<Reasoning>", 0),
-        ("", 0),
     ],
 )
 def test_lm_book_tags(completion: str, expected: float) -> None:

@@ -17,7 +17,6 @@ WHOLE = "<think>\n1+1\n</think>\n<answer>\n{}\n</answer>"
 # completion, the row's solution, score
 ACCURACIES = (
     (r"\boxed{2}", r"So $1+1=\boxed{2}$.", 1),
-    (r"\boxed{3}", r"So $1+1=\boxed{2}$.", 0),
     (WHOLE.format(r"$\frac{4}{2}$"), r"\boxed{2}", 1),
     (WHOLE.format(r"\boxed{2}"), "2", 1),
     (r"$3$, so \boxed{2}, and $4$", "$2$", 1),  # what is boxed goes first
@@ -25,18 +24,14 @@ ACCURACIES = (
     (r"\boxed{2} or \boxed{3}", "$2$", 0),  # neighbours are a set
     ("the answer is $2$", "$2$", 1),  # then what is called the answer
     ("the answer is $3$, no, the answer is $2$", "$2$", 1),
-    (r"the answer is \(2\)", "$2$", 1),
     ("so $2$", "$2$", 0),
     # A bare number is no LaTeX.
     (WHOLE.format("2"), "2", 0),
-    ("the answer is 2", "2", 0),
     (r"\frac{4}{2}", "2", 0),
     # Nor is malformed LaTeX mended, or a notation read that math-verify misreads.
     (r"\boxed{2", "2", 0),
-    (r"\boxed 2", "2", 0),
     (r"\boxed{7 3/4}", "7.75", 0),
     (r"\boxed{tow}", r"\boxed{two}", 1),  # words are products of letters
-    ("", "2", 0),
     # Nothing is read in the solution.
     (r"\boxed{2}", "???", None),
     (r"\boxed{\sqrt{3}}", r"\sqrt{3}", None),
@@ -68,18 +63,12 @@ TABLE = (
     ("<think>\n\n</think>\n<answer>\n\n</answer>", 1, 4),
     (WHOLE + "\n", 1, 4),
     (WHOLE + "\nand so on", 1, 4),  # `$` matches at every line's end
-    (WHOLE + " and so on", 0, 4),
     (WHOLE + "\r\n", 0, 4),
     ("\n" + WHOLE, 0, 4),
-    (" " + WHOLE, 0, 4),
     (WHOLE.replace("\n", "\r\n"), 0, 1),
-    (WHOLE.replace("\n", ""), 0, 0),
     ("<think>\n</think>\n<answer>\n</answer>", 0, 4),
-    ("<think>\na\n</think>\n\n<answer>\nb\n</answer>", 0, 4),
     (WHOLE + "\n" + WHOLE, 1, 0),
-    ("<think>\n" + WHOLE, 1, 3),
     ("<think>\na\n</think>\n<answer>\nb", 0, 3),
-    ("", 0, 0),
 )
 
 

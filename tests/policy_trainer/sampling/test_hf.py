@@ -1,14 +1,18 @@
-"""Greedy completions beside transformers' own generate, architecture by architecture."""
+"""Sampling with transformers: greedy completions compared with its own `generate` for each architecture, and seeds."""
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from policy_trainer.config import SamplingConfig
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sampling_params
 from shared.logprobs import PackedForward
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS, generate
 
@@ -58,12 +62,6 @@ class TestGreedy:
         groups = HFSampler(model, tokenizer).sample(PROMPTS, SamplingParams(2, 12, temperature=0), seed=0)
         assert [group[1].ids.tolist() for group in groups] == expected
 
-    def test_top_k_of_one_is_greedy(self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
-        sampler = HFSampler(make_tiny(eos=NO_TOKEN), tokenizer)
-        greedy = sampler.sample(PROMPTS, SamplingParams(1, 12, temperature=0), seed=0)
-        one = sampler.sample(PROMPTS, SamplingParams(1, 12, temperature=1.7, top_k=1), seed=5)
-        assert ids_of(one) == ids_of(greedy)
-
     def test_a_model_can_be_trained_after_it_has_sampled(
         self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
     ) -> None:
@@ -73,3 +71,24 @@ class TestGreedy:
         tokens, _, _ = group_tokens([5, 6], group)
         PackedForward(model)([tokens], [1.0]).sum().backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_seed_decides_everything(make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
+    sampler, params = HFSampler(make_tiny(), tokenizer), SamplingParams(4, 10, temperature=1.0)
+    first = sampler.sample(PROMPTS, params, seed=7)
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    again = sampler.sample(PROMPTS, params, seed=7)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert ids_of(first) == ids_of(again)
+    pairs = zip(chain(*first), chain(*again), strict=True)
+    assert all(np.array_equal(a.logps, b.logps) for a, b in pairs)
+    assert ids_of(sampler.sample(PROMPTS, params, seed=8)) != ids_of(first)
+    assert len({tuple(completion.ids.tolist()) for completion in first[0]}) > 1
+
+
+def test_parameters_are_the_configured_ones_except_those_replaced() -> None:
+    config = SamplingConfig(num_generations=3, temperature=0.7, stop=["x"], top_k=5)
+    assert sampling_params(config).num_generations == 3 and sampling_params(config).temperature == 0.7
+    greedy = sampling_params(config, num_generations=1, temperature=0)
+    assert (greedy.num_generations, greedy.temperature, greedy.stop, greedy.top_k) == (1, 0, ("x",), 5)
