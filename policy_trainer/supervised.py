@@ -7,9 +7,10 @@ resuming needs.
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from rich.console import Console
@@ -22,7 +23,7 @@ from policy_trainer.config.supervised import SupervisedConfig
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import Weights, clip_gradients, lr_factor, step_weights
 from policy_trainer.lifecycle.endings import RunFailed, StopRequest, write_failures
-from policy_trainer.reporting.metrics import MetricsFile, truncate_metrics
+from policy_trainer.reporting.metrics import Metrics, MetricsFile, truncate_metrics
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.problem_set import EVAL_EVERY, Shuffle
@@ -83,17 +84,12 @@ def every_tenth(
     return train, list(held_back)
 
 
-@dataclass(frozen=True)
-class UpdateResult:
-    """loss: before the update. grad_norm: before clipping. not_finite: one of them was not, and nothing was updated."""
+def update(weights: Weights, optimizer: OptimizerConfig, shares: Iterable[Tensor], lr: float) -> Metrics:
+    """Makes one optimizer step. shares: what each micro-batch adds to the loss; computed one after the other.
 
-    loss: float
-    grad_norm: float
-    not_finite: bool
-
-
-def update(weights: Weights, optimizer: OptimizerConfig, shares: Iterable[Tensor], lr: float) -> UpdateResult:
-    """Makes one optimizer step. shares: what each micro-batch adds to the loss; computed one after the other."""
+    Returns loss: before the update. grad_norm: before clipping. not_finite: one of them was not finite, and nothing was
+    updated. And the learning_rate.
+    """
     weights.optimizer.zero_grad(set_to_none=True)
     losses = []
     for share in shares:
@@ -104,55 +100,24 @@ def update(weights: Weights, optimizer: OptimizerConfig, shares: Iterable[Tensor
     not_finite = not (math.isfinite(loss) and math.isfinite(norm))
     if not not_finite:
         step_weights(weights, optimizer, lr)
-    return UpdateResult(loss, norm, not_finite)
-
-
-class Record(Protocol):
-    """A dataclass of numbers, to be written to metrics.jsonl."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-class StepRecord(Record, Protocol):
-    @property
-    def loss(self) -> float: ...
-    @property
-    def not_finite(self) -> bool: ...
-
-
-class EvalRecord(Record, Protocol):
-    """str() describes it for people."""
-
-    @property
-    def eval_loss(self) -> float: ...
+    return {"loss": loss, "grad_norm": norm, "learning_rate": lr, "not_finite": not_finite}
 
 
 class RowLearner(Protocol[Row_contra]):
-    """A model that trains on rows."""
+    """A model that trains on rows. What it measures is written to metrics.jsonl."""
 
     model: PreTrainedModel
     weights: Weights
 
-    def step(self, rows: Sequence[Row_contra], *, lr: float) -> StepRecord:
-        """Makes one update, unless it would not be finite."""
+    def step(self, rows: Sequence[Row_contra], *, lr: float) -> Metrics:
+        """Makes one update by `update`; returns its numbers and others."""
         ...
 
-    def evaluate(self, rows: Sequence[Row_contra]) -> EvalRecord:
-        """Measures, without training."""
+    def evaluate(self, rows: Sequence[Row_contra]) -> Metrics:
+        """Measures without training: eval_loss and other numbers."""
         ...
 
-
-@dataclass(frozen=True)
-class Recipe(Generic[Row]):
-    """What is trained, and on what.
-
-    model: with the weights at a path or hub id, of this revision. data: the rows; it calls the function that it gets
-    with a line about them. learner: of the model.
-    """
-
-    model: Callable[[str, str | None], PreTrainedModel]
-    data: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Callable[[str], None]], RowSet[Row]]
-    learner: Callable[[PreTrainedModel, PreTrainedTokenizerBase], RowLearner[Row]]
+    def describe(self, evaluation: Metrics) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -161,12 +126,22 @@ class SupervisedResult:
 
     finished: bool
     steps: int
-    evaluation: Any
+    evaluation: Metrics
     seconds: float
 
 
-def train_on_rows(config: SupervisedConfig, recipe: Recipe[Any], console: Console) -> SupervisedResult:
+def train_on_rows(
+    config: SupervisedConfig,
+    console: Console,
+    *,
+    model: Callable[[str, str | None], PreTrainedModel],
+    data: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Callable[[str], None]], RowSet[Any]],
+    learner: Callable[[PreTrainedModel, PreTrainedTokenizerBase], RowLearner[Any]],
+) -> SupervisedResult:
     """Trains until the last step or a request to stop. RUN_DIR/model or a checkpoint then has the weights.
+
+    model: loads a path or hub id, of this revision. data: loads the rows, and calls the given function with a line
+    about them. learner: makes the learner of the model.
 
     Raises UserError for a configuration or data that cannot be used, RunFailed for a loss that is not finite,
     and for a disk that is full.
@@ -174,34 +149,23 @@ def train_on_rows(config: SupervisedConfig, recipe: Recipe[Any], console: Consol
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
     with directory.hold():
-        return _train(config, directory, recipe, console)
-
-
-def _train(
-    config: SupervisedConfig, directory: RunDirectory, recipe: Recipe[Any], console: Console
-) -> SupervisedResult:
-    resumed = directory.open(config, console, resume=config.resume)
-    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
-    checkpoint = checkpoints.newest() if resumed else None
-    state = read_state(checkpoint) if checkpoint else TrainState()
-    # Without a checkpoint step 0 is evaluated again, and its record is dropped too.
-    truncate_metrics(directory.metrics, state.step if checkpoint else -1)
-    source, revision = (str(checkpoint), None) if checkpoint else (config.model, config.revision)
-    model, tokenizer = recipe.model(source, revision), load_tokenizer(source, revision=revision)
-    data = recipe.data(model, tokenizer, partial(console.print, highlight=False, soft_wrap=True))
-    if config.gradient_checkpointing:
-        checkpoint_layers(model)
-    learner = recipe.learner(model, tokenizer)
-    if checkpoint:
-        restore(checkpoint, learner.weights)
-    metrics = MetricsFile(directory.metrics)
-    try:
-        with StopRequest() as stop, _bar(console) as bar:
-            return SupervisedRun(config, directory, state, data, learner, tokenizer, checkpoints, metrics, bar).run(
-                stop
-            )
-    finally:
-        metrics.close()
+        resumed = directory.open(config, console, resume=config.resume)
+        checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
+        checkpoint = checkpoints.newest() if resumed else None
+        state = read_state(checkpoint) if checkpoint else TrainState()
+        # Without a checkpoint step 0 is evaluated again, and its record is dropped too.
+        truncate_metrics(directory.metrics, state.step if checkpoint else -1)
+        source, revision = (str(checkpoint), None) if checkpoint else (config.model, config.revision)
+        loaded, tokenizer = model(source, revision), load_tokenizer(source, revision=revision)
+        rows = data(loaded, tokenizer, partial(console.print, highlight=False, soft_wrap=True))
+        if config.gradient_checkpointing:
+            checkpoint_layers(loaded)
+        made = learner(loaded, tokenizer)
+        if checkpoint:
+            restore(checkpoint, made.weights)
+        with closing(MetricsFile(directory.metrics)) as metrics, StopRequest() as stop, _bar(console) as bar:
+            run = SupervisedRun(config, directory, state, rows, made, tokenizer, checkpoints, metrics, bar)
+            return run.run(stop)
 
 
 @dataclass
@@ -217,7 +181,7 @@ class SupervisedRun:
     checkpoints: Checkpoints
     metrics: MetricsFile
     bar: Progress
-    evaluation: EvalRecord | None = None
+    evaluation: Metrics = field(default_factory=dict)
 
     def run(self, stop: StopRequest) -> SupervisedResult:
         """Trains the remaining steps and saves the model, or saves a checkpoint when it is stopped."""
@@ -245,18 +209,19 @@ class SupervisedRun:
     def _step(self) -> None:
         lr = self.config.optimizer.learning_rate * lr_factor(self.state.step, self.config.optimizer, self.data.steps)
         stats = self.learner.step(self.data.batch(self.state.step), lr=lr)
-        if stats.not_finite:
+        if stats["not_finite"]:
             raise _not_finite(f"loss or gradient of step {self.state.step + 1}")
         self.state.step += 1
-        self.metrics.write({"kind": "step", "step": self.state.step, **asdict(stats)})
-        self.bar.update(self.bar.task_ids[0], description=f"loss {stats.loss:.4f}")
+        self.metrics.write({"kind": "step", "step": self.state.step, **stats})
+        self.bar.update(self.bar.task_ids[0], description=f"loss {stats['loss']:.4f}")
 
     def _evaluate(self) -> None:
         self.evaluation = result = self.learner.evaluate(self.data.eval_rows)
-        self.metrics.write({"kind": "evaluation", "step": self.state.step, **asdict(result)})
-        if not math.isfinite(result.eval_loss):  # no later step would show that the last update broke the weights
+        self.metrics.write({"kind": "evaluation", "step": self.state.step, **result})
+        if not math.isfinite(result["eval_loss"]):  # no later step would show that the last update broke the weights
             raise _not_finite(f"held-out loss after step {self.state.step}")
-        self.bar.console.print(f"step {self.state.step}/{self.data.steps} · {result}", highlight=False, soft_wrap=True)
+        text = f"step {self.state.step}/{self.data.steps} · {self.learner.describe(result)}"
+        self.bar.console.print(text, highlight=False, soft_wrap=True)
 
     def _checkpoint(self) -> None:
         with write_failures(f"the checkpoint of step {self.state.step}"):

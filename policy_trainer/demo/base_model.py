@@ -23,7 +23,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards import TAGS
 from policy_trainer.sft import sft as supervision
-from policy_trainer.sft.demonstrations import Demonstration, RowEncoder
+from policy_trainer.sft.demonstrations import Demonstration, encode_row
 from policy_trainer.sft.sft import SupervisedLearner
 from policy_trainer.tasks import arithmetic
 from policy_trainer.tasks.arithmetic import Arithmetic, work
@@ -125,11 +125,10 @@ def warm_up(
         model, choose_forward(model), optimizer=OPTIMIZER, micro_batch_tokens=BATCH * MAX_TOKENS
     )
     assert isinstance(tokenizer.eos_token_id, int)
-    prompts = PromptEncoder(tokenizer, PromptConfig())
-    encoder = RowEncoder(tokenizer, prompts, eos=tokenizer.eos_token_id, limit=MAX_TOKENS)
+    prompts, eos = PromptEncoder(tokenizer, PromptConfig()), tokenizer.eos_token_id
     shown = demonstrations(seed)
     for step in range(STEPS):
-        rows = [encoder.encode(demonstration) for demonstration in islice(shown, BATCH)]
+        rows = [encode_row(demonstration, tokenizer, prompts, eos) for demonstration in islice(shown, BATCH)]
         learner.step(rows, lr=_lr(step))
         on_progress(step + 1, STEPS)
 

@@ -33,23 +33,23 @@ class Preference:
     where: str
 
     @property
-    def asked(self) -> str:
-        """What both answer; the better text where it is not known which part of it was asked."""
+    def prompt(self) -> str:
+        """What both answer; the whole better text if its prompt is not known."""
         problem = self.chosen.problem
         return str(problem) if problem.messages else self.chosen.completion
 
 
 def read_preferences(data: PairsConfig, note: Callable[[str], None]) -> tuple[list[Preference], list[Preference]]:
-    """Pairs to train on, and held-out ones. Without held-out data of its own no prompt is in both.
+    """Pairs to train on, and held-out ones. Without separate held-out data no prompt is in both.
 
     Raises UserError with file and line for a row that is not a pair.
     """
     source = f"data.path: {data.path}" if data.path else f"data.dataset: {data.dataset}"
-    found = _preferences(_read(data), source)
+    preferences = _preferences(_read(data), source)
     held_out = _read_held_out(data)
     if held_out is None:
-        return every_tenth(found, lambda preference: preference.asked, source, note)
-    return found, _preferences(held_out, "the held-out data")
+        return every_tenth(preferences, lambda preference: preference.prompt, source, note)
+    return preferences, _preferences(held_out, "the held-out data")
 
 
 def _read(data: PairsConfig) -> Rows:
@@ -93,8 +93,8 @@ def _sample(row: Row, column: str, where: str) -> Sample:
         return Sample(Problem(answer=""), text)
     if isinstance(row["prompt"], list):
         return Sample(Problem(answer="", messages=messages_of(row, "prompt", where)), text)
-    asked = text_of(row, "prompt", where)
-    return Sample(Problem(answer="", messages=user_message(asked), prompt=asked), text)
+    prompt = text_of(row, "prompt", where)
+    return Sample(Problem(answer="", messages=user_message(prompt), prompt=prompt), text)
 
 
 def _of_messages(messages: tuple[Message, ...], row: Row, column: str, where: str) -> Sample:
@@ -105,7 +105,7 @@ def _of_messages(messages: tuple[Message, ...], row: Row, column: str, where: st
 
 
 def _before(messages: tuple[Message, ...], row: Row, where: str) -> tuple[Message, ...]:
-    """The prompt's messages. Some datasets have its text beside conversations that begin with it."""
+    """The prompt's messages. Some datasets repeat its text in conversations that begin with it."""
     if row.get("prompt") is None:
         return ()
     if isinstance(row["prompt"], list):
@@ -128,70 +128,49 @@ class Pair:
 
 def load_pairs(config: RewardTrainingConfig, classifier: TextClassifier, note: Callable[[str], None]) -> RowSet[Pair]:
     """Reads and encodes the pairs, and calls `note` with a summary. Raises UserError for unusable data."""
-    encoder = PairEncoder(classifier, _TOO_LONG[config.data.too_long])
-    train, held_back = (encoder.encode_all(found) for found in read_preferences(config.data, note))
+    counts = Counter[str]()
+
+    def encode_all(preferences: Iterable[Preference]) -> list[Pair]:
+        pairs = []
+        for preference in preferences:
+            pair, remark = encode_pair(preference, classifier, config.data.too_long)
+            counts.update([remark] if remark else [])
+            pairs += [pair] if pair else []
+        return pairs
+
+    train, held_back = (encode_all(part) for part in read_preferences(config.data, note))
     tokens = sum(len(pair.chosen) + len(pair.rejected) for pair in train)
-    note(f"pairs: {len(train)} to train on, of {tokens} tokens; {len(held_back)} held out{encoder.told()}")
+    remarks = "".join(f"; {count} {remark}" for remark, count in counts.items())
+    note(f"pairs: {len(train)} to train on, of {tokens} tokens; {len(held_back)} held out{remarks}")
     if not train or not held_back:
         which = "held-out pair" if train else "pair"
-        raise UserError(f"data: no {which} is left{encoder.told()}: add pairs whose texts differ, or raise max_length")
+        raise UserError(f"data: no {which} is left{remarks}: add pairs whose texts differ, or raise max_length")
     return RowSet(train, held_back, epochs=config.num_train_epochs, batch_size=config.batch_size, seed=config.seed)
 
 
-class PairEncoder:
-    """Encodes pairs as the reward model will score them, and counts those from which nothing can be learnt."""
+def encode_pair(preference: Preference, classifier: TextClassifier, too_long: str) -> tuple[Pair | None, str]:
+    """The pair as the reward model will score it, None if it is left out; and why it was cut or left out, if so.
 
-    def __init__(self, classifier: TextClassifier, too_long: "Callable[[Pair, int, str], _Outcome]") -> None:
-        self._classifier = classifier
-        self._too_long = too_long
-        self._counts: Counter[str] = Counter()
-
-    def encode_all(self, preferences: Iterable[Preference]) -> list[Pair]:
-        """Raises UserError, with file and line, for messages that the chat template refuses, and for too_long."""
-        return [pair for preference in preferences if (pair := self._encode(preference)) is not None]
-
-    def told(self) -> str:
-        """What was left out or cut, in words."""
-        return "".join(f"; {count} {why}" for why, count in self._counts.items())
-
-    def _encode(self, preference: Preference) -> Pair | None:
-        pair, why = self._outcome(preference)
-        self._counts.update([why] if why else [])
-        return pair
-
-    def _outcome(self, preference: Preference) -> "_Outcome":
-        if not (preference.chosen.completion and preference.rejected.completion):
-            return None, "left out, of which an answer is empty"
-        try:
-            sides = [self._classifier.encode(sample) for sample in (preference.chosen, preference.rejected)]
-        except UserError as error:
-            raise UserError(f"{preference.where}: {error}") from error
-        chosen, rejected = (np.array(ids, np.int32) for ids in sides)
-        pair = Pair(chosen, rejected, preference.margin)
-        why = ""
-        if pair.longest > self._classifier.limit:
-            pair, why = self._too_long(pair, self._classifier.limit, preference.where)
-        if pair is not None and np.array_equal(pair.chosen, pair.rejected):
-            return None, "left out, whose texts are equal"
-        return pair, why
-
-
-# A pair, None where it is left out; and what happened to it, empty where nothing did.
-_Outcome = tuple[Pair | None, str]
-
-
-def _truncate(pair: Pair, limit: int, where: str) -> _Outcome:
-    return Pair(pair.chosen[-limit:], pair.rejected[-limit:], pair.margin), f"cut to their last {limit} tokens"
-
-
-def _drop(pair: Pair, limit: int, where: str) -> _Outcome:
-    return None, f"dropped, with more than {limit} tokens"
-
-
-def _refuse(pair: Pair, limit: int, where: str) -> _Outcome:
-    raise UserError(
-        f"{where}: has a text of {pair.longest} tokens, and it may have {limit}: max_length, or the model's context"
-    )
-
-
-_TOO_LONG: dict[str, Callable[[Pair, int, str], _Outcome]] = {"truncate": _truncate, "drop": _drop, "refuse": _refuse}
+    too_long: "truncate", "drop" or "refuse". Raises UserError, with file and line, for messages that the chat template
+    does not accept, and for a text that is refused.
+    """
+    if not (preference.chosen.completion and preference.rejected.completion):
+        return None, "left out, of which an answer is empty"
+    try:
+        sides = [classifier.encode(sample) for sample in (preference.chosen, preference.rejected)]
+    except UserError as error:
+        raise UserError(f"{preference.where}: {error}") from error
+    longest, limit, remark = max(map(len, sides)), classifier.limit, ""
+    if longest > limit:
+        if too_long == "drop":
+            return None, f"dropped, with more than {limit} tokens"
+        if too_long == "refuse":
+            raise UserError(
+                f"{preference.where}: has a text of {longest} tokens, and it may have {limit}: max_length, or the "
+                "model's context"
+            )
+        remark = f"cut to their last {limit} tokens"
+    chosen, rejected = (np.array(ids[-limit:], np.int32) for ids in sides)
+    if np.array_equal(chosen, rejected):
+        return None, "left out, whose texts are equal"
+    return Pair(chosen, rejected, preference.margin), remark

@@ -5,7 +5,6 @@ The loss is the negative log-probability of what people preferred (Ouyang et al.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from rich.console import Console
@@ -17,9 +16,10 @@ from policy_trainer.config import OptimizerConfig
 from policy_trainer.config.supervised import RewardTrainingConfig
 from policy_trainer.evaluation.evaluator import wilson_interval
 from policy_trainer.learner.optimizer import make_weights
+from policy_trainer.reporting.metrics import Metrics
 from policy_trainer.reward_model.preferences import Pair, load_pairs
 from policy_trainer.rewards.reward_model import TextClassifier
-from policy_trainer.supervised import Recipe, RowSet, SupervisedResult, train_on_rows, update
+from policy_trainer.supervised import RowSet, SupervisedResult, train_on_rows, update
 from shared.errors import UserError
 from shared.logprobs.padded import micro_batches
 from shared.models import load_classifier
@@ -50,7 +50,7 @@ def train_reward_model(config: RewardTrainingConfig, console: Console) -> Superv
             center=config.center_rewards_coefficient,
         )
 
-    return train_on_rows(config, Recipe(model, data, learner), console)
+    return train_on_rows(config, console, model=model, data=data, learner=learner)
 
 
 def load_with_head(source: str, revision: str | None, config: RewardTrainingConfig) -> PreTrainedModel:
@@ -64,41 +64,6 @@ def load_with_head(source: str, revision: str | None, config: RewardTrainingConf
     if lost := [name for name in missing if name.startswith(body) and ".pooler." not in name]:
         raise UserError(f"model: {source} is damaged: it has no {', '.join(lost[:3])}")
     return model
-
-
-@dataclass(frozen=True)
-class PreferenceStats:
-    """Of one step, before the update.
-
-    loss: nats a pair. accuracy: share of pairs whose better text has the higher score. reward_margin: mean difference
-    of their scores. mean_reward: of all texts. grad_norm: before clipping. tokens: of all texts. not_finite: the loss
-    or the gradient was not finite, and the update was skipped.
-    """
-
-    loss: float
-    accuracy: float
-    reward_margin: float
-    mean_reward: float
-    grad_norm: float
-    learning_rate: float
-    tokens: int
-    not_finite: bool
-
-
-@dataclass(frozen=True)
-class PreferenceEvaluation:
-    """Of held-out pairs; names as in PreferenceStats. low, high: 95% Wilson interval of the accuracy."""
-
-    eval_loss: float
-    accuracy: float
-    low: float
-    high: float
-    reward_margin: float
-    mean_reward: float
-
-    def __str__(self) -> str:
-        interval = f"95% interval {self.low:.3f} to {self.high:.3f}"
-        return f"held-out loss {self.eval_loss:.4f} · pairs ranked right {self.accuracy:.3f}, {interval}"
 
 
 def pair_losses(chosen: Tensor, rejected: Tensor, margins: Tensor, center: float) -> Tensor:
@@ -129,58 +94,55 @@ class PreferenceLearner:
         self._micro_batch_tokens = micro_batch_tokens
         self._center = center
 
-    def step(self, rows: Sequence[Pair], *, lr: float) -> PreferenceStats:
-        """Makes one update. The loss is the mean over the pairs."""
-        scored: list[_Scored] = []
-        done = update(self.weights, self._optimizer, self._shares(rows, scored), lr)
-        _, accuracy, margin, mean = _means(scored)
+    def step(self, rows: Sequence[Pair], *, lr: float) -> Metrics:
+        """Makes one update. The loss is the mean over the pairs, in nats.
+
+        Returns the numbers of `update`, those of `_means` before it, and tokens: of all texts.
+        """
+        scored: list[Tensor] = []
+        result = update(self.weights, self._optimizer, self._shares(rows, scored), lr)
         tokens = sum(len(pair.chosen) + len(pair.rejected) for pair in rows)
-        return PreferenceStats(done.loss, accuracy, margin, mean, done.grad_norm, lr, tokens, done.not_finite)
+        return {**_means(scored), **result, "tokens": tokens}
 
     @torch.no_grad()
-    def evaluate(self, rows: Sequence[Pair]) -> PreferenceEvaluation:
-        """Measures the pairs, without training."""
-        scored = [self._scored(part) for part in self._parts(rows)]
-        loss, accuracy, margin, mean = _means(scored)
-        low, high = wilson_interval(accuracy * len(rows), len(rows))
-        return PreferenceEvaluation(loss, accuracy, low, high, margin, mean)
+    def evaluate(self, rows: Sequence[Pair]) -> Metrics:
+        """eval_loss: of the pairs. low, high: 95% Wilson interval of the accuracy. The others as in `_means`."""
+        means = _means([self._scored(part) for part in self._parts(rows)])
+        low, high = wilson_interval(means["accuracy"] * len(rows), len(rows))
+        return {"eval_loss": means.pop("loss"), "low": low, "high": high, **means}
 
-    def _shares(self, rows: Sequence[Pair], seen: "list[_Scored]") -> Iterable[Tensor]:
+    def describe(self, evaluation: Metrics) -> str:
+        interval = f"95% interval {evaluation['low']:.3f} to {evaluation['high']:.3f}"
+        accuracy = f"pairs ranked right {evaluation['accuracy']:.3f}, {interval}"
+        return f"held-out loss {evaluation['eval_loss']:.4f} · {accuracy}"
+
+    def _shares(self, rows: Sequence[Pair], scored: list[Tensor]) -> Iterable[Tensor]:
+        """What each micro-batch adds to the loss. Its scores are appended to `scored`."""
         for part in self._parts(rows):
-            scored = self._scored(part)
-            yield scored.losses.sum() / len(rows)
-            seen.append(scored.detached())
+            result = self._scored(part)
+            yield result[2].sum() / len(rows)
+            scored.append(result.detach())
 
     def _parts(self, rows: Sequence[Pair]) -> Iterable[list[Pair]]:
         """Pairs of similar length share a forward, so that little is computed for padding."""
         for part in micro_batches([2 * pair.longest for pair in rows], self._micro_batch_tokens):
             yield [rows[i] for i in part]
 
-    def _scored(self, pairs: Sequence[Pair]) -> "_Scored":
+    def _scored(self, pairs: Sequence[Pair]) -> Tensor:
+        """(3, P): the scores of the better and of the worse texts, and the losses of the pairs."""
         texts = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
         chosen, rejected = self._classifier.scores(texts).chunk(2)
         margins = torch.tensor([pair.margin for pair in pairs], dtype=chosen.dtype, device=chosen.device)
-        return _Scored(chosen, rejected, pair_losses(chosen, rejected, margins, self._center))
+        return torch.stack([chosen, rejected, pair_losses(chosen, rejected, margins, self._center)])
 
 
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """(P,) scores and losses of the pairs of a forward."""
-
-    chosen: Tensor
-    rejected: Tensor
-    losses: Tensor
-
-    def detached(self) -> "_Scored":
-        return _Scored(self.chosen.detach(), self.rejected.detach(), self.losses.detach())
-
-
-def _means(scored: Sequence[_Scored]) -> tuple[float, float, float, float]:
-    """Loss, accuracy, difference of the scores, and score; a tie is not ranked right."""
-    chosen, rejected, losses = (
-        torch.cat(parts) for parts in zip(*((one.chosen, one.rejected, one.losses) for one in scored), strict=True)
-    )
-    accuracy = (chosen > rejected).to(chosen.dtype)
-    values = (losses, accuracy, chosen - rejected, (chosen + rejected) / 2)
-    loss, right, margin, mean = (float(value.mean()) for value in values)
-    return loss, right, margin, mean
+def _means(scored: Sequence[Tensor]) -> Metrics:
+    """loss: in nats. accuracy: share of pairs whose better text has the higher score; a tie is not ranked right.
+    reward_margin: difference of the scores. mean_reward: score of all texts."""
+    chosen, rejected, losses = torch.cat(list(scored), dim=1)
+    return {
+        "loss": float(losses.mean()),
+        "accuracy": float((chosen > rejected).to(chosen.dtype).mean()),
+        "reward_margin": float((chosen - rejected).mean()),
+        "mean_reward": float(((chosen + rejected) / 2).mean()),
+    }

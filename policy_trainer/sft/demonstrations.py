@@ -1,9 +1,9 @@
-"""Demonstrations: prompts with completions to imitate, read from a file and encoded as token ids, and split."""
+"""Demonstrations: prompts with completions to imitate, read from a file, split, and encoded as token ids."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,10 +25,6 @@ _FORMS = (
 )
 
 
-class RowTooLong(UserError):
-    """A prompt and its completion have more tokens than allowed."""
-
-
 @dataclass(frozen=True)
 class Demonstration:
     """A problem, whose answer is not used, and the completion to learn. where: file and line, for error messages."""
@@ -38,49 +34,19 @@ class Demonstration:
     where: str = ""
 
 
-class RowEncoder:
-    """Encodes a demonstration as a group of one completion that ends with the eos token, as a sampler would."""
+def encode_row(
+    demonstration: Demonstration, tokenizer: PreTrainedTokenizerBase, prompts: PromptEncoder, eos: int
+) -> TokenGroup:
+    """A group of one completion, which ends with the token `eos` as a sampled one would.
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, prompts: PromptEncoder, *, eos: int, limit: int | None
-    ) -> None:
-        """eos: id of the token that ends a completion. limit: most tokens of a row; None means any number."""
-        self._tokenizer = tokenizer
-        self._prompts = prompts
-        self._eos = eos
-        self._limit = limit
-
-    def encode(self, demonstration: Demonstration) -> TokenGroup:
-        """Raises RowTooLong, or UserError when the model's chat template refuses the messages; both name the line."""
-        try:
-            prompt = self._prompts.encode(demonstration.problem)
-        except UserError as error:
-            raise UserError(f"{demonstration.where}: {error}") from error
-        completion = [*self._tokenizer.encode(demonstration.completion, add_special_tokens=False), self._eos]
-        tokens = len(prompt) + len(completion)
-        if self._limit is not None and tokens > self._limit:
-            raise RowTooLong(
-                f"{demonstration.where}: has {tokens} tokens and may have {self._limit}: "
-                "max_length, or the model's context"
-            )
-        return TokenGroup(
-            np.array(prompt, np.int64), np.array(completion, np.int64), np.array([len(completion)], np.int64)
-        )
-
-
-def encode_all(
-    demonstrations: Iterable[Demonstration], encoder: RowEncoder, too_long: Literal["drop", "refuse"]
-) -> tuple[list[TokenGroup], int]:
-    """Encoded rows, and how many were dropped as too long. Raises RowTooLong where too_long is "refuse"."""
-    rows, dropped = [], 0
-    for demonstration in demonstrations:
-        try:
-            rows.append(encoder.encode(demonstration))
-        except RowTooLong:
-            if too_long == "refuse":
-                raise
-            dropped += 1
-    return rows, dropped
+    Raises UserError, with file and line, for messages that the model's chat template does not accept.
+    """
+    try:
+        prompt = prompts.encode(demonstration.problem)
+    except UserError as error:
+        raise UserError(f"{demonstration.where}: {error}") from error
+    completion = [*tokenizer.encode(demonstration.completion, add_special_tokens=False), eos]
+    return TokenGroup(np.array(prompt, np.int64), np.array(completion, np.int64), np.array([len(completion)], np.int64))
 
 
 def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
@@ -113,18 +79,28 @@ def load_demonstrations(
     """Reads and encodes the demonstrations, and calls `note` with a summary. Raises UserError for unusable data."""
     data = config.data
     limits = [limit for limit in (config.max_length, context_length(model)) if limit is not None]
-    encoder = RowEncoder(
-        tokenizer,
-        PromptEncoder(tokenizer, data),
-        eos=_end_of_completions(model, tokenizer),
-        limit=min(limits, default=None),
-    )
-    train, held_back = split(data, note)
-    rows, dropped = encode_all(train, encoder, data.too_long)
-    eval_rows, eval_dropped = encode_all(held_back, encoder, data.too_long)
+    limit = min(limits, default=math.inf)
+    prompts, eos = PromptEncoder(tokenizer, data), _end_of_completions(model, tokenizer)
+    dropped = 0
+
+    def encode_all(demonstrations: Iterable[Demonstration]) -> Iterator[TokenGroup]:
+        nonlocal dropped
+        for demonstration in demonstrations:
+            row = encode_row(demonstration, tokenizer, prompts, eos)
+            if row.tokens <= limit:
+                yield row
+            elif data.too_long == "drop":
+                dropped += 1
+            else:
+                raise UserError(
+                    f"{demonstration.where}: has {row.tokens} tokens and may have {limit}: max_length, or the model's "
+                    "context"
+                )
+
+    rows, eval_rows = (list(encode_all(part)) for part in split(data, note))
     note(
         f"demonstrations: {len(rows)} to train on, of {sum(row.tokens for row in rows)} tokens; "
-        f"{len(eval_rows)} held out; {dropped + eval_dropped} dropped as too long"
+        f"{len(eval_rows)} held out; {dropped} dropped as too long"
     )
     if not rows or not eval_rows:
         which = "held-out demonstration" if rows else "demonstration"
@@ -136,14 +112,16 @@ def load_demonstrations(
 
 def split(data: SftDataConfig, note: Callable[[str], None]) -> tuple[list[Demonstration], list[Demonstration]]:
     """Demonstrations to train on, and held-out ones. Without data.eval_path no problem is in both."""
-    found = read_demonstrations(data.path, "data.path")
+    demonstrations = read_demonstrations(data.path, "data.path")
     if data.eval_path:
-        return found, read_demonstrations(data.eval_path, "data.eval_path")
-    return every_tenth(found, lambda demonstration: str(demonstration.problem), f"data.path: {data.path}", note)
+        return demonstrations, read_demonstrations(data.eval_path, "data.eval_path")
+    return every_tenth(
+        demonstrations, lambda demonstration: str(demonstration.problem), f"data.path: {data.path}", note
+    )
 
 
 def _end_of_completions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """The tokenizer's eos id if samplers stop at it, else the first id that samplers stop at."""
     ends = eos_token_ids(model, tokenizer)
-    own = tokenizer.eos_token_id
-    return own if own in ends else ends[0]
+    eos = tokenizer.eos_token_id
+    return eos if eos in ends else ends[0]

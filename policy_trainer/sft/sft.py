@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,8 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import OptimizerConfig, SftConfig
 from policy_trainer.learner.micro_batches import cut
 from policy_trainer.learner.optimizer import make_weights
+from policy_trainer.reporting.metrics import Metrics
 from policy_trainer.sft.demonstrations import load_demonstrations
-from policy_trainer.supervised import Recipe, SupervisedResult, train_on_rows, update
+from policy_trainer.supervised import SupervisedResult, train_on_rows, update
 from shared.batch import TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from shared.models import load_model
@@ -35,33 +35,7 @@ def sft(config: SftConfig, console: Console) -> SupervisedResult:
             model, choose_forward(model), optimizer=config.optimizer, micro_batch_tokens=config.micro_batch_tokens
         )
 
-    return train_on_rows(config, Recipe(model, partial(load_demonstrations, config), learner), console)
-
-
-@dataclass(frozen=True)
-class SupervisedStats:
-    """Statistics of one step.
-
-    loss: nats a completion token, before the update. grad_norm: before clipping. not_finite: the loss or the gradient
-    was not finite, and the update was skipped.
-    """
-
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    tokens: int
-    not_finite: bool
-
-
-@dataclass(frozen=True)
-class SupervisedEvaluation:
-    """Of held-out rows. eval_loss: nats a completion token. perplexity: its exponential."""
-
-    eval_loss: float
-    perplexity: float
-
-    def __str__(self) -> str:
-        return f"held-out loss {self.eval_loss:.4f} · perplexity {self.perplexity:.4g}"
+    return train_on_rows(config, console, model=model, data=partial(load_demonstrations, config), learner=learner)
 
 
 class SupervisedLearner:
@@ -79,19 +53,24 @@ class SupervisedLearner:
         self._optimizer = optimizer
         self._micro_batch_tokens = micro_batch_tokens
 
-    def step(self, rows: Sequence[TokenGroup], *, lr: float) -> SupervisedStats:
-        """Makes one update. The loss is the mean over all completion tokens of the rows."""
+    def step(self, rows: Sequence[TokenGroup], *, lr: float) -> Metrics:
+        """Makes one update. The loss is the mean over all completion tokens of the rows, in nats.
+
+        Returns the numbers of `update`, and tokens: the number of completion tokens.
+        """
         tokens = _completion_tokens(rows)
         shares = (self._total(rows[part]) / tokens for part in self._parts(rows))
-        done = update(self.weights, self._optimizer, shares, lr)
-        return SupervisedStats(done.loss, done.grad_norm, lr, tokens, done.not_finite)
+        return {**update(self.weights, self._optimizer, shares, lr), "tokens": tokens}
 
     @torch.no_grad()
-    def evaluate(self, rows: Sequence[TokenGroup]) -> SupervisedEvaluation:
-        """Measures the rows, without training."""
+    def evaluate(self, rows: Sequence[TokenGroup]) -> Metrics:
+        """eval_loss: nats a completion token. perplexity: its exponential."""
         total = sum(float(self._total(rows[part])) for part in self._parts(rows))
         loss = total / _completion_tokens(rows)
-        return SupervisedEvaluation(loss, math.exp(min(loss, 700)))  # exp of more overflows
+        return {"eval_loss": loss, "perplexity": math.exp(min(loss, 700))}  # exp of more overflows
+
+    def describe(self, evaluation: Metrics) -> str:
+        return f"held-out loss {evaluation['eval_loss']:.4f} · perplexity {evaluation['perplexity']:.4g}"
 
     def _parts(self, rows: Sequence[TokenGroup]) -> Iterator[slice]:
         return cut([row.tokens for row in rows], self._micro_batch_tokens)

@@ -15,7 +15,7 @@ from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.demo import base_model
 from policy_trainer.demo.base_model import BATCH, MAX_TOKENS, OPTIMIZER, example, keep, make_model, make_tokenizer
 from policy_trainer.sft import sft as supervision
-from policy_trainer.sft.demonstrations import Demonstration, RowEncoder
+from policy_trainer.sft.demonstrations import Demonstration, encode_row
 from policy_trainer.sft.sft import SupervisedLearner
 from policy_trainer.tasks import countdown as task
 from policy_trainer.tasks.arithmetic import Arithmetic
@@ -54,9 +54,9 @@ def _train(
         model, choose_forward(model), optimizer=OPTIMIZER, micro_batch_tokens=BATCH * MAX_TOKENS
     )
     assert isinstance(tokenizer.eos_token_id, int)
-    encoder = RowEncoder(tokenizer, PromptEncoder(tokenizer, prompts), eos=tokenizer.eos_token_id, limit=MAX_TOKENS)
+    encoder, eos = PromptEncoder(tokenizer, prompts), tokenizer.eos_token_id
     for factor, rows in steps:
-        learner.step([encoder.encode(row) for row in rows], lr=OPTIMIZER.learning_rate * factor)
+        learner.step([encode_row(row, tokenizer, encoder, eos) for row in rows], lr=OPTIMIZER.learning_rate * factor)
 
 
 def cached_countdown_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:

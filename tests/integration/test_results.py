@@ -3,7 +3,6 @@
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from policy_trainer.reporting.health import Trouble, health_record
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.samples import read_samples
-from policy_trainer.reward_model.training import PreferenceStats
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_token, read_url
-from policy_trainer.sft.sft import SupervisedStats
 from shared.api import State
 from shared.client import RefServerClient
 from tests.integration.processes import QUICK, Server, assert_trained_exactly_once, steps_of, train, until
@@ -107,7 +104,7 @@ def test_a_finished_run_can_be_looked_at(base_model, tmp_path, start):
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-ROW = re.compile(r"^\| (step|evaluation|health|all|sft step|reward-model step) \| `([^`]+)` \| ", re.MULTILINE)
+ROW = re.compile(r"^\| (step|evaluation|health|all) \| `([^`]+)` \| ", re.MULTILINE)
 
 
 def documented(kind: str) -> set[str]:
@@ -144,14 +141,6 @@ def test_the_table_lists_what_a_run_writes(run_dir: Path, kind: str) -> None:
 def test_the_table_lists_fields_of_health_records() -> None:
     trouble = Trouble("kl", 9.0, "below 1", "lower the learning rate")
     assert set(health_record(trouble, 1)) == documented("health")
-
-
-def test_the_table_lists_fields_of_sft_records() -> None:
-    assert {field.name for field in fields(SupervisedStats)} | {"kind", "step"} == documented("sft step")
-
-
-def test_the_table_lists_fields_of_reward_model_records() -> None:
-    assert {field.name for field in fields(PreferenceStats)} | {"kind", "step"} == documented("reward-model step")
 
 
 def test_batches_that_the_server_refused_are_counted(run_dir: Path) -> None:

@@ -1,5 +1,6 @@
-"""What tests of runs on rows share."""
+"""Helpers of tests of runs on rows."""
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import safetensors.torch
 import torch
 
 from policy_trainer.reporting.metrics import read_metrics
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def stop_after(steps: int, learner: type, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +35,14 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in read_metrics(run_dir / "metrics.jsonl") if record["kind"] == "step"]
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def documented(kind: str) -> set[str]:
+    """The metrics of this kind of record that the page names."""
+    rows = re.findall(r"^\| ([\w -]+) \| `([^`]+)` \| ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name for of, name in rows if of in (kind, "all")}
+
+
+def assert_same_run(first: Path, other: Path) -> None:
     """The same weights bit for bit, and the same records of steps."""
-    found, expected = weights(one), weights(other)
-    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
-    assert steps_of(one) == steps_of(other)
+    actual, expected = weights(first), weights(other)
+    assert all(torch.equal(weight, actual[name]) for name, weight in expected.items())
+    assert steps_of(first) == steps_of(other)

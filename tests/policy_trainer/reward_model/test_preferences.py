@@ -88,29 +88,29 @@ def test_a_dataset(tmp_path: Path, form: str) -> None:
     data = {"dataset": str(tmp_path / "saved"), "eval_split": "test"}
     train, held_back = read_preferences(from_values(RewardTrainingConfig, model="none", data=data).data, print)
     assert (len(train), len(held_back)) == (3, 2)
-    assert [one.chosen.completion[-1] + one.rejected.completion[-1] for one in train] == ["34"] * 3
+    assert [item.chosen.completion[-1] + item.rejected.completion[-1] for item in train] == ["34"] * 3
 
 
 @pytest.mark.parametrize("form", ["whole texts", "conversations"])
-def test_every_tenth_is_held_out_with_all_that_ask_the_same(write: Callable[..., Path], form: str) -> None:
+def test_every_tenth_is_held_out_with_all_of_its_prompt(write: Callable[..., Path], form: str) -> None:
     def row(i: int) -> dict[str, Any]:
-        asked = {"role": "user", "content": str(i % 25)}
-        whole = {name: [asked, {"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+        question = {"role": "user", "content": str(i % 25)}
+        whole = {name: [question, {"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
         return {"chosen": f"{i % 25}", "rejected": "no"} if form == "whole texts" else whole
 
     config = from_values(RewardTrainingConfig, model="none", data={"path": write(*(row(i) for i in range(50)))})
     train, held_back = read_preferences(config.data, print)
     assert len(held_back) == 5 and len(train) == 40
-    assert not {one.asked for one in train} & {one.asked for one in held_back}
+    assert not {item.prompt for item in train} & {item.prompt for item in held_back}
 
 
 class TestLeftOut:
-    def test_what_teaches_nothing_is_counted(self, load: Load) -> None:
-        told: list[str] = []
+    def test_pairs_that_teach_nothing_are_counted(self, load: Load) -> None:
+        notes: list[str] = []
         empty, same = {**PAIR, "rejected": ""}, {**PAIR, "rejected": [RIGHT]}
-        assert len(load(PAIR, empty, {**PAIR, "chosen": ""}, same, note=told.append).rows) == 1
-        assert told == [
-            f"pairs: 1 to train on, of {told[0].split('of ')[1].split(' ')[0]} tokens; 1 held out; "
+        assert len(load(PAIR, empty, {**PAIR, "chosen": ""}, same, note=notes.append).rows) == 1
+        assert notes == [
+            f"pairs: 1 to train on, of {notes[0].split('of ')[1].split(' ')[0]} tokens; 1 held out; "
             "2 left out, of which an answer is empty; 1 left out, whose texts are equal"
         ]
 
@@ -123,15 +123,15 @@ class TestTooLong:
     LONG = {"prompt": [ASKED], "chosen": "9" * 90 + "3", "rejected": "4"}  # noqa: RUF012
 
     def test_keeps_its_end(self, load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
-        told: list[str] = []
-        (pair,) = load(self.LONG, note=told.append, max_length=40).rows
+        notes: list[str] = []
+        (pair,) = load(self.LONG, note=notes.append, max_length=40).rows
         assert texts(pair, tokenizer) == ("9" * 38 + "3<|end|>", CHAT[1])
-        assert "1 cut to their last 40 tokens" in told[0]
+        assert "1 cut to their last 40 tokens" in notes[0]
 
     def test_is_dropped(self, load: Load) -> None:
-        told: list[str] = []
-        assert len(load(self.LONG, PAIR, note=told.append, max_length=40, too_long="drop").rows) == 1
-        assert "1 dropped, with more than 40 tokens" in told[0]
+        notes: list[str] = []
+        assert len(load(self.LONG, PAIR, note=notes.append, max_length=40, too_long="drop").rows) == 1
+        assert "1 dropped, with more than 40 tokens" in notes[0]
 
     def test_is_refused(self, load: Load) -> None:
         with pytest.raises(
@@ -142,9 +142,9 @@ class TestTooLong:
     def test_for_telling_them_apart(self, load: Load) -> None:
         """Once they are cut they are equal."""
         rejected = self.LONG["chosen"].replace("9", "8", 1)
-        told: list[str] = []
-        load({**self.LONG, "rejected": rejected}, PAIR, note=told.append, max_length=40)
-        assert "1 left out, whose texts are equal" in told[0]
+        notes: list[str] = []
+        load({**self.LONG, "rejected": rejected}, PAIR, note=notes.append, max_length=40)
+        assert "1 left out, whose texts are equal" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ class TestTooLong:
         ({**PAIR, "margin": float("nan")}, "margin must be a finite number, got nan"),
     ],
 )
-def test_what_is_no_pair_is_refused(load: Load, row: Any, message: str) -> None:
+def test_malformed_pairs_are_refused(load: Load, row: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load(row)
 

@@ -22,7 +22,7 @@ from shared.errors import UserError
 from shared.models import load_model, save_model
 from shared.settings import from_values
 from tests.policy_trainer.reward_model.models import classifier, language_model
-from tests.policy_trainer.supervised_runs import steps_of
+from tests.policy_trainer.supervised_runs import documented, steps_of
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -69,12 +69,13 @@ def test_what_is_saved_is_a_reward_model(
     config = configure(pad, dtype=dtype)
     result = train_reward_model(config, console)
 
-    assert result.finished and result.steps == 8 and result.evaluation.accuracy == 1
+    assert result.finished and result.steps == 8 and result.evaluation["accuracy"] == 1
     records = read_metrics(config.run_dir / "metrics.jsonl")
     found = {record["step"]: record["accuracy"] for record in records if record["kind"] == "evaluation"}
     assert list(found) == [0, 2, 4, 6, 8] and found[0] < found[8] == 1
     losses = [record["loss"] for record in steps_of(config.run_dir)]
     assert losses[-1] < losses[0] / 2
+    assert set(steps_of(config.run_dir)[0]) == documented("reward-model step")
 
     judge = RewardModel(RewardModelConfig(path=str(config.run_dir / "model")))
     problems = [Problem("", tuple(asked(i))) for i in range(10)]
@@ -83,7 +84,7 @@ def test_what_is_saved_is_a_reward_model(
     assert all(one > other for one, other in zip(better, worse, strict=True))
     differences = [one - other for one, other in zip(better, worse, strict=True)]
     tolerance = 1e-4 if dtype == "float32" else 0.1
-    assert result.evaluation.reward_margin == pytest.approx(sum(differences) / 10, rel=tolerance)
+    assert result.evaluation["reward_margin"] == pytest.approx(sum(differences) / 10, rel=tolerance)
 
 
 class TestModels:
@@ -119,7 +120,7 @@ class TestModels:
         )
         save_model(bert, tokenizer, tmp_path / "bert")
         config = configure(model=str(tmp_path / "bert"))
-        assert train_reward_model(config, console).evaluation.accuracy == 1
+        assert train_reward_model(config, console).evaluation["accuracy"] == 1
         RewardModel(RewardModelConfig(path=str(config.run_dir / "model")))
 
     def test_a_damaged_one_is_refused(self, configure: Callable[..., RewardTrainingConfig]) -> None:

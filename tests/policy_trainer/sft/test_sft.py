@@ -23,7 +23,7 @@ from policy_trainer.sft.sft import SupervisedLearner, sft
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values, load_settings
-from tests.policy_trainer.supervised_runs import assert_same_run, steps_of, stop_after, weights
+from tests.policy_trainer.supervised_runs import assert_same_run, documented, steps_of, stop_after, weights
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # For a model of two layers with random weights.
@@ -72,9 +72,10 @@ def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], c
     records = read_metrics(config.run_dir / "metrics.jsonl")
     eval_losses = {record["step"]: record["eval_loss"] for record in records if record["kind"] == "evaluation"}
     assert list(eval_losses) == list(range(0, 65, 4))
-    assert eval_losses[0] > 2 and eval_losses[64] == result.evaluation.eval_loss < 0.05
+    assert eval_losses[0] > 2 and eval_losses[64] == result.evaluation["eval_loss"] < 0.05
     losses = [record["loss"] for record in steps_of(config.run_dir)]
     assert losses[-1] < 0.05 < losses[0]
+    assert set(steps_of(config.run_dir)[0]) == documented("sft step")
     assert [path.name for path in config.run_dir.iterdir() if path.name.startswith(".")] == []
 
     path = str(config.run_dir / "model")

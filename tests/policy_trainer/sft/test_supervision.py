@@ -63,14 +63,14 @@ def test_loss_and_gradient_are_those_of_transformers(make_tiny: Make, forward: A
     stats = ours.step(rows, lr=0.0)
 
     # They round logits to float32.
-    assert stats.loss == pytest.approx(float(loss.detach()), abs=rounding(float(loss.detach()), layers=0))
-    assert stats.tokens == sum(len(row.completion_ids) for row in rows)
+    assert stats["loss"] == pytest.approx(float(loss.detach()), abs=rounding(float(loss.detach()), layers=0))
+    assert stats["tokens"] == sum(len(row.completion_ids) for row in rows)
     gradients = dict(model.named_parameters())
     for name, parameter in theirs.named_parameters():
         assert parameter.grad is not None
         bound = rounding(parameter.grad.abs().max())
         torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=0, atol=bound)
-    assert ours.evaluate(rows).eval_loss == pytest.approx(stats.loss, abs=1e-9)
+    assert ours.evaluate(rows)["eval_loss"] == pytest.approx(stats["loss"], abs=1e-9)
 
 
 def test_steps_are_those_of_adamw_on_that_loss(make_tiny: Make) -> None:
@@ -88,8 +88,10 @@ def test_steps_are_those_of_adamw_on_that_loss(make_tiny: Make) -> None:
 
         stats = ours.step(rows, lr=lr)
 
-        assert stats.grad_norm == pytest.approx(float(norm), rel=1e-5)
-        assert stats.learning_rate == lr and stats.grad_norm > OPTIMIZER.max_grad_norm  # there was something to clip
+        assert stats["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+        assert (
+            stats["learning_rate"] == lr and stats["grad_norm"] > OPTIMIZER.max_grad_norm
+        )  # there was something to clip
     for name, parameter in theirs.named_parameters():
         torch.testing.assert_close(dict(model.named_parameters())[name], parameter, rtol=1e-4, atol=1e-6)
 
@@ -97,8 +99,8 @@ def test_steps_are_those_of_adamw_on_that_loss(make_tiny: Make) -> None:
 def test_bfloat16_weights_have_masters_that_gather_small_steps(make_tiny: Make) -> None:
     model = make_tiny(dtype=torch.bfloat16)
     ours = learner(model, PaddedForward, weight_decay=0.0)
-    rows, before = random_rows(0), ours.evaluate(random_rows(0)).eval_loss
+    rows, before = random_rows(0), ours.evaluate(random_rows(0))["eval_loss"]
     for _ in range(50):
         ours.step(rows, lr=2e-4)  # of weights of 0.3, where bfloat16 has steps of 2e-3
     assert all(master.dtype == torch.float32 for master in ours.weights.masters.values())
-    assert ours.evaluate(rows).eval_loss < before - 0.1
+    assert ours.evaluate(rows)["eval_loss"] < before - 0.1
