@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -42,13 +42,6 @@ _COMPLETIONS = 4
 _TOKENS = 32
 
 
-class LogpDifference(NamedTuple):
-    """|sampler's - learner's| log-prob of the probe's tokens, in nats."""
-
-    mean: float
-    largest: float
-
-
 @dataclass(frozen=True)
 class Probe:
     """A prompt, the beginnings of completions, and the learner's log-prob of each of their tokens at temperature 1."""
@@ -65,10 +58,10 @@ class Probe:
     def group(self) -> TokenGroup:
         return _group(self.prompt_ids, self.completions)
 
-    def difference(self, logps: np.ndarray) -> LogpDifference:
-        """logps: (C,) of the sampler, at temperature 1."""
-        apart = np.abs(logps.astype(np.float64) - self.logps)
-        return LogpDifference(float(apart.mean()), float(apart.max()))
+    def difference(self, logps: np.ndarray) -> tuple[float, float]:
+        """(C,) log-probs of the sampler at temperature 1 -> how far they are from the learner's: mean and largest."""
+        distances = np.abs(logps.astype(np.float64) - self.logps)
+        return float(distances.mean()), float(distances.max())
 
 
 def probe_tokens(group: TokenGroup) -> TokenGroup:

@@ -21,7 +21,7 @@ class Problem:
     prompt: str = ""
     # What rewards may need besides the gold answer: the numbers of a countdown problem, the columns of a user's row.
     extras: Mapping[str, Any] = field(default_factory=dict)
-    # The task's own; the settings of the same names under data.* replace them.
+    # The task's; the settings of the same names under data.* replace them.
     system_prompt: str = ""
     assistant_prefill: str = ""
     # The task of a mixture that the problem came from.
@@ -56,14 +56,9 @@ class Task(Protocol):
         ...
 
 
-@runtime_checkable
-class Finite(Protocol):
-    """A task whose training problems repeat after a pass."""
-
-    @property
-    def training_problems(self) -> int:
-        """How many problems one pass has."""
-        ...
+def training_problems(task: Task) -> int | None:
+    """How many problems a pass over the task has; None if its training problems never repeat."""
+    return getattr(task, "training_problems", None)
 
 
 @dataclass(frozen=True)

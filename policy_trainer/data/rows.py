@@ -3,11 +3,12 @@
 import json
 import math
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -21,79 +22,55 @@ Row = Mapping[str, Any]
 # What happens to the columns that a task does not request.
 Others = Literal["ignored", "kept"]
 
-# The files that `save_to_disk` writes beside the data: the first for one split, the second for several.
+# The files that `save_to_disk` adds to the data: the first for one split, the second for several.
 _SAVED_FILES = ("state.json", "dataset_dict.json")
 
 
-class Rows(Protocol):
-    @property
-    def columns(self) -> Sequence[str]:
-        """The columns of all rows, including those that were not requested."""
-        ...
+@dataclass(frozen=True)
+class Rows:
+    """columns: of all rows, including those that were not requested. row: the values of the requested columns that the
+    row of this number has; None in a column that is kept and missing here. where: its place, for error messages."""
 
-    def __len__(self) -> int: ...
+    columns: Sequence[str]
+    row: Callable[[int], Row]
+    where: Callable[[int], str]
+    length: int
 
-    def row(self, number: int) -> Row:
-        """The values of the requested columns that this row has; None in a column that is kept and missing here."""
-        ...
-
-    def where(self, number: int) -> str:
-        """The place of this row, for error messages: file and line, or dataset and row."""
-        ...
+    def __len__(self) -> int:
+        return self.length
 
 
-class JsonLines:
-    """The lines of a JSONL file, without blank ones.
+def _json_lines(path: Path, columns: Sequence[str], setting: str, others: Others) -> Rows:
+    """The lines of a JSONL file, without blank ones. Raises UserError, with file and line, for a line that is not a
+    JSON object."""
+    try:
+        # Not splitlines: it also splits at characters that JSON allows inside a text, such as U+2028.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise UserError(f"{setting}: {path} cannot be read: {error.strerror}; check the path") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{setting}: {path} is not UTF-8 text: {error}") from None
+    places = [f"{path}:{number}" for number, line in enumerate(lines, 1) if line.strip()]
+    rows, names = [], dict[str, None]()
+    for line, place in zip(filter(str.strip, lines), places, strict=True):
+        record = _record(line, place, columns)
+        names.update(dict.fromkeys(record))
+        rows.append({name: record[name] for name in _chosen(record, columns, others)})
+    kept = names if others == "kept" else {}
+    return Rows(tuple(names), lambda number: {**kept, **rows[number]}, places.__getitem__, len(rows))
 
-    Raises UserError, with file and line, for a line that is not a JSON object.
+
+def _table_rows(table: "pyarrow.Table", source: str, names: Sequence[str]) -> Rows:
+    """The rows of a table. They become Python objects only on access, so the table may be a memory-mapped file.
+
+    names: all columns of the source; the table may have fewer.
     """
+    columns = {name: table.column(name) for name in table.column_names}
 
-    def __init__(self, path: Path, columns: Sequence[str], setting: str, others: Others = "ignored") -> None:
-        try:
-            # Not splitlines: it also splits at characters that JSON allows inside a text, such as U+2028.
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except OSError as error:
-            raise UserError(f"{setting}: {path} cannot be read: {error.strerror}; check the path") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{setting}: {path} is not UTF-8 text: {error}") from None
-        self._path = path
-        self._numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
-        self._rows, seen = [], dict[str, None]()
-        for number in self._numbers:
-            record = _record(lines[number - 1], f"{path}:{number}", columns)
-            seen.update(dict.fromkeys(record))
-            self._rows.append({name: record[name] for name in record if others == "kept" or name in columns})
-        self.columns = tuple(seen)
-        self._kept = self.columns if others == "kept" else ()
+    def row(number: int) -> Row:
+        return {name: column[number].as_py() for name, column in columns.items()}
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def row(self, number: int) -> Row:
-        return {**dict.fromkeys(self._kept), **self._rows[number]}
-
-    def where(self, number: int) -> str:
-        return f"{self._path}:{self._numbers[number]}"
-
-
-class ArrowRows:
-    """The rows of a table. They become Python objects only on access, so the table may be a memory-mapped file."""
-
-    def __init__(self, table: "pyarrow.Table", source: str, *, seen: Sequence[str]) -> None:
-        """seen: all columns of the source; the table may have fewer."""
-        self.columns = seen
-        self._columns = {name: table.column(name) for name in table.column_names}
-        self._length = table.num_rows
-        self._source = source
-
-    def __len__(self) -> int:
-        return self._length
-
-    def row(self, number: int) -> Row:
-        return {name: column[number].as_py() for name, column in self._columns.items()}
-
-    def where(self, number: int) -> str:
-        return f"{self._source}, row {number + 1}"
+    return Rows(names, row, lambda number: f"{source}, row {number + 1}", table.num_rows)
 
 
 def read_file(path: Path, columns: Sequence[str], setting: str, others: Others = "ignored") -> Rows:
@@ -101,7 +78,7 @@ def read_file(path: Path, columns: Sequence[str], setting: str, others: Others =
 
     columns: those that a task requests. others: what happens to the rest.
     """
-    read = _read_parquet if path.suffix == ".parquet" else JsonLines
+    read = _read_parquet if path.suffix == ".parquet" else _json_lines
     rows = read(path, columns, setting, others)
     if not len(rows):
         raise UserError(f"{setting}: {path} has no problems; write one JSON object a line")
@@ -109,7 +86,7 @@ def read_file(path: Path, columns: Sequence[str], setting: str, others: Others =
 
 
 def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[str], others: Others = "ignored") -> Rows:
-    """Rows of one split of a dataset, from the Hub or from a directory. A dataset's own code is never run.
+    """Rows of one split of a dataset, from the Hub or from a directory. Code of a dataset is never run.
 
     Raises UserError if it cannot be loaded.
     """
@@ -131,7 +108,7 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
     if not len(loaded):
         raise UserError(f"data.dataset: {tried} has no rows")
     table = _table(loaded)
-    return ArrowRows(table.select(_chosen(table.column_names, columns, others)), tried, seen=loaded.column_names)
+    return _table_rows(table.select(_chosen(table.column_names, columns, others)), tried, loaded.column_names)
 
 
 def _record(line: str, where: str, columns: Sequence[str]) -> Row:
@@ -144,7 +121,7 @@ def _record(line: str, where: str, columns: Sequence[str]) -> Row:
     return record
 
 
-def _chosen(names: Sequence[str], columns: Sequence[str], others: Others) -> list[str]:
+def _chosen(names: Iterable[str], columns: Sequence[str], others: Others) -> list[str]:
     return [name for name in names if others == "kept" or name in columns]
 
 
@@ -155,7 +132,7 @@ def _read_parquet(path: Path, columns: Sequence[str], setting: str, others: Othe
     try:
         names = parquet.read_schema(path).names
         table = parquet.read_table(path, columns=_chosen(names, columns, others))
-        return ArrowRows(table, str(path), seen=names)
+        return _table_rows(table, str(path), names)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{setting}: {path} cannot be read as parquet: {error}") from None
 

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from policy_trainer.data.problem import Problem
+from policy_trainer.data.problem import Problem, Task
 from shared.batch import MAX_REWARD, StepRewards
 from shared.errors import UserError
 
@@ -25,13 +24,14 @@ class Step:
     reward: float
 
 
-@runtime_checkable
-class JudgesSteps(Protocol):
-    """A task that also judges the steps of a completion. The text is that which rewards judge: a prefill is in it."""
+# (problem, completion) -> the steps of the completion in the order of their ends: a pure function, quick for any text.
+# The text is that which rewards judge: it contains the prefill.
+StepJudge = Callable[[Problem, str], Sequence[Step]]
 
-    def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
-        """The steps in the order of their ends. A pure function, and quick for any text."""
-        ...
+
+def step_judge(task: Task) -> StepJudge | None:
+    """The task's method `steps`, if it has one."""
+    return getattr(task, "steps", None)
 
 
 def step_rewards(
@@ -51,7 +51,7 @@ def step_rewards(
     def answer(read: list[int]) -> str:
         return start + text(read)
 
-    merged = [_by_token(steps, own.tolist(), answer) for steps, own in zip(rows, ids, strict=True)]
+    merged = [_by_token(steps, tokens.tolist(), answer) for steps, tokens in zip(rows, ids, strict=True)]
     return StepRewards(
         rewards=np.array([reward for row in merged for reward in row.values()], dtype=np.float32),
         ends=np.array([end for row in merged for end in row], dtype=np.int64),
@@ -62,7 +62,7 @@ def step_rewards(
 def _by_token(steps: Sequence[Step], ids: list[int], text: Callable[[list[int]], str]) -> dict[int, float]:
     """{index of the token that ends a step: its reward}, in rising order. Raises UserError for unsorted steps,
     and for rewards that no batch may have."""
-    if any(one.end > other.end for one, other in pairwise(steps)):
+    if any(step.end > later.end for step, later in pairwise(steps)):
         raise UserError(f"task: steps must be in the order of their ends, got {[step.end for step in steps]}")
     if any(abs(step.reward) > MAX_REWARD for step in steps):  # false for NaN
         raise UserError(

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
-from policy_trainer.data.problem import Finite
+from policy_trainer.data.problem import training_problems
 from policy_trainer.data.prompts import PromptEncoder, prompt_limit
 from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
 from policy_trainer.reporting.tracking import refuse_missing
@@ -230,7 +230,7 @@ def _opens_an_answer(subject: Subject, messages: Any) -> bool:
 
 def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Finding:
     task = subject.task
-    count = min(_MEASURED, task.training_problems) if isinstance(task, Finite) else _MEASURED
+    count = min(_MEASURED, training_problems(task) or _MEASURED)
     ids = [encoder.encode(task.problem(index)) for index in range(count)]
     if (largest := max(map(max, ids))) >= (rows := embedding_rows(subject.outline)):
         return wrong(f"a prompt has the token {largest}, and the model's embedding {rows} rows", _OTHER_TOKENIZER)

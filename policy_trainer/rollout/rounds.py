@@ -13,7 +13,7 @@ import numpy as np
 from policy_trainer.config import RolloutConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
-from policy_trainer.data.steps import JudgesSteps, step_rewards
+from policy_trainer.data.steps import step_judge, step_rewards
 from policy_trainer.objective.group import RewardParts
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards import Sample
@@ -106,9 +106,10 @@ class Rounds:
         current.judging_seconds += time.monotonic() - began
 
     def _steps(self, problem: Problem, samples: Sequence[Sample]) -> StepRewards | None:
-        if not (self._config.judging.steps and isinstance(self._task, JudgesSteps)):
+        judge = step_judge(self._task) if self._config.judging.steps else None
+        if judge is None:
             return None
-        rows = [self._task.steps(problem, sample.completion) for sample in samples]
+        rows = [judge(problem, sample.completion) for sample in samples]
         ids = [np.array(sample.ids) for sample in samples]
         return step_rewards(rows, ids, self._judge.decode, start=samples[0].start)
 

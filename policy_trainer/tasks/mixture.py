@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.steps import JudgesSteps, Step
+from policy_trainer.data.steps import Step, StepJudge, step_judge
 from policy_trainer.rewards.answers import ByTask
 from policy_trainer.tasks.problem_set import LazyProblems
 from shared.errors import UserError
 
 
 class Mixture:
-    """An answer is judged by the task that its problem came from.
+    """An answer is judged by the task that its problem came from, and so are its steps if all tasks judge steps.
 
     All tasks share the same rewards, so completions need one form: the prefills of single tasks are left out.
     """
@@ -25,6 +25,8 @@ class Mixture:
         self._labels = _labels([task.name for task in tasks])
         self._tasks = list(tasks)
         self.correct = ByTask({label: task.correct for label, task in zip(self._labels, tasks, strict=True)})
+        judges = [step_judge(task) for task in tasks]
+        self.steps: StepJudge | None = self._judge_steps if all(judges) else None
         self._schedule = Schedule(weights, seed)
         self._eval_order = _interleaved([len(task.eval_problems()) for task in tasks], weights)
 
@@ -42,17 +44,13 @@ class Mixture:
 
         return LazyProblems(len(self._eval_order), make)
 
+    def _judge_steps(self, problem: Problem, completion: str) -> Sequence[Step]:
+        judge = step_judge(self._tasks[self._labels.index(problem.task)])
+        assert judge is not None
+        return judge(problem, completion)
+
     def _labelled(self, source: int, problem: Problem) -> Problem:
         return replace(problem, task=self._labels[source], assistant_prefill="")
-
-
-class StepMixture(Mixture):
-    """A mixture whose tasks all judge steps."""
-
-    def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
-        task = self._tasks[self._labels.index(problem.task)]
-        assert isinstance(task, JudgesSteps)
-        return task.steps(problem, completion)
 
 
 def _labels(names: Sequence[str]) -> list[str]:
@@ -78,8 +76,8 @@ ROUND = 1000
 class Schedule:
     """Assigns indexes to sources. Each round of 1,000 indexes has every source in proportion to its weight, shuffled.
 
-    The k-th index of a source, counted from 0, is its own index k: no problem is skipped or repeated, however indexes
-    are divided among workers. A pure function of (seed, index).
+    The k-th index of a source, counted from 0, is its index k: no problem is skipped or repeated, however indexes are
+    divided among workers. A pure function of (seed, index).
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:

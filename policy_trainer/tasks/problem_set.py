@@ -1,7 +1,6 @@
 """Tasks whose problems are the rows of a file or of a dataset, shuffled anew in each pass."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
@@ -20,19 +19,15 @@ THINK_THEN_ANSWER = (
     "Put your reasoning between <think> and </think>, and after it the answer alone between <answer> and </answer>: "
     "<think>your reasoning</think><answer>your answer</answer>."
 )
-# If a source has no held-out problems of its own, every tenth problem is held out.
+# If a source names no held-out problems, every tenth problem is held out.
 EVAL_EVERY = 10
 
 # The columns that a source must have. Each element lists alternatives, of which one is enough.
 Wanted = Sequence[Sequence[str]]
 # (row, its place) -> its problem. Raises UserError, naming the place, for a row that cannot be used.
 Parse = Callable[[Row, str], Problem]
-
-
-@dataclass(frozen=True)
-class Split:
-    train: Sequence[Problem]
-    eval_problems: Sequence[Problem]
+# Problems to train on, and held-out ones.
+Split = tuple[Sequence[Problem], Sequence[Problem]]
 
 
 class LazyProblems(Sequence[Problem]):
@@ -86,18 +81,24 @@ class ProblemSet:
         self.name = name
         self.correct = correct
         self.default_rewards = default_rewards
-        self._split = split
-        self._shuffle = Shuffle(len(split.train), seed)
-
-    @property
-    def training_problems(self) -> int:
-        return len(self._split.train)
+        self.training_problems = len(split[0])
+        self._train, self._eval_problems = split
+        self._seed = seed
+        self._shuffle = Shuffle(len(self._train), seed)
 
     def problem(self, index: int) -> Problem:
-        return self._split.train[self._shuffle.place(index)]
+        return self._train[self._shuffle.place(index)]
 
     def eval_problems(self) -> Sequence[Problem]:
-        return self._split.eval_problems
+        return self._eval_problems
+
+    def changed(self, change: Callable[[Problem], Problem]) -> "ProblemSet":
+        """The same task with `change` applied to each problem."""
+        train, eval_problems = (
+            LazyProblems(len(part), lambda place, part=part: change(part[place]))
+            for part in (self._train, self._eval_problems)
+        )
+        return ProblemSet(self.name, (train, eval_problems), self.correct, self._seed, self.default_rewards)
 
 
 def default_to_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | None = None) -> SourceConfig:
@@ -120,10 +121,10 @@ def read_split(source: SourceConfig, parse: Parse, wanted: Wanted, others: Other
     held_out = _read_eval(source, wanted, others)
     if held_out is None:
         return _every_tenth(problems, source)
-    split = Split(problems, _problems(held_out, parse))
-    for _ in chain(split.train, split.eval_problems):  # raises for the first row that cannot be used
+    eval_problems = _problems(held_out, parse)
+    for _ in chain(problems, eval_problems):  # raises for the first row that cannot be used
         pass
-    return split
+    return problems, eval_problems
 
 
 def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
@@ -139,7 +140,7 @@ def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
             f"{where} leaves no problem to train on: one of every {EVAL_EVERY}, and each copy of it, is held out; "
             "add problems, or name held-out ones with --data.eval-path"
         )
-    return Split(_chosen(problems, train), _chosen(problems, eval_places))
+    return _chosen(problems, train), _chosen(problems, eval_places)
 
 
 def _read(source: SourceConfig, wanted: Wanted, others: Others) -> Rows:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from math import ceil
 
 from policy_trainer.config import CommonConfig, SourceConfig, TrainConfig
-from policy_trainer.data.problem import Finite, Task
-from policy_trainer.data.steps import JudgesSteps
+from policy_trainer.data.problem import Task, training_problems
+from policy_trainer.data.steps import step_judge
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.math import gsm8k, math
-from policy_trainer.tasks.mixture import Mixture, StepMixture
-from policy_trainer.tasks.own_rows import OWN_ROWS, own_rows
+from policy_trainer.tasks.mixture import Mixture
+from policy_trainer.tasks.user_rows import ROW_TASKS, row_task
 from policy_trainer.tasks.user_task import user_task
 from shared.errors import UserError
 
@@ -34,7 +34,7 @@ def make_task(config: CommonConfig) -> Task:
     Raises UserError for data that cannot be used, and for a task that does not judge steps if judging.steps is set.
     """
     task = _make(config)
-    if config.judging.steps and not isinstance(task, JudgesSteps):
+    if config.judging.steps and not step_judge(task):
         raise UserError(
             f"judging.steps: task {task.name} does not judge steps; arithmetic does, your own can (docs/tasks.md)"
         )
@@ -46,15 +46,14 @@ def _make(config: CommonConfig) -> Task:
         return _make_one(config.task, config.data, config)
     sources = config.data.mixture
     tasks = [_make_one(source.task, source, config) for source in sources]
-    kind = StepMixture if all(isinstance(task, JudgesSteps) for task in tasks) else Mixture
-    return kind(tasks, [source.weight for source in sources], config.seed)
+    return Mixture(tasks, [source.weight for source in sources], config.seed)
 
 
 def _make_one(name: str, source: SourceConfig, config: CommonConfig) -> Task:
     if ":" in name:
         return user_task(name, source, config.seed)
-    if name in OWN_ROWS:
-        return own_rows(name, source, config)
+    if name in ROW_TASKS:
+        return row_task(name, source, config)
     return TASKS[name](source, config.seed)
 
 
@@ -64,9 +63,9 @@ def steps_of_epochs(config: TrainConfig, task: Task) -> int:
     num_train_epochs must be set. Raises UserError for a task whose problems do not end.
     """
     assert config.num_train_epochs is not None
-    if not isinstance(task, Finite):
+    if (problems := training_problems(task)) is None:
         raise UserError(
             f"num_train_epochs: task {task.name} has no passes ({_ENDLESS.get(task.name, _NO_ATTRIBUTE)}): "
             "give --max-steps instead"
         )
-    return ceil(config.num_train_epochs * task.training_problems / config.groups_per_step)
+    return ceil(config.num_train_epochs * problems / config.groups_per_step)

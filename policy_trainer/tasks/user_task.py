@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from policy_trainer.config import SourceConfig
-from policy_trainer.data.problem import Correct, Finite, Problem, Task
-from policy_trainer.data.steps import JudgesSteps, Step
+from policy_trainer.data.problem import Correct, Problem, Task, training_problems
+from policy_trainer.data.steps import Step, StepJudge, step_judge
 from policy_trainer.data.user_code import accepts, explained, import_named
 from policy_trainer.rewards.answers import ByAnswer
 from shared.errors import UserError
@@ -16,7 +16,7 @@ _MEMBERS = ("name", "correct", "default_rewards", "problem", "eval_problems")
 
 
 def user_task(name: str, source: SourceConfig, seed: int) -> Task:
-    """The task that `name` makes. Raises UserError, with the user's own lines, for what it raises now or later."""
+    """The task that `name` makes. Its exceptions, now and later, become UserErrors with the user's lines."""
     make = import_named(name, "task")
     if reason := accepts(make, source, seed):
         raise UserError(f"task: {name} cannot be called with (data settings, seed): {reason}")
@@ -25,7 +25,7 @@ def user_task(name: str, source: SourceConfig, seed: int) -> Task:
     missing = [member for member in _MEMBERS if not hasattr(task, member)]
     if missing:
         raise UserError(f"task: the result of {name} has no {', '.join(missing)}; docs/tasks.md says what a task needs")
-    return UserStepTask(name, task) if isinstance(task, JudgesSteps) else UserTask(name, task)
+    return UserTask(name, task)
 
 
 class UserTask:
@@ -38,8 +38,8 @@ class UserTask:
         self.default_rewards = task.default_rewards
         # ByAnswer stays visible as such, since math-verify must run in the sandbox.
         self.correct: Correct = task.correct if isinstance(task.correct, ByAnswer) else _Correct(path, task.correct)
-        if isinstance(task, Finite):
-            self.training_problems = task.training_problems
+        self.training_problems = training_problems(task)
+        self.steps: StepJudge | None = self._judge_steps if step_judge(task) else None
 
     def problem(self, index: int) -> Problem:
         with explained("task", f"{self._path}.problem({index})"):
@@ -49,9 +49,7 @@ class UserTask:
         with explained("task", f"{self._path}.eval_problems()"):
             return self._task.eval_problems()
 
-
-class UserStepTask(UserTask):
-    def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
+    def _judge_steps(self, problem: Problem, completion: str) -> Sequence[Step]:
         with explained("task", f"{self._path}.steps({_short(completion)})"):
             return self._task.steps(problem, completion)
 

@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict
 from policy_trainer.config import SourceConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.python_api.inputs import ProblemInput, WrittenProblems, problem_input
-from policy_trainer.tasks.own_rows import jsonl
+from policy_trainer.tasks.user_rows import jsonl
 from shared.errors import UserError
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range(20)]

@@ -11,8 +11,8 @@ import pytest
 from datasets import Dataset, DatasetDict, config
 
 from policy_trainer.config import ColumnsConfig, DataConfig
-from policy_trainer.tasks.own_rows import dataset
 from policy_trainer.tasks.problem_set import ProblemSet
+from policy_trainer.tasks.user_rows import dataset
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet
 

@@ -12,9 +12,9 @@ from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig
 from policy_trainer.config.data import TASK_NAMES
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.steps import JudgesSteps, Step
-from policy_trainer.tasks.own_rows import jsonl
+from policy_trainer.data.steps import Step, step_judge
 from policy_trainer.tasks.registry import make_task
+from policy_trainer.tasks.user_rows import jsonl
 from shared.settings import load_settings
 from tests.docs.pages import ROOT, texts
 from tests.policy_trainer.tasks.formats import write
@@ -80,6 +80,6 @@ def test_the_example_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     task = own_task(tmp_path, monkeypatch)
     problem = task.eval_problems()[0]
     assert task.correct(problem, f"<think></think><answer>{problem.answer}</answer>") == 1
-    assert isinstance(task, JudgesSteps)
-    assert list(task.steps(Problem("pmal"), "pm\nxy\nal")) == [Step(3, 1.0), Step(6, 0.0), Step(8, 1.0)]
+    judge = step_judge(task)
+    assert judge and list(judge(Problem("pmal"), "pm\nxy\nal")) == [Step(3, 1.0), Step(6, 0.0), Step(8, 1.0)]
     assert {task.problem(i).answer for i in range(8)}.isdisjoint(problem.answer for problem in task.eval_problems())

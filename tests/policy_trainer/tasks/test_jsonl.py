@@ -9,7 +9,7 @@ import pytest
 
 from policy_trainer.config import ColumnsConfig, DataConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.tasks.own_rows import jsonl
+from policy_trainer.tasks.user_rows import jsonl
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import write, write_parquet
 

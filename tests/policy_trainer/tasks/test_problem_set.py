@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from policy_trainer.config import DataConfig
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.math import gsm8k, math
-from policy_trainer.tasks.own_rows import dataset, jsonl
 from policy_trainer.tasks.problem_set import Shuffle
+from policy_trainer.tasks.user_rows import dataset, jsonl
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import write, write_parquet
 

@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from policy_trainer.config import DataConfig, JudgingConfig, SourceConfig, TrainConfig
 from policy_trainer.config.data import TASK_NAMES
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.steps import JudgesSteps
+from policy_trainer.data.steps import step_judge
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.registry import RULES, SUMS, needs_answers
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.countdown import countdown
-from policy_trainer.tasks.registry import OWN_ROWS, TASKS, make_task, steps_of_epochs
+from policy_trainer.tasks.registry import ROW_TASKS, TASKS, make_task, steps_of_epochs
 from shared.errors import UserError
 from shared.settings import from_values
 from tests.policy_trainer.tasks.formats import DATA, write
@@ -30,7 +30,7 @@ FILES = {
 
 
 def test_every_name_has_a_task() -> None:
-    assert {*TASKS, *OWN_ROWS, "mixture"} == set(TASK_NAMES)
+    assert {*TASKS, *ROW_TASKS, "mixture"} == set(TASK_NAMES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -55,9 +55,9 @@ def test_a_mixture_judges_steps_where_all_of_its_tasks_do() -> None:
         return make_task(TrainConfig(model="m", task="mixture", data=data, judging=JudgingConfig(steps=True)))
 
     task = mixture("arithmetic", "arithmetic")
-    assert isinstance(task, JudgesSteps)
+    judge = step_judge(task)
     problem, completion = task.problem(0), "<think>1+1=2</think><answer>0</answer>"
-    assert task.steps(problem, completion) == Arithmetic(0).steps(problem, completion) != []
+    assert judge and judge(problem, completion) == Arithmetic(0).steps(problem, completion) != []
     with pytest.raises(UserError, match=r"judging\.steps: task mixture"):
         mixture("arithmetic", "countdown")
 

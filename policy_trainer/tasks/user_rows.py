@@ -15,7 +15,6 @@ from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.registry import needs_answers, tagged_rewards
 from policy_trainer.tasks.problem_set import (
     THINK_THEN_ANSWER,
-    LazyProblems,
     Parse,
     ProblemSet,
     read_split,
@@ -28,15 +27,15 @@ MESSAGES = "messages"
 _SUITED_REWARDS = {"accuracy", "format", "tags"}
 
 
-def own_rows(name: str, source: SourceConfig, config: CommonConfig) -> Task:
+def row_task(name: str, source: SourceConfig, config: CommonConfig) -> Task:
     """The task `jsonl` or `dataset`. Rows may lack answers that no reward needs.
 
     Problems ask for answer tags if all rewards that look for tags know that form. Raises UserError, naming file and
     line, or dataset and row, for a row that cannot be used.
     """
-    task = OWN_ROWS[name](source, config.seed, answers=needs_answers(config.rewards))
+    task = ROW_TASKS[name](source, config.seed, answers=needs_answers(config.rewards))
     tagged = tagged_rewards(config, task)
-    return AnswerTagsTask(task) if tagged and tagged <= _SUITED_REWARDS else task
+    return task.changed(_ask_for_tags) if tagged and tagged <= _SUITED_REWARDS else task
 
 
 def jsonl(source: SourceConfig, seed: int, *, answers: bool = True) -> ProblemSet:
@@ -51,7 +50,7 @@ def dataset(source: SourceConfig, seed: int, *, answers: bool = True) -> Problem
     return _problem_set("dataset", source, seed, (source.columns.prompt,), parse, answers=answers)
 
 
-OWN_ROWS = {"jsonl": jsonl, "dataset": dataset}
+ROW_TASKS = {"jsonl": jsonl, "dataset": dataset}
 
 
 def _problem_set(
@@ -92,24 +91,6 @@ def problem_of(row: Row, prompt: str, answer: str, where: str) -> Problem:
     return Problem(answer, user_message(text), text, extras=row)
 
 
-class AnswerTagsTask:
-    """A task whose problems with messages have the system prompt THINK_THEN_ANSWER. A text that is used as it is gets
-    none, see PromptEncoder."""
-
-    def __init__(self, task: ProblemSet) -> None:
-        self._task = task
-        self.name = task.name
-        self.correct = task.correct
-        self.default_rewards = task.default_rewards
-        self.training_problems = task.training_problems
-
-    def problem(self, index: int) -> Problem:
-        return _with_system_prompt(self._task.problem(index))
-
-    def eval_problems(self) -> Sequence[Problem]:
-        problems = self._task.eval_problems()
-        return LazyProblems(len(problems), lambda place: _with_system_prompt(problems[place]))
-
-
-def _with_system_prompt(problem: Problem) -> Problem:
+def _ask_for_tags(problem: Problem) -> Problem:
+    """The problem with the system prompt THINK_THEN_ANSWER, if it has messages."""
     return replace(problem, system_prompt=THINK_THEN_ANSWER) if problem.messages else problem
