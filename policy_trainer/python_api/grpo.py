@@ -133,7 +133,8 @@ class GRPO:
         modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
         if not self._functions.functions:
             return modules
-        return {**modules, ADDRESS_VARIABLE: str(stack.enter_context(self._functions).address)}
+        server = stack.enter_context(self._functions)
+        return {**modules, ADDRESS_VARIABLE: f"{server.port}:{server.token}"}
 
 
 class _Console(Console):

@@ -68,7 +68,7 @@ def format_reward(sample: Sample) -> float:
 def tags_reward(sample: Sample) -> float:
     """1 for a think and an answer block with each of the four tags exactly once, else 0.
 
-    Closing tags count too: a policy learns to exploit a reward for opening tags alone within twenty steps.
+    Closing tags count too: a policy learns to exploit a reward for opening tags within twenty steps.
     """
     return format_reward(sample) if each_tag_once(sample.completion) else 0.0
 
@@ -80,8 +80,8 @@ def matches_whole(completion: str, seam: re.Pattern[str]) -> bool:
     `</answer>`, neither does the shorter text after a later one.
     """
     text = completion.removesuffix("\n")  # `$` also matches before a final line end
-    found = seam.search(text, len("<think>"))
-    return text.startswith("<think>") and found is not None and text.endswith("</answer>", found.end())
+    match = seam.search(text, len("<think>"))
+    return text.startswith("<think>") and match is not None and text.endswith("</answer>", match.end())
 
 
 def each_tag_once(completion: str) -> bool:
@@ -108,19 +108,14 @@ class ByTask:
         return self.tasks[problem.task](problem, completion)
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """The reward `accuracy`: the task's own judgement."""
-
-    correct: Correct
-
-    def __call__(self, sample: Sample) -> float:
-        return self.correct(sample.problem, sample.completion)
+def task_accuracy(correct: Correct, sample: Sample) -> float:
+    """The reward `accuracy`: the task's judgement."""
+    return correct(sample.problem, sample.completion)
 
 
 def math_accuracy(sample: Sample) -> float:
-    """1 if the completion holds the gold answer: boxed, else in LaTeX and called the answer, else as a bare number;
-    NaN where there is no gold answer to compare with."""
+    """1 if the completion has the gold answer: boxed, else in LaTeX and called the answer, else as a bare number; NaN
+    without a gold answer."""
     expected = read_gold(sample.problem.answer)
     return float(same(expected, read_solution(sample.completion))) if expected else math.nan
 

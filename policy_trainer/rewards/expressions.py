@@ -34,11 +34,11 @@ def evaluate(text: str) -> Fraction:
 def _tokens(text: str) -> list[str]:
     tokens, place, text = [], 0, text.rstrip(" \t\f")
     while place < len(text):
-        found = _TOKEN.match(text, place)
-        if not found:
+        match = _TOKEN.match(text, place)
+        if not match:
             raise NoExpression(f"cannot be parsed at character {place}")
-        tokens.append(found["number"] or found["sign"])
-        place = found.end()
+        tokens.append(match["number"] or match["sign"])
+        place = match.end()
     return [*tokens, _END]
 
 

@@ -1,4 +1,4 @@
-"""The answers of reward functions, wherever they ran: their scores, and counts and logs of those that failed."""
+"""The answers of rewards, wherever they ran: their scores, and counts and logs of failures."""
 
 import math
 import re
@@ -22,19 +22,15 @@ _PLACE = re.compile(r'File "(.+)", line (\d+)')
 _TOO_SLOW = "took more than"
 
 
-class RewardError(Exception):
-    """The exception of a reward in another process; the message is its traceback."""
-
-
 class RewardsFailed(UserError, RunFailed):
-    """A reward failed on every completion, so that the run cannot continue. Its cause is the reward's first error."""
+    """A reward failed on every completion, so that the run cannot continue. Its cause has the first traceback."""
 
     def __init__(self, name: str, completions: str, error: str) -> None:
         """completions: which ones, in words. error: the traceback of the first failure, or its reason."""
         slow = error.startswith(_TOO_SLOW)
         remedy = "Raise judging.seconds, or make the reward faster" if slow else "Fix the reward, or name other rewards"
         super().__init__(f"rewards: {name} failed on {completions}: {summary(error)}\n{remedy}")
-        self.__cause__ = RewardError(error)
+        self.__cause__ = RuntimeError(error)
 
 
 def summary(error: str) -> str:

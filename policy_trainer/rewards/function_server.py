@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
@@ -28,7 +27,7 @@ from pydantic_core import to_jsonable_python
 
 from policy_trainer.data.problem import Sample, Score
 from policy_trainer.rewards.failures import Failures, too_slow
-from policy_trainer.rewards.functions import RewardFunction, judge, split_calls
+from policy_trainer.rewards.functions import RewardFunction
 from shared.errors import UserError
 
 # PORT:TOKEN of the caller's server.
@@ -39,26 +38,18 @@ MODULE = "caller"
 _SAMPLES = TypeAdapter(list[Sample])
 
 
-@dataclass(frozen=True)
-class Address:
-    """The port on 127.0.0.1 of the process that began the run, and the token that it requires."""
+def read_address(name: str) -> tuple[int, str]:
+    """The caller's port on 127.0.0.1 and the token that it requires, from the environment.
 
-    port: int
-    token: str
-
-    def __str__(self) -> str:
-        return f"{self.port}:{self.token}"
-
-
-def read_address(name: str) -> Address:
-    """The caller's address, from the environment. Raises UserError if this process has no such caller."""
+    Raises UserError if this process has no caller.
+    """
     port, _, token = os.environ.get(ADDRESS_VARIABLE, "").partition(":")
     if not token:
         raise UserError(
             f"rewards: {name} is a function of the Python program that began the run, and lives only there: "
             "continue with policy_trainer.GRPO there, or name other --rewards"
         )
-    return Address(int(port), token)
+    return int(port), token
 
 
 def encode_samples(samples: Sequence[Sample]) -> bytes:
@@ -82,7 +73,7 @@ class CallerReward:
         process has no caller."""
         self._name = name
         self._seconds = seconds
-        self._address = read_address(name)
+        self._port, self._token = read_address(name)
         self.failures = Failures([name])
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
@@ -101,9 +92,9 @@ class CallerReward:
         return self.failures.scores(self._name, answers)
 
     def _post(self, body: bytes, seconds: float) -> list[dict[str, Any]]:
-        connection = HTTPConnection("127.0.0.1", self._address.port, timeout=seconds)
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=seconds)
         try:
-            headers = {"Authorization": f"Bearer {self._address.token}", "Content-Type": "application/json"}
+            headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
             connection.request("POST", f"/rewards/{self._name.partition(':')[2]}", body, headers)
             response = connection.getresponse()
             answer = response.read()
@@ -124,14 +115,14 @@ class FunctionServer:
     def __init__(self, functions: Mapping[str, RewardFunction]) -> None:
         self.errors: dict[str, BaseException] = {}
         self.functions = functions
-        self._token = secrets.token_urlsafe(32)
+        self.token = secrets.token_urlsafe(32)
 
     @property
-    def address(self) -> Address:
-        return Address(self._server.server_address[1], self._token)
+    def port(self) -> int:
+        return self._server.server_address[1]
 
     def __enter__(self) -> Self:
-        self._turn = threading.Lock()  # a function that hung before may have the old one for ever
+        self._turn = threading.Lock()  # a new one: a function that hangs may hold the last run's forever
         self.errors.clear()
         self._server = _Server(("127.0.0.1", 0), partial(_Request, self))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="reward functions", daemon=True).start()
@@ -144,7 +135,7 @@ class FunctionServer:
         self._server.server_close()
 
     def admits(self, authorization: str) -> bool:
-        return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
+        return hmac.compare_digest(authorization.encode(), f"Bearer {self.token}".encode())
 
     def judge(self, name: str, samples: list[Sample], client: socket.socket) -> list[dict[str, Any]] | None:
         """An answer for each sample; None if the client has disconnected, because a function hangs."""
@@ -152,7 +143,7 @@ class FunctionServer:
         with self._turn:
             if _is_gone(client):
                 return None
-            return [answer for call in split_calls(function, samples) for answer in judge(function, call, note)]
+            return [answer for call in function.split(samples) for answer in function.answers(call, note)]
 
 
 class _Server(ThreadingTCPServer):
@@ -179,9 +170,9 @@ class _Request(BaseHTTPRequestHandler):
             body = self.rfile.read(length)
             if len(body) < length:
                 return  # a worker that was killed
-            judged = self._functions.judge(name, decode_samples(body), self.connection)
-            if judged is not None:
-                self._answer(HTTPStatus.OK, json.dumps({"answers": judged}).encode())
+            answers = self._functions.judge(name, decode_samples(body), self.connection)
+            if answers is not None:
+                self._answer(HTTPStatus.OK, json.dumps({"answers": answers}).encode())
 
     def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
         with suppress(ConnectionError):  # the client has stopped waiting

@@ -1,7 +1,6 @@
-"""Users' reward functions: decides which arguments they get, calls them, and turns their failures into answers.
+"""Calls rewards, and turns their failures into answers. Users' functions get the arguments that they name.
 
-The sandbox process and the process that began the run both call `judge`; `Failures.scores` reads the answers. A
-function takes one completion at a time, or many in one call as TRL's do.
+The sandbox process and the process that began the run call `RewardFunction.answers`; `Failures.scores` reads them.
 """
 
 import inspect
@@ -12,7 +11,7 @@ from functools import cache
 from traceback import TracebackException
 from typing import TYPE_CHECKING, Any, Literal
 
-from policy_trainer.data.problem import Reward, Sample, Score
+from policy_trainer.data.problem import Sample, Score
 from policy_trainer.data.user_code import import_named, user_traceback
 from shared.batch import MAX_REWARD
 from shared.errors import UserError
@@ -26,27 +25,54 @@ _MAX_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A user's function, and how it is called.
+    """A reward, and how it is called.
 
-    calls: `each`: `def f(completion, answer, …) -> float | None`, one completion a call; `concurrent`: the same as
-    `async def`, called for all completions at once; `together`: `def f(prompts, completions, **columns) ->
-    list[float | None]`, which may be async, all completions in one call. required, named: its parameters' names.
-    takes_any: whether it has a `**` parameter.
+    calls: `sample`: one of our rules, which takes a sample. The others are users' functions. `each`: `def f(completion,
+    answer, …) -> float | None`, one completion a call; `concurrent`: the same as `async def`, called for all
+    completions at once; `together`: `def f(prompts, completions, **columns) -> list[float | None]`, which may be async,
+    all completions in one call. required, named: its parameters' names. takes_any: whether it has a `**` parameter.
     """
 
     name: str
     function: Callable[..., Any]
-    calls: Literal["each", "concurrent", "together"]
-    required: tuple[str, ...]
-    named: frozenset[str]
-    takes_any: bool
+    calls: Literal["sample", "each", "concurrent", "together"]
+    required: tuple[str, ...] = ()
+    named: frozenset[str] = frozenset()
+    takes_any: bool = False
 
-    def outcomes(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
+    @property
+    def judges_together(self) -> bool:
+        """Whether it takes many samples in one call."""
+        return self.calls in ("concurrent", "together")
+
+    def split(self, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """The samples of each call: all at once, or one."""
+        return [list(samples)] if self.judges_together else [[sample] for sample in samples]
+
+    def answers(
+        self, samples: list[Sample], note: Callable[[BaseException], object] = lambda error: None
+    ) -> list[dict[str, Any]]:
+        """Calls the reward once. An answer for each sample: `score`, or `error` with its `kind`, or `refused` with the
+        reason.
+
+        note: called with each exception.
+        """
+        try:
+            outcomes = self._outcomes(samples)
+        except BaseException as error:  # a user's reward may raise anything, SystemExit too
+            # Not kept in a variable: its traceback holds this frame, and in a circle the reward's memory would stay
+            # taken.
+            return [self._answer(error, note)] * len(samples)
+        return [self._answer(outcome, note) for outcome in outcomes]
+
+    def _outcomes(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
         """A score for each sample; in place of it, the exception that a concurrent call raised.
 
         Raises ValueError if the function does not return what it should, and UserError if it requires an argument that
         the problems do not have.
         """
+        if self.calls == "sample":
+            return [self.function(sample) for sample in samples]
         if self.calls == "each":
             return [checked(self.function(**self._arguments(arguments(sample)))) for sample in samples]
         if self.calls == "concurrent":
@@ -74,6 +100,17 @@ class RewardFunction:
         if missing := [name for name in self.required if name not in known]:
             raise UserError(f"rewards: {self.name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
         return {key: known[key] for key in known if self.takes_any or key in self.named}
+
+    def _answer(self, outcome: Score | BaseException, note: Callable[[BaseException], object]) -> dict[str, Any]:
+        if isinstance(outcome, UserError):
+            return {"refused": str(outcome)}
+        if not isinstance(outcome, BaseException):
+            return {"score": outcome if outcome is None else float(outcome)}
+        note(outcome)
+        trace = TracebackException.from_exception(outcome) if self.calls == "sample" else user_traceback(outcome)
+        place = [f"{frame.filename}:{frame.lineno}" for frame in trace.stack[-1:]]
+        lines = "".join(trace.format())
+        return {"error": lines[-_MAX_CHARACTERS:], "kind": " at ".join([type(outcome).__name__, *place])}
 
 
 def reward_function(name: str, function: Callable[..., Any]) -> RewardFunction:
@@ -107,63 +144,10 @@ def _calls(function: Callable[..., Any], parameters: set[str]) -> Literal["each"
     return "concurrent" if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call) else "each"
 
 
-@dataclass(frozen=True)
-class NamedFunction:
-    """A reward function's name, `module:function`. It can be sent to another process, which imports the function."""
-
-    name: str
-
-    def load(self) -> RewardFunction:
-        """Imports the function. Raises UserError if that fails."""
-        return _load(self.name)
-
-
 @cache
-def _load(name: str) -> RewardFunction:
+def load_function(name: str) -> RewardFunction:
+    """Imports a user's function, `module:function`. Raises UserError if that fails."""
     return reward_function(name, import_named(name, "rewards"))
-
-
-def judges_together(reward: Reward | RewardFunction) -> bool:
-    """Whether the reward takes many samples in one call."""
-    return isinstance(reward, RewardFunction) and reward.calls != "each"
-
-
-def split_calls(reward: Reward | RewardFunction, samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The samples of each call: all at once, or one."""
-    return [list(samples)] if judges_together(reward) else [[sample] for sample in samples]
-
-
-def judge(
-    reward: Reward | RewardFunction,
-    samples: list[Sample],
-    note: Callable[[BaseException], object] = lambda error: None,
-) -> list[dict[str, Any]]:
-    """Calls the reward once. An answer for each sample: `score`, or `error` with its `kind`, or `refused` with the
-    reason.
-
-    note: called with each exception.
-    """
-    try:
-        outcomes = reward.outcomes(samples) if isinstance(reward, RewardFunction) else [reward(*samples)]
-    except BaseException as error:  # a user's reward may raise anything, SystemExit too
-        # Not kept in a variable: its traceback holds this frame, and in a circle the reward's memory would stay taken.
-        return [_answer(reward, error, note)] * len(samples)
-    return [_answer(reward, outcome, note) for outcome in outcomes]
-
-
-def _answer(
-    reward: Reward | RewardFunction, outcome: Score | BaseException, note: Callable[[BaseException], object]
-) -> dict[str, Any]:
-    if isinstance(outcome, UserError):
-        return {"refused": str(outcome)}
-    if not isinstance(outcome, BaseException):
-        return {"score": outcome if outcome is None else float(outcome)}
-    note(outcome)
-    users = isinstance(reward, RewardFunction)
-    trace = user_traceback(outcome) if users else TracebackException.from_exception(outcome)
-    place = [f"{frame.filename}:{frame.lineno}" for frame in trace.stack[-1:]]
-    lines = "".join(trace.format())
-    return {"error": lines[-_MAX_CHARACTERS:], "kind": " at ".join([type(outcome).__name__, *place])}
 
 
 def arguments(sample: Sample) -> dict[str, Any]:

@@ -32,7 +32,7 @@ SCHEMES = ("http://", "https://")
 
 _CONNECT_SECONDS = 5.0
 _BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=10.0)
-# An answer is a list of numbers. Beyond this it is something else, and shall not fill the memory.
+# A list of rewards is far shorter; a longer answer must not fill the memory.
 _MAX_ANSWER_BYTES = 16 * 2**20
 _MAX_EXCERPT = 300
 _NULL = {"error": "the server answered null for it", "kind": "null"}

@@ -16,7 +16,7 @@ from policy_trainer.rewards import Sample
 from policy_trainer.rewards.answers import needs_sandbox
 from policy_trainer.rewards.function_server import CallerReward
 from policy_trainer.rewards.http_reward import HttpReward
-from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards
+from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards, part_weights
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 from shared.batch import MAX_REWARD
 from shared.errors import UserError
@@ -33,7 +33,7 @@ class Judgement:
     """samples: the G completions as they were judged.
 
     rewards: float32 (G,) weighted totals, NaN where a reward with a weight other than 0 could not be judged, and where
-    all such rewards left themselves out. parts: float32 (G,) scores of each reward, by name; NaN for none.
+    none of them applied. parts: float32 (G,) scores of each reward, by name; NaN for none.
     """
 
     rewards: np.ndarray
@@ -55,10 +55,9 @@ class Judge:
         self._prompts = PromptEncoder(tokenizer, config.data)
         self._config = config.judging
         self._task = task
-        chosen = choose_rewards(config, task)
-        self._weights = {name: reward.weight for name, reward in chosen.items()}
+        self._weights = part_weights(config, task)
         self._counting: list[Sandbox | CallerReward | HttpReward] = []
-        self._scorers = self._make_scorers({name: reward.rule for name, reward in chosen.items()})
+        self._scorers = self._make_scorers(choose_rewards(config, task))
 
     def judge(self, groups: Groups) -> list[Judgement]:
         """One judgement for each problem. A reward that takes many completions gets all of them in one call."""

@@ -1,21 +1,20 @@
 """Rewards by the names that the configuration uses."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.data.problem import Reward, Sample, Task
+from policy_trainer.data.problem import JudgesTogether, Reward, Sample, Task
 from policy_trainer.rewards.answers import (
-    Accuracy,
     format_reward,
     math_accuracy,
     needs_sandbox,
     reads_tags,
     tags_reward,
+    task_accuracy,
 )
 from policy_trainer.rewards.function_server import MODULE, CallerReward
-from policy_trainer.rewards.functions import NamedFunction
 from policy_trainer.rewards.http_reward import SCHEMES, HttpReward
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.recipes import (
@@ -69,7 +68,7 @@ def no_reward(sample: Sample) -> float:
 
 
 # A plain function runs in this process: its time must be linear in the length of the completion, whatever the text.
-Rule = Reward | Sandboxed | RewardModel | CallerReward | HttpReward
+Rule = Reward | Sandboxed | JudgesTogether
 
 RULES: Mapping[str, Reward | Sandboxed] = {
     NOTHING: no_reward,
@@ -101,7 +100,7 @@ SUMS: Mapping[str, Mapping[str, float]] = {
 
 # Rewards that compare with a gold answer.
 _GOLDEN = frozenset({"accuracy", "math/accuracy", "simple_grpo/accuracy", "lm_book/correct", "open_r1/accuracy"})
-# Rewards that say whether an answer is right.
+# Rewards that measure correctness.
 _RIGHT = _GOLDEN | {"nano_aha/equation", "grpo_zero/equation"}
 # Rewards that look for <answer> tags; accuracy does so where the task's `correct` does.
 _TAGGED = frozenset(
@@ -112,22 +111,19 @@ _TAGGED = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Weighted:
-    rule: Rule
-    weight: float
-
-
-def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
+def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Rule]:
     """The configured rewards, else the task's defaults, by name and in order; a recipe's name gives its parts.
 
     Raises UserError for an unknown name, a name that is given twice, and a reward whose settings are missing or wrong.
     """
-    return {name: Weighted(_rule(name, config, task), weight) for name, weight in part_weights(config, task).items()}
+    return {name: _rule(name, config, task) for name in part_weights(config, task)}
 
 
 def part_weights(config: CommonConfig, task: Task) -> dict[str, float]:
-    """The weights of the rewards by the names of a batch's `reward_parts`, as `choose_rewards`; nothing is loaded."""
+    """The weights of the rewards by the names of a batch's `reward_parts`, as in `choose_rewards`; loads nothing.
+
+    Raises UserError for a name that is given twice.
+    """
     names = config.rewards or list(task.default_rewards)
     weights = config.reward_weights or [1.0] * len(names)
     chosen: dict[str, float] = {}
@@ -140,7 +136,7 @@ def part_weights(config: CommonConfig, task: Task) -> dict[str, float]:
 
 
 def needs_answers(rewards: Sequence[str]) -> bool:
-    """Whether any of these rewards compares with a gold answer. Without names, a task's own rewards do."""
+    """Whether any of these rewards compares with a gold answer. Without names, the task's rewards do."""
     return not rewards or not _GOLDEN.isdisjoint(_parts(rewards))
 
 
@@ -159,12 +155,12 @@ def tagged_rewards(config: CommonConfig, task: Task) -> frozenset[str]:
 
 
 def _parts(rewards: Iterable[str]) -> set[str]:
-    """Names of the rewards, with those of its parts instead of a recipe's."""
+    """The names of the rewards, with a recipe replaced by its parts."""
     return {part for name in rewards for part in SUMS.get(name, (name,))}
 
 
 def accuracy_reward(task: Task) -> Reward | Sandboxed:
-    score = Accuracy(task.correct)
+    score = partial(task_accuracy, task.correct)
     return Sandboxed(score, library, cut_off=0.0) if needs_sandbox(task.correct) else score
 
 
@@ -178,7 +174,7 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
     if name.startswith(SCHEMES):
         return HttpReward(name, config.judging.http)
     if ":" in name:
-        return Sandboxed(NamedFunction(name))
+        return Sandboxed(name)
     known = sorted([*RULES, *CONFIGURED, *SUMS])
     near = get_close_matches(name, known, n=1)
     remedy = f"did you mean {near[0]}?" if near else "give module:function or http://… for your own"

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 
 from policy_trainer.data.problem import Reward, Sample, Score
 from policy_trainer.rewards.failures import Failures, too_slow
-from policy_trainer.rewards.functions import NamedFunction
 from shared.errors import UserError
 from shared.process import child_environment
 
@@ -38,11 +37,12 @@ class ProcessEnded(Exception):
 class Sandboxed:
     """A reward that runs in the sandbox process, where it may be killed. All of it must be picklable.
 
-    prepare: slow set-up that must not count towards a completion's time limit. cut_off: the score of a completion for
-    which the process ended: the failing score if only the completion can be the cause, else NaN.
+    score: one of our rules, or a user's function, `module:function`, which the process imports. prepare: slow set-up
+    that must not count towards a completion's time limit. cut_off: the score of a completion for which the process
+    ended: the failing score if only the completion can be the cause, else NaN.
     """
 
-    score: Reward | NamedFunction
+    score: Reward | str
     prepare: Callable[[], object] | None = None
     cut_off: float = math.nan
 
@@ -52,8 +52,8 @@ class Sandbox:
 
     def __init__(self, rewards: Mapping[str, Sandboxed], *, seconds: float, memory: int, workers: int = 1) -> None:
         """rewards: by name; if there are none, no process is started. seconds: time limit of one completion and one
-        reward. memory: bytes that a process may use, 0 for no limit. workers: processes that judge side by side; all
-        but the first start when they are first needed.
+        reward. memory: bytes that a process may use, 0 for no limit. workers: processes that judge in parallel; all but
+        the first start when they are first needed.
 
         Raises UserError for a reward that cannot be loaded.
         """

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from io import BufferedRWPair
 from typing import Any
 
-from policy_trainer.data.problem import Reward, Sample
-from policy_trainer.rewards.functions import NamedFunction, RewardFunction, judge, judges_together, split_calls
+from policy_trainer.data.problem import Sample
+from policy_trainer.rewards.functions import RewardFunction, load_function
 from shared.errors import UserError
 from shared.process import end_with_parent
 
@@ -30,30 +30,31 @@ def main(descriptor: int, memory: int, seconds: float) -> None:
     """Judges until the socket is closed. memory: bytes of address space, 0 for no limit. seconds: time limit of one
     judgement."""
     end_with_parent()
-    own_pid = os.getpid()
+    pid = os.getpid()
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         rewards = _prepare(stream)
         while rewards and (request := _receive(stream)):
             name, samples = request
-            for call in split_calls(rewards[name], samples):
+            for call in rewards[name].split(samples):
                 faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds * len(call), exit=True)
-                judged = judge(rewards[name], call)
-                if os.getpid() != own_pid:  # a reward has forked; only the original process may answer
+                answers = rewards[name].answers(call)
+                if os.getpid() != pid:  # a reward has forked; only the original process may answer
                     os._exit(0)
-                _send(stream, {"answers": judged})
+                _send(stream, {"answers": answers})
                 faulthandler.cancel_dump_traceback_later()
 
 
-def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward | RewardFunction]:
+def _prepare(stream: BufferedRWPair) -> Mapping[str, RewardFunction]:
     """Rewards by name, ready to judge. If one cannot be used, sends the reason and returns none."""
     try:
         rewards, preparations = pickle.load(stream)
         for prepare in preparations:
             prepare()
         loaded = {
-            name: reward.load() if isinstance(reward, NamedFunction) else reward for name, reward in rewards.items()
+            name: load_function(reward) if isinstance(reward, str) else RewardFunction(name, reward, "sample")
+            for name, reward in rewards.items()
         }
     except UserError as error:
         _send(stream, {"refused": str(error)})
@@ -63,7 +64,7 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward | RewardFunction]:
             {"refused": _memory_remedy(error) or f"rewards: one of them cannot be loaded:\n{traceback.format_exc()}"},
         )
     else:
-        _send(stream, {"together": [name for name, reward in loaded.items() if judges_together(reward)]})
+        _send(stream, {"together": [name for name, reward in loaded.items() if reward.judges_together]})
         return loaded
     return {}
 

@@ -26,7 +26,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CallerRewar
     def start(function: Callable[..., Any], seconds: float = 60.0) -> CallerReward:
         server = FunctionServer({"f": reward_function("f", function)}).__enter__()
         servers.append(server)
-        monkeypatch.setenv(ADDRESS_VARIABLE, str(server.address))
+        monkeypatch.setenv(ADDRESS_VARIABLE, f"{server.port}:{server.token}")
         return CallerReward("caller:f", seconds=seconds)
 
     yield start
@@ -115,7 +115,7 @@ def test_it_ends_silently_while_functions_hang(capfd: pytest.CaptureFixture[str]
     server = FunctionServer({"f": reward_function("f", lambda completion: release.wait())})
     with server, _connected(server) as first, _connected(server) as second:
         for connection in (first, second):
-            headers = {"Authorization": f"Bearer {str(server.address).partition(':')[2]}"}
+            headers = {"Authorization": f"Bearer {server.token}"}
             connection.request("POST", "/rewards/f", encode_samples(samples("a")), headers)
     release.set()
     output = capfd.readouterr()
@@ -137,7 +137,7 @@ def test_a_missing_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"caller:f is a function of the Python program that began the run.*GRPO"):
         CallerReward("caller:f", seconds=1)
     with FunctionServer({}) as server:
-        monkeypatch.setenv(ADDRESS_VARIABLE, str(server.address))
+        monkeypatch.setenv(ADDRESS_VARIABLE, f"{server.port}:{server.token}")
         reward = CallerReward("caller:f", seconds=60)
         with pytest.raises(UserError, match="status 404"):
             reward.scores(samples("a"))
@@ -157,14 +157,14 @@ def test_requests_without_the_token_are_refused(headers: dict[str, str]) -> None
 
 @contextmanager
 def _connected(server: FunctionServer) -> Iterator[HTTPConnection]:
-    connection = HTTPConnection("127.0.0.1", server.address.port)
+    connection = HTTPConnection("127.0.0.1", server.port)
     yield connection
     connection.close()
 
 
 def test_a_worker_that_is_killed_in_a_request_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with FunctionServer({"f": reward_function("f", lambda completion: 1.0)}) as server:
-        port, token = server.address.port, server.address.token
+        port, token = server.port, server.token
         head = f"POST /rewards/f HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n"
         for ending in ((1, 0), None):  # a reset, and an end of the stream
             with socket.create_connection(("127.0.0.1", port)) as client:

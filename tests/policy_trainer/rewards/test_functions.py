@@ -1,4 +1,4 @@
-"""A user's own reward is called as its parameters ask, and what it returns is checked."""
+"""A reward's result is checked, and its memory is freed."""
 
 import gc
 import weakref
@@ -8,17 +8,17 @@ import pytest
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.functions import judge, reward_function
+from policy_trainer.rewards.functions import RewardFunction, reward_function
 
 
-@pytest.mark.parametrize(("result", "told"), [(None, "got NoneType"), ("good", "got str"), ([[1.0]], "got list")])
-def test_what_is_no_list_of_numbers_is_named(result: object, told: str) -> None:
+@pytest.mark.parametrize(("result", "reason"), [(None, "got NoneType"), ("good", "got str"), ([[1.0]], "got list")])
+def test_a_wrong_result_is_an_error(result: object, reason: str) -> None:
     def broken(completions: list[str]) -> object:
         return result
 
     reward = reward_function("mine:broken", broken)
-    with pytest.raises(ValueError, match=told):
-        reward.outcomes([Sample(Problem("1", prompt="x"), "y", 1, True)])
+    (answer,) = reward.answers([Sample(Problem("1", prompt="x"), "y", 1, True)])
+    assert "ValueError" in answer["error"] and reason in answer["error"]
 
 
 class Hoard:
@@ -32,7 +32,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def test_a_failed_reward_s_memory_is_free_when_it_is_answered(no_collection: None) -> None:
+def test_a_failed_reward_leaves_no_memory(no_collection: None) -> None:
     """The next completion is judged in the same process, under the same limit."""
     hoards: list[weakref.ref[Hoard]] = []
 
@@ -41,6 +41,6 @@ def test_a_failed_reward_s_memory_is_free_when_it_is_answered(no_collection: Non
         hoards.append(weakref.ref(hoard))
         raise MemoryError(sample.completion)
 
-    (answer,) = judge(greedy, [Sample(Problem("2"), "hoard")])
+    (answer,) = RewardFunction("greedy", greedy, "sample").answers([Sample(Problem("2"), "hoard")])
     assert "MemoryError: hoard" in answer["error"]
     assert [hoard() for hoard in hoards] == [None]

@@ -4,12 +4,13 @@ Judged apart, so that what takes too long is killed and shows as a failure.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import COMPARISONS, Reward, Sample, equal_math
-from policy_trainer.rewards.answers import Accuracy, ByAnswer
+from policy_trainer.rewards.answers import ByAnswer, task_accuracy
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.registry import RULES, repetition_penalty
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
@@ -99,7 +100,9 @@ BEST: Mapping[str, float] = {
     "exact": 0,
     "number": 0,
 }
-_ACCURACY: Mapping[str, Reward] = {name: Accuracy(ByAnswer(COMPARISONS[name])) for name in ("exact", "number")}
+_ACCURACY: Mapping[str, Reward] = {
+    name: partial(task_accuracy, ByAnswer(COMPARISONS[name])) for name in ("exact", "number")
+}
 BOUNDED = {name: rule for name, rule in {**RULES, **_ACCURACY}.items() if not isinstance(rule, Sandboxed)}
 
 
@@ -116,7 +119,7 @@ def test_rules_that_are_judged_here_are_bounded(bounded: Sandbox, name: str) -> 
 
 
 APART = {name: rule for name, rule in RULES.items() if isinstance(rule, Sandboxed)}
-APART["math"] = Sandboxed(Accuracy(ByAnswer(equal_math)), library, cut_off=0.0)
+APART["math"] = Sandboxed(partial(task_accuracy, ByAnswer(equal_math)), library, cut_off=0.0)
 
 
 @pytest.mark.slow

@@ -1,13 +1,14 @@
 """Answers compared as mathematics."""
 
 import math
+from functools import partial
 
 import pytest
 
 from policy_trainer.config import JudgingConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample, equal_math
-from policy_trainer.rewards.answers import Accuracy, ByAnswer
+from policy_trainer.rewards.answers import ByAnswer, task_accuracy
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 
@@ -126,9 +127,9 @@ def test_a_gold_answer_with_nothing_to_compare_is_unrewarded(gold: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def apart() -> Sandbox:
+def sandbox() -> Sandbox:
     """Where math-verify's own limit, an alarm, interrupts nobody else."""
-    rule = Sandboxed(Accuracy(ByAnswer(equal_math)), library, cut_off=0.0)
+    rule = Sandboxed(partial(task_accuracy, ByAnswer(equal_math)), library, cut_off=0.0)
     return Sandbox({"math": rule}, seconds=JudgingConfig().seconds, memory=0)
 
 
@@ -142,6 +143,6 @@ def apart() -> Sandbox:
         "(" * 99,
     ],
 )
-def test_prose_is_wrong_within_the_limit_of_time(answer: str, gold: str, apart: Sandbox) -> None:
-    assert apart.scores("math", [Sample(Problem(gold), f"<answer>{answer}</answer>")]) == [0]
-    assert apart.failures.counts == {"math": 0}
+def test_prose_is_wrong_within_the_time_limit(answer: str, gold: str, sandbox: Sandbox) -> None:
+    assert sandbox.scores("math", [Sample(Problem(gold), f"<answer>{answer}</answer>")]) == [0]
+    assert sandbox.failures.counts == {"math": 0}

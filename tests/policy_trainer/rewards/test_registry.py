@@ -1,18 +1,18 @@
 """Rewards by name: which are chosen, and errors."""
 
+from functools import partial
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 from policy_trainer.config import CommonConfig, TrainConfig
 from policy_trainer.data.problem import Correct, Problem
 from policy_trainer.rewards import Comparison, Sample, equal_math, equal_text
-from policy_trainer.rewards.answers import Accuracy, ByAnswer, ByTask, format_reward, tags_reward
-from policy_trainer.rewards.functions import NamedFunction
+from policy_trainer.rewards.answers import ByAnswer, ByTask, format_reward, tags_reward, task_accuracy
 from policy_trainer.rewards.registry import (
     RULES,
     SUMS,
-    Weighted,
     choose_rewards,
     length_penalty,
     part_weights,
@@ -29,22 +29,21 @@ class FakeTask(Arithmetic):
         self.correct = correct  # type: ignore[misc]
 
 
-def chosen(*names: str, correct: Correct = ByAnswer(equal_text), **config: Any) -> dict[str, Weighted]:  # noqa: B008
+def chosen(*names: str, correct: Correct = ByAnswer(equal_text), **config: Any) -> dict[str, Any]:  # noqa: B008
     return choose_rewards(TrainConfig(model="m", rewards=list(names), **config), FakeTask(correct))
 
 
 def test_by_name_in_order_and_by_the_tasks_own() -> None:
     rewards = chosen("tags", "format", "my.rewards:reward")
     assert list(rewards) == ["tags", "format", "my.rewards:reward"]
-    assert [item.rule for item in rewards.values()][:2] == [tags_reward, format_reward]
-    function = rewards["my.rewards:reward"].rule
-    assert isinstance(function, Sandboxed) and function.score == NamedFunction("my.rewards:reward")
+    assert [*rewards.values()] == [tags_reward, format_reward, Sandboxed("my.rewards:reward", cut_off=ANY)]
     assert list(chosen()) == ["accuracy", "tags"]
 
 
 @pytest.mark.parametrize("name", SUMS)
 def test_a_recipe_is_its_parts(name: str) -> None:
-    assert chosen(name) == {part: Weighted(RULES[part], weight) for part, weight in SUMS[name].items()}
+    assert chosen(name) == {part: RULES[part] for part in SUMS[name]}
+    assert part_weights(CommonConfig(model="m", rewards=[name]), Arithmetic(0)) == SUMS[name]
 
 
 @pytest.mark.parametrize(
@@ -57,14 +56,15 @@ def test_a_recipe_is_its_parts(name: str) -> None:
     ],
 )
 def test_accuracy_with_math_verify_is_sandboxed(correct: Correct, in_sandbox: bool) -> None:
-    rule = chosen("accuracy", correct=correct)["accuracy"].rule
+    rule = chosen("accuracy", correct=correct)["accuracy"]
     assert isinstance(rule, Sandboxed) == in_sandbox
-    assert (rule.score if isinstance(rule, Sandboxed) else rule) == Accuracy(correct)
+    reward: Any = rule.score if isinstance(rule, Sandboxed) else rule
+    assert reward.args == (correct,)
 
 
 @pytest.mark.parametrize(("compare", "answer"), [(equal_text, "2"), (equal_math, "4/2")])
 def test_a_mixture_is_judged_by_the_task_of_each_problem(compare: Comparison, answer: str) -> None:
-    reward = Accuracy(ByTask({"text": ByAnswer(equal_text), "other": ByAnswer(compare)}))
+    reward = partial(task_accuracy, ByTask({"text": ByAnswer(equal_text), "other": ByAnswer(compare)}))
     completion = f"<answer>{answer}</answer>"
     assert reward(Sample(Problem("2", task="other"), completion)) == 1
     assert reward(Sample(Problem("2", task="text"), completion)) == (answer == "2")
@@ -75,7 +75,7 @@ def test_penalties_take_their_settings() -> None:
     sampling = {"max_completion_length": 20}
     rules = chosen("length", "repetition", "soft_overlong", judging={"penalty": penalty}, sampling=sampling)
     sample = Sample(Problem(""), "a a", 17)
-    scores = [item.rule(sample) for item in rules.values() if callable(item.rule)]
+    scores = [rule(sample) for rule in rules.values()]
     assert scores == [-1, -2, pytest.approx(-0.4)]
 
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.functions import NamedFunction
+from policy_trainer.rewards.functions import load_function
 from policy_trainer.rewards.registry import RULES
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 from shared.errors import UserError
@@ -26,8 +26,7 @@ NAN = pytest.approx(math.nan, nan_ok=True)
 
 
 def sandboxed(name: str, *, cut_off: float = math.nan) -> Sandboxed:
-    reward = NamedFunction(name if ":" in name else f"{HERE}:{name}")
-    return Sandboxed(reward, reward.load, cut_off)
+    return Sandboxed(name if ":" in name else f"{HERE}:{name}", cut_off=cut_off)
 
 
 def sandbox(*names: str, seconds: float = 30.0, memory: int = 0, workers: int = 1) -> Sandbox:
@@ -188,7 +187,7 @@ def test_a_module_that_fails_at_import_is_named_with_the_line(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     place = rf"JSONDecodeError: .*\n  {tmp_path}/half_written.py, line 3, in <module>\n    LIMITS = json.loads\('{{'\)$"
     with pytest.raises(UserError, match=place):
-        NamedFunction("half_written:f").load()
+        load_function("half_written:f")
 
 
 def test_too_little_memory_for_a_rule_is_named() -> None:
@@ -224,13 +223,11 @@ PARENT = f"""
 import os, sys, time
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.sandbox import Sandboxed, Sandbox
-from policy_trainer.rewards.functions import NamedFunction
 from policy_trainer.data.problem import Problem
 
-reward = NamedFunction("{HERE}:" + sys.argv[1])
-rewards = Sandbox({{"own": Sandboxed(reward, reward.load)}}, seconds=float(sys.argv[2]), memory=0)
+rewards = Sandbox({{"f": Sandboxed("{HERE}:" + sys.argv[1])}}, seconds=float(sys.argv[2]), memory=0)
 print("started", flush=True)
-rewards.scores("own", [Sample(Problem(""), "hang")])
+rewards.scores("f", [Sample(Problem(""), "hang")])
 """
 
 
