@@ -28,13 +28,13 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
-    loaded = load_sampler(config, tokenizer, _give_up)
-    evaluator = make_evaluator(config, task, judge, loaded.model, tokenizer, batch_size=config.evaluation.batch_size)
+    sampler, model = load_sampler(config, tokenizer, _give_up)
+    evaluator = make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size)
     evaluations = []
     for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature)):
         evaluations.append(
             evaluator.evaluate(
-                loaded.sampler,
+                sampler,
                 sampling_params(config.sampling, num_generations=1, temperature=temperature),
                 config.evaluation.problems,
                 seed=config.seed,

@@ -51,16 +51,16 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
-    loaded = load_rollout_sampler(config, tokenizer, wait)
+    sampler, model = load_rollout_sampler(config, tokenizer, wait)
     url = find_server(config, wait)
     client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))
-    reference, limit = client.model(), prompt_limit(loaded.model, config)
-    check_models_match(reference, loaded.model, tokenizer, config.model)
+    reference, limit = client.model(), prompt_limit(model, config)
+    check_models_match(reference, model, tokenizer, config.model)
     check_group_fits(reference, config.sampling, limit)
     encoder = PromptEncoder(tokenizer, config.data, limit=limit)
-    vocabulary = embedding_rows(loaded.model)
-    rounds = Rounds(config, loaded.sampler, encoder, judge, task)
-    return RolloutWorker(config, loaded.sampler, vocabulary, rounds, client, weights, wait)
+    vocabulary = embedding_rows(model)
+    rounds = Rounds(config, sampler, encoder, judge, task)
+    return RolloutWorker(config, sampler, vocabulary, rounds, client, weights, wait)
 
 
 def _published_weights(config: RolloutConfig, stack: ExitStack) -> PublishedWeights:

@@ -172,7 +172,7 @@ def load_rollout_sampler(config: RolloutConfig, tokenizer: PreTrainedTokenizerBa
         return load_sampler(config, tokenizer, on_wait, lora_rank=config.lora.rank)
     turns = DeviceTurns(RunDirectory(config.run_dir).turns, on_wait)
     with turns.turn():
-        loaded = load_sampler(config, tokenizer, turns.give_way, lora_rank=config.lora.rank)
-        assert isinstance(loaded.sampler, Sleeper)
-        turns.begin, turns.end = loaded.sampler.wake_up, loaded.sampler.sleep
-    return LoadedSampler(SamplerInTurns(loaded.sampler, turns), loaded.model)
+        sampler, model = load_sampler(config, tokenizer, turns.give_way, lora_rank=config.lora.rank)
+        assert isinstance(sampler, Sleeper)
+        turns.begin, turns.end = sampler.wake_up, sampler.sleep
+    return SamplerInTurns(sampler, turns), model

@@ -5,7 +5,7 @@ tokens, so the only mask is that of the prompts' padding.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,24 +25,7 @@ def supports_decoding_attention(model: PreTrainedModel) -> bool:
     return getattr(model, "_supports_attention_backend", False) and attends_fully(model)
 
 
-class Decoder(Protocol):
-    """B rows in the order of their prompts, at first num_generations for each. Rows can be dropped, never added.
-
-    attention: name of the attention implementation that the model must use while decoding.
-    """
-
-    attention: str
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps only these rows, int64 (B',), in this order."""
-        ...
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """int64 (B,) tokens, one per row -> (B, V) logits of the next tokens."""
-        ...
-
-
-def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> Decoder:
+def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> "Decoder":
     """The fastest decoder that supports this model and these prompts."""
     if not supports_decoding_attention(model):
         return RepeatedCacheDecoder(model, prompts, num_generations)
@@ -51,24 +34,30 @@ def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generati
 
 
 class AttentionDecoder(ABC):
-    """A Decoder for models that support decoding attention. layers: the rows' keys and values."""
+    """Decodes with models that support decoding attention.
+
+    B rows in the order of their prompts, at first num_generations for each. Rows can be dropped, never added.
+    attention: name of the attention implementation that the model must use while decoding.
+    """
 
     attention = ATTENTION
 
     def __init__(self, model: PreTrainedModel, positions: Tensor, layers: list[GrowableLayer]) -> None:
-        """positions: int64 (B, 1) of each row's last token."""
+        """positions: int64 (B, 1) of each row's last token. layers: the rows' keys and values."""
         self._model = model
         self._positions = positions
         self._layers: list[Any] = [*layers]
         self._cache = Cache(layers=self._layers)
 
     def select(self, rows: Tensor) -> None:
+        """Keeps only these rows, int64 (B',), in this order."""
         self._positions = self._positions[rows]
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
         for layer in self._layers:
             layer.select(len(rows), rows[moved], moved)
 
     def step(self, tokens: Tensor) -> Tensor:
+        """int64 (B,) tokens, one per row -> (B, V) logits of the next tokens."""
         self._positions = self._positions + 1
         output = self._model(
             input_ids=tokens[:, None],
@@ -105,7 +94,10 @@ AttentionInterface.register(ATTENTION, decoding_attention)
 
 
 class RepeatedCacheDecoder:
-    """Repeats the prompts in transformers' own cache, once per row: works for every architecture."""
+    """Repeats the prompts in transformers' cache, once per row: works for every architecture.
+
+    Attributes and methods are those of AttentionDecoder.
+    """
 
     def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
         self.attention: str = model.config._attn_implementation  # type: ignore[assignment]
@@ -131,6 +123,9 @@ class RepeatedCacheDecoder:
         )
         self._cache = output.past_key_values
         return output.logits[:, -1]
+
+
+Decoder = AttentionDecoder | RepeatedCacheDecoder
 
 
 class CopiedPromptDecoder(AttentionDecoder):
@@ -198,12 +193,12 @@ class SharedPromptDecoder(AttentionDecoder):
         prompt_scores = torch.bmm(layout.by_group(query), prompt.keys.transpose(1, 2))
         if self._padding is not None:
             prompt_scores.view(len(self._padding), -1, prompt_scores.shape[2]).add_(self._padding)
-        own_scores = torch.bmm(query, key.transpose(1, 2))
-        scores = torch.cat([layout.by_row(prompt_scores), own_scores], dim=2)
+        row_scores = torch.bmm(query, key.transpose(1, 2))
+        scores = torch.cat([layout.by_row(prompt_scores), row_scores], dim=2)
         weights = scores.softmax(dim=2, dtype=torch.float32).to(value.dtype)
-        prompt_weights, own_weights = weights.split([prompt_scores.shape[2], own_scores.shape[2]], dim=2)
+        prompt_weights, row_weights = weights.split([prompt_scores.shape[2], row_scores.shape[2]], dim=2)
         from_prompt = layout.by_row(torch.bmm(layout.by_group(prompt_weights), prompt.values))
-        return torch.baddbmm(from_prompt, own_weights, value).view(rows, 1, heads, -1)
+        return torch.baddbmm(from_prompt, row_weights, value).view(rows, 1, heads, -1)
 
 
 class _PromptLayer:

@@ -1,6 +1,5 @@
 """The samplers, by the names of the setting `sampler`."""
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,13 +16,8 @@ from shared.errors import UserError
 from shared.logprobs import embedding_rows
 from shared.models import context_length, eos_token_ids, load_model, load_outline
 
-
-@dataclass(frozen=True)
-class LoadedSampler:
-    """model: the sampled model; its weights are on the meta device if an engine other than `hf` holds them."""
-
-    sampler: Sampler
-    model: PreTrainedModel
+# The sampler, and the sampled model; its weights are on the meta device if an engine other than `hf` has them.
+LoadedSampler = tuple[Sampler, PreTrainedModel]
 
 
 def load_sampler(
@@ -56,12 +50,12 @@ def check_engine(config: CommonConfig, *, lora_rank: int = 0) -> None:
 
 def _load_hf(config: CommonConfig, tokenizer: PreTrainedTokenizerBase) -> LoadedSampler:
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-    return LoadedSampler(HFSampler(model, tokenizer), model)
+    return HFSampler(model, tokenizer), model
 
 
 def _load_vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, lora_rank: int) -> LoadedSampler:
     _check_vllm(lora_rank)
-    from policy_trainer.sampling.vllm import VllmSampler  # a large library, which others do not need
+    from policy_trainer.sampling.vllm import VllmSampler  # a large library, which other engines do not need
 
     model = load_outline(config.model, revision=config.revision)
     longest = _longest(config, model)
@@ -72,7 +66,7 @@ def _load_vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, lora_ra
             "data.max_prompt_length or sampling.max_completion_length"
         )
     options = engine_options(lora_rank)
-    return LoadedSampler(VllmSampler(config, model, longest, eos_token_ids(model, tokenizer), options), model)
+    return VllmSampler(config, model, longest, eos_token_ids(model, tokenizer), options), model
 
 
 def _check_vllm(lora_rank: int) -> None:
@@ -80,7 +74,7 @@ def _check_vllm(lora_rank: int) -> None:
     if find_spec("vllm") is None:
         raise UserError(
             "sampler: vllm is not installed here; pip install 'tandem-grpo[vllm]', or --sampler vllm-server with a "
-            "`vllm serve` that has an environment of its own: docs/vllm.md"
+            "`vllm serve` in a separate environment: docs/vllm.md"
         )
 
 
@@ -96,7 +90,7 @@ def _load_vllm_server(
         on_wait,
         sleep_mode=config.vllm.enable_sleep_mode,
     )
-    return LoadedSampler(sampler, model)
+    return sampler, model
 
 
 def _check_vllm_server(config: CommonConfig, model: PreTrainedModel, lora_rank: int) -> str:

@@ -99,14 +99,14 @@ def load_weights(model: PreTrainedModel, directory: Path) -> None:
     saved: dict[str, Tensor] = {}
     for file in directory.glob("*.safetensors"):
         saved |= safetensors.torch.load_file(file, device=str(model.device))
-    own = model.state_dict()
-    if not saved.keys() <= own.keys():  # transformers saves some architectures in another layout than it computes in
-        # By the model's own configuration: that of the directory could name code.
+    weights = model.state_dict()
+    if not saved.keys() <= weights.keys():
+        # transformers saves some architectures in another layout than it computes in. With the model's configuration: that of the directory could name code.
         options: dict[str, Any] = {"config": model.config, "dtype": model.dtype, "use_safetensors": True}
         saved = type(model).from_pretrained(directory, **options).state_dict()
     model.load_state_dict(saved, strict=False)
-    filled = {own[name].data_ptr() for name in saved}  # tied weights are saved under one of their names
-    if missing := [name for name, tensor in own.items() if tensor.data_ptr() not in filled]:
+    filled = {weights[name].data_ptr() for name in saved}  # tied weights are saved under one of their names
+    if missing := [name for name, tensor in weights.items() if tensor.data_ptr() not in filled]:
         raise RuntimeError(f"{directory} has no weights for {', '.join(missing[:3])}")
 
 

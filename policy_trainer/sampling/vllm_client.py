@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ from shared.errors import UserError, printable
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
+# Of a served model: its name, its root if it has one, and its max_model_len.
+_Card = tuple[str, str | None, int | None]
 
 _CONNECT_SECONDS = 5.0
 # The server answers once the last completion of a prompt has ended. Nothing takes longer than this.
@@ -34,18 +36,11 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """The server refused a request. status: of HTTP."""
+    """The server refused a request, or gave an answer that vLLM does not give. status: of HTTP."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, status: int = 200) -> None:
+        super().__init__(message)
         self.status = status
-
-
-class Malformed(Refused):
-    """The server's answer is not one that vLLM gives."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__(200, words)
 
 
 class VllmClient:
@@ -64,8 +59,8 @@ class VllmClient:
         """What the server was started with. Refused with 404 without its development mode."""
         return await self.get("/server_info?config_format=json")
 
-    async def config(self, *path: str, kind: type[T]) -> T:
-        """A value of vLLM's own configuration."""
+    async def config(self, *path: str, kind: Any) -> Any:
+        """A value of vLLM's configuration."""
         return answer_field(await self.info(), "vllm_config", *path, kind=kind)
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
@@ -77,36 +72,36 @@ class VllmClient:
         except httpx.TransportError as error:
             raise Unavailable(str(error) or type(error).__name__) from None
         except ValueError as error:
-            raise Malformed(f"{method} {path}: {error}") from None
+            raise Refused(f"{method} {path}: {error}") from None
         response = whole(response, body)
         if response.status_code in (429, 503):
-            raise Unavailable(_words(response))
+            raise Unavailable(_error_message(response))
         if not response.is_success:
-            raise Refused(response.status_code, _words(response))
+            raise Refused(_error_message(response), response.status_code)
         if "json" not in response.headers.get("content-type", ""):
             return response.text
         try:
             return response.json()
         except (ValueError, RecursionError) as error:
-            raise Malformed(f"{method} {path}: its answer is not JSON: {error}") from None
+            raise Refused(f"{method} {path}: its answer is not JSON: {error}") from None
 
 
-def answer_field(answer: Any, *path: str, kind: type[T]) -> T:
-    """The value at `path` of an answer. Raises Malformed if it is missing or of another type."""
+def answer_field(answer: Any, *path: str, kind: Any) -> Any:
+    """The value at `path` of an answer. Raises Refused if it is missing or of another type than `kind`."""
     for name in path:
         answer = answer.get(name) if isinstance(answer, dict) else None
     if not isinstance(answer, kind):
-        raise Malformed(f"its answer has no usable {'.'.join(path)}")
+        raise Refused(f"its answer has no usable {'.'.join(path)}")
     return answer
 
 
 def parsed(answer: Any, kind: type[M]) -> M:
-    """The answer as a record. Raises Malformed for one that is not of this kind."""
+    """The answer as a record. Raises Refused for one that is not of this kind."""
     try:
         return kind.model_validate(answer)
     except ValidationError as error:
         first = error.errors()[0]
-        raise Malformed(f"invalid answer at {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise Refused(f"invalid answer at {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:
@@ -147,7 +142,7 @@ def persist(url: str, work: Callable[[VllmClient], Awaitable[T]], on_wait: OnWai
             time.sleep(_RETRY_SECONDS)
 
 
-def _words(response: httpx.Response) -> str:
+def _error_message(response: httpx.Response) -> str:
     """vLLM's error message, on one line."""
     try:
         error = response.json()["error"]
@@ -155,16 +150,6 @@ def _words(response: httpx.Response) -> str:
     except (ValueError, LookupError, TypeError, RecursionError):
         text = response.text
     return f"{response.status_code}: {printable(' '.join(str(text)[:300].split()))}"
-
-
-class _Card(BaseModel):
-    id: str
-    root: str | None = None
-    max_model_len: int | None = None
-
-
-class _Models(BaseModel):
-    data: list[_Card]
 
 
 def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
@@ -178,10 +163,18 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
         f"--max-model-len {longest}{server_flags(lora_rank)}"
     )
 
-    async def inspect(client: VllmClient) -> tuple[Sequence[_Card], bool]:
-        cards = parsed(await client.get("/v1/models"), _Models).data
-        named = [card for card in cards if _is(card, model)]
-        return cards, not named or await _has_processed_logprobs(client, named[0].id)
+    async def inspect(client: VllmClient) -> tuple[list[_Card], bool]:
+        cards = answer_field(await client.get("/v1/models"), "data", kind=list)
+        cards = [
+            (
+                answer_field(card, "id", kind=str),
+                answer_field(card, "root", kind=str | None),
+                answer_field(card, "max_model_len", kind=int | None),
+            )
+            for card in cards
+        ]
+        named = [name for name, root, _ in cards if _is_name_of(model, name, root)]
+        return cards, not named or await _has_processed_logprobs(client, named[0])
 
     try:
         cards, processed = ask(url, inspect)
@@ -189,16 +182,17 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
         raise UserError(f"vllm_url: no vLLM server answers at {url} ({error}); start one with: {command}") from None
     except Refused as error:
         raise UserError(f"vllm_url: what answers at {url} is not vLLM ({error}); start it with: {command}") from None
-    card = next((card for card in cards if _is(card, model)), None)
+    card = next((card for card in cards if _is_name_of(model, *card[:2])), None)
     if card is None:
-        served = " and ".join(card.id for card in cards)
+        served = " and ".join(name for name, _, _ in cards)
         raise UserError(
             f"vllm_url: the server at {url} has {served}, not {model}; start one with: {command}, or, if it is the "
             f"same model by another name, give that one here with --model, or start it with --served-model-name {model}"
         )
-    if (card.max_model_len or 0) < longest:
+    name, _, max_model_len = card
+    if (max_model_len or 0) < longest:
         raise UserError(
-            f"vllm_url: the server at {url} takes {card.max_model_len} tokens of prompt and completion, and this "
+            f"vllm_url: the server at {url} takes {max_model_len} tokens of prompt and completion, and this "
             f"run needs {longest}; start it with: {command}, or lower data.max_prompt_length"
         )
     if not processed:
@@ -206,7 +200,7 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
             f"vllm_url: the server at {url} answers log-probs of the raw logits, not of what it samples from; "
             f"start it with: {command}"
         )
-    return card.id
+    return name
 
 
 def check_sleep_mode(url: str) -> None:
@@ -223,8 +217,7 @@ def check_sleep_mode(url: str) -> None:
         )
 
 
-def _is(card: _Card, model: str) -> bool:
-    names = {card.id, card.root}
+def _is_name_of(model: str, *names: str | None) -> bool:
     return model in names or (Path(model).is_dir() and str(Path(model).resolve()) in names)
 
 
@@ -235,7 +228,7 @@ async def _has_processed_logprobs(client: VllmClient, name: str) -> bool:
     except Refused as error:
         if error.status != 404:
             raise
-    # Without development mode it does not report its settings; it cannot be paused either, so a completion returns.
+    # Without development mode it does not report its settings. It cannot be paused then, so a completion returns.
     return abs(await _logp_of_only_allowed_token(client, name)) < _LOGP_TOLERANCE
 
 
@@ -247,7 +240,7 @@ async def _logp_of_only_allowed_token(client: VllmClient, name: str) -> float:
     }  # fmt: skip
     logps = parsed(await client.post("/v1/completions", body), Completions).choices[0].logps
     if len(logps) != 1:
-        raise Malformed(f"its answer has {len(logps)} log-probs of a single token")
+        raise Refused(f"its answer has {len(logps)} log-probs of a single token")
     return logps[0]
 
 

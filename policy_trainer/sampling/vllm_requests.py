@@ -62,7 +62,7 @@ def sampling_options(params: SamplingParams, eos: Sequence[int], seed: int, numb
     """The options for prompt `number` of a call, by the names of vLLM's SamplingParams and of its HTTP API.
 
     All that a model's generation_config.json could change is given. eos: the ids that end a completion; vLLM would
-    also end at others of its own choice. vLLM adds the completion's number to the seed.
+    also end at others. vLLM adds the completion's number to the seed.
     """
     return {
         "n": params.num_generations if params.temperature else 1,  # greedy completions are all the same

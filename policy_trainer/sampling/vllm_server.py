@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_client import (
-    Malformed,
     Refused,
     Unavailable,
     VllmClient,
@@ -45,16 +43,6 @@ _FIRST_VERSION = "default"
 _PACK_HEAD = "pack_head"
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The weights that requests need. model: its name in requests. version: of the weights that the server must have.
-    salt: sent with prompts, so that keys and values computed with other weights are not reused."""
-
-    model: str
-    version: str = _FIRST_VERSION
-    salt: Mapping[str, str] = field(default_factory=dict)
-
-
 class VllmServerSampler:
     """Several samplers may share a server: when one loads weights, completions in progress continue with the new
     weights."""
@@ -77,7 +65,8 @@ class VllmServerSampler:
         self._vocabulary = vocabulary
         self._on_wait = on_wait
         self._sleep_mode = sleep_mode
-        self._loaded = Loaded(name)
+        # What requests need: the model's name in them, and the version of the weights that the server must have.
+        self._model, self._version = name, _FIRST_VERSION
         self._adapters: list[str] = []
 
     def load(self, model: Path) -> None:
@@ -85,12 +74,12 @@ class VllmServerSampler:
         adapter = is_adapter(model)
         load = self._load_adapter if adapter else self._load_whole
 
-        async def work(client: VllmClient) -> Loaded:
+        async def work(client: VllmClient) -> tuple[str, str]:
             await self._wake(client)
             return await load(client, model)
 
         try:
-            self._loaded = persist(self._url, work, self._on_wait)
+            self._model, self._version = persist(self._url, work, self._on_wait)
         except Refused as error:
             if not model.exists():
                 raise FileNotFoundError(str(model)) from None
@@ -108,13 +97,14 @@ class VllmServerSampler:
                 raise
             raise Unavailable(str(error)) from None  # its engine has died, or lacks memory
 
-    async def _load_whole(self, client: VllmClient, model: Path) -> Loaded:
+    async def _load_whole(self, client: VllmClient, model: Path) -> tuple[str, str]:
         mark = weights_mark(model)
         await load_whole(client, model, mark)
-        return Loaded(self._name, mark, {"cache_salt": mark})
+        return self._name, mark
 
-    async def _load_adapter(self, client: VllmClient, model: Path) -> Loaded:
-        """vLLM tells adapters apart by name, also in its prefix cache. The previous one stays: others may use it."""
+    async def _load_adapter(self, client: VllmClient, model: Path) -> tuple[str, str]:
+        """vLLM identifies adapters by name, also in its prefix cache. The previous one stays: other workers may use
+        it."""
         if await weights_version(client) != _FIRST_VERSION:
             raise UserError(f"vllm_url: {self._other_weights()}: start it again")
         name = adapter_name(model)
@@ -123,7 +113,7 @@ class VllmServerSampler:
         for other in older[:-1]:
             await unload_adapter(client, other)
         self._adapters = [*older[-1:], name]
-        return Loaded(name)
+        return name, _FIRST_VERSION
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
         """Raises WeightsLost if the server does not have the weights that were loaded last."""
@@ -176,25 +166,26 @@ class VllmServerSampler:
         try:
             version = await weights_version(client)
         except Refused as error:
-            if self._loaded.version == _FIRST_VERSION and error.status == 404:
-                return  # without its development mode nobody can have replaced them
+            if self._version == _FIRST_VERSION and error.status == 404:
+                return  # without its development mode they cannot be replaced
             raise
-        if version != self._loaded.version:
+        if version != self._version:
             raise WeightsLost(f"vllm_url: {self._other_weights()}")
 
     def _other_weights(self) -> str:
         return (
             f"the vLLM server at {self._url} has other weights than those that were loaded: it was restarted, or "
-            "another run uses it; give each run a server of its own"
+            "another run uses it; give each run its own server"
         )
 
     async def _choices(self, client: VllmClient, prompt: list[int], options: Mapping[str, Any]) -> list[Choice]:
-        loaded = self._loaded
-        body = {"model": loaded.model, "prompt": prompt, "return_token_ids": True, **loaded.salt, **options}
+        body = {"model": self._model, "prompt": prompt, "return_token_ids": True, **options}
+        if self._version != _FIRST_VERSION:  # keys and values that were computed with other weights are not reused
+            body["cache_salt"] = self._version
         try:
             choices = parsed(await client.post("/v1/completions", body), Completions).choices
         except Refused as error:
-            if error.status == 404 and loaded.model != self._name:
+            if error.status == 404 and self._model != self._name:
                 raise WeightsLost(f"vllm_url: {self._other_weights()}") from None
             if error.status < 500:
                 raise
@@ -205,17 +196,17 @@ class VllmServerSampler:
         return choices
 
     def _check(self, choices: Sequence[Choice], options: Mapping[str, Any]) -> None:
-        """Raises Malformed for an answer that does not fit the request."""
+        """Raises Refused for an answer that does not fit the request."""
         if len(choices) != options.get("n", 1):
-            raise Malformed(f"its answer has {len(choices)} completions instead of {options.get('n', 1)}")
+            raise Refused(f"its answer has {len(choices)} completions instead of {options.get('n', 1)}")
         for choice in choices:
             length, known = len(choice.token_ids), len(choice.logps)
             if not 0 < length <= options["max_tokens"]:
-                raise Malformed(f"its answer has {length} tokens instead of 1 to {options['max_tokens']}")
+                raise Refused(f"its answer has {length} tokens instead of 1 to {options['max_tokens']}")
             if "logprobs" in options and known != length:
-                raise Malformed(f"its answer has {known} log-probs for a completion of {length} tokens")
+                raise Refused(f"its answer has {known} log-probs for a completion of {length} tokens")
             if max(choice.token_ids) >= self._vocabulary:
-                raise Malformed(f"its answer has token {max(choice.token_ids)} of {self._vocabulary}")
+                raise Refused(f"its answer has token {max(choice.token_ids)} of {self._vocabulary}")
 
     def _completion(self, choice: Choice) -> Completion:
         assert choice.finish_reason is not None
@@ -225,14 +216,14 @@ class VllmServerSampler:
 def _prompt_logps(ids: Sequence[int], choice: Choice) -> list[float]:
     """The log-probs of a prompt's tokens except the first, from vLLM's table of each token's alternatives.
 
-    Raises Malformed if one is missing.
+    Raises Refused if one is missing.
     """
     steps = choice.prompt_logprobs or []
     if len(steps) != len(ids):
-        raise Malformed(f"its answer has log-probs of {len(steps)} of {len(ids)} tokens")
+        raise Refused(f"its answer has log-probs of {len(steps)} of {len(ids)} tokens")
     logps = [(step or {}).get(str(token)) for token, step in zip(ids[1:], steps[1:], strict=True)]
     if None in logps:
-        raise Malformed("its answer lacks the log-prob of a token of the prompt")
+        raise Refused("its answer lacks the log-prob of a token of the prompt")
     return [alternative.logprob for alternative in logps if alternative]
 
 

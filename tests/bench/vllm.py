@@ -50,7 +50,7 @@ def _start(model: str, settings: dict[str, Any]) -> None:
     config = from_values(EvalConfig, model=model, **lengths, **settings)
     if config.sampler == "hf":
         torch.set_num_threads(os.cpu_count() or 1)  # vLLM takes all cores by itself
-    _sampler["this"] = load_sampler(config, load_tokenizer(model), lambda reason, seconds: None).sampler
+    _sampler["this"] = load_sampler(config, load_tokenizer(model), lambda reason, seconds: None)[0]
 
 
 def _rate(sequences: int, seed: int) -> float:

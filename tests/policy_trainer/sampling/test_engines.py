@@ -50,9 +50,9 @@ def test_a_worker_whose_engine_is_a_server_loads_no_weights(
 ) -> None:
     with closing(FakeVllm(make_tiny(), tokenizer, str(base))) as fake:
         config = configured(base, sampler="vllm-server", vllm_url=f"{fake.url}/")
-        loaded = load_sampler(config, tokenizer, never)
-        assert {parameter.device for parameter in loaded.model.parameters()} == {torch.device("meta")}
-        loaded.sampler.sample([[3]], SAMPLING, seed=0)
+        sampler, model = load_sampler(config, tokenizer, never)
+        assert {parameter.device for parameter in model.parameters()} == {torch.device("meta")}
+        sampler.sample([[3]], SAMPLING, seed=0)
         assert fake.bodies[-1]["stop_token_ids"] == [1, 9]
 
 
