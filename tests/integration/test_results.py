@@ -44,8 +44,8 @@ def test_a_run_is_watched_while_it_trains(
 
         page = tab.at("#/run/watched/step/1")
         page.locator("table a").first.click()
-        tokens = page.locator(".tokens").first
-        expect(tokens).to_contain_text("<answer>")
+        tokens = page.locator(".tokens").filter(has_text="<answer>").first
+        expect(tokens).to_be_visible()
         page.get_by_label("Colour").select_option("kl")
         tokens.locator("span").first.hover()
         expect(page.locator(".tip")).to_contain_text("reference log-prob")
