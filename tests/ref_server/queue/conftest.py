@@ -35,3 +35,9 @@ def open_queue(backend: Backend, clock: Clock) -> Iterator[Open]:
             return opened.enter_context(closing(backend.open(clock, make_limits(**limits))))
 
         yield open_with
+
+
+@pytest.fixture
+def queue(open_queue: Open, request: pytest.FixtureRequest) -> Queue:
+    """With the `LIMITS` of the test's module, where it has some."""
+    return open_queue(**getattr(request.module, "LIMITS", {}))

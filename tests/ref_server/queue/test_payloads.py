@@ -1,163 +1,276 @@
-"""The limit of all stored payloads: settled ones make room, what is in use stays."""
+"""Stored payloads: settled ones make room for new ones, and a run keeps a few trained batches as samples."""
+
+from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import NoRoom, QueueFull, WrongState
 from ref_server.queue.queue import Queue
-from ref_server.queue.records import Upload
-from shared.api import Lease, LeaseBody, LeaseKey, State
-from tests.ref_server.queue.backends import Clock, Open
+from shared.api import LeaseKey, ListOrder, Outcome, State
+from tests.ref_server.queue.backends import RETENTION, Clock, Open
+from tests.ref_server.queue.batches import details, expire_waiting, key, lease, ready_upload, stored, upload
 
 MIB = 2**20
 
 
-def upload(id: str, size: int = 10, run: str = "run") -> Upload:
-    return Upload(id, bytes(32), run, 0, 0, 4, 6, 2, b"." * size, to_score=False)
+def with_payload(queue: Queue, run: str | None = None) -> set[str]:
+    return {batch.id for batch in queue.list(None, run, 1000, None, kept=True).batches}
 
 
-def expire_all(queue: Queue, run: str = "run") -> None:
-    """Makes all that waits stale."""
-    queue.lease(LeaseBody(consumer="trainer", run=run, policy_version=9, max_lag=0))
+# --- the limit of all stored payloads
 
 
-def lease(queue: Queue, run: str = "run") -> Lease:
-    (held,) = queue.lease(LeaseBody(consumer="trainer", run=run, lease_seconds=10.0))
-    return held
-
-
-def start(queue: Queue, held: Lease) -> None:
-    queue.extend([LeaseKey(id=held.id, token=held.token)], 10.0, started=True)
-
-
-def with_payload(queue: Queue) -> set[str]:
-    return {batch.id for batch in queue.list(None, None, 1000, None).batches if queue.payload(batch.id) is not None}
-
-
-def stored(queue: Queue) -> int:
-    return sum(depth.bytes for states in queue.stats().runs.values() for depth in states.values())
-
-
-def test_payloads_settled_first_make_room(open_queue: Open, clock: Clock) -> None:
+def test_the_payloads_settled_first_make_room(open_queue: Open, clock: Clock) -> None:
     queue = open_queue(max_stored_bytes=40)
-    queue.put(upload("late"))  # admitted first, settled last
+    queue.put(ready_upload("late"))  # admitted first, settled last
     held = lease(queue)
     for id in ("first", "second"):
-        queue.put(upload(id))
-        expire_all(queue)
+        queue.put(ready_upload(id))
+        expire_waiting(queue)
         clock.advance(1.0)
-    queue.release([LeaseKey(id="late", token=held.token)])
-    expire_all(queue)
-    queue.put(upload("a"))
+    queue.release([key(held)])
+    expire_waiting(queue)
+    queue.put(ready_upload("a"))
     assert with_payload(queue) == {"late", "first", "second", "a"}
-    queue.put(upload("b", 5))
+    queue.put(ready_upload("b", 5))
     assert with_payload(queue) == {"late", "second", "a", "b"}
-    queue.put(upload("c", 5))
+    queue.put(ready_upload("c", 5))
     assert stored(queue) == 40
     clock.advance(1.0)
-    expire_all(queue)
-    queue.put(upload("d"))
-    queue.put(upload("e"))
+    expire_waiting(queue)
+    queue.put(ready_upload("d"))
+    queue.put(ready_upload("e"))
     assert with_payload(queue) == {"a", "b", "c", "d", "e"}
     assert queue.activity.counts()[Count.PAYLOAD_DROPPED] == 3
-
-
-def test_a_batch_whose_payload_made_room_is_known_and_says_so(open_queue: Open) -> None:
-    queue = open_queue(max_stored_bytes=20)
-    queue.put(upload("a"))
-    expire_all(queue)
-    queue.put(upload("b"))
-    expire_all(queue)
-    queue.put(upload("c"))
-    batch = queue.get("a")
-    assert batch is not None
-    assert (batch.state, batch.reason, batch.payload_bytes) == (State.EXPIRED, "stale", 0)
-    assert batch.history[-1].detail == "its payload was dropped to make room"
-    assert not queue.put(upload("a")).created
+    first = details(queue, "first")
+    assert (first.state, first.reason, first.payload_bytes) == (State.EXPIRED, "stale", 0)
+    assert first.history[-1].detail == "its payload was dropped to make room"
+    assert not queue.put(ready_upload("first")).created
     with pytest.raises(WrongState, match="nothing left to queue again"):
-        queue.requeue("a")
+        queue.requeue("first")
 
 
-def test_dead_batches_make_room(open_queue: Open) -> None:
-    queue = open_queue(max_stored_bytes=20, max_deliveries=1)
-    queue.put(upload("a"))
-    queue.release([LeaseKey(id="a", token=lease(queue).token)], error="boom")
-    queue.put(upload("b"))
-    expire_all(queue)
-    queue.put(upload("c"))
-    assert with_payload(queue) == {"b", "c"}
-
-
-def test_what_is_in_use_is_never_dropped(open_queue: Open) -> None:
-    queue = open_queue(max_stored_bytes=40)
-    queue.put(upload("a"))
-    start(queue, lease(queue))  # it no longer counts as waiting, but it is stored
-    queue.put(upload("b"))
+def test_dead_batches_make_room_and_batches_in_use_do_not(open_queue: Open) -> None:
+    queue = open_queue(max_stored_bytes=40, max_deliveries=1)
+    queue.put(ready_upload("dead", 20))
+    queue.release([key(lease(queue))], error="boom")
+    queue.put(ready_upload("a"))
+    queue.extend([key(lease(queue))], 10.0, started=True)  # it no longer waits, but it is stored
+    queue.put(ready_upload("b", 10))
+    expire_waiting(queue)
+    queue.put(ready_upload("c"))
+    assert with_payload(queue) == {"a", "b", "c"}
     with pytest.raises(QueueFull, match="max_stored_bytes is 40"):
-        queue.put(upload("c"))
-    assert with_payload(queue) == {"a", "b"}
-    assert queue.get("c") is None
+        queue.put(ready_upload("d"))
+    assert with_payload(queue) == {"a", "b", "c"}
+    assert queue.get("d") is None
 
 
 def test_a_run_that_uses_its_share_leaves_room_for_another(open_queue: Open) -> None:
     queue = open_queue(max_stored_bytes=3000)
     for id in range(150):
-        queue.put(upload(f"{id}"))
-        start(queue, lease(queue))
+        queue.put(ready_upload(f"{id}"))
+        queue.extend([key(lease(queue))], 10.0, started=True)
     with pytest.raises(NoRoom) as refused:
-        queue.put(upload("more"))
+        queue.put(ready_upload("more"))
     assert refused.value.run == "run"
-    assert queue.put(upload("other", run="other")).created
+    assert queue.put(ready_upload("other", run="other")).created
 
 
-def test_a_batch_that_grows_when_it_is_scored_makes_room(open_queue: Open) -> None:
+def test_a_batch_that_grows_by_its_scores_makes_room_or_is_kept_all_the_same(open_queue: Open) -> None:
     queue = open_queue(max_stored_bytes=40)
     for id in "ab":
-        queue.put(upload(id))
-    expire_all(queue)
-    queue.put(Upload("c", bytes(32), "run", 0, 0, 4, 6, 2, b"." * 10))
+        queue.put(ready_upload(id))
+    expire_waiting(queue)
+    queue.put(upload("c", body=b"." * 10))
     queue.claim(100)
     queue.complete("c", b"." * 25)
     assert with_payload(queue) == {"b", "c"}
-
-
-def test_a_scored_batch_is_kept_though_nothing_can_make_room(open_queue: Open) -> None:
-    queue = open_queue(max_stored_bytes=20)
-    queue.put(Upload("a", bytes(32), "run", 0, 0, 4, 6, 2, b"." * 10))
+    queue.put(upload("d", run="other"))
     queue.claim(100)
-    queue.complete("a", b"." * 25)
-    assert queue.payload("a") == b"." * 25
+    queue.complete("d", b"." * 30)
+    assert (with_payload(queue), stored(queue)) == ({"c", "d"}, 55)
 
 
-def test_a_large_upload_displaces_any_number_of_small_payloads(open_queue: Open) -> None:
+def test_a_large_upload_displaces_many_small_payloads(open_queue: Open) -> None:
     queue = open_queue(max_stored_bytes=400)
     for id in range(100):
-        queue.put(upload(f"{id}", 2))
-    expire_all(queue)
-    assert queue.put(upload("large", 200)).created
+        queue.put(ready_upload(f"{id}", 2))
+    expire_waiting(queue)
+    assert queue.put(ready_upload("large", 200)).created
     assert stored(queue) == 400
-    queue.drop("large")
-    assert queue.put(upload("again", 200)).created
-    expire_all(queue)
-    assert queue.put(upload("other", 200)).created
-    assert with_payload(queue) == {"again", "other"}
 
 
 def test_a_store_far_above_a_new_limit_admits_at_once(open_queue: Open) -> None:
-    """As after an upgrade from a version that had no limit."""
     queue = open_queue()
     for id in range(70):
-        queue.put(upload(f"{id}", MIB))
-    queue.put(upload("last", MIB))
-    expire_all(queue)
+        queue.put(ready_upload(f"{id}", MIB))
+    queue.put(ready_upload("last", MIB))
+    expire_waiting(queue)
     queue.close()
     queue = open_queue(max_stored_bytes=2 * MIB)
-    assert queue.put(upload("new", MIB)).created
+    assert queue.put(ready_upload("new", MIB)).created
     assert with_payload(queue) == {"last", "new"}
 
 
-def test_the_oldest_legacy_batch_makes_room_where_nothing_settled_does(open_queue: Open) -> None:
+def test_a_displaced_batch_makes_room_where_nothing_settled_does(open_queue: Open) -> None:
     queue = open_queue(max_stored_bytes=20)
-    assert queue.put_displacing(upload("a")) == []
-    assert queue.put_displacing(upload("b")) == ["a"]
+    assert queue.put_displacing(ready_upload("a")) == []
+    assert queue.put_displacing(ready_upload("b")) == ["a"]
     assert with_payload(queue) == {"b"}
+
+
+# --- kept samples
+
+
+def leased(queue: Queue, id: str, run: str = "run") -> LeaseKey:
+    queue.put(replace(ready_upload(id, run=run), content_hash=sha256(id.encode()).digest()))
+    return key(lease(queue, run=run))
+
+
+def train(queue: Queue, id: str, training: bytes | None = b"data", run: str = "run") -> LeaseKey:
+    """A batch from its upload to its ack."""
+    held = leased(queue, id, run)
+    if training is not None:
+        queue.put_training(id, training)
+    assert queue.ack([held], "step-1") == [Outcome.OK]
+    return held
+
+
+def smallest(ids: list[str], number: int) -> set[str]:
+    return set(sorted(ids, key=lambda id: sha256(id.encode()).digest())[:number])
+
+
+def test_a_batch_with_training_data_stays_whole_after_its_ack(open_queue: Open) -> None:
+    queue = open_queue(max_batches=3, max_batches_per_run=1, max_in_flight=3, max_in_flight_per_run=1)
+    sample = train(queue, "sample")
+    train(queue, "other", None)
+    assert (queue.payload("other"), queue.training("other")) == (None, None)
+    batch = details(queue, "sample")
+    assert (batch.state, batch.payload_bytes, batch.history[-1].detail) == (State.DONE, 14, "in checkpoint step-1")
+    assert (stored(queue), queue.stats().waiting_batches) == (14, 0)
+    queue.close()
+    queue = open_queue()
+    assert (queue.payload("sample"), queue.training("sample")) == (b"." * 10, b"data")
+    assert queue.ack([sample]) == [Outcome.ALREADY]
+
+
+def test_the_last_training_data_is_kept(open_queue: Open) -> None:
+    queue = open_queue()
+    held = leased(queue, "a")
+    queue.put_training("a", b"a longer one")
+    queue.put_training("a", b"short")
+    assert (queue.training("a"), stored(queue)) == (b"short", 15)
+    queue.ack([held])
+    queue.put_training("a", b"later")
+    assert (queue.training("a"), stored(queue)) == (b"later", 15)
+
+
+def test_training_data_needs_a_batch_that_is_leased_or_kept(open_queue: Open) -> None:
+    queue = open_queue()
+    with pytest.raises(KeyError):
+        queue.put_training("unknown", b"data")
+    queue.put(ready_upload("a"))
+    with pytest.raises(WrongState, match="a is ready: training data is stored while"):
+        queue.put_training("a", b"data")
+    queue.ack([key(lease(queue))])
+    with pytest.raises(WrongState, match="its payload is gone"):
+        queue.put_training("a", b"data")
+    assert queue.training("unknown") is None
+
+
+@pytest.mark.parametrize("end", ["released", "expired", "failed"])
+def test_a_lease_that_ends_without_an_ack_loses_its_training_data(open_queue: Open, clock: Clock, end: str) -> None:
+    queue = open_queue()
+    held = leased(queue, "a")
+    queue.extend([held], 10.0, started=True)
+    queue.put_training("a", b"of a step that no checkpoint contains")
+    if end == "expired":
+        clock.advance(11.0)
+    else:
+        queue.release([held], error="boom" if end == "failed" else None)
+    again = key(lease(queue))
+    assert (queue.training("a"), stored(queue)) == (None, 10)
+    queue.ack([again])
+    assert (queue.payload("a"), stored(queue)) == (None, 0)
+
+
+def test_a_run_keeps_the_samples_with_the_smallest_hashes(open_queue: Open) -> None:
+    queue = open_queue(keep_samples=3)
+    ids = [str(number) for number in range(12)]
+    for id in ids:
+        train(queue, id)
+        train(queue, f"other {id}", run="other")
+    assert with_payload(queue, "run") == smallest(ids, 3)
+    assert len(with_payload(queue, "other")) == 3
+    gone = details(queue, next(id for id in ids if id not in smallest(ids, 3)))
+    assert (gone.state, gone.payload_bytes) == (State.DONE, 0)
+    assert gone.history[-1].detail == "its payload was dropped: the run keeps 3 samples"
+    queue.close()
+    queue = open_queue(keep_samples=2)
+    train(queue, "12")
+    assert len(with_payload(queue, "run")) == 2, "a lower limit holds from the next ack"
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_one_ack_of_many_keeps_as_many(open_queue: Open, most: int) -> None:
+    queue = open_queue(keep_samples=most)
+    ids = [str(number) for number in range(12)]
+    keys = [leased(queue, id) for id in ids]
+    for id in ids:
+        queue.put_training(id, b"data")
+    assert set(queue.ack(keys)) == {Outcome.OK}
+    assert with_payload(queue) == smallest(ids, most)
+    assert stored(queue) == 14 * most
+
+
+def test_samples_and_training_data_count_as_stored(open_queue: Open, clock: Clock) -> None:
+    queue = open_queue(max_stored_bytes=40)
+    for id in "abc":
+        train(queue, id)
+        clock.advance(1.0)
+    assert (with_payload(queue), stored(queue)) == ({"b", "c"}, 28), "a made room for c's training data"
+    queue.put(ready_upload("d"))
+    queue.put(ready_upload("e"))
+    assert with_payload(queue) == {"c", "d", "e"}
+    assert queue.training("b") is None
+    for id in "cd":
+        queue.drop(id)
+    held = lease(queue)
+    with pytest.raises(QueueFull, match="max_stored_bytes is 40"):
+        queue.put_training(held.id, b"." * 31)
+    assert (queue.training(held.id), stored(queue)) == (None, 10)
+
+
+def test_a_dropped_sample_stays_done_until_it_is_forgotten(open_queue: Open, clock: Clock) -> None:
+    queue = open_queue()
+    train(queue, "a")
+    queue.drop("a")
+    queue.drop("a")
+    batch = details(queue, "a")
+    assert (batch.state, batch.reason, batch.payload_bytes, stored(queue)) == (State.DONE, None, 0, 0)
+    assert [event.detail for event in batch.history[-2:]] == ["in checkpoint step-1", "its payload was dropped"]
+    assert queue.training("a") is None
+    train(queue, "b")
+    clock.advance(RETENTION + 1)
+    queue.tidy()
+    assert (queue.get("b"), queue.payload("b"), stored(queue)) == (None, None, 0)
+
+
+def test_a_list_of_batches_with_payload_in_both_orders(open_queue: Open) -> None:
+    queue = open_queue()
+    for id in "abcdef":
+        train(queue, id, b"data" if id in "ace" else None)
+    queue.put(ready_upload("g"))
+    queue.put(ready_upload("h", run="other"))
+    for order, whole in ((ListOrder.OLDEST, "acegh"), (ListOrder.NEWEST, "hgeca")):
+        listed, cursor = "", None
+        while True:
+            page = queue.list(None, None, 2, cursor, order, kept=True)
+            listed += "".join(batch.id for batch in page.batches)
+            if (cursor := page.next_cursor) is None:
+                break
+        assert listed == whole
+    assert [batch.id for batch in queue.list(State.DONE, "run", 9, None, kept=True).batches] == ["a", "c", "e"]

@@ -1,0 +1,331 @@
+"""Leases: their order, how long they hold, what ends them, and what a repeated request gets."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import apsw
+import pytest
+
+from ref_server.metrics.activity import Count
+from ref_server.queue.errors import Superseded
+from ref_server.queue.queue import Queue
+from ref_server.queue.sqlite.store import SqliteQueue
+from shared.api import LEGACY_RUN, Lease, LeaseBody, LeaseKey, Order, Outcome, State
+from tests.ref_server.queue.backends import Clock, Open, make_limits
+from tests.ref_server.queue.batches import (
+    LEASE_SECONDS,
+    details,
+    drain,
+    key,
+    lease,
+    lease_many,
+    lose,
+    make_ready,
+    reason,
+    state,
+    upload,
+)
+
+
+def ids(leases: list[Lease]) -> list[str]:
+    return [held.id for held in leases]
+
+
+def fill(queue: Queue, names: str, **fields) -> None:
+    make_ready(queue, *(upload(name, **fields) for name in names))
+
+
+# --- the order
+
+
+def test_both_orders_across_runs_and_epochs(queue: Queue) -> None:
+    batches = [
+        upload("a", run="y", version=2),
+        upload("b", run="x", epoch=1, version=3),
+        upload("c", run="x", version=3),
+        upload("d", version=1),
+    ]
+    make_ready(queue, *batches)
+    assert drain(queue) == ["a", "b", "c", "d"]
+    make_ready(queue, *(replace(batch, id=f"{batch.id}2") for batch in batches))
+    assert drain(queue, order=Order.FRESHEST) == ["c2", "b2", "a2", "d2"]
+
+
+def test_fifo_is_the_order_of_admission_not_of_scoring(queue: Queue) -> None:
+    for id in "abc":
+        queue.put(upload(id))
+    assert lease_many(queue) == [], "nothing is ready yet"
+    for claim in reversed(queue.claim(100)):
+        queue.complete(claim.id, b"scored")
+    assert drain(queue) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("order", Order)
+def test_returned_batches_come_first_in_their_old_order(queue: Queue, clock: Clock, order: Order) -> None:
+    make_ready(queue, *(upload(id, version=version) for id, version in (("a", 1), ("b", 2), ("c", 3), ("d", 4))))
+    first, second = lease(queue, order=order), lease(queue, order=order)
+    make_ready(queue, upload("newest", version=9))
+    queue.release([key(second)])
+    clock.advance(LEASE_SECONDS)
+    assert drain(queue, order=order)[:2] == [first.id, second.id]
+
+
+def test_a_lease_keeps_to_its_run(queue: Queue) -> None:
+    make_ready(queue, upload("a", run="one"), upload("b", run="two"), upload("c", run=LEGACY_RUN))
+    assert drain(queue, run="two") == ["b"]
+    assert drain(queue, count=512) == ["a"], "the legacy run must be named"
+
+
+def test_a_batch_is_leased_to_one_consumer_at_a_time(queue: Queue) -> None:
+    make_ready(queue, *(upload(str(number)) for number in range(40)))
+    leased: list[str] = []
+    threads = [
+        threading.Thread(target=lambda name=name: leased.extend(drain(queue, consumer=name))) for name in "abcdefgh"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(leased) == {str(number): 1 for number in range(40)}
+
+
+# --- how long a lease holds
+
+
+def test_a_lease_holds_for_its_time(queue: Queue, clock: Clock) -> None:
+    fill(queue, "a")
+    held = lease(queue, consumer="me", lease_seconds=3.0)
+    assert (held.id, held.lease_seconds, held.deliveries, held.body) == ("a", 3.0, 1, b"scored raw")
+    assert details(queue, "a").consumer == "me"
+    clock.advance(2.9)
+    assert lease_many(queue) == []
+    clock.advance(0.1)
+    assert queue.stats().runs["run"].keys() == {State.READY}
+    again = lease(queue)
+    assert again.id == held.id
+    assert again.token != held.token
+
+
+@pytest.mark.parametrize("act", ["ack", "extend", "release"])
+def test_the_token_of_a_lost_lease_is_refused_before_anybody_leases_again(queue: Queue, clock: Clock, act: str) -> None:
+    fill(queue, "a")
+    held = lease(queue)
+    clock.advance(LEASE_SECONDS)
+    arguments = {"extend": [LEASE_SECONDS]}.get(act, [])
+    assert getattr(queue, act)([key(held)], *arguments) == [Outcome.STALE]
+    assert state(queue, "a") is State.READY
+
+
+def test_extending_counts_from_now(queue: Queue, clock: Clock) -> None:
+    fill(queue, "a")
+    held = lease(queue)
+    clock.advance(LEASE_SECONDS - 1)
+    assert queue.extend([key(held)], 3.0) == [Outcome.OK]
+    clock.advance(2.9)
+    assert lease_many(queue) == []
+    clock.advance(0.1)
+    assert lease(queue).id == "a"
+
+
+# --- what counts as a delivery
+
+
+def lost(queue: Queue, clock: Clock, started: bool) -> None:
+    held = key(lease(queue))
+    queue.extend([held], LEASE_SECONDS, started=started)
+    queue.extend([held], LEASE_SECONDS)  # does not undo that training has started
+    clock.advance(LEASE_SECONDS)
+
+
+def superseded(queue: Queue, clock: Clock, started: bool) -> None:
+    queue.extend([key(lease(queue, incarnation="old"))], LEASE_SECONDS, started=started)
+    queue.release([key(lease(queue, incarnation="new"))])
+
+
+def released(queue: Queue, clock: Clock, started: bool) -> None:
+    held = key(lease(queue))
+    queue.extend([held], LEASE_SECONDS, started=started)
+    queue.release([held])
+
+
+@pytest.mark.parametrize(
+    ("end", "counts"), [(lost, lambda started: started), (superseded, lambda started: started), (released, lambda _: 0)]
+)
+@pytest.mark.parametrize("started", [False, True])
+def test_a_lost_lease_counts_as_a_delivery_once_training_has_started(
+    queue: Queue, clock: Clock, end: Callable[..., None], counts: Callable[[bool], int], started: bool
+) -> None:
+    fill(queue, "a")
+    end(queue, clock, started)
+    assert lease(queue).deliveries == 1 + counts(started)
+
+
+def test_a_batch_is_dead_after_max_deliveries(open_queue: Open, clock: Clock) -> None:
+    queue = open_queue(max_deliveries=2)
+    fill(queue, "a")
+    lose(queue, clock, started=True)
+    assert state(queue, "a") is State.READY
+    lose(queue, clock, started=False)
+    lose(queue, clock, started=True)
+    assert lease_many(queue) == []
+    batch = details(queue, "a")
+    assert (batch.state, batch.deliveries) == (State.DEAD, 2)
+    assert "trainer lost" in (batch.reason or "")
+    assert queue.payload("a") == b"scored raw"
+
+
+def test_a_release_with_an_error_counts_and_is_the_reason(open_queue: Open) -> None:
+    queue = open_queue(max_deliveries=2)
+    fill(queue, "a")
+    queue.release([key(lease(queue))], error="first NaN")
+    assert queue.release([key(lease(queue))], error="second NaN") == [Outcome.OK]
+    assert state(queue, "a") is State.DEAD
+    assert "second NaN" in (reason(queue, "a") or "")
+
+
+# --- outcomes
+
+
+def test_an_ack_settles_for_good(queue: Queue, clock: Clock) -> None:
+    fill(queue, "a")
+    held = key(lease(queue))
+    assert queue.ack([held], checkpoint="step-7") == [Outcome.OK]
+    clock.advance(LEASE_SECONDS)
+    batch = details(queue, "a")
+    assert (batch.state, batch.payload_bytes, batch.consumer) == (State.DONE, 0, "trainer")
+    assert "step-7" in batch.history[-1].detail
+    assert queue.payload("a") is None
+    assert queue.ack([held]) == queue.extend([held], 1.0) == queue.release([held], error="late") == [Outcome.ALREADY]
+    assert state(queue, "a") is State.DONE
+
+
+def test_a_released_token_holds_nothing(queue: Queue) -> None:
+    fill(queue, "a")
+    old = key(lease(queue))
+    assert queue.release([old]) == [Outcome.OK]
+    assert queue.release([old], error="late") == [Outcome.ALREADY]
+    assert queue.ack([old]) == queue.extend([old], 1.0) == [Outcome.STALE]
+    new = lease(queue)
+    assert new.deliveries == 1
+    assert queue.release([old]) == [Outcome.ALREADY]
+    assert queue.ack([key(new)]) == [Outcome.OK]
+    assert queue.ack([old]) == [Outcome.STALE], "another token settled it"
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "fälschlich"])
+def test_a_wrong_token_is_stale(queue: Queue, token: str) -> None:
+    make_ready(queue, upload("leased"), upload("ready"))
+    lease(queue)
+    assert queue.ack([LeaseKey(id=id, token=token) for id in ("leased", "ready")]) == [Outcome.STALE] * 2
+
+
+def test_outcomes_come_in_the_order_of_the_keys(queue: Queue) -> None:
+    make_ready(queue, *(upload(str(number)) for number in range(300)))
+    keys = [key(held) for held in lease_many(queue, count=300)][::-1]
+    requested = [*keys, keys[0], LeaseKey(id="0", token="wrong"), LeaseKey(id="nobody", token="x")]
+    assert queue.ack(requested) == [*[Outcome.OK] * 300, Outcome.ALREADY, Outcome.STALE, Outcome.UNKNOWN]
+    assert queue.ack([]) == []
+
+
+# --- repeated requests and incarnations
+
+
+def test_a_repeated_request_gets_the_leases_that_still_hold(queue: Queue, clock: Clock) -> None:
+    fill(queue, "abcd")
+    first = lease_many(queue, count=3, request_id="r")
+    clock.advance(LEASE_SECONDS - 1)
+    assert lease_many(queue, count=3, request_id="r", lease_seconds=99.0) == first
+    assert lease_many(queue, count=2, request_id="r") == first[:2], "fewer are wanted"
+    queue.ack([key(first[0])])
+    queue.release([key(first[1])])
+    assert lease_many(queue, count=3, request_id="r") == first[2:], "and nothing new"
+    assert ids(lease_many(queue, "another", count=3, request_id="r")) == ["b", "d"]
+    clock.advance(1)  # the repetition did not extend the lease
+    [again] = lease_many(queue, count=3, request_id="r")
+    assert (again.id, again.token != first[2].token) == ("c", True)
+
+
+def test_a_new_incarnation_gets_the_leases_of_the_old_one(open_queue: Open) -> None:
+    queue = open_queue(max_in_flight=6)
+    fill(queue, "abcd")
+    old = lease_many(queue, incarnation="one", count=2, request_id="x")
+    anonymous = lease(queue)
+    assert ids(lease_many(queue, incarnation="two", count=3, request_id="x")) == ["a", "b", "c"]
+    assert queue.ack([key(held) for held in (*old, anonymous)]) == [Outcome.STALE] * 3
+    with pytest.raises(Superseded):
+        lease_many(queue, incarnation="one")
+
+
+def test_an_incarnation_keeps_its_leases_and_those_of_other_consumers(queue: Queue) -> None:
+    fill(queue, "abc")
+    other = lease(queue, consumer="other", incarnation="one")
+    mine = [lease(queue, incarnation="two") for _ in range(2)]
+    assert queue.ack([key(held) for held in (other, *mine)]) == [Outcome.OK] * 3
+
+
+# --- several batches in one request
+
+
+def test_each_batch_of_a_request_is_a_lease_of_its_own(queue: Queue) -> None:
+    fill(queue, "abc")
+    held = lease_many(queue, count=3, lease_seconds=7.5)
+    assert [(each.id, each.lease_seconds, each.deliveries, each.body) for each in held] == [
+        (name, 7.5, 1, queue.payload(name)) for name in "abc"
+    ]
+    assert len({each.token for each in held}) == 3
+    a, b, c = map(key, held)
+    assert queue.ack([a]) == queue.release([b]) == queue.extend([c], 60.0, started=True) == [Outcome.OK]
+    assert [state(queue, name) for name in "abc"] == [State.DONE, State.READY, State.LEASED]
+    assert details(queue, "c").history[-1].detail == "to trainer"
+    assert queue.activity.counts()[Count.LEASED] == 3
+    assert ids(lease_many(queue, count=9)) == ["b"]
+    assert queue.activity.counts()[Count.REDELIVERED] == 1
+
+
+@pytest.mark.parametrize(("most", "held"), [(30, "abc"), (29, "ab"), (10, "a"), (9, "a")])
+def test_an_answer_is_bounded_in_bytes_but_never_empty(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, most: int, held: str
+) -> None:
+    monkeypatch.setattr("ref_server.queue.grants.MAX_LEASE_BYTES", most)
+    fill(queue, "abcd")  # 10 bytes each
+    assert ids(lease_many(queue, count=4)) == list(held)
+
+
+def test_payloads_come_along_up_to_a_sum(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(queue, "abc")
+    bodies = queue.payloads("abc")
+    monkeypatch.setattr("ref_server.queue.grants.LARGE_BYTES", 2 * len(bodies["a"]))
+    held = lease_many(queue, count=3)
+    assert [each.body for each in held] == [bodies["a"], bodies["b"], None]
+    assert queue.payloads([held[2].id, "unknown"]) == {"c": bodies["c"]}
+    queue.ack([key(held[2])])
+    assert queue.payloads("abc") == {"a": bodies["a"], "b": bodies["b"]}
+
+
+def test_a_request_takes_as_many_statements_for_many_batches_as_for_two(tmp_path: Path) -> None:
+    statements: list[str] = []
+
+    def count(queue: SqliteQueue, batches: int) -> int:
+        statements.clear()
+        assert len(queue.lease(LeaseBody(consumer="c", run="run", request_id=f"{batches}", count=batches))) == batches
+        return len(statements)
+
+    def trace(db: apsw.Cursor, sql: str, values: object) -> bool:
+        statements.append(sql)
+        return True
+
+    def watch(db: apsw.Connection) -> None:
+        db.exec_trace = trace
+
+    apsw.connection_hooks.append(watch)
+    try:
+        with closing(SqliteQueue(tmp_path / "queue.sqlite", limits=make_limits())) as queue:
+            fill(queue, "".join(chr(ord("A") + number) for number in range(50)))
+            count(queue, 1)
+            assert count(queue, 40) == count(queue, 2)
+    finally:
+        apsw.connection_hooks.remove(watch)
