@@ -25,14 +25,8 @@ def test_a_token_file(tmp_path: Path) -> None:
     assert given == {token: role for role, token in TOKENS.items()}
     assert keys.holder("bearer  second-token-of-a-trainer=").role is Role.TRAIN
     assert keys.holder("Bearer bare-token-of-an-admin").role is Role.ADMIN
-
-
-def test_a_token_s_name_tells_nothing_about_it(tmp_path: Path) -> None:
-    keys = read_keys(written(tmp_path, FILE))
     names = {keys.holder(f"Bearer {token}").name for token in TOKENS.values()}
-    assert len(names) == len(TOKENS)
-    assert keys.holder(f"bearer  {TOKENS[Role.TRAIN]}").name in names
-    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in names)
+    assert len(names) == len(TOKENS) and all(re.fullmatch("[0-9a-f]{16}", name) for name in names), "digests only"
 
 
 def test_tokens_with_names_and_runs(tmp_path: Path) -> None:
@@ -57,18 +51,14 @@ SECRET = "s3cret-" * 4
     ("text", "message"),
     [
         ("", "holds no token"),
-        ("# nothing\n\n", "holds no token"),
         (f"{FILE}root {SECRET}", "line 4: must be ROLE TOKEN"),
         (f"\n\nopen {SECRET}", "line 3: must be ROLE TOKEN"),
-        (f"admin {SECRET} {SECRET}", "line 1: must be ROLE TOKEN"),
         ("admin s3cret", "line 1: a token has at least 16 characters"),
         ("s3cret", "line 1: a token has at least 16 characters"),
         (f"admin {SECRET}\u00e4", "line 1: a token is made of letters"),
-        (f"admin {SECRET}:{SECRET}", "line 1: a token is made of letters"),
         (f"admin {SECRET}\nupload {SECRET}", "line 2: this token is in a line above"),
         (f"admin {SECRET} name=a\nupload x{SECRET} name=a", "line 2: this name is in a line above"),
         (f"admin {SECRET} a", "line 1: must be ROLE TOKEN, then name=NAME and run=RUN"),
-        (f"admin name=a {SECRET} b", "line 1: must be ROLE TOKEN"),
         (f"admin {SECRET} name=", "line 1: a name has 1 to 64 letters"),
         (f"admin {SECRET} name=a name=b", "line 1: must be ROLE TOKEN"),
         (f"admin {SECRET} run=mine", "line 1: run=RUN names the one run of a token of role upload or train"),

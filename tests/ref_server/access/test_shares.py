@@ -1,3 +1,5 @@
+"""Shares of something limited: half for one holder, and something always free for a newcomer."""
+
 import random
 from collections import Counter
 
@@ -31,14 +33,8 @@ def test_a_newcomer_finds_room_beside_a_greedy_one() -> None:
     fill(shares, "greedy")
     assert fill(shares, "newcomer") == {"newcomer": 250}
     assert not shares.take("greedy")
-
-
-def test_a_size_is_given_whole_or_not_at_all() -> None:
-    shares = Shares(10)
-    assert not shares.take("a", 6)
-    assert shares.take("a", 5)
-    assert not shares.take("b", 3)
-    assert shares.take("b", 2)
+    assert not shares.take("large", 200)
+    assert shares.take("large", 125)
 
 
 def test_nothing_is_lost_or_gained() -> None:
@@ -54,11 +50,6 @@ def test_nothing_is_lost_or_gained() -> None:
     for each in held:
         shares.give(*each)
     assert fill(shares, "alone") == {"alone": 50}
-
-
-@pytest.mark.parametrize("most", [0, 1])
-def test_where_nothing_would_be_left_nothing_is_given(most: int) -> None:
-    assert not Shares(most).take("a")
 
 
 def test_what_a_piece_of_work_holds_ends_with_it() -> None:

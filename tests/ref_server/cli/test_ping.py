@@ -75,9 +75,11 @@ def test_waiting_ends_when_it_is_ready(
 
         thread = threading.Thread(target=recover)
         thread.start()
+        began = time.monotonic()
         status, out, _ = command("ping", "--url", str(http.base_url), "--wait", "60")
         thread.join()
     assert status == 0 and "is ready" in out
+    assert time.monotonic() - began < 30
 
 
 def test_waiting_ends_in_time(command: Command) -> None:

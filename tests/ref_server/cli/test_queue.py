@@ -6,24 +6,25 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from ref_server.cli import queue, serve
+from ref_server.cli import queue
 from ref_server.cli.queue import views
 from ref_server.config import QueueConfig
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import PurgeBody, Purged, State
+from shared.api import PurgeBody, Purged
 from shared.batch import RolloutBatch, Training
 from shared.client import NotRefServer, RefServerClient
+from tests.site import Answer, open_site
+
+__all__ = ["open_site"]
 
 Rollout = Callable[..., RolloutBatch]
 Command = Callable[..., tuple[int, str, str]]
@@ -47,20 +48,10 @@ def run() -> str:
 
 
 @pytest.fixture
-def command(http: httpx.Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs the command against the server: its status, standard output and standard error."""
+def command(command: Command, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs `ref-server queue` against the server."""
     monkeypatch.setenv("REF_SERVER_URL", str(http.base_url))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            status = queue.run(list(arguments))
-        except SystemExit as exited:
-            status = int(exited.code or 0)
-        output = capsys.readouterr()
-        return status, output.out, output.err
-
-    return command
+    return lambda *arguments: command("queue", *arguments)
 
 
 class Terminal(io.StringIO):
@@ -176,20 +167,6 @@ def test_ls_over_many_pages(
     assert [batch["id"] for batch in rest] == ids[3:]
 
 
-def test_a_long_list_is_printed_page_by_page(
-    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A list of a million must not be held in memory before its first line is printed."""
-    monkeypatch.setattr("ref_server.cli.queue.views.PAGE", 2)
-    ids = [ready(http, rollout(run=run)) for _ in range(5)][::-1]
-    _, out, err = command("ls", "--run", run, "--limit", "0")
-    assert err == ""
-    assert [line.split()[0] for line in out.splitlines() if run in line] == ids
-    assert sum("deliveries" in line for line in out.splitlines()) == 3, "each page has its head"
-    told = json.loads(command("ls", "--run", run, "--limit", "3", "--json")[1])
-    assert [batch["id"] for batch in told["batches"]] == ids[:3] and told["next_cursor"]
-
-
 def test_show(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
     rewards = np.array([1, np.nan, 0.5], dtype=np.float32)
     id = dead(http, rollout(run=run, rewards=rewards, reward_parts={"accuracy": rewards}))
@@ -279,17 +256,7 @@ def test_requeue_all_of_a_state(
     assert command("requeue", "--state", "expired", "--run", run) == (0, "0 batches brought back\n", "")
 
 
-def test_requeue_into_a_full_queue(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
-    ids = [dead(http, rollout(run=run)) for _ in range(2)]
-    for _ in range(ROOM - 1):
-        ready(http, rollout(run=run))
-    status, out, err = command("requeue", "--state", "dead", "--run", run)
-    assert (status, out) == (1, "1 batch brought back\n")
-    assert err.startswith(f"{ids[1]}: {ROOM} batches")
-    assert [state(http, id) for id in ids] == ["ready", "dead"]
-
-
-def test_many_refusals_are_told_in_brief(command: Command) -> None:
+def test_many_refusals_are_shortened(command: Command) -> None:
     status, _, err = command("requeue", *(f"nobody-{number}" for number in range(25)))
     assert status == 1
     assert err.count("is known here") == 20
@@ -392,16 +359,6 @@ def test_an_end_in_the_middle_says_how_far_it_came(
     assert [state(http, id) for id in ids] == ["expired", "dead", "dead"]
 
 
-def test_purge_goes_on_until_nothing_is_left(
-    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = [ready(http, rollout(run=run)) for _ in range(5)]
-    sizes = [http.get(f"/v1/batches/{id}").json()["payload_bytes"] for id in ids]
-    monkeypatch.setattr("ref_server.queue.housekeeping.SLICE", 2)
-    status, out, err = command("purge", "--state", "ready", "--run", run, "--yes", "--json")
-    assert (status, err, json.loads(out)) == (0, "", {"purged": ids, "bytes": sum(sizes), "failed": []})
-
-
 def test_what_comes_after_the_question_stays(
     command: Command, terminal: Callable[[str], Terminal], http: httpx.Client, rollout: Rollout, run: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -453,28 +410,14 @@ def test_no_server(command: Command, arguments: list[str]) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("answered", "told"), [(200, "is not a reference server"), (502, "502 Bad Gateway")])
-def test_another_server(command: Command, answered: int, told: str) -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(answered)
-            self.send_header("Content-Length", "5")
-            self.end_headers()
-            self.wfile.write(b"hello")
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Other) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        status, out, err = command("stats", "--url", f"http://127.0.0.1:{server.server_port}")
-        thread.join()
-    assert (status, out) == (1, "")
-    assert told in err
+@pytest.mark.parametrize(("status", "message"), [(200, "is not a reference server"), (502, "502 Bad Gateway")])
+def test_another_server(command: Command, open_site: Callable, status: int, message: str) -> None:
+    site = open_site(lambda _: Answer(status, b"hello"))
+    assert command("stats", "--url", site.url)[:2] == (1, "")
+    assert message in command("stats", "--url", site.url)[2]
 
 
-def test_what_the_server_refuses_is_told_in_its_words(command: Command) -> None:
+def test_a_refusal_has_the_words_of_the_server(command: Command) -> None:
     status, out, err = command("show", UNKNOWN)
     assert (status, out) == (1, "")
     assert err.startswith(f"ref-server queue show: no batch '{UNKNOWN}' is known here")
@@ -513,17 +456,6 @@ def test_the_environment_of_a_server_does_no_harm(command: Command, monkeypatch:
     assert "REF_SERVER_YES is not a setting" in err
 
 
-def test_the_url_in_the_environment_does_the_server_no_harm(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("REF_SERVER_URL", "http://127.0.0.1:1")
-    with pytest.raises(SystemExit):
-        serve.run(["--model", "m", "--port", "0"])
-    err = capsys.readouterr().err
-    assert "port: " in err
-    assert "URL" not in err
-
-
 def test_help(command: Command) -> None:
     status, out, _ = command("--help")
     assert status == 0
@@ -537,21 +469,7 @@ def test_help(command: Command) -> None:
         assert all(name in out for name in named)
 
 
-def test_every_state_can_be_listed() -> None:
-    choices, _ = get_args(views.Ls.model_fields["state"].annotation)
-    assert set(get_args(choices)) == set(State)
-
-
 # As a process
-
-
-@pytest.mark.slow
-def test_a_process(http: httpx.Client, rollout: Rollout, run: str) -> None:
-    id = ready(http, rollout(run=run))
-    command = [sys.executable, "-m", "ref_server", "queue", "ls", "--run", run, "--url", str(http.base_url), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [batch["id"] for batch in json.loads(done.stdout)["batches"]] == [id]
 
 
 @pytest.mark.slow

@@ -56,11 +56,6 @@ def test_texts_are_taken_as_they_stand(score: Command, http: httpx.Client, compl
     assert json.loads(out) == asked(http, prompt=f" {completion}", completions=[completion])
 
 
-def test_temperature(score: Command, http: httpx.Client) -> None:
-    out = score("--prompt", "a", "--completion", "b", "--temperature", "0.5", "--json")[1]
-    assert json.loads(out) == asked(http, prompt="a", completions=["b"], temperature=0.5)
-
-
 def test_jsonl(score: Command, http: httpx.Client, tmp_path: Path) -> None:
     texts = {"prompt": "2+3=", "completions": ["5", "6"]}
     ids = {"prompt_ids": [5, 6], "completions": [[7], [8, 9]], "temperature": 2.0}

@@ -98,14 +98,6 @@ def test_a_bad_token_is_not_repeated(
     assert "hunter2" not in output
 
 
-def test_a_token_is_not_offered_as_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        serve(["--help"])
-    offered = capsys.readouterr().out
-    assert "--token-file" in offered
-    assert "--token " not in offered
-
-
 @pytest.mark.slow
 def test_nothing_that_clients_send_is_logged(tmp_path: Path, rollout: Callable[..., RolloutBatch]) -> None:
     """At the most talkative level, with requests of every kind: good, bad, broken."""

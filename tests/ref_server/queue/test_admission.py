@@ -142,13 +142,6 @@ def test_batches_count_from_admission_until_training_starts(open_queue: Open, cl
     assert is_full(), "it is in doubt, so it is leased once more"
 
 
-def test_scored_bodies_count_with_their_new_size(open_queue: Open) -> None:
-    queue = open_queue(max_bytes=24)
-    make_ready(queue, upload("a"))  # "scored raw" has 10 bytes
-    with pytest.raises(QueueFull):
-        queue.put(upload("b"))
-
-
 def test_dead_and_expired_batches_leave_room(open_queue: Open) -> None:
     queue = open_queue(max_batches=4, max_scoring_attempts=1)
     queue.put(upload("dead"))
@@ -281,16 +274,6 @@ def test_nothing_is_displaced_in_vain(open_queue: Open) -> None:
         queue.put_displacing(upload("b", body=b"u" * 7))
     assert (state(queue, "a"), queue.payload("a")) == (State.QUEUED, b"raw")
     assert queue.activity.counts()[Count.EXPIRED_DISPLACED] == 0
-
-
-def test_concurrent_uploads_displace_each_batch_once(open_queue: Open) -> None:
-    queue = open_queue(max_batches=6)
-    with ThreadPoolExecutor(8) as pool:
-        displaced = list(pool.map(lambda i: queue.put_displacing(upload(str(i))), range(30)))
-    gone = [id for ids in displaced for id in ids]
-    assert len(gone) == len(set(gone)) == 27
-    waiting = {id for id in map(str, range(30)) if state(queue, id) is State.QUEUED}
-    assert waiting == set(map(str, range(30))) - set(gone)
 
 
 def test_concurrent_consumers_take_each_batch_once(queue: Queue) -> None:

@@ -12,14 +12,15 @@ from ref_server.queue.disk import Disk
 from ref_server.queue.errors import StorageFull
 from ref_server.queue.records import Upload
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import LeaseBody, LeaseKey, Outcome, State
+from shared.api import LeaseKey, Outcome, State
 from tests.chaos.disk import NeedsRoot, SmallDisk, small_disk
 from tests.ref_server.queue.backends import make_limits
+from tests.ref_server.queue.batches import expire_waiting, key, lease, ready_upload, state
 
 MIB = 2**20
 SIZE = 16 * MIB
 FLOOR = SIZE // 20
-BODY = b"." * (MIB // 4)
+BODY_BYTES = MIB // 4
 
 Open = Callable[[], SqliteQueue]
 
@@ -46,11 +47,15 @@ def open_queue(disk: SmallDisk) -> Iterator[Open]:
         yield open_again
 
 
+def new_upload() -> Upload:
+    return ready_upload(f"{next(numbers)}", BODY_BYTES)
+
+
 def fill(queue: SqliteQueue) -> int:
     """Uploads until there is no room. Returns how many were admitted."""
     for count in itertools.count():
         try:
-            queue.put(Upload(f"{next(numbers)}", bytes(32), "run", 0, 0, 4, 6, 2, BODY, to_score=False))
+            queue.put(new_upload())
         except StorageFull:
             return count
     raise AssertionError("it ends when the disk is full")
@@ -59,9 +64,8 @@ def fill(queue: SqliteQueue) -> int:
 numbers = itertools.count()
 
 
-def lease(queue: SqliteQueue) -> LeaseKey:
-    (held,) = queue.lease(LeaseBody(consumer="trainer", run="run", lease_seconds=1000.0))
-    return LeaseKey(id=held.id, token=held.token)
+def leased(queue: SqliteQueue) -> LeaseKey:
+    return key(lease(queue, lease_seconds=1000.0))
 
 
 def test_uploads_leave_room_for_all_that_settles(open_queue: Open) -> None:
@@ -73,7 +77,7 @@ def test_uploads_leave_room_for_all_that_settles(open_queue: Open) -> None:
         StorageFull, match=r"the disk is full: [0-9.]+ MiB are free in .*, and min_free_mib keeps 0\.8 MiB"
     ):
         queue.check()
-    keys = [lease(queue) for _ in range(count // 2)]
+    keys = [leased(queue) for _ in range(count // 2)]
     assert queue.ack(keys) == [Outcome.OK] * len(keys)
 
 
@@ -82,14 +86,10 @@ def test_uploads_go_on_in_the_room_of_settled_batches(open_queue: Open) -> None:
     queue = open_queue()
     fill(queue)
     for _ in range(3):
-        keys = [lease(queue) for _ in range(10)]
+        keys = [leased(queue) for _ in range(10)]
         queue.ack(keys)
         queue.check()
         assert fill(queue) >= 9
-
-
-def expire_all(queue: SqliteQueue) -> None:
-    queue.lease(LeaseBody(consumer="trainer", run="run", policy_version=9, max_lag=0))
 
 
 def payloads(queue: SqliteQueue) -> list[bool]:
@@ -101,9 +101,9 @@ def test_payloads_that_nobody_needs_make_room_on_the_disk_too(open_queue: Open) 
     """The limit of stored bytes may be larger than the disk."""
     queue = open_queue()
     count = fill(queue)
-    expire_all(queue)
+    expire_waiting(queue)
     for _ in range(count // 2):
-        queue.put(Upload(f"{next(numbers)}", bytes(32), "run", 0, 0, 4, 6, 2, BODY, to_score=False))
+        queue.put(new_upload())
     queue.check()
     kept = payloads(queue)
     assert kept == sorted(kept), "the oldest went first"
@@ -114,7 +114,7 @@ def test_a_queue_that_has_payloads_to_drop_is_ready(disk: SmallDisk) -> None:
     path, settings = disk.root / "queue.sqlite", {"limits": make_limits(), "min_free": 4 * MIB}
     with closing(SqliteQueue(path, **settings)) as queue:
         fill(queue)
-        expire_all(queue)
+        expire_waiting(queue)
     disk.fill(leave=3 * MIB)
     with closing(SqliteQueue(path, **settings)) as queue:
         queue.check()
@@ -124,24 +124,16 @@ def test_a_queue_that_has_payloads_to_drop_is_ready(disk: SmallDisk) -> None:
 def test_payloads_stay_where_dropping_them_would_not_help(open_queue: Open, disk: SmallDisk) -> None:
     queue = open_queue()
     fill(queue)
-    expire_all(queue)
+    expire_waiting(queue)
     disk.fill()
     assert fill(queue) == 0
     assert all(payloads(queue))
 
 
-def test_a_batch_that_is_known_is_answered_without_room(open_queue: Open) -> None:
-    queue = open_queue()
-    known = Upload("known", bytes(32), "run", 0, 0, 4, 6, 2, BODY)
-    queue.put(known)
-    fill(queue)
-    assert not queue.put(known).created
-
-
 def test_on_a_disk_that_others_filled_all_but_uploads_goes_on(open_queue: Open, disk: SmallDisk) -> None:
     queue = open_queue()
     fill(queue)
-    held = [lease(queue) for _ in range(4)]
+    held = [leased(queue) for _ in range(4)]
     disk.fill()
     assert queue.ack(held[:1]) == [Outcome.OK]
     disk.fill()  # takes what the reserve gave up
@@ -153,7 +145,7 @@ def test_on_a_disk_that_others_filled_all_but_uploads_goes_on(open_queue: Open, 
         queue.check()
     for _ in range(15):
         disk.fill()
-        assert queue.ack([lease(queue)]) == [Outcome.OK]
+        assert queue.ack([leased(queue)]) == [Outcome.OK]
     disk.clear()
     queue.check()
     assert fill(queue) > 0
@@ -162,14 +154,12 @@ def test_on_a_disk_that_others_filled_all_but_uploads_goes_on(open_queue: Open, 
 def test_the_first_settlement_on_a_full_disk_has_the_reserve(open_queue: Open, disk: SmallDisk) -> None:
     """The write-ahead log is still empty: there is no room in it that could be used again."""
     queue = open_queue()
-    queue.put(Upload("a", bytes(32), "run", 0, 0, 4, 6, 2, BODY, to_score=False))
+    queue.put(ready_upload("a", BODY_BYTES))
     queue.close()
     queue = open_queue()
     disk.fill()
     queue.drop("a")
-    batch = queue.get("a")
-    assert batch is not None
-    assert batch.state is State.EXPIRED
+    assert state(queue, "a") is State.EXPIRED
 
 
 def test_a_queue_opens_on_a_full_disk(open_queue: Open, disk: SmallDisk) -> None:
@@ -178,7 +168,7 @@ def test_a_queue_opens_on_a_full_disk(open_queue: Open, disk: SmallDisk) -> None
     queue.close()
     disk.fill()
     queue = open_queue()
-    assert queue.ack([lease(queue)]) == [Outcome.OK]
+    assert queue.ack([leased(queue)]) == [Outcome.OK]
     assert fill(queue) == 0
 
 
@@ -212,8 +202,3 @@ def test_readiness_speaks_of_the_upload_that_was_refused(disk: SmallDisk) -> Non
 def test_the_setting_is_in_mib(given: int | None, kept: int | None) -> None:
     config = ServeConfig.model_validate({"no_model": True, "queue": {"min_free_mib": given}})
     assert config.queue.min_free == kept
-
-
-def test_by_default_a_twentieth_of_a_small_disk_stays_free(disk: SmallDisk) -> None:
-    assert Disk(disk.root, None).space.floor == FLOOR
-    assert Disk(disk.root, 0).space.floor == 0

@@ -3,19 +3,15 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
-import apsw
 import pytest
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import Superseded
 from ref_server.queue.queue import Queue
-from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import LEGACY_RUN, Lease, LeaseBody, LeaseKey, Order, Outcome, State
-from tests.ref_server.queue.backends import Clock, Open, make_limits
+from shared.api import Lease, LeaseKey, Order, Outcome, State
+from tests.ref_server.queue.backends import Clock, Open
 from tests.ref_server.queue.batches import (
     LEASE_SECONDS,
     details,
@@ -72,12 +68,6 @@ def test_returned_batches_come_first_in_their_old_order(queue: Queue, clock: Clo
     queue.release([key(second)])
     clock.advance(LEASE_SECONDS)
     assert drain(queue, order=order)[:2] == [first.id, second.id]
-
-
-def test_a_lease_keeps_to_its_run(queue: Queue) -> None:
-    make_ready(queue, upload("a", run="one"), upload("b", run="two"), upload("c", run=LEGACY_RUN))
-    assert drain(queue, run="two") == ["b"]
-    assert drain(queue, count=512) == ["a"], "the legacy run must be named"
 
 
 def test_a_batch_is_leased_to_one_consumer_at_a_time(queue: Queue) -> None:
@@ -304,28 +294,3 @@ def test_payloads_come_along_up_to_a_sum(queue: Queue, monkeypatch: pytest.Monke
     assert queue.payloads([held[2].id, "unknown"]) == {"c": bodies["c"]}
     queue.ack([key(held[2])])
     assert queue.payloads("abc") == {"a": bodies["a"], "b": bodies["b"]}
-
-
-def test_a_request_takes_as_many_statements_for_many_batches_as_for_two(tmp_path: Path) -> None:
-    statements: list[str] = []
-
-    def count(queue: SqliteQueue, batches: int) -> int:
-        statements.clear()
-        assert len(queue.lease(LeaseBody(consumer="c", run="run", request_id=f"{batches}", count=batches))) == batches
-        return len(statements)
-
-    def trace(db: apsw.Cursor, sql: str, values: object) -> bool:
-        statements.append(sql)
-        return True
-
-    def watch(db: apsw.Connection) -> None:
-        db.exec_trace = trace
-
-    apsw.connection_hooks.append(watch)
-    try:
-        with closing(SqliteQueue(tmp_path / "queue.sqlite", limits=make_limits())) as queue:
-            fill(queue, "".join(chr(ord("A") + number) for number in range(50)))
-            count(queue, 1)
-            assert count(queue, 40) == count(queue, 2)
-    finally:
-        apsw.connection_hooks.remove(watch)

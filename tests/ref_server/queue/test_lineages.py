@@ -47,13 +47,6 @@ def test_batches_older_than_the_lag_expire_as_stale(queue: Queue) -> None:
     assert queue.payload("old") is not None
 
 
-def test_nothing_is_stale_without_its_run_and_a_lag(queue: Queue) -> None:
-    make_ready(queue, upload("old", version=6))
-    lease_many(queue, run="other", policy_version=9, max_lag=2)
-    assert state(queue, "old") is State.READY
-    assert lease(queue, run="run", policy_version=9).id == "old"
-
-
 def test_a_leased_batch_is_stale_only_once_it_is_lost(queue: Queue, clock: Clock) -> None:
     make_ready(queue, upload("old", version=0))
     lose(queue, clock, started=False)
@@ -105,11 +98,6 @@ def test_the_earliest_fork_since_an_epoch_decides(queue: Queue, first: int, seco
     )
     assert drain(queue, run="run", epoch=2, policy_version=second) == good
     assert reason(queue, "0 at 6") == "abandoned"
-
-
-def test_an_epoch_without_a_version_abandons_nothing(queue: Queue) -> None:
-    make_ready(queue, upload("a", version=9))
-    assert drain(queue, run="run", epoch=1) == ["a"]
 
 
 def test_an_upload_is_at_most_one_epoch_ahead_of_its_trainer(queue: Queue) -> None:
@@ -167,16 +155,6 @@ def test_batches_in_use_expire_when_they_come_back_to_another_lineage(queue: Que
     clock.advance(SILENCE)
     assert lease_as(queue, "new", consumer="another") == []
     assert set(outcomes(queue).values()) == {ABANDONED}
-
-
-def test_a_new_incarnation_gives_back_no_batches_of_another_lineage(queue: Queue, clock: Clock) -> None:
-    make_ready(queue, upload("a"))
-    lease_as(queue, "new")
-    clock.advance(11)
-    make_ready(queue, upload("b"))
-    lease(queue, incarnation="1")
-    lease_as(queue, "new", incarnation="2")
-    assert outcomes(queue) == {"a": ABANDONED, "b": ABANDONED}
 
 
 # --- who holds a run
@@ -291,24 +269,6 @@ def test_a_finished_run_may_go_on(queue: Queue) -> None:
     make_ready(queue, upload("b", lineage="one"))
     assert retry_after(queue, "two") == SILENCE
     assert drain(queue, run="run", lineage="one", incarnation="2") == ["b"]
-
-
-def test_leases_of_a_finished_run_are_abandoned_for_another_lineage(queue: Queue) -> None:
-    make_ready(queue, upload("a", lineage="one"))
-    lease_as(queue, "one", incarnation="1")
-    queue.finish("run", "one")
-    assert lease_as(queue, "two", incarnation="2") == []
-    assert outcomes(queue) == {"a": ABANDONED}
-
-
-def test_a_lineage_that_lost_its_run_does_not_end_it(queue: Queue, clock: Clock) -> None:
-    lease_as(queue, "old")
-    clock.advance(SILENCE)
-    lease_as(queue, "new")
-    queue.put(upload("a", lineage="new"))
-    assert queue.finish("run", "old") == 0
-    assert state(queue, "a") is State.QUEUED
-    assert retry_after(queue, "old") > 0
 
 
 def test_a_late_upload_after_a_move_to_another_store_is_never_trained(queue: Queue, tmp_path: Path) -> None:

@@ -47,14 +47,6 @@ def test_a_dead_batch_is_scored_again_from_the_start(open_queue: Open) -> None:
     assert claim.attempts == 0
 
 
-def test_a_scored_batch_is_not_scored_again(open_queue: Open) -> None:
-    queue = open_queue(max_deliveries=1)
-    make_ready(queue, upload("a"))
-    queue.release([key(lease(queue))], error="boom")
-    assert queue.requeue("a") is State.READY
-    assert lease(queue).deliveries == 1
-
-
 def test_a_requeued_batch_needs_room(open_queue: Open) -> None:
     queue = open_queue(max_batches=2)
     make_ready(queue, upload("a"))
@@ -191,11 +183,6 @@ def test_a_long_history_keeps_its_beginning_and_its_end(queue: Queue) -> None:
     assert len(events) == 2 * KEPT_EVENTS
     assert events[3] == "to consumer-0"
     assert events[-2:] == ["to consumer-99", "given back by consumer-99"]
-
-
-def test_an_unknown_batch_is_none(queue: Queue) -> None:
-    assert queue.get("nobody") is None
-    assert queue.payload("nobody") is None
 
 
 @pytest.mark.parametrize(

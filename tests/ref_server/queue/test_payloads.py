@@ -94,15 +94,6 @@ def test_a_batch_that_grows_by_its_scores_makes_room_or_is_kept_all_the_same(ope
     assert (with_payload(queue), stored(queue)) == ({"c", "d"}, 55)
 
 
-def test_a_large_upload_displaces_many_small_payloads(open_queue: Open) -> None:
-    queue = open_queue(max_stored_bytes=400)
-    for id in range(100):
-        queue.put(ready_upload(f"{id}", 2))
-    expire_waiting(queue)
-    assert queue.put(ready_upload("large", 200)).created
-    assert stored(queue) == 400
-
-
 def test_a_store_far_above_a_new_limit_admits_at_once(open_queue: Open) -> None:
     queue = open_queue()
     for id in range(70):
@@ -113,13 +104,6 @@ def test_a_store_far_above_a_new_limit_admits_at_once(open_queue: Open) -> None:
     queue = open_queue(max_stored_bytes=2 * MIB)
     assert queue.put(ready_upload("new", MIB)).created
     assert with_payload(queue) == {"last", "new"}
-
-
-def test_a_displaced_batch_makes_room_where_nothing_settled_does(open_queue: Open) -> None:
-    queue = open_queue(max_stored_bytes=20)
-    assert queue.put_displacing(ready_upload("a")) == []
-    assert queue.put_displacing(ready_upload("b")) == ["a"]
-    assert with_payload(queue) == {"b"}
 
 
 # --- kept samples
@@ -155,17 +139,6 @@ def test_a_batch_with_training_data_stays_whole_after_its_ack(open_queue: Open) 
     queue = open_queue()
     assert (queue.payload("sample"), queue.training("sample")) == (b"." * 10, b"data")
     assert queue.ack([sample]) == [Outcome.ALREADY]
-
-
-def test_the_last_training_data_is_kept(open_queue: Open) -> None:
-    queue = open_queue()
-    held = leased(queue, "a")
-    queue.put_training("a", b"a longer one")
-    queue.put_training("a", b"short")
-    assert (queue.training("a"), stored(queue)) == (b"short", 15)
-    queue.ack([held])
-    queue.put_training("a", b"later")
-    assert (queue.training("a"), stored(queue)) == (b"later", 15)
 
 
 def test_training_data_needs_a_batch_that_is_leased_or_kept(open_queue: Open) -> None:

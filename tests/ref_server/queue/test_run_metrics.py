@@ -38,12 +38,12 @@ def summary(queue: Queue) -> list[tuple[Any, ...]]:
 
 
 def test_a_record_comes_back_as_it_was(queue: Queue, clock: Clock) -> None:
-    told = record(3, reward=0.5, kl=None, batch_ids=["a", "\u00e9\0"], rewards={"tags": 1}, not_finite=False)
-    queue.keep_metrics("r\u00fcn", "one", [told])
+    sent = record(3, reward=0.5, kl=None, batch_ids=["a", "\u00e9\0"], rewards={"tags": 1}, not_finite=False)
+    queue.keep_metrics("r\u00fcn", "one", [sent])
     (point,) = queue.metrics_page("r\u00fcn", "one", Kind.STEP, -1, 10)
     assert (point.step, point.at) == (3, pytest.approx(clock.wall()))
-    assert MetricsRecord.model_validate_json(point.record) == told
-    assert queue.metrics_of_step("r\u00fcn", "one", 3) == [told.text]
+    assert MetricsRecord.model_validate_json(point.record) == sent
+    assert queue.metrics_of_step("r\u00fcn", "one", 3) == [sent.text]
     assert (
         queue.metrics_of_step("r\u00fcn", "two", 3) == queue.metrics_page("r\u00fcn", "one", Kind.HEALTH, -1, 10) == []
     )
@@ -75,17 +75,6 @@ def test_a_record_that_is_sent_again_keeps_its_time(queue: Queue, clock: Clock) 
     assert second - first == pytest.approx(9)
     (curve,) = queue.curves()
     assert curve.updated_at - curve.first_at == pytest.approx(9)
-
-
-def test_a_resumed_run_forgets_what_came_after_its_checkpoint(queue: Queue) -> None:
-    queue.keep_metrics("run", "one", [record(step) for step in range(6)] + [record(5, "evaluation")])
-    queue.keep_metrics("run", "two", [record(9)])
-    queue.keep_metrics("run", "one", [record(3, reward=1)], after=2)
-    assert steps(queue, lineage="one") == [0, 1, 2, 3]
-    assert steps(queue, lineage="two") == [9]
-    assert sorted(summary(queue)) == [("run", "one", "step", 4, 3), ("run", "two", "step", 1, 9)]
-    queue.keep_metrics("run", "one", [record(0)], after=-1)
-    assert steps(queue, lineage="one") == [0]
 
 
 def test_pages_go_on_where_they_ended(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +123,6 @@ def test_many_records_of_one_step_are_bounded_too(queue: Queue, monkeypatch: pyt
     assert left[-1] == record(7, "health", name="199").text
 
 
-@pytest.mark.parametrize("every", [1, 10, 64])
-def test_a_stride_leaves_no_more_than_there_is_room_for(every: int) -> None:
-    told = [every * number for number in range(4097)]
-    stride = run_metrics.stride_of(told, 3072)
-    old = told[: -run_metrics.WHOLE]
-    assert sum(step % stride == 0 for step in old) + run_metrics.WHOLE <= 3072
-    assert stride <= 2 * every
-
-
 def test_the_lineage_that_was_silent_longest_goes(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_metrics, "MOST_LINEAGES", 3)
     monkeypatch.setattr(run_metrics, "MOST_LINEAGES_OF_RUN", 2)
@@ -157,7 +137,7 @@ def test_the_lineage_that_was_silent_longest_goes(queue: Queue, clock: Clock, mo
     assert [curve.key[:2] for curve in queue.curves("a")] == [("a", "3"), ("a", "2")]
 
 
-def test_too_many_bytes_in_all(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_all_runs_are_bounded(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_metrics, "MOST_BYTES_IN_ALL", 3000)
     for run in "abcd":
         clock.advance(1)
@@ -178,15 +158,7 @@ def test_what_was_silent_for_long_is_forgotten(queue: Queue, clock: Clock) -> No
     assert queue.metrics_of_step("old", "", 1) == []
 
 
-def test_curves_survive_a_restart_and_the_end_of_their_run(backend: Backend, clock: Clock) -> None:
-    with closing(backend.open(clock, make_limits())) as queue:
-        queue.keep_metrics("run", "one", [record(1)])
-        queue.finish("run", "one")
-    with closing(backend.open(clock, make_limits())) as queue:
-        assert steps(queue, lineage="one") == [1]
-
-
-Told = dict[tuple[str, int, str], str]
+Records = dict[tuple[str, int, str], str]
 _records = st.builds(
     lambda kind, step, name, value: record(step, kind, **({"name": name} if name else {}), value=value),
     st.sampled_from([*Kind]), st.integers(0, 5), st.sampled_from(["", "", "a"]), st.integers(0, 2),
@@ -198,23 +170,23 @@ _posts = st.tuples(
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_posts, max_size=8))
-def test_beside_a_dictionary(queue: Queue, posts: Sequence[Any]) -> None:
-    told: dict[str, Told] = {"x": {}, "y": {}}
-    for lineage in told:
+def test_curves_are_what_a_dictionary_would_hold(queue: Queue, posts: Sequence[Any]) -> None:
+    modelled: dict[str, Records] = {"x": {}, "y": {}}
+    for lineage in modelled:
         queue.keep_metrics("run", lineage, [record(0)], after=-1)
-        told[lineage] = {("step", 0, ""): record(0).text}
+        modelled[lineage] = {("step", 0, ""): record(0).text}
     for lineage, after, records in posts:
-        kept = {key: text for key, text in told[lineage].items() if after is None or key[1] <= after}
-        told[lineage] = kept | {(each.kind, each.step, each.name or ""): each.text for each in records}
+        kept = {key: text for key, text in modelled[lineage].items() if after is None or key[1] <= after}
+        modelled[lineage] = kept | {(each.kind, each.step, each.name or ""): each.text for each in records}
         queue.keep_metrics("run", lineage, records, after)
-    for lineage, expected in told.items():
+    for lineage, expected in modelled.items():
         for step in range(6):
             assert queue.metrics_of_step("run", lineage, step) == [
                 expected[key] for key in sorted(expected) if key[1] == step
             ]
         for curve in queue.curves("run"):
-            own = {key: text for key, text in expected.items() if key[0] == curve.kind}
+            kept = {key: text for key, text in expected.items() if key[0] == curve.kind}
             if curve.lineage == lineage:
-                assert curve.records == len(own) == len(queue.metrics_page("run", lineage, Kind(curve.kind), -1, 99))
-                assert curve.bytes == sum(map(len, own.values()))
-                assert curve.step == max(key[1] for key in own)
+                assert curve.records == len(kept) == len(queue.metrics_page("run", lineage, Kind(curve.kind), -1, 99))
+                assert curve.bytes == sum(map(len, kept.values()))
+                assert curve.step == max(key[1] for key in kept)

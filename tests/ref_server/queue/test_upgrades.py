@@ -14,11 +14,11 @@ from ref_server.queue.errors import StorageBroken
 from ref_server.queue.postgres import schema as postgres_schema
 from ref_server.queue.postgres.store import PostgresQueue
 from ref_server.queue.queue import Queue
-from ref_server.queue.records import Upload
 from ref_server.queue.sqlite import schema as sqlite_schema
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import LeaseBody, LeaseKey, Outcome
+from shared.api import Outcome
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
+from tests.ref_server.queue.batches import key, lease_many, ready_upload
 
 ROOT = Path(__file__).parents[3]
 # A column with a value for old rows, and one more table.
@@ -29,22 +29,18 @@ INSERT INTO colours SELECT DISTINCT colour FROM batches;
 """
 
 
-def upload(id: str) -> Upload:
-    return Upload(id, b"." * 32, "run", 0, 0, 4, 6, 2, b"raw", to_score=False)
-
-
 def fill(queue: Queue) -> None:
     for id in ("a", "b"):
-        queue.put(upload(id))
+        queue.put(ready_upload(id))
 
 
 def check_life(queue: Queue) -> None:
     """The batches of the old version are there, and the queue continues to work."""
-    assert not queue.put(upload("a")).created
-    assert queue.put(upload("c")).created
-    leases = queue.lease(LeaseBody(consumer="c", run="run", count=3))
+    assert not queue.put(ready_upload("a")).created
+    assert queue.put(ready_upload("c")).created
+    leases = lease_many(queue, count=3)
     assert [lease.id for lease in leases] == ["a", "b", "c"]
-    assert queue.ack([LeaseKey(id=lease.id, token=lease.token) for lease in leases]) == [Outcome.OK] * 3
+    assert queue.ack([key(lease) for lease in leases]) == [Outcome.OK] * 3
 
 
 def open_sqlite(path: Path) -> closing[SqliteQueue]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,9 +17,10 @@ from ref_server.queue.postgres import schema
 from ref_server.queue.postgres.store import PostgresQueue, database_time
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
-from shared.api import LeaseBody, LeaseKey, Outcome, State
+from shared.api import LeaseKey, Outcome, State
 from tests.postgresql import Postgres, PostgresMissing, postgres
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
+from tests.ref_server.queue.batches import key, lease_many, ready_upload, state, upload
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -34,41 +36,24 @@ def backend(tmp_path: Path) -> Iterator[PostgresBackend]:
 def servers(backend: PostgresBackend) -> Iterator[list[PostgresQueue]]:
     """Two servers on one database, as in life: on the database's clock."""
     with ExitStack() as opened:
-        yield [opened.enter_context(closing(PostgresQueue(backend.url, limits=make_limits()))) for _ in range(2)]
+        yield [opened.enter_context(opened(backend)) for _ in range(2)]
 
 
-def upload(id: str, body: bytes = b"raw", **fields) -> Upload:
-    return Upload(id, b"." * 32, fields.pop("run", "run"), 0, 0, 4, 6, 2, body, **fields)
+def opened(backend: PostgresBackend, **settings: Any) -> closing[PostgresQueue]:
+    return closing(PostgresQueue(backend.url, limits=make_limits(), **settings))
 
 
 def ready(queue: Queue, *ids: str) -> None:
     for id in ids:
-        queue.put(upload(id, to_score=False))
+        queue.put(ready_upload(id))
 
 
 def lease(queue: Queue, consumer: str = "trainer", **request) -> LeaseKey | None:
-    held = queue.lease(LeaseBody(consumer=consumer, **{"lease_seconds": 60.0, **request}))
-    return LeaseKey(id=held[0].id, token=held[0].token) if held else None
-
-
-def state(queue: Queue, id: str) -> State:
-    info = queue.get(id)
-    assert info is not None
-    return info.state
+    held = lease_many(queue, consumer, **{"lease_seconds": 60.0, **request})
+    return key(held[0]) if held else None
 
 
 # --- several servers
-
-
-def test_one_server_leases_what_another_has_scored(servers: list[PostgresQueue]) -> None:
-    one, two = servers
-    one.put(upload("a"))
-    [claim] = two.claim(100)
-    two.complete(claim.id, b"scored")
-    held = lease(one)
-    assert held is not None
-    assert two.ack([held]) == [Outcome.OK]
-    assert one.ack([held]) == [Outcome.ALREADY]
 
 
 def test_many_at_once_lease_every_batch_once(servers: list[PostgresQueue]) -> None:
@@ -167,7 +152,7 @@ def test_an_upload_that_meets_the_end_of_its_run_expires(
     assert lease(servers[0], run="run") is None  # from now on the run is known
     with psycopg.connect(backend.url) as other, ThreadPoolExecutor(2) as pool:
         other.execute("LOCK TABLE tandem.payloads")
-        uploaded = pool.submit(servers[0].put, upload("a", to_score=False))
+        uploaded = pool.submit(servers[0].put, ready_upload("a"))
         until(lambda: _waiting_for_locks(backend) == 1)
         finished = pool.submit(servers[1].finish, "run", "")
         until(lambda: finished.done() or _waiting_for_locks(backend) == 2)
@@ -221,7 +206,7 @@ def test_what_a_server_was_scoring_when_it_died_is_scored_by_another(backend: Po
 
 
 def test_a_server_that_lives_keeps_its_claims(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=make_limits(), claim_seconds=0.6, upkeep_seconds=0.1)) as queue:
+    with opened(backend, claim_seconds=0.6, upkeep_seconds=0.1) as queue:
         queue.put(upload("a"))
         queue.claim(100)
         time.sleep(1.5)
@@ -231,7 +216,7 @@ def test_a_server_that_lives_keeps_its_claims(backend: PostgresBackend) -> None:
 
 def test_the_renewal_of_claims_survives_a_bug(backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is not ready as long as it keeps failing; then it goes on with the claims that it had."""
-    with closing(PostgresQueue(backend.url, limits=make_limits(), claim_seconds=8, upkeep_seconds=0.1)) as queue:
+    with opened(backend, claim_seconds=8, upkeep_seconds=0.1) as queue:
         queue.put(upload("a"))
         queue.claim(100)
         with monkeypatch.context() as broken:
@@ -242,6 +227,7 @@ def test_the_renewal_of_claims_survives_a_bug(backend: PostgresBackend, monkeypa
 
 
 def _check(queue: Queue) -> str:
+    """Why the store cannot be used; empty if it can."""
     try:
         queue.check()
     except StorageBroken as error:
@@ -250,10 +236,10 @@ def _check(queue: Queue) -> str:
 
 
 def test_a_restart_of_a_server_changes_nothing_for_leases(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
+    with opened(backend) as queue:
         ready(queue, "a", "b")
         held, short = lease(queue), lease(queue, lease_seconds=0.2)
-    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
+    with opened(backend) as queue:
         assert held is not None
         assert short is not None
         until(lambda: state(queue, "b") is State.READY)
@@ -310,7 +296,7 @@ def test_texts_of_a_database_without_an_encoding(backend: PostgresBackend) -> No
 
 def test_a_read_only_database_is_told_and_survived(backend: PostgresBackend) -> None:
     database = backend.url.rpartition("/")[2]
-    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
+    with opened(backend) as queue:
         with psycopg.connect(backend.url, autocommit=True) as db:
             db.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on".encode())
             _end_others(db)
@@ -321,14 +307,6 @@ def test_a_read_only_database_is_told_and_survived(backend: PostgresBackend) -> 
             db.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = off".encode())
         # Connections from before stay read-only, and each is replaced when that shows: which one comes next is open.
         until(lambda: _admits(queue, upload("a")))
-
-
-def test_connections_that_the_database_has_ended_are_replaced(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
-        ready(queue, "a")
-        with psycopg.connect(backend.url, autocommit=True) as db:
-            _end_others(db)
-        assert state(queue, "a") is State.READY
 
 
 def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend: PostgresBackend) -> None:
@@ -345,7 +323,7 @@ def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend:
         operation()
         return list(settings)
 
-    with closing(PostgresQueue(backend.url, limits=make_limits(), upkeep_seconds=3600, clock=clock)) as queue:
+    with opened(backend, upkeep_seconds=3600, clock=clock) as queue:
         assert settings_of(lambda: ready(queue, "a")) == ["on"]
         keys: list[LeaseKey | None] = []
         assert settings_of(lambda: keys.append(lease(queue))) == ["on"]
@@ -356,7 +334,7 @@ def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend:
 
 
 def test_texts_with_a_nul_are_taken(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
+    with opened(backend) as queue:
         ready(queue, "a")
         held = lease(queue, "nul \0 nul")
         assert held is not None
@@ -382,7 +360,7 @@ def test_a_deadlock_is_tried_again(backend: PostgresBackend) -> None:
         hold_first[threading.get_ident()] = after_locking
         queue.drop(id)
 
-    with closing(PostgresQueue(backend.url, limits=make_limits(), upkeep_seconds=3600, clock=clock)) as queue:
+    with opened(backend, upkeep_seconds=3600, clock=clock) as queue:
         ready(queue, "a", "b")
         attempts.clear()
         with ThreadPoolExecutor(2) as pool:
@@ -434,14 +412,6 @@ def test_a_lease_that_was_answered_survives_a_crash_of_the_database(lazy: Postgr
         held = lease(queue)
         assert held is not None
         lazy.restart("immediate")
-        until(lambda: answers(queue))
+        until(lambda: not _check(queue))
         assert lease(queue, "other") is None
         assert queue.ack([held]) == [Outcome.OK]
-
-
-def answers(queue: Queue) -> bool:
-    try:
-        queue.check()
-    except StorageBroken:
-        return False
-    return True

@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -16,35 +17,17 @@ import pytest
 
 from ref_server.metrics.activity import Activity
 from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
-from ref_server.queue.records import Upload
-from ref_server.queue.sqlite.store import SqliteQueue, file_system
+from ref_server.queue.sqlite.store import SqliteQueue
 from ref_server.queue.sqlite.writer import Writer
 from shared.api import LeaseBody, LeaseKey, Order, Outcome, State
 from tests.ref_server.queue.backends import make_limits
+from tests.ref_server.queue.batches import LEASE_SECONDS, details, key, lease, make_ready, state, upload
 
 ROOT = Path(__file__).parents[4]
-LEASE_SECONDS = 10.0
 
 
-def upload(id: str, body: bytes = b"raw") -> Upload:
-    return Upload(id, b"." * 32, "run", 0, 0, 4, 6, 2, body)
-
-
-def make_ready(queue: SqliteQueue, id: str) -> None:
-    queue.put(upload(id))
-    [claim] = queue.claim(1)
-    queue.complete(claim.id, b"scored")
-
-
-def lease(queue: SqliteQueue) -> LeaseKey:
-    (held,) = queue.lease(LeaseBody(consumer="trainer", lease_seconds=LEASE_SECONDS))
-    return LeaseKey(id=held.id, token=held.token)
-
-
-def state(queue: SqliteQueue, id: str) -> State:
-    info = queue.get(id)
-    assert info is not None
-    return info.state
+def opened(path: Path, clock: Callable[[], float] = time.monotonic, **limits: int) -> closing[SqliteQueue]:
+    return closing(SqliteQueue(path, limits=make_limits(**limits), clock=clock))
 
 
 @pytest.fixture
@@ -109,55 +92,42 @@ def test_a_new_data_directory_is_closed_to_other_users(tmp_path: Path) -> None:
         assert S_IMODE((tmp_path / name).stat().st_mode) == mode
 
 
-def test_a_restart_queues_again_what_was_being_scored(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
-        queue.put(upload("a"))
-        queue.claim(1)
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
-        [claim] = queue.claim(1)
-        assert (claim.id, claim.attempts) == ("a", 0)
-
-
 def test_a_batch_that_ends_its_server_time_and_again_is_dead_and_takes_no_other_along(path: Path) -> None:
     def claimed_at_start() -> list[str]:
-        with closing(SqliteQueue(path, limits=make_limits(max_deliveries=3))) as queue:
+        with opened(path, max_deliveries=3) as queue:
             queue.put(upload("poison"))
             queue.put(upload("innocent"))
             return [claim.id for claim in queue.claim(1000)]
 
     lives = [claimed_at_start() for _ in range(4)]
     assert lives == [["poison", "innocent"], ["poison"], ["poison"], ["innocent"]]
-    with closing(SqliteQueue(path, limits=make_limits(max_deliveries=3))) as queue:
-        info = queue.get("poison")
-        assert info is not None
-        assert (info.state, info.reason) == (State.DEAD, "the server ended while scoring it, 3 times")
+    with opened(path, max_deliveries=3) as queue:
+        poison = details(queue, "poison")
+        assert (poison.state, poison.reason) == (State.DEAD, "the server ended while scoring it, 3 times")
         assert queue.requeue("poison") is State.QUEUED
 
 
+def test_a_batch_that_ended_a_server_is_claimed_by_itself(path: Path) -> None:
+    with opened(path) as queue:
+        for id in ("fails", "ends the server"):
+            queue.put(upload(id))
+            queue.claim(1)
+        queue.fail("fails", "boom")
+    with opened(path) as queue:
+        assert [[claim.id for claim in queue.claim(1000)] for _ in range(2)] == [["fails"], ["ends the server"]]
+
+
 def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=make_limits(), clock=lambda: 1_000_000.0)) as queue:
+    with opened(path, lambda: 1_000_000.0) as queue:
         for id in ("a", "b"):
-            make_ready(queue, id)
-        held = [lease(queue), lease(queue)]
+            make_ready(queue, upload(id))
+        held = [key(lease(queue)) for _ in range(2)]
     now = 3.0
-    with closing(SqliteQueue(path, limits=make_limits(), clock=lambda: now)) as queue:
+    with opened(path, lambda: now) as queue:
         now += LEASE_SECONDS - 0.1
         assert queue.ack(held[:1]) == [Outcome.OK]
         now += 0.1
         assert queue.ack(held[1:]) == [Outcome.STALE]
-
-
-def test_a_restart_keeps_everything_else(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
-        make_ready(queue, "done")
-        make_ready(queue, "ready")
-        held = lease(queue)
-        queue.ack([held])
-        before = queue.list(None, None, 9, None)
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
-        assert queue.list(None, None, 9, None) == before
-        assert queue.payload("ready") == b"scored"
-        assert queue.ack([held]) == [Outcome.ALREADY]
 
 
 def run_python(code: str, path: Path) -> subprocess.Popen[str]:
@@ -177,7 +147,7 @@ SqliteQueue(Path(sys.argv[1]), limits=QueueConfig().limits).close()
 
 @pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_gone(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=make_limits())):
+    with opened(path):
         _, error = (refused := run_python(OPEN_ONCE, path)).communicate(timeout=30)
         assert refused.returncode != 0
         assert f"StorageBroken: another process holds {path}" in error
@@ -195,7 +165,7 @@ def test_a_queue_that_could_not_be_opened_holds_nothing(path: Path) -> None:
 
 
 def test_a_damaged_file_is_refused(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
+    with opened(path) as queue:
         for number in range(50):
             queue.put(upload(str(number), body=b"x" * 3000))
     content = bytearray(path.read_bytes())
@@ -216,21 +186,10 @@ def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.Monkey
         SqliteQueue(path, limits=make_limits())
 
 
-def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
-    listed = subprocess.run(["df", "--output=fstype", str(tmp_path)], capture_output=True, text=True, check=True)
-    assert file_system(tmp_path) == listed.stdout.split()[-1]
-
-
 def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apsw.sqlite_lib_version", lambda: "3.51.2")
     with pytest.raises(StorageBroken, match=r"SQLite is 3\.51\.2; older than 3\.51\.3"):
         SqliteQueue(path, limits=make_limits())
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageBroken, match="file"):
-        SqliteQueue(tmp_path / "file" / "queue.sqlite", limits=make_limits())
 
 
 # --- committing
@@ -261,12 +220,12 @@ def test_every_acknowledged_upload_survives_a_kill(path: Path) -> None:
         child.kill()
         acknowledged += child.stdout.readlines()
     ids = [line.strip() for line in acknowledged if line.endswith("\n")]
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
+    with opened(path) as queue:
         assert [id for id in ids if queue.payload(id) != b"x" * 3000] == []
 
 
 def test_threads_share_commits(path: Path, connections: list[apsw.Connection]) -> None:
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
+    with opened(path) as queue:
         commits = 0
 
         def count() -> bool:
@@ -287,11 +246,11 @@ def test_uploads_and_acks_are_flushed_before_they_return_and_leases_are_not(path
         operation()
         return disk.flushes - before
 
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
-        make_ready(queue, "a")
+    with opened(path) as queue:
+        make_ready(queue, upload("a"))
         assert flushes(lambda: queue.put(upload("b"))) > 0
         keys: list[LeaseKey] = []
-        assert flushes(lambda: keys.append(lease(queue))) == 0
+        assert flushes(lambda: keys.append(key(lease(queue)))) == 0
         assert flushes(lambda: queue.extend(keys, LEASE_SECONDS, started=True)) == 0
         assert flushes(lambda: queue.ack(keys)) > 0
         assert flushes(queue.check) > 0
@@ -352,6 +311,20 @@ def test_a_failing_operation_does_not_spoil_its_group(db: apsw.Connection, write
     wrong = WrongState("wrong")
     assert call_together(writer, write(db, 1), write(db, 2, wrong), write(db, 3)) == [1, wrong, 3]
     assert written(db) == [1, 3]
+
+
+def test_a_group_with_a_durable_operation_is_flushed(tmp_path: Path, disk: Disk) -> None:
+    with closing(apsw.Connection(str(tmp_path / "wal.sqlite"))) as db:
+        db.pragma("journal_mode", "WAL")
+        db.execute("CREATE TABLE numbers (n)")
+        with closing(Writer(db, Activity())) as writer:
+            with kept_busy(writer):
+                calls = [
+                    writer.submit(write(db, number), durable=durable) for number, durable in ((1, False), (2, True))
+                ]
+                before = disk.flushes
+            assert [call.result(60) for call in calls] == [1, 2]
+            assert disk.flushes > before
 
 
 def test_an_operation_that_ends_the_transaction_fails_its_group(db: apsw.Connection, writer: Writer) -> None:
@@ -437,8 +410,8 @@ def test_what_is_forgotten_leaves_nothing_behind(path: Path) -> None:
         SqliteQueue(path, limits=make_limits(), retention_seconds=9.0, clock=lambda: now, wall=lambda: now)
     ) as queue:
         for id in ("done", "expired"):
-            make_ready(queue, id)
-        queue.ack([lease(queue)])
+            make_ready(queue, upload(id))
+        queue.ack([key(lease(queue))])
         queue.lease(LeaseBody(consumer="c", incarnation="life", run="run", epoch=1, policy_version=9, max_lag=1))
         now = 10_000.0
         assert not queue.tidy()
@@ -463,9 +436,9 @@ def test_what_is_forgotten_leaves_nothing_behind(path: Path) -> None:
 def test_a_failing_disk_is_told_and_survived(
     path: Path, disk: Disk, failure: dict[str, type[Exception]], told: type[Exception]
 ) -> None:
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
-        make_ready(queue, "before")
-        held = lease(queue)
+    with opened(path) as queue:
+        make_ready(queue, upload("before"))
+        held = key(lease(queue))
         vars(disk).update(failure)
         with pytest.raises(told):
             queue.put(upload("during"))
@@ -478,18 +451,18 @@ def test_a_failing_disk_is_told_and_survived(
         assert queue.get("during") is None
         assert queue.put(upload("during")).created
         assert queue.ack([held]) == [Outcome.OK]
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
+    with opened(path) as queue:
         assert (state(queue, "before"), state(queue, "during")) == (State.DONE, State.QUEUED)
 
 
 def test_a_file_that_may_not_grow_keeps_serving_what_it_has(path: Path, connections: list[apsw.Connection]) -> None:
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
-        make_ready(queue, "a")
+    with opened(path) as queue:
+        make_ready(queue, upload("a"))
         connections[0].pragma("max_page_count", connections[0].pragma("page_count"))
         with pytest.raises(StorageFull):
             queue.put(upload("big", body=b"x" * 10**6))
         assert queue.get("big") is None
-        assert queue.ack([lease(queue)]) == [Outcome.OK]
+        assert queue.ack([key(lease(queue))]) == [Outcome.OK]
 
 
 # --- depth
@@ -518,7 +491,7 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
             queue.put(upload(f"{next(numbers)}"))
         for claim in queue.claim(20):
             queue.complete(claim.id, b"scored")
-        keys.append(lease(queue))
+        keys.append(key(lease(queue)))
 
     def lease_one(order: Order) -> None:
         request = LeaseBody(
@@ -539,7 +512,7 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
         return {name: count_steps(connections[0], operation) for name, operation in operations.items()}
 
     # The clock stands still, so that nothing expires meanwhile.
-    with closing(SqliteQueue(path, limits=make_limits(), clock=lambda: 0.0)) as queue:
+    with opened(path, lambda: 0.0) as queue:
         for _ in range(80):  # more than one claim looks at
             make_one_of_each(queue)
         steps_of_each()  # the first of a consumer's life is another matter
@@ -548,23 +521,3 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
             make_one_of_each(queue)
         deep = steps_of_each()
     assert {name: steps for name, steps in deep.items() if steps > 1.2 * shallow[name]} == {}
-
-
-def test_the_work_of_making_room_does_not_grow_with_what_is_kept(
-    tmp_path: Path, connections: list[apsw.Connection]
-) -> None:
-    def steps(kept: int) -> int:
-        """Of an upload for which one of so many stale batches has to lose its payload."""
-        path = tmp_path / f"{kept}.sqlite"
-        with closing(SqliteQueue(path, limits=make_limits())) as queue:
-            for number in range(kept):
-                queue.put(upload(f"{number}"))
-            queue.lease(LeaseBody(consumer="c", run="run", policy_version=9, max_lag=0))
-        with closing(SqliteQueue(path, limits=make_limits(max_stored_bytes=3 * kept), clock=lambda: 0.0)) as queue:
-            assert queue.stats().waiting_batches == 0
-            taken = count_steps(connections[-1], lambda: queue.put(upload("new")))
-            assert queue.payload("0") is None
-            assert queue.payload("1") is not None
-            return taken
-
-    assert steps(1500) < 1.2 * steps(150)
