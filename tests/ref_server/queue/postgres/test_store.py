@@ -35,8 +35,8 @@ def backend(tmp_path: Path) -> Iterator[PostgresBackend]:
 @pytest.fixture
 def servers(backend: PostgresBackend) -> Iterator[list[PostgresQueue]]:
     """Two servers on one database, as in life: on the database's clock."""
-    with ExitStack() as opened:
-        yield [opened.enter_context(opened(backend)) for _ in range(2)]
+    with ExitStack() as stack:
+        yield [stack.enter_context(opened(backend)) for _ in range(2)]
 
 
 def opened(backend: PostgresBackend, **settings: Any) -> closing[PostgresQueue]:
@@ -95,9 +95,9 @@ def test_the_limits_hold_exactly_when_many_upload_at_once(backend: PostgresBacke
         except QueueFull:
             return False
 
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         limits = make_limits(max_batches=50)
-        queues = [opened.enter_context(closing(PostgresQueue(backend.url, limits=limits))) for _ in range(2)]
+        queues = [stack.enter_context(closing(PostgresQueue(backend.url, limits=limits))) for _ in range(2)]
         with ThreadPoolExecutor(8) as pool:
             admitted = list(pool.map(put, range(60)))
         assert sum(admitted) == 25
