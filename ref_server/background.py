@@ -26,7 +26,7 @@ class BackgroundLoop:
         """A context manager for one iteration: logs an error of its block instead of raising it."""
         try:
             yield
-        except Exception as error:  # nobody else would see it
+        except Exception as error:  # or it would be lost
             self._failures += 1
             self._error = repr(error)[:300]
             log.error("a background loop failed", loop=self._name, again_in_seconds=self.pause, exc_info=True)

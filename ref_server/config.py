@@ -56,7 +56,8 @@ class QueueConfig(BaseModel):
 
     max_batches: int = Field(default=10_000, ge=2)
     """Batches that may wait in all runs together. Of these and the next two limits a run may use at most as much as is
-    free: half when it is alone, a third each when there are two. A token's runs together get at most three quarters."""
+    free: half when it is the only one, a third each when there are two. All runs of a token get at most three
+    quarters."""
     max_batches_per_run: int | None = Field(default=None, ge=1)
     """A further bound for the batches that wait in one run."""
     max_mib: int = Field(default=4096, ge=2)
@@ -114,9 +115,9 @@ class QueueConfig(BaseModel):
 
 
 def _of_one_run(of_all: int, bound: int | None) -> int:
-    """The most that a run may have when it is alone: at most as much as is free."""
-    alone = of_all // 2
-    return alone if bound is None else min(bound, alone)
+    """The most that the only run may have: at most as much as is free."""
+    half = of_all // 2
+    return half if bound is None else min(bound, half)
 
 
 class ServeConfig(BaseSettings):
@@ -130,9 +131,9 @@ class ServeConfig(BaseSettings):
     """Directory or hub id of a Hugging Face causal LM."""
     teacher: Annotated[str | None, InHelp()] = Field(default=None, min_length=1)
     """Directory or hub id of a second model of the same vocabulary, which scores each batch too, for distillation:
-    teacher_logps. A teacher alone is --model."""
+    teacher_logps. To score with one model only, give it as --model."""
     no_model: Annotated[CliToggleFlag[bool], InHelp()] = False
-    """Serve the queue alone: batches are leased as they were uploaded."""
+    """Serve only the queue: batches are leased as they were uploaded."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     device: Annotated[str, InHelp()] = "auto"
@@ -141,7 +142,7 @@ class ServeConfig(BaseSettings):
     """Several devices instead of one: cuda:0 cuda:1."""
     device_map: DeviceMapName = "replicated"
     """What devices hold: replicated, each the whole model, which scores batches of its own; balanced, each a part of
-    one model that no GPU can hold alone."""
+    one model that is too large for a single GPU."""
     dtype: Annotated[Dtype, InHelp()] = "auto"
     """Precision of the weights; auto: the one that the model was saved in."""
     threads: int | None = Field(default=None, ge=1)
@@ -191,7 +192,7 @@ class ServeConfig(BaseSettings):
     hold more than is free. Checking and storing a body takes up to four more times its length, so five times this
     bounds the memory of uploads."""
     scoring_tokens: int = Field(default=16_384, ge=1)
-    """Most tokens of a forward of several batches and direct requests. A larger batch is scored alone."""
+    """Most tokens of a forward of several batches and direct requests. A larger batch is scored by itself."""
     snapshot_root: Annotated[Path | None, InHelp()] = None
     """Directory of the snapshots that may replace the reference's weights (PUT /v1/reference). By default none may."""
     drain_seconds: float = Field(default=30, gt=0)

@@ -1,7 +1,8 @@
 """Checks `Host` and `Origin`, so that a web page cannot drive the server.
 
-A page can send requests to any address, and its own name can be made to resolve to ours (DNS rebinding). But it cannot
-choose what a browser writes into `Host` and `Origin`. A literal IP address is safe: nobody else can own it as a name.
+A page can send requests to any address, and its name can be made to resolve to this machine (DNS rebinding). But it
+cannot choose what a browser writes into `Host` and `Origin`. A literal IP address is safe: no other site has it as its
+name.
 """
 
 import socket
@@ -24,14 +25,14 @@ def is_loopback(host: str) -> bool:
 class Hosts:
     """The names that a server at `listening` accepts in `Host`: loopback names, and `allowed`.
 
-    A server that listens beyond loopback also accepts any IP address and the machine's own name.
+    A server that listens beyond loopback also accepts any IP address and the machine's name.
     """
 
     def __init__(self, listening: str, allowed: Iterable[str]) -> None:
         self._beyond = not is_loopback(listening)
-        ours = {socket.gethostname().lower(), listening.lower()} if self._beyond else set()
+        names = {socket.gethostname().lower(), listening.lower()} if self._beyond else set()
         # An empty Host is never accepted, even where the machine has no name.
-        self._names = ({name.lower() for name in allowed} | ours) - {""}
+        self._names = ({name.lower() for name in allowed} | names) - {""}
 
     def check(self, host: str, origin: str | None) -> None:
         """Raises Denied on an unexpected `Host` or a foreign `Origin`; None: the request has no such header."""

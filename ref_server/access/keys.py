@@ -63,13 +63,13 @@ class Holder:
             raise Denied(message, "Authorization")
 
     def only(self, run: str | None) -> str | None:
-        """The run that a request is about; where it names none, the token's own. Raises Denied for another's."""
+        """The run that a request is about; if it names none, the token's. Raises Denied for another run."""
         if self.run is not None and run not in (None, self.run):
             raise Denied(f"this token is for run {self.run!r} only", "Authorization")
         return run if self.run is None else self.run
 
 
-# Who asks where no token is required.
+# The holder of a request where no token is required.
 ANYBODY = Holder(Role.OPEN, "")
 
 

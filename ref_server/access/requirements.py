@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from ref_server.access.keys import Role
@@ -14,28 +13,21 @@ JSON = "application/json"
 ANY = "*/*"
 
 
-class Reading(StrEnum):
-    """Who reads the body of a request."""
-
-    WHOLE = "whole"
-    """The guard, before the route is called: no route waits for a slow client. `max_body_mib` bounds it."""
-    STREAMED = "streamed"
-    """The route, as it arrives, to the disk: it may be longer than the memory."""
-
-
 @dataclass(frozen=True)
 class Requirement:
     """role: the least that may use the route. media_types: accepted for its body; empty: it takes no body.
 
     confines: it keeps a token of a single run to that run (`Holder.only`), or shows nothing of any run. Others are
-    closed to such tokens. audited: each of its requests is logged, with who sent it. reading: who reads its body.
+    closed to such tokens. audited: each of its requests is logged, with who sent it. streamed: the route writes the
+    body to the disk as it arrives, since it may not fit the memory. Any other body is bounded by `max_body_mib`, and
+    read by the guard before the route is called, so that no route waits for a slow client.
     """
 
     role: Role
     media_types: tuple[str, ...] = ()
     confines: bool = False
     audited: bool = False
-    reading: Reading = Reading.WHOLE
+    streamed: bool = False
 
 
 # A route without a declaration is for admins.
@@ -47,12 +39,12 @@ def requires(
     *media_types: str,
     confines: bool = False,
     audited: bool = False,
-    reading: Reading = Reading.WHOLE,
+    streamed: bool = False,
 ) -> Callable[[T], T]:
     """Decorates a route, or the function that answers it. The guard and the OpenAPI page read the requirement."""
 
     def declare(route: T) -> T:
-        setattr(route, _NAME, Requirement(role, media_types, confines, audited, reading))
+        setattr(route, _NAME, Requirement(role, media_types, confines, audited, streamed))
         return route
 
     return declare

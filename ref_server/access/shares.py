@@ -9,7 +9,7 @@ from ipaddress import ip_address
 class Shares:
     """An amount of which a holder may hold at most as much as is free: used on the event loop.
 
-    A single holder gets half of it, n holders that want all get 1 / (n + 1) each, and something is always free for a
+    One holder gets half of it, n holders that want all get 1 / (n + 1) each, and something is always free for a
     newcomer: the dynamic threshold of shared-memory switches with alpha = 1 (Choudhury and Hahne 1998).
 
     A holder is any name. The guard writes that of a request into its state: `scope["state"]["holder"]`.
@@ -53,7 +53,7 @@ class Shares:
 
 
 def peer(address: str) -> str:
-    """The holder that an address stands for: whoever has one address of IPv6 has all 2^64 of its network."""
+    """The holder that an address stands for: a client with one IPv6 address has all 2^64 of its network."""
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:

@@ -24,8 +24,8 @@ class ConnectionOptions(BaseSettings):
     url: str = "http://127.0.0.1:8400"
     """Where the server listens; also REF_SERVER_URL in the environment."""
     token_file: Path | None = None
-    """File whose first token is used: a line of TOKEN, or of ROLE TOKEN … as in the server's own; `#` begins a comment.
-    Or give the token itself as REF_SERVER_TOKEN in the environment."""
+    """File whose first token is used: lines of TOKEN, or of ROLE TOKEN … as for `ref-server serve`; `#` begins a
+    comment. Or give the token itself as REF_SERVER_TOKEN in the environment."""
     token: CliSuppress[SecretStr | None] = None
     """The token itself, from the environment only."""
     tls_ca: Path | None = None

@@ -22,7 +22,7 @@ from shared.client import ClientError, RefServerClient, RefServerError
 from shared.errors import printable
 
 _NUMBERS = ("log-prob", "probability")
-# A busy server is asked again for this long. A server that does not answer the first request is not waited for.
+# Requests to a busy server are retried for this long. The first request is not retried.
 _PATIENCE_SECONDS = 120.0
 
 
@@ -46,7 +46,7 @@ class Score(ClientOptions):
     completion: Annotated[list[str], NoDecode] = Field(default=[])
     """A text to be scored; may be repeated. It is used unchanged."""
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
-    """Logits are divided by it. A file holds its own."""
+    """Logits are divided by it. A file has its temperature."""
     file: Path | None = None
     """A batch (.safetensors), or JSONL; - is standard input."""
     output: Path | None = None
@@ -165,11 +165,11 @@ def _score_lines(client: RefServerClient, file: Path) -> int:
 
 
 def _score_line(client: RefServerClient, line: str) -> Logprobs:
-    asked = LogprobsRequest.model_validate_json(line)
-    completions: list[Any] = list(asked.completions)
-    if asked.prompt is not None:
-        return client.logprobs(asked.prompt, completions, temperature=asked.temperature)
-    return client.logprobs_of_ids(asked.prompt_ids or [], completions, temperature=asked.temperature)
+    request = LogprobsRequest.model_validate_json(line)
+    completions: list[Any] = list(request.completions)
+    if request.prompt is not None:
+        return client.logprobs(request.prompt, completions, temperature=request.temperature)
+    return client.logprobs_of_ids(request.prompt_ids or [], completions, temperature=request.temperature)
 
 
 def _lines(file: Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ref_server.access.hosts import Hosts, is_loopback
 from ref_server.access.keys import Denied, Holder, Role
-from ref_server.access.requirements import ANY, JSON, UNDECLARED, Reading, Requirement, requirement_of
+from ref_server.access.requirements import ANY, JSON, UNDECLARED, Requirement, requirement_of
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
 from ref_server.http.bodies import Body, Rests, replay, too_large
@@ -99,7 +99,7 @@ class Guard:
         if not re.fullmatch("[0-9]{1,20}", length) or int(length) > most:
             raise too_large(most)
         with shares.hold(scope["state"]["holder"]) as take:
-            if required.reading is Reading.STREAMED:
+            if required.streamed:
                 if not take(STREAM_BYTES):
                     raise busy("your uploads would fill more of the memory for bodies than is free")
                 await self._app(scope, body.receive, body.send)
@@ -136,7 +136,7 @@ class Guard:
 
     def _limits(self, path: str, required: Requirement, kind: str) -> tuple[Shares, int]:
         """The memory that the body counts against, and its greatest length."""
-        if required.reading is Reading.STREAMED:
+        if required.streamed:
             return self._bodies, sys.maxsize
         if not required.media_types:
             return self._bodies, 0

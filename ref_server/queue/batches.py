@@ -247,7 +247,7 @@ def _insert(tx: Transaction, upload: Upload, state: State) -> int:
 def _oldest_queued(tx: Transaction, max_tokens: int) -> list[int]:
     """seq of queued batches, oldest first, as many as fit max_tokens, but at least one.
 
-    A batch that was interrupted before is claimed alone: if it ends its server again, no other batch is affected.
+    A batch that was interrupted before is claimed by itself: if it ends its server again, no other batch is affected.
     """
     queued = f"""
         SELECT seq, prompt_tokens + completion_tokens, interruptions FROM batches

@@ -17,7 +17,7 @@ log = structlog.get_logger()
 # The columns are named like the record's fields.
 _FIELDS = tuple(BatchSummary.model_fields)
 _SUMMARIES = f"SELECT {', '.join(_FIELDS)}, seq FROM batches"
-# Those with a payload are few beside all that are done: CROSS makes SQLite go through the payloads.
+# Few of the done batches have a payload: CROSS makes SQLite go through the payloads.
 _KEPT = f"SELECT {', '.join(_FIELDS)}, batches.seq FROM payloads CROSS JOIN batches"
 # By order: which seqs come after a cursor's, and how they are sorted; where the first page begins.
 _DIRECTIONS = {ListOrder.OLDEST: (">", "ASC"), ListOrder.NEWEST: ("<", "DESC")}
@@ -35,8 +35,8 @@ def get(tx: Transaction, id: str) -> BatchDetails | None:
 
 
 def runs_of(tx: Transaction, ids: Sequence[str]) -> set[str]:
-    found = (tx.one("SELECT run FROM batches WHERE id = ?", id) for id in ids)
-    return {run for run in found if run is not None}
+    runs = (tx.one("SELECT run FROM batches WHERE id = ?", id) for id in ids)
+    return {run for run in runs if run is not None}
 
 
 def payloads(tx: Transaction, ids: Sequence[str]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""SQL operations that grant leases: which batches a request gets, how many are ready, and who loses leases."""
+"""SQL operations that grant leases: which batches a request gets, how many it could get, which leases it ends."""
 
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -138,7 +138,7 @@ def _grant(tx: Transaction, chosen: Sequence[_Ready], request: LeaseBody) -> lis
 def _read(tx: Transaction, request: LeaseBody, condition: str, *values: Value) -> list[Lease]:
     """Leases in the request's order, as many as it wants.
 
-    One statement reads all of them: between two, a lease may end, and its batch be leased to somebody else.
+    One statement reads all of them: between two, a lease may end, and its batch be leased to another consumer.
     """
     query = _LEASES.format(order=ORDERS[request.order], condition=condition)
     return [

@@ -42,12 +42,12 @@ def _forget_incarnations(tx: Transaction, seen_before: float) -> int:
 
 
 def _forget_runs(tx: Transaction) -> int:
-    """Forgets whose a run was, and its epochs, once no batch of the run is known and its lineage is silent."""
+    """Forgets which lineage owned a run, and its epochs, once the run has no batches and its lineage is silent."""
     used = "SELECT run FROM depths GROUP BY run HAVING sum(batches) > 0"
     silent = "heard + seconds <= ? AND heard <= ?"
     since = (tx.now, tx.now - SILENCE_SECONDS)
     over = f"SELECT run FROM runs WHERE {silent} AND run NOT IN ({used}) ORDER BY run LIMIT {SLICE}"
-    # Asks again who is silent: on PostgreSQL a lineage may come back meanwhile.
+    # The condition is repeated: on PostgreSQL a lineage may come back in the meantime.
     gone = tx.rows(f"DELETE FROM runs WHERE {silent} AND run IN ({over}) RETURNING run", *since, *since)
     for (run,) in gone:
         tx.execute("DELETE FROM epochs WHERE run = ?", run)
@@ -55,7 +55,7 @@ def _forget_runs(tx: Transaction) -> int:
 
 
 def _expire_unused(tx: Transaction, untouched_since: float) -> int:
-    """Expires batches that wait, and to which nothing has happened since, and deletes their payloads."""
+    """Expires waiting batches without an event since then, and deletes their payloads."""
     touched = "SELECT max(at) FROM events WHERE events.seq = batches.seq"
     over = tx.rows(
         f"SELECT seq FROM batches WHERE {WAITING} AND admitted_at < ? AND ({touched}) < ? "
@@ -73,23 +73,23 @@ def purge(tx: Transaction, chosen: PurgeBody) -> Purged:
     """Drops the first chosen batches after the cursor. It only goes forward: dropped ones stay, in state expired."""
     after = parse_cursor(chosen.cursor, ListOrder.OLDEST)
     last, seen = _look_ahead(tx, chosen.state, after)
-    found = _find(tx, chosen, after, last)
+    rows = _find(tx, chosen, after, last)
     ids: list[str] = []
     size = 0
-    for seq, id, payload_bytes in found:
+    for seq, id, payload_bytes in rows:
         if ids and size + payload_bytes > BYTES_AT_ONCE:
             break
         batches.discard(tx, seq, State(chosen.state))
         ids.append(id)
         size += payload_bytes
         after = seq
-    more = len(ids) < len(found) or len(found) == SLICE
+    more = len(ids) < len(rows) or len(rows) == SLICE
     goes_on = after if more else last if seen == LOOKED_AT else None
     return Purged(dropped=ids, bytes=size, next_cursor=None if goes_on is None else f"{goes_on:x}")
 
 
 def _look_ahead(tx: Transaction, state: str, after: int) -> tuple[int, int]:
-    """The last of the next batches in the state, and how many they are. Reads the index alone."""
+    """The last of the next batches in the state, and how many they are. Reads only the index."""
     ahead = f"SELECT seq FROM batches WHERE state = ? AND seq > ? ORDER BY seq LIMIT {LOOKED_AT}"
     last, seen = tx.one(f"SELECT max(seq), count(*) FROM ({ahead}) AS ahead", state, after)
     return last or after, seen

@@ -10,7 +10,7 @@ from ref_server.queue.transaction import Transaction, Value
 from shared.api import LeaseKey, Outcome, State
 
 
-class _Held(NamedTuple):
+class _LeasedRow(NamedTuple):
     seq: int
     state: str
     run: str
@@ -22,7 +22,7 @@ class _Held(NamedTuple):
     deliveries: int
 
 
-_HELD = f"SELECT {', '.join(_Held._fields)} FROM batches"
+_LEASED_ROW = f"SELECT {', '.join(_LeasedRow._fields)} FROM batches"
 
 
 def grant_grace(tx: Transaction) -> None:
@@ -32,10 +32,10 @@ def grant_grace(tx: Transaction) -> None:
 
 
 def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> list[Outcome]:
-    """Batches that training told of keep their payloads, as many as a run may keep."""
+    """Batches with recorded training data keep their payloads, up to keep_samples of a run."""
     sampled: set[str] = set()
 
-    def settle(held: _Held) -> None:
+    def settle(held: _LeasedRow) -> None:
         detail = f"in checkpoint {checkpoint}" if checkpoint else ""
         if payloads.has_training(tx, held.seq):
             tx.move(held.seq, State.DONE, detail, expires=None)
@@ -52,7 +52,7 @@ def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> li
 
 
 def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, started: bool) -> list[Outcome]:
-    def prolong(held: _Held) -> None:
+    def prolong(held: _LeasedRow) -> None:
         tx.execute(
             "UPDATE batches SET lease_seconds = ?, expires = ?, started = (started OR ?) WHERE seq = ?",
             lease_seconds,
@@ -65,7 +65,7 @@ def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, star
 
 
 def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
-    def give_back(held: _Held) -> None:
+    def give_back(held: _LeasedRow) -> None:
         payloads.forget_training(tx, held.seq)
         tx.execute("UPDATE batches SET released_token = token, in_doubt = ? WHERE seq = ?", False, held.seq)
         tx.count(Count.RELEASED)
@@ -92,7 +92,7 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
     leases it next can decide.
     """
     payloads.forget_training(tx, seq)
-    held = _Held(*tx.one(f"{_HELD} WHERE seq = ?", seq))
+    held = _LeasedRow(*tx.one(f"{_LEASED_ROW} WHERE seq = ?", seq))
     detail = f"lease of {held.consumer} lost: {why}"
     if held.started:
         tx.execute("UPDATE batches SET in_doubt = ? WHERE seq = ?", True, seq)
@@ -104,7 +104,7 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
 def _apply_to_leases(
     tx: Transaction,
     keys: Sequence[LeaseKey],
-    effect: Callable[[_Held], None],
+    effect: Callable[[_LeasedRow], None],
     once_released: Outcome = Outcome.STALE,
 ) -> list[Outcome]:
     """Applies `effect` to each batch whose token is still valid. Returns the outcomes in the order of `keys`.
@@ -124,12 +124,12 @@ def _apply_to_leases(
 
 
 def _apply_to_key(
-    tx: Transaction, key: LeaseKey, effect: Callable[[_Held], None], once_released: Outcome
-) -> tuple[Outcome, _Held | None]:
-    row = tx.one(f"{_HELD} WHERE id = ? {tx.db.lock}", key.id)
+    tx: Transaction, key: LeaseKey, effect: Callable[[_LeasedRow], None], once_released: Outcome
+) -> tuple[Outcome, _LeasedRow | None]:
+    row = tx.one(f"{_LEASED_ROW} WHERE id = ? {tx.db.lock}", key.id)
     if row is None:
         return Outcome.UNKNOWN, None
-    held = _Held(*row)
+    held = _LeasedRow(*row)
     if _token_matches(held.token, key.token):
         if held.state == State.DONE:
             return Outcome.ALREADY, held
@@ -142,7 +142,7 @@ def _token_matches(known: str | None, shown: str) -> bool:
     return known is not None and hmac.compare_digest(known.encode(), shown.encode())
 
 
-def _count_failed_delivery(tx: Transaction, held: _Held, detail: str) -> None:
+def _count_failed_delivery(tx: Transaction, held: _LeasedRow, detail: str) -> None:
     """Takes back a batch that may have crashed its consumer. After max_deliveries such returns it is dead."""
     deliveries = held.deliveries + 1
     if deliveries < tx.limits.max_deliveries:
@@ -153,7 +153,7 @@ def _count_failed_delivery(tx: Transaction, held: _Held, detail: str) -> None:
         tx.count(Count.DEAD_TRAINING)
 
 
-def _return_to_ready(tx: Transaction, held: _Held, detail: str, deliveries: int) -> None:
+def _return_to_ready(tx: Transaction, held: _LeasedRow, detail: str, deliveries: int) -> None:
     end(tx, held.seq, State.READY, detail, deliveries=deliveries, returned=True)
     tx.shorten_history(held.seq)
     lineages.expire_if_useless(tx, held.seq)

@@ -15,7 +15,7 @@ COUNTED = "(state IN ('queued', 'scoring', 'ready') OR state = 'leased' AND NOT 
 class RunShare(NamedTuple):
     """What a run uses of a limited amount: `of_run`, while all runs together use `of_all`.
 
-    A run alone may use half, n runs that want all get 1 / (n + 1) each, and something is always free for another run.
+    A single run may use half, n runs that want all get 1 / (n + 1) each, and something is always free for another run.
     Clients choose the names of runs, so the uploader counts too: of_uploader is the total of all batches uploaded with
     the same token; 0 without tokens. However many runs a token names, together they get at most three quarters.
     unit, what: for messages, as in `batches` that `wait`.

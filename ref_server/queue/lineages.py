@@ -1,4 +1,4 @@
-"""Lineages: which training owns a run name, and when a batch is useless: stale, abandoned, or of another training.
+"""Lineages: which training owns a run name, and when a batch is useless: stale, abandoned or finished.
 
 A run's name does not identify it: a directory is deleted and begun again, or two directories have one name. So each
 training has a lineage, a random name; clients that name none share the lineage ''. A run is held by the lineage that
@@ -26,7 +26,7 @@ _OF_LINEAGE = "run = ? AND lineage = ?"
 
 
 class _Holder(NamedTuple):
-    """Whose a run is. heard: when, on the clock of leases; present for so many seconds after that."""
+    """The owner of a run. heard: its last sign of life, on the clock of leases. seconds: how long that counts."""
 
     lineage: str
     heard: float
@@ -40,7 +40,7 @@ def grant_grace(tx: Transaction) -> None:
 
 
 def enter(tx: Transaction, request: LeaseBody) -> None:
-    """Makes the run the request's lineage's. Raises RunTaken while another lineage is present."""
+    """Makes the request's lineage the owner of its run. Raises RunTaken while another lineage is present."""
     if request.run is None:
         return
     run, lineage = request.run, request.lineage_name
@@ -80,7 +80,7 @@ def finish(tx: Transaction, run: str, lineage: str) -> int:
 
     Returns how many batches expired.
     """
-    tx.db.serialise("admission")  # an upload under way is seen here, or sees the end: else it would wait for ever
+    tx.db.serialise("admission")  # a concurrent upload comes before or after; else its batch would wait forever
     _take(tx, run, lineage, finished=True)  # not where another lineage is present: then nothing is left to end
     return _expire_waiting(tx, run, "lineage = ?", lineage, Count.EXPIRED_FINISHED)
 
@@ -103,7 +103,7 @@ def expire(tx: Transaction, seq: int, why: Count) -> None:
 def expire_if_useless(tx: Transaction, seq: int) -> None:
     """To be called when a batch is ready again: its run may have ended meanwhile."""
     run, lineage = tx.one("SELECT run, lineage FROM batches WHERE seq = ?", seq)
-    # An end under way is waited for, or waits and sees the batch: else the batch would wait for ever.
+    # A concurrent `finish` comes before or after; else the batch would wait forever.
     tx.execute(f"SELECT 1 FROM runs WHERE run = ? {tx.db.lock}", run)
     if why := useless(tx, run, lineage):
         expire(tx, seq, why)
@@ -115,7 +115,7 @@ def _holder(tx: Transaction, run: str) -> _Holder | None:
 
 
 def _take(tx: Transaction, run: str, lineage: str, *, finished: bool) -> bool:
-    """Whether the run is the lineage's now. One statement, so that of two lineages that come at once one is refused."""
+    """Whether the lineage owns the run now. One statement: of two concurrent lineages one is refused."""
     taken = """
         INSERT INTO runs (run, lineage, heard, seconds, finished) VALUES (?, ?, ?, ?, ?)
         ON CONFLICT (run) DO UPDATE
@@ -137,12 +137,12 @@ def _taken(tx: Transaction, run: str) -> RunTaken:
 
 
 def _expire_waiting(tx: Transaction, run: str, lineages: str, lineage: str, why: Count) -> int:
-    found = tx.rows(
+    waiting = tx.rows(
         f"SELECT seq FROM batches WHERE run = ? AND {lineages} AND {WAITING} {tx.db.skip_locked}", run, lineage
     )
-    for (seq,) in found:
+    for (seq,) in waiting:
         expire(tx, seq, why)
-    return len(found)
+    return len(waiting)
 
 
 def check_epoch(tx: Transaction, run: str, lineage: str, epoch: int) -> None:
@@ -154,7 +154,7 @@ def check_epoch(tx: Transaction, run: str, lineage: str, epoch: int) -> None:
 
 
 def expire_useless(tx: Transaction, request: LeaseBody) -> None:
-    """Expires waiting batches of the request's lineage that are stale or abandoned for it. Newer epochs are left alone.
+    """Expires waiting batches of the request's lineage that are stale or abandoned for it. Newer epochs stay.
 
     A batch in doubt is leased once more instead of becoming stale: a trainer that has its effect then acks it.
     Abandoned batches are expired even when in doubt: they are newer than the checkpoint that the run resumed from, so
@@ -176,11 +176,11 @@ def expire_useless(tx: Transaction, request: LeaseBody) -> None:
 def _waiting_epochs(tx: Transaction, request: LeaseBody) -> Iterator[int]:
     """Epochs up to the request's in which its lineage has waiting batches, newest first. One index lookup per epoch."""
     newest = f"SELECT max(epoch) FROM batches WHERE {_OF_LINEAGE} AND {WAITING}"
-    whose = (request.run, request.lineage_name)
-    below = tx.one(f"{newest} AND epoch <= coalesce(?, epoch)", *whose, request.epoch)
+    lineage = (request.run, request.lineage_name)
+    below = tx.one(f"{newest} AND epoch <= coalesce(?, epoch)", *lineage, request.epoch)
     while below is not None:
         yield below
-        below = tx.one(f"{newest} AND epoch < ?", *whose, below)
+        below = tx.one(f"{newest} AND epoch < ?", *lineage, below)
 
 
 def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:

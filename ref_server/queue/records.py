@@ -6,7 +6,7 @@ from shared.api import Depth, LeaseBody, State
 
 # Leases come without payloads beyond this sum: `Queue.payloads` reads those once there is room to send them.
 LARGE_BYTES = 2**20
-# One request leases no more payload than this, unless one batch alone is more: the answer is held in memory.
+# One request leases no more payload than this, unless a single batch is larger: the answer is held in memory.
 MAX_LEASE_BYTES = 64 * 2**20
 
 

@@ -80,8 +80,8 @@ def keep(tx: Transaction, run: str, lineage: str, records: Sequence[MetricsRecor
     if after is not None:
         _forget_later(tx, run, lineage, after)
     for kind in Kind:
-        if own := [record for record in records if record.kind is kind]:
-            _thin_out(tx, _add(tx, (run, lineage, kind), own))
+        if of_kind := [record for record in records if record.kind is kind]:
+            _thin_out(tx, _add(tx, (run, lineage, kind), of_kind))
     _make_room(tx, run)
 
 
@@ -130,8 +130,8 @@ def _forget_later(tx: Transaction, run: str, lineage: str, after: int) -> None:
 
 def find(tx: Transaction, run: str | None) -> list[Curve]:
     condition, values = ("", ()) if run is None else ("WHERE run = ?", (run,))
-    found = [Curve(*row) for row in tx.rows(f"SELECT {COLUMNS} FROM curves {condition}", *values)]
-    return sorted(found, key=lambda curve: (-curve.updated_at, curve.key))
+    curves = [Curve(*row) for row in tx.rows(f"SELECT {COLUMNS} FROM curves {condition}", *values)]
+    return sorted(curves, key=lambda curve: (-curve.updated_at, curve.key))
 
 
 def _thin_out(tx: Transaction, curve: Curve) -> None:

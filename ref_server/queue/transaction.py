@@ -90,10 +90,10 @@ class Transaction:
 
     def shorten_history(self, seq: int) -> None:
         """Keeps the first and the newest events of a batch that comes and goes; those between are forgotten."""
-        own = "SELECT number FROM events WHERE seq = ? ORDER BY number"
+        numbers = "SELECT number FROM events WHERE seq = ? ORDER BY number"
         self.execute(
-            f"DELETE FROM events WHERE seq = ? AND number > ({own} LIMIT 1 OFFSET {KEPT_EVENTS - 1}) "
-            f"AND number < ({own} DESC LIMIT 1 OFFSET {KEPT_EVENTS - 1})",
+            f"DELETE FROM events WHERE seq = ? AND number > ({numbers} LIMIT 1 OFFSET {KEPT_EVENTS - 1}) "
+            f"AND number < ({numbers} DESC LIMIT 1 OFFSET {KEPT_EVENTS - 1})",
             seq,
             seq,
             seq,

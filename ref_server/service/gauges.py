@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
 from ref_server.queue.records import DiskSpace, Stats
-from ref_server.weights.store import Held
 from shared.api import Depth, LimitsView, ModelInfo, State
 
 # Clients name the runs, so there can be any number. At most this many get their own label.
@@ -54,9 +53,9 @@ def disk(space: DiskSpace) -> Iterator[Metric]:
     yield _gauge("tandem_disk_floor_bytes", "Bytes of that disk that uploads leave free: min_free_mib.", space.floor)
 
 
-def weights(held: Held) -> Iterator[Metric]:
-    yield _gauge("tandem_weights_versions", "Published versions of weights that are kept.", held.versions)
-    yield _gauge("tandem_weights_bytes", "Bytes of the published weights that are kept.", held.bytes)
+def weights(versions: int, size: int) -> Iterator[Metric]:
+    yield _gauge("tandem_weights_versions", "Published versions of weights that are kept.", versions)
+    yield _gauge("tandem_weights_bytes", "Bytes of the published weights that are kept.", size)
 
 
 def limits(bounds: LimitsView) -> Iterator[Metric]:

@@ -33,7 +33,7 @@ class Poll:
         self.arrival = arrival
         self._rung = asyncio.Event()
         self.owes = False
-        """It was woken for a batch, and has not looked since."""
+        """Woken, but has not polled yet."""
 
     @property
     def rung(self) -> bool:
@@ -43,7 +43,7 @@ class Poll:
         self._rung.set()
 
     def looked(self) -> None:
-        """To be called when it has looked for a batch, whether it got one or not."""
+        """To be called after each look for a batch, whether it got one or not."""
         self.owes = False
 
     async def wait(self, seconds: float) -> bool:
@@ -70,7 +70,7 @@ class Polls:
         self._lines: dict[str | None, dict[Poll, None]] = {}
         self._arrivals = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._somebody = asyncio.Event()
+        self._waiting_now = asyncio.Event()
         self._asked = asyncio.Event()
 
     @contextmanager
@@ -83,7 +83,7 @@ class Polls:
             raise Busy(f"too many lease requests of {holder} wait already")
         poll = Poll(wanted, next(self._arrivals))
         self._lines.setdefault(wanted.run, {})[poll] = None
-        self._somebody.set()
+        self._waiting_now.set()
         try:
             yield poll
         finally:
@@ -96,8 +96,8 @@ class Polls:
         if not self._lines[run]:
             del self._lines[run]
         if not self._lines:
-            self._somebody.clear()
-        self._wake(run, poll.rung + poll.owes)  # what it was woken for is still there
+            self._waiting_now.clear()
+        self._wake(run, poll.rung + poll.owes)  # the batch that it was woken for is still there
 
     def ring(self, run: str) -> None:
         """A batch of the run has become ready."""
@@ -123,7 +123,7 @@ class Polls:
         thread = CapacityLimiter(1)
         alive_due = 0.0
         while True:
-            await self._somebody.wait()
+            await self._waiting_now.wait()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._asked.wait()
@@ -136,7 +136,7 @@ class Polls:
                 try:
                     self._grant(await to_thread.run_sync(queue.look, waiting, alive, limiter=thread))
                 except Exception as error:
-                    self._wake_all()  # each finds out for itself, and says so
+                    self._wake_all()  # each request meets the error itself, and answers it
                     if not isinstance(error, StorageBroken | StorageFull):
                         raise
             await asyncio.sleep(self.background.pause)
@@ -148,9 +148,9 @@ class Polls:
         wanted = {poll.wanted for line in self._lines.values() for poll in line}
         return frozenset((each.run, each.lineage) for each in wanted if each.run is not None)
 
-    def _grant(self, found: Mapping[Wanted, int]) -> None:
-        left = Counter(found)
-        for run in dict.fromkeys(wanted.run for wanted in found):
+    def _grant(self, ready: Mapping[Wanted, int]) -> None:
+        left = Counter(ready)
+        for run in dict.fromkeys(wanted.run for wanted in ready):
             for poll in self._lines.get(run, ()):
                 if left[poll.wanted] > 0 and not poll.rung:
                     left[poll.wanted] -= 1

@@ -26,10 +26,10 @@ from ref_server.scoring.reference import (
 
 log = structlog.get_logger()
 
-# How often a server looks whether another reference is wanted, and how long it leaves alone one that it cannot have.
+# How often a server looks whether another reference is wanted, and how long until it tries again to load one.
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 10.0
-# How long a look may take: a replacement that meets one waits for it.
+# How long `replace` waits for a thread that is loading the wanted reference.
 _LOOKING_SECONDS = 1.0
 _Refused = (BadSnapshotName, NoModel, NoSnapshot, NotReady, ReferenceConflict)
 
@@ -136,9 +136,9 @@ class CurrentReference:
         self.current = replacement
 
 
-def _check_newest(asked: WantedReference, wanted: WantedReference) -> None:
-    """Raises ReferenceConflict unless what is asked for is wanted already, or newer."""
-    same = (asked.snapshot, asked.version) == (wanted.snapshot, wanted.version)
-    if not same and asked.version <= wanted.version:
-        message = f"version must be greater than {wanted.version}, which is in place; got {asked.version}"
+def _check_newest(requested: WantedReference, wanted: WantedReference) -> None:
+    """Raises ReferenceConflict unless the request is what is wanted already, or newer."""
+    same = (requested.snapshot, requested.version) == (wanted.snapshot, wanted.version)
+    if not same and requested.version <= wanted.version:
+        message = f"version must be greater than {wanted.version}, which is in place; got {requested.version}"
         raise ReferenceConflict("older_version", message)

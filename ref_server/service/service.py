@@ -176,7 +176,7 @@ class Service:
         return batch
 
     def tokenize(self, prompt: str, completions: Sequence[str]) -> TokenGroup:
-        """Texts -> tokens, each text alone and without special tokens. Raises BatchError when one is empty, NoModel."""
+        """Texts -> tokens, each separately and without special tokens. Raises BatchError if one is empty, NoModel."""
         return group_of(self.reference.encode(prompt), [self.reference.encode(text) for text in completions])
 
     def describe_queue(self, stats: Stats, runs: RunSelection) -> QueueView:
@@ -227,7 +227,7 @@ def _ids(name: str, values: Sequence[int]) -> np.ndarray:
 
 
 async def _keep_tidy(tidy: Callable[[], bool], loop: BackgroundLoop) -> None:
-    """Tidies a store for ever. tidy: does a slice of the work; returns whether there is more."""
+    """Tidies a store again and again. tidy: does a slice of the work; returns whether there is more."""
     thread = CapacityLimiter(1)
     while True:
         more = False

@@ -91,8 +91,8 @@ def summarise(curves: Iterable[Curve]) -> list[RunSummary]:
     def key(curve: Curve) -> tuple[str, str]:
         return curve.run, curve.lineage
 
-    found = [_summary(list(own)) for _, own in groupby(sorted(curves, key=key), key)]
-    return sorted(found, key=_order)
+    summaries = [_summary(list(of_lineage)) for _, of_lineage in groupby(sorted(curves, key=key), key)]
+    return sorted(summaries, key=_order)
 
 
 def page_of_runs(runs: Sequence[RunSummary], limit: int, cursor: str | None) -> RunPage:

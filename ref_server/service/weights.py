@@ -44,7 +44,7 @@ class ServedWeights:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def commit(self, name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]) -> Published:
-        """As `WeightsStore.commit`; then wakes those who wait, and removes old versions."""
+        """As `WeightsStore.commit`; then wakes the waiting requests, and removes old versions."""
         self.check_open()
         published = self.store.commit(name, files, words)
         self.wake()
@@ -62,7 +62,7 @@ class ServedWeights:
         return False
 
     def wake(self) -> None:
-        """Makes those who wait look. Any thread may call it."""
+        """Wakes the waiting requests. Any thread may call it."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
 
@@ -94,11 +94,11 @@ class ServedWeights:
             while True:
                 self.check_open()
                 changed = self._changed
-                found = await to_thread.run_sync(self.store.newest, run, lineage)
+                newest = await to_thread.run_sync(self.store.newest, run, lineage)
                 left = deadline - time.monotonic()
-                first = first or [found]
-                if found is not None and (found.name.order > after or found != first[0]):
-                    return found
+                first = first or [newest]
+                if newest is not None and (newest.name.order > after or newest != first[0]):
+                    return newest
                 if left <= 0 or is_gone():
                     return None
                 with suppress(TimeoutError):

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from ref_server.metrics.traffic import WeightsTraffic
@@ -35,13 +35,6 @@ PAUSE_SECONDS = 10.0
 # No uploaded file can have these names: they begin with a dot.
 _STAGING = ".staging"
 _REMOVED = ".removed"
-
-
-class Held(NamedTuple):
-    """What the store holds: committed versions, and the bytes of their files."""
-
-    versions: int
-    bytes: int
 
 
 class WeightsStore:
@@ -135,10 +128,11 @@ class WeightsStore:
             raise NoWeights(f"version {name} has no file {file}")
         return self._catalog.directory(name) / file, content
 
-    def held(self) -> Held:
+    def held(self) -> tuple[int, int]:
+        """How many committed versions the store holds, and the bytes of their files."""
         with disk_failures():
             published = [version for run in self._catalog.runs() for version in self._catalog.of_run(run)]
-        return Held(len(published), sum(version.bytes for version in published))
+        return len(published), sum(version.bytes for version in published)
 
     def tidy(self, pinned: Collection[WeightsName]) -> None:
         """Removes old versions, but those that are pinned or being read, and stale uploads.
@@ -257,7 +251,7 @@ class Readers:
         self._seen: dict[WeightsName, float] = {}
 
     def saw(self, version: WeightsName) -> None:
-        """Somebody asked for a part of it."""
+        """A client has requested a part of it."""
         with self._lock:
             self._seen[version] = self._clock()
 

@@ -32,7 +32,7 @@ class SeveralOptions(ClientOptions, Generic[StateName]):
     ids: CliPositionalArg[list[Id]] = Field(default=[])
     """The batches, as `ref-server queue ls` names them."""
     state: StateName | None = None
-    """Instead of naming batches: all in this state whose payload is still there."""
+    """Instead of naming batches: all in this state that still have their payload."""
     run: str | None = None
     """With --state: only those of this run."""
 

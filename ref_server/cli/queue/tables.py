@@ -101,7 +101,7 @@ def batch_sheet(batch: BatchDetails) -> Group:
 
 
 def token_sheet(tokens: TokensView) -> Group:
-    """The prompt and each completion with its rewards, and its mean advantage where training told it."""
+    """The prompt and each completion with its rewards, and its mean advantage where training recorded it."""
     trained = "" if tokens.trained_step is None else f"\ntrained in step {tokens.trained_step}"
     parts: list[RenderableType] = [Text(f"{trained}\nprompt"), _text(tokens.prompt)]
     for number, row in enumerate(tokens.rows):
@@ -145,12 +145,12 @@ def _limits_table(stats: QueueView) -> Table:
     return table
 
 
-def _add_limits(table: Table, limits: LimitsView, scope: str, states: Mapping[State, Depth], whose: str) -> None:
-    for name, key, counted, unit in _LIMITS:
-        bound = getattr(limits, name + scope)
+def _add_limits(table: Table, limits: LimitsView, scope: str, states: Mapping[State, Depth], name: str) -> None:
+    for limit, key, counted, unit in _LIMITS:
+        bound = getattr(limits, limit + scope)
         used = sum(getattr(states[state], key) for state in counted if state in states)
         number = mib if key == "bytes" else "{:,}".format
-        table.add_row(f"{unit}, {whose}", number(used), number(bound), f"{100 * used / bound:.1f}")
+        table.add_row(f"{unit}, {name}", number(used), number(bound), f"{100 * used / bound:.1f}")
 
 
 def _scoring_lines(scoring: ScoringView) -> Sequence[str]:

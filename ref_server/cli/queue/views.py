@@ -46,7 +46,7 @@ class Ls(ClientOptions):
     run: str | None = None
     """Only batches of this run."""
     kept: CliToggleFlag[bool] = False
-    """Only batches whose payload is still there: of trained ones, the samples that the server keeps."""
+    """Only batches that still have their payload: of trained ones, the samples that the server keeps."""
     limit: int = Field(default=50, ge=0)
     """The largest number of batches to list; 0 lists all."""
 

@@ -24,7 +24,6 @@ from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import DiskSpace, Stats
 from ref_server.service import gauges
 from ref_server.service.service import Service
-from ref_server.weights.store import Held
 
 # Seconds after which a store that does not answer counts as not ready, and a scrape goes on without it. Prometheus
 # itself gives up after ten.
@@ -92,7 +91,7 @@ class _Store:
     up: bool
     stats: Stats | None = None
     disk: DiskSpace | None = None
-    weights: Held | None = None
+    weights: tuple[int, int] | None = None
 
 
 class Metrics:
@@ -130,7 +129,7 @@ class Metrics:
         if store.disk:
             yield from gauges.disk(store.disk)
         if store.weights:
-            yield from gauges.weights(store.weights)
+            yield from gauges.weights(*store.weights)
         yield from gauges.limits(service.config.queue.limits)
         for part in (service.queue.activity, service.scoring.totals, service.weights.store.traffic, self._traffic):
             yield from part.registry.collect()

@@ -18,7 +18,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from ref_server.access.keys import Role
-from ref_server.access.requirements import ANY, JSON, Reading, requires
+from ref_server.access.requirements import ANY, JSON, requires
 from ref_server.http.errors import HttpError
 from ref_server.http.requests import Caller, note
 from ref_server.http.routes.documents import PathInteger, errors
@@ -69,7 +69,7 @@ def _add_upload(app: FastAPI, service: Service) -> None:
         openapi_extra={"requestBody": {"content": _BYTES}},
         responses={200: {"model": WeightsFile, "description": "uploaded before"}, **errors(409, 503, 507)},
     )  # fmt: skip
-    @requires(Role.TRAIN, ANY, confines=True, reading=Reading.STREAMED)
+    @requires(Role.TRAIN, ANY, confines=True, streamed=True)
     async def upload(name: _Version, file: _File, request: Request, caller: Caller) -> Response:
         """One file of a version that will be published. It goes to the disk as it comes, whatever its length.
 

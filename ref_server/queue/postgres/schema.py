@@ -80,13 +80,13 @@ def prepare(db: psycopg.Connection) -> None:
         db.execute((create_tables(_TYPES) + _DEPTHS).encode())
         db.execute("INSERT INTO version VALUES (%s)", [SCHEMA_VERSION])
     row = db.execute("SELECT number FROM version").fetchone()
-    found = row[0] if row else "none"
-    while found in UPGRADES:
-        db.execute(UPGRADES[found].encode())
-        found += 1
-        db.execute("UPDATE version SET number = %s", [found])
-    if found != SCHEMA_VERSION:
+    version = row[0] if row else "none"
+    while version in UPGRADES:
+        db.execute(UPGRADES[version].encode())
+        version += 1
+        db.execute("UPDATE version SET number = %s", [version])
+    if version != SCHEMA_VERSION:
         raise StorageBroken(
-            f"the database has schema version {found}, this program reads {SCHEMA_VERSION}: "
+            f"the database has schema version {version}, this program reads {SCHEMA_VERSION}: "
             "install the version that wrote it"
         )

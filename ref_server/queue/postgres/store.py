@@ -172,7 +172,7 @@ class PostgresDatabase:
         return cursor.fetchall() if cursor.description else []
 
     def check_disk(self, size: int) -> None:
-        pass  # the database's disk is not ours to see
+        pass  # the database watches its disk
 
     def serialise(self, name: str) -> None:
         self._db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_storable(f"tandem {name}")])

@@ -8,7 +8,7 @@ from ref_server.queue.errors import StorageBroken
 from ref_server.queue.schema import SCHEMA_VERSION, create_tables
 
 # By version: the SQL that makes a store of that version one of the next. A released step is never changed again, so its
-# text stands alone, even where the tables below say the same.
+# text is complete, even where the tables below say the same.
 UPGRADES: dict[int, str] = {}
 
 _TYPES = {

@@ -81,7 +81,7 @@ class SqliteQueue(Queue):
         self._opened.close()
 
     def _recover(self) -> Tally:
-        """Takes back the last process's claims, and restarts the time of leases, which nobody could extend."""
+        """Takes back the last process's claims, and restarts the time of leases, since they could not be extended."""
         tx = self._transaction(self._db, self._clock(), self._wall())
         batches.recover(tx)
         leases.grant_grace(tx)

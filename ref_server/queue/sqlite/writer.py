@@ -3,7 +3,7 @@
 A commit that survives a power cut costs a disk flush of some milliseconds, which all waiting operations can share. So
 the thread takes every waiting operation, runs each in its own savepoint inside one transaction, commits once, and only
 then answers the callers. An operation that needs a flush also waits briefly (_LINGER_SECONDS) until as many have come
-as did last time. A caller that is alone does not wait, nor does an operation that needs no flush.
+as did last time. A single caller does not wait, nor does an operation that needs no flush.
 """
 
 import threading
@@ -71,7 +71,7 @@ class _Task:
 
 
 class Writer:
-    """Runs operations on `db`, which nobody else may use until `close` has returned. Counts commits in `activity`."""
+    """Runs operations on `db`, which nothing else may use until `close` has returned. Counts commits in `activity`."""
 
     def __init__(self, db: apsw.Connection, activity: Activity, give_way: Callable[[], None] = lambda: None) -> None:
         self._db = db
@@ -113,7 +113,7 @@ class Writer:
     def _work(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # whatever it was: nobody else would answer the callers
+        except BaseException as error:  # whatever it was, the callers need an answer
             log.critical("the writer of the queue has ended with an error", exc_info=True)
             self._roll_back()
             self._refuse_more(f"the writer of the queue has ended: {error!r}")
@@ -200,7 +200,7 @@ class Writer:
     def _make_room(self) -> None:
         """Makes a little room on a full disk: for what settles batches, which makes more."""
         self._give_way()
-        with suppress(apsw.Error):  # the next commit tells whether it was enough
+        with suppress(apsw.Error):  # the next commit shows whether it was enough
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)  # the log begins anew in the room that it has
 
     def _roll_back(self) -> None:

@@ -36,10 +36,10 @@ def test_a_server_that_is_ready(command: Command, http: httpx.Client) -> None:
     pattern = rf"{re.escape(url)} is ready, \d+\.\d ms; model tiny, float32 on cpu, reference version 0\n"
     assert re.fullmatch(pattern, out)
     status, out, err = command("ping", "--url", url, "--json")
-    told = json.loads(out)
-    assert (status, err, told["ready"], told["reason"], told["url"]) == (0, "", True, None, url)
-    assert told["model"] == http.get("/v1/model").json()
-    assert told["milliseconds"] > 0
+    printed = json.loads(out)
+    assert (status, err, printed["ready"], printed["reason"], printed["url"]) == (0, "", True, None, url)
+    assert printed["model"] == http.get("/v1/model").json()
+    assert printed["milliseconds"] > 0
     assert command("ping", "--url", url, "--quiet") == (0, "", "")
 
 

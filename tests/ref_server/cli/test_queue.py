@@ -116,8 +116,8 @@ def test_stats(command: Command, http: httpx.Client, rollout: Rollout, run: str)
     assert "the oldest waiting batch has waited" in out
     assert "tokens/s" in out
     status, out, _ = command("stats", "--json")
-    told, asked = json.loads(out), http.get("/v1/queue").json()
-    assert (status, told["runs"][run], told["limits"]) == (0, asked["runs"][run], asked["limits"])
+    printed, answer = json.loads(out), http.get("/v1/queue").json()
+    assert (status, printed["runs"][run], printed["limits"]) == (0, answer["runs"][run], answer["limits"])
 
 
 def squeezed(text: str) -> list[str]:
@@ -180,9 +180,9 @@ def test_show(command: Command, http: httpx.Client, rollout: Rollout, run: str) 
     out = command("show", id, "--tokens")[1]
     assert "completion 0: reward 1, accuracy 1; 4 tokens, finished" in out
     assert "completion 1: reward not judged, accuracy not judged; 1 tokens, finished" in out
-    told, asked = json.loads(command("show", id, "--tokens", "--json")[1]), http.get(f"/v1/batches/{id}").json()
-    assert told == asked | {"tokens": http.get(f"/v1/batches/{id}/tokens").json()}
-    assert json.loads(command("show", id, "--json")[1]) == asked
+    printed, answer = json.loads(command("show", id, "--tokens", "--json")[1]), http.get(f"/v1/batches/{id}").json()
+    assert printed == answer | {"tokens": http.get(f"/v1/batches/{id}/tokens").json()}
+    assert json.loads(command("show", id, "--json")[1]) == answer
 
 
 def test_a_kept_sample(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
@@ -190,8 +190,10 @@ def test_a_kept_sample(command: Command, http: httpx.Client, rollout: Rollout, r
     id = ready(http, batch)
     leased = http.post("/v1/batches/lease", json={"consumer": "c", "run": run}).headers
     assert leased["Batch-Id"] == id
-    told = wire.encode_training(Training(12, np.array([0.5, 0.5, -0.5, -0.5], np.float32), np.zeros(4, np.float32)))
-    http.put(f"/v1/batches/{id}/training", content=told, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
+    training = wire.encode_training(Training(12, np.array([0.5, 0.5, -0.5, -0.5], np.float32), np.zeros(4, np.float32)))
+    http.put(
+        f"/v1/batches/{id}/training", content=training, headers={"Content-Type": wire.CONTENT_TYPE}
+    ).raise_for_status()
     http.post("/v1/leases/ack", json={"leases": [{"id": id, "token": leased["Lease-Token"]}]}).raise_for_status()
     ready(http, rollout(run=run))
     out = command("show", id, "--tokens")[1]
@@ -363,7 +365,7 @@ def test_what_comes_after_the_question_stays(
     command: Command, terminal: Callable[[str], Terminal], http: httpx.Client, rollout: Rollout, run: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    asked = ready(http, rollout(run=run))
+    chosen = ready(http, rollout(run=run))
     later: list[str] = []
     purge = RefServerClient.purge
 
@@ -375,7 +377,7 @@ def test_what_comes_after_the_question_stays(
     screen = terminal("y\n")
     assert command("purge", "--state", "ready", "--run", run)[:2] == (0, "1 batch purged, <0.1 MiB\n")
     assert "Drop 1 batch" in screen.getvalue()
-    assert [state(http, id) for id in (asked, *later)] == ["expired", "ready"]
+    assert [state(http, id) for id in (chosen, *later)] == ["expired", "ready"]
 
 
 def test_an_end_between_slices_says_how_far_it_came(

@@ -29,11 +29,8 @@ TOKEN = "t0ken-of-an-admin"
         f"postgresql://user:{SECRET}@[::1/db",
         f"postgresql://user:{SECRET}@host:port/db",
         f"postgresql://user:x@{SECRET}@host/db",
-        f"postgresql://user:{SECRET}/x@host/db",
-        f"postgresql://user:1/{SECRET}@host/db",
         f"postgresql://user:{SECRET}%zz@host/db",
         f"postgresql://host/db?password={SECRET}&surprise=1",
-        f"mysql://user:{SECRET}@host/db",
         SECRET,
     ],
 )
@@ -125,11 +122,11 @@ def test_nothing_that_clients_send_is_logged(tmp_path: Path, rollout: Callable[.
         with connected(http) as connection:
             connection.sendall(head("POST", "/v1/batches", "Upgrade: websocket", "Connection: upgrade, close", SECRET))
             answer(connection)
-        told = server.log.read_text()
-    assert "request" in told, "it does log them"
-    assert "every user of this machine can read the tokens" in told
-    assert SECRET not in told
-    assert TOKEN not in told
+        output = server.log.read_text()
+    assert "request" in output, "it does log them"
+    assert "every user of this machine can read the tokens" in output
+    assert SECRET not in output
+    assert TOKEN not in output
 
 
 FAILING = """
@@ -151,9 +148,9 @@ except RuntimeError as error:
 def test_a_traceback_shows_no_values(log_format: str) -> None:
     """The code's lines, not what they worked on."""
     command = [sys.executable, "-c", FAILING, log_format, SECRET]
-    told = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
-    assert "in fail" in told
-    assert SECRET not in told
+    output = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
+    assert "in fail" in output
+    assert SECRET not in output
 
 
 # A model may bring code of its own

@@ -141,7 +141,7 @@ def test_two_versions_of_a_run_are_kept(weights: WeightsStore, root: Path) -> No
         weights.tidy([])
     publish(weights, version(1, run="other"))
     weights.tidy([])
-    assert weights.held().versions == 3
+    assert weights.held()[0] == 3
     assert [whole(weights, version(number)) for number in (3, 4)] == [True, True]
     with pytest.raises(WeightsGone, match=r"0\.4 of run run"):
         weights.get(version(2))
@@ -172,7 +172,7 @@ def test_an_older_version_stays_until_it_can_be_used(weights: WeightsStore, monk
     for number in (5, 6, 1):
         publish(weights, version(number))
     weights.tidy([])
-    assert weights.held().versions == 3
+    assert weights.held()[0] == 3
     monkeypatch.setattr(store, "PAUSE_SECONDS", 0.0)
     weights.tidy([])
     with pytest.raises(WeightsGone):
@@ -185,11 +185,11 @@ def test_a_run_that_is_over_goes(make: Callable[..., WeightsStore], root: Path) 
     publish(weights, version(1))
     publish(weights, version(1, run="pinned"))
     weights.tidy([])
-    assert weights.held().versions == 2
+    assert weights.held()[0] == 2
     for manifest in root.glob("*/*/*/*/.manifest.json"):
         os.utime(manifest, (0, 0))
     weights.tidy([version(1, run="pinned")])
-    assert weights.held().versions == 1
+    assert weights.held()[0] == 1
     assert not (root / "run").exists()
 
 
@@ -360,7 +360,7 @@ def test_a_damaged_version_counts_as_never_committed(
         for _ in range(2):
             newest = weights.newest("run")
             assert newest is not None and newest.name == version(1)
-            assert weights.held().versions == 1
+            assert weights.held()[0] == 1
             with pytest.raises(NoWeights):
                 weights.get(version(2))
             weights.tidy([])
