@@ -14,7 +14,7 @@ import pytest
 
 from policy_trainer.config import LossConfig
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.queue_client.feed import BatchBuffer, LeaseFeed
+from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.terms import BatchCheck, LeaseTerms
 from shared import wire
@@ -34,7 +34,9 @@ class RefServer:
     No more than `max_in_flight` are out at once.
     """
 
-    def __init__(self, open_site: Callable[..., Any]) -> None:
+    def __init__(self, open_site: Callable[..., Any], make_scored: Callable[..., Any]) -> None:
+        self.make_scored = make_scored
+        self.numbers = itertools.count()
         self.lock = threading.RLock()
         self.bodies: dict[str, bytes] = {}
         self.ready: list[str] = []
@@ -44,14 +46,19 @@ class RefServer:
         self.forced: dict[str, str] = {}
         self.states: dict[str, str] = {}
         self.leases = 0
-        self.asked_for: list[int] = []  # counts of the requests that got batches
+        self.counts: list[int] = []  # of the requests that got batches
         self.max_in_flight = 100
         self.refuses = False
         self.taken_for: float | None = None
         self.finished: list[tuple[str, Any]] = []
         self.site = open_site(self.respond)
 
-    def put(self, *batches: Any) -> list[str]:
+    def batch(self, version: int = 0) -> Any:
+        return self.make_scored([3], [[4], [5]], [0.0, 1.0], version=version, number=next(self.numbers))
+
+    def put(self, *batches: Any, count: int = 0, version: int = 0) -> list[str]:
+        """These batches and so many new ones. Returns their ids."""
+        batches = (*batches, *(self.batch(version) for _ in range(count)))
         with self.lock:
             for batch in batches:
                 self.bodies[batch.rollout.id] = wire.encode(batch)
@@ -88,7 +95,7 @@ class RefServer:
                 return self.site.answer(429, json.dumps(error).encode(), {"Retry-After": "0"})
             if self.ready:
                 given = [self.give() for _ in range(min(body["count"], len(self.ready)))]
-                self.asked_for.append(body["count"])
+                self.counts.append(body["count"])
                 return self.site.answer(
                     200, b"".join(wire.encode_leases(given)), {"Content-Type": wire.LEASES_CONTENT_TYPE}
                 )
@@ -125,15 +132,15 @@ class RefServer:
             del self.tokens[id]
         return "ok"
 
-    def asked(self, verb: str) -> list[str]:
+    def ids_of(self, verb: str) -> list[str]:
         """Ids in all calls of a verb, in order."""
         with self.lock:
             return [key["id"] for name, body, _ in self.calls if name == verb for key in body["leases"]]
 
 
 @pytest.fixture
-def server(open_site: Callable[..., Any]) -> RefServer:
-    return RefServer(open_site)
+def server(open_site: Callable[..., Any], make_scored: Callable[..., Any]) -> RefServer:
+    return RefServer(open_site, make_scored)
 
 
 @pytest.fixture
@@ -167,16 +174,6 @@ def open_feed(server: RefServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         client.close()
 
 
-@pytest.fixture
-def batches(make_scored: Any) -> Callable[..., list[Any]]:
-    def make(count: int, version: int = 0, first: int = 0) -> list[Any]:
-        return [
-            make_scored([3], [[4], [5]], [0.0, 1.0], version=version, number=first + number) for number in range(count)
-        ]
-
-    return make
-
-
 def spoiled(batch: Any, **values: Any) -> None:
     """Gives a batch values that its constructor refuses. group: a prompt and completions of one token each."""
     for name, value in values.items():
@@ -208,6 +205,11 @@ def impatient(seconds: float) -> None:
     raise Enough
 
 
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
 class TestEnter:
     """Nothing of a run may be published before the server leases to it."""
 
@@ -216,31 +218,30 @@ class TestEnter:
         open_feed().enter(on_wait=lambda reason, seconds: patience(seconds), note=notes.append)
         assert notes == []
 
-    def test_waits_until_the_other_is_taken_for_gone(self, server: RefServer, open_feed: Any) -> None:
+    def test_waits_until_the_other_trainer_is_taken_for_gone(self, server: RefServer, open_feed: Any) -> None:
         server.taken_for = 30
-        feed, notes, reasons = open_feed(), [], []
+        notes: list[str] = []
 
         def on_wait(reason: str, seconds: float) -> None:
             patience(seconds)
-            reasons.append(reason)
             if notes:
+                assert notes == [reason]
                 server.taken_for = None
 
-        feed.enter(on_wait=on_wait, note=notes.append)
-        assert notes == [reasons[-1]]
+        open_feed().enter(on_wait=on_wait, note=notes.append)
         assert "waiting up to 30 s to see whether it lives" in notes[0]
 
-    def test_refused_where_the_other_lives(self, server: RefServer, open_feed: Any) -> None:
+    def test_another_trainer_that_lives_ends_the_wait(self, server: RefServer, open_feed: Any) -> None:
         server.taken_for = 30
 
         def on_wait(reason: str, seconds: float) -> None:
             patience(seconds)
-            server.taken_for = 60  # it was heard again
+            server.taken_for = 60  # it has asked again
 
         with pytest.raises(RunFailed, match="run: another trainer trains a run named 'test'"):
             open_feed().enter(on_wait=on_wait, note=lambda text: None)
 
-    def test_a_run_that_is_lost_fails_where_batches_are_taken(self, server: RefServer, open_feed: Any) -> None:
+    def test_a_run_that_another_trainer_takes_fails_at_the_next_step(self, server: RefServer, open_feed: Any) -> None:
         feed = open_feed()
         feed.enter(on_wait=lambda reason, seconds: patience(seconds), note=lambda text: None)
         server.taken_for = 30
@@ -248,49 +249,9 @@ class TestEnter:
             taken(feed, 1)
 
 
-def test_what_is_put_back_is_taken_again_though_it_was_scored_again(
-    server: RefServer, open_feed: Any, batches: Any
-) -> None:
-    names = server.put(*batches(2))
-    feed = open_feed()
-    feed.put_back([replace(lease, batch=lease.batch) for lease in taken(feed, 2)])
-    assert ids(taken(feed, 2)) == names
-    assert server.asked("release") == []
-
-
-class TestForeignBatches:
-    """A batch that weights of this run cannot have sampled."""
-
-    def test_of_a_version_that_does_not_exist_yet(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        """Whoever uploads must not end the run: it is given back with the reason."""
-        bad, good = server.put(*batches(1, version=4), *batches(1, version=3, first=1))
-        assert ids(taken(open_feed(version=3), 1, version=3)) == [good]
-        (body,) = [body for verb, body, _ in server.calls if verb == "release"]
-        assert [key["id"] for key in body["leases"]] == [bad]
-        assert "policy_version 4, but this run has made 3 steps" in body["error"]
-
-    @pytest.mark.parametrize("field", ["run", "lineage"])
-    def test_of_another_run_or_lineage(self, server: RefServer, open_feed: Any, batches: Any, field: str) -> None:
-        (batch,) = batches(1)
-        server.put(ScoredBatch(replace(batch.rollout, **{field: "other"}), batch.ref_logps, "0"))
-        with pytest.raises(RunFailed, match=f"{field} 'other'"):
-            taken(open_feed(), 1)
-
-
-def test_the_end_of_a_run_is_told_once_nothing_is_leased_any_more(
-    server: RefServer, open_feed: Any, batches: Any
-) -> None:
-    known = server.put(*batches(2))
-    feed = open_feed()
-    until(lambda: server.leases == 2)
-    feed.finish()
-    assert sorted(server.asked("release")) == sorted(known)
-    assert server.finished == [("/v1/runs/test/finish", {})]
-
-
 class TestTake:
-    def test_in_order_and_marked_as_started(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        known = server.put(*batches(5))
+    def test_in_order_and_marked_as_started(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=5)
         feed = open_feed()
         assert ids(taken(feed, 3)) == known[:3]
         verb, body, _ = server.calls[-1]
@@ -298,94 +259,96 @@ class TestTake:
         assert [key["id"] for key in body["leases"]] == known[:3]
         assert ids(taken(feed, 2)) == known[3:]
 
-    def test_waits_for_what_comes_later(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+    def test_batches_put_back_come_again_first_and_in_order(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=3)
+        feed = open_feed()
+        feed.put_back([replace(lease, batch=lease.batch) for lease in taken(feed, 2)])  # scored again
+        assert ids(taken(feed, 3)) == known
+        assert server.ids_of("release") == []
+
+    def test_waits_for_later_batches(self, server: RefServer, open_feed: Any) -> None:
         feed, waited = open_feed(), []
 
         def on_idle(seconds: float) -> None:
             patience(seconds)
             waited.append(seconds)
             if len(waited) == 2:
-                server.put(*batches(2))
+                server.put(count=2)
 
         assert len(feed.take(2, version=0, on_idle=on_idle)) == 2
         assert len(waited) == 2 and 0.08 < waited[0] < waited[1]
 
-    def test_leases_no_more_than_a_few_ahead(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        server.put(*batches(9))
+    def test_leases_only_a_few_ahead(self, server: RefServer, open_feed: Any) -> None:
+        server.put(count=9)
         feed = open_feed(ahead=2)
-        until(lambda: server.leases == 2)
-        time.sleep(0.2)
-        assert server.leases == 2
-        taken(feed, 3)
-        until(lambda: server.leases == 5)
-        time.sleep(0.2)
-        assert server.leases == 5
+        for leases, then in ((2, 3), (5, 1)):
+            until(lambda leases=leases: server.leases == leases)
+            time.sleep(0.2)
+            assert server.leases == leases
+            taken(feed, then)
 
-    def test_one_request_leases_all_that_a_step_lacks(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+    def test_one_request_leases_all_that_a_step_lacks(self, server: RefServer, open_feed: Any) -> None:
         feed = open_feed(ahead=2)
         feed.enter(on_wait=lambda reason, seconds: patience(seconds), note=lambda text: None)
-        idle = itertools.count()
+        idle, known = itertools.count(), []
 
         def on_idle(seconds: float) -> None:
             patience(seconds)
             if next(idle) == 4:  # by now it asks for what the step needs
-                known.extend(server.put(*batches(9)))
+                known.extend(server.put(count=9))
 
-        known: list[str] = []
         assert ids(feed.take(7, version=0, on_idle=on_idle)) == known[:7]
         until(lambda: server.leases == 9)
-        assert server.asked_for == [9]
+        assert server.counts == [9]
 
-    def test_what_cannot_be_used_is_asked_for_again(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        """Bad ones are no part of the step, nor of what is leased ahead."""
-        bad, *good = batches(8)
-        spoiled(bad, temperature=1e-300)
-        known = server.put(*good[:2], bad, *good[2:])
-        known.remove(bad.rollout.id)
-        feed = open_feed(ahead=3)
-        assert ids(taken(feed, 4)) == known[:4]
-        until(lambda: server.leases == 8)
-        assert server.asked("release") == [bad.rollout.id]
-        assert ids(taken(feed, 3)) == known[4:]
-
-    def test_what_on_idle_raises_ends_the_wait_and_gives_back(
-        self, server: RefServer, open_feed: Any, batches: Any
-    ) -> None:
-        known = server.put(*batches(2))
+    def test_an_exception_while_waiting_releases_the_batches(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=2)
         feed = open_feed()
         until(lambda: server.leases == 2)
         with pytest.raises(Enough):
             feed.take(3, version=0, on_idle=impatient)
-        assert server.asked("release") == known and not server.tokens
+        assert server.ids_of("release") == known and not server.tokens
 
-    def test_a_refusal_is_raised_where_batches_are_taken(self, server: RefServer, open_feed: Any) -> None:
+    def test_a_refused_request_raises(self, server: RefServer, open_feed: Any) -> None:
         server.refuses = True
-        feed = open_feed()
         with pytest.raises(RefServerError):
-            taken(feed, 1)
+            taken(open_feed(), 1)
 
-    def test_too_old_ones_are_given_back(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+    def test_batches_that_are_too_old_are_released(self, server: RefServer, open_feed: Any) -> None:
         """At version 9 with a lag of at most 4, version 5 is just young enough."""
-        old, young = server.put(*batches(2, version=4)), server.put(*batches(2, version=5, first=2))
-        feed = open_feed(max_lag=4)
-        assert ids(taken(feed, 2, version=9)) == young
-        assert server.asked("release") == old
+        old, young = server.put(count=2, version=4), server.put(count=2, version=5)
+        assert ids(taken(open_feed(max_lag=4), 2, version=9)) == young
+        assert server.ids_of("release") == old
+
+    def test_without_a_limit_any_age_is_trained(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=1)
+        assert ids(taken(open_feed(), 1, version=10**6)) == known
+
+
+class TestRefused:
+    """A server without a model may hand out any batch, and nobody who uploads may end the run."""
+
+    @staticmethod
+    def assert_refused(server: RefServer, id: str, reason: str) -> None:
+        (body,) = [body for verb, body, _ in server.calls if verb == "release"]
+        assert [key["id"] for key in body["leases"]] == [id] and reason in body["error"]
+
+    def test_a_version_that_does_not_exist_yet(self, server: RefServer, open_feed: Any) -> None:
+        bad, good = server.put(server.batch(version=4), server.batch(version=3))
+        assert ids(taken(open_feed(version=3), 1, version=3)) == [good]
+        self.assert_refused(server, bad, "policy_version 4, but this run has made 3 steps")
 
     @pytest.mark.parametrize(
         ("lack", "loss"),
         [
             ("sampler_logps", {}),
-            ("sampler_logps", {"old_logps": "recomputed", "importance_sampling_correction": "tis"}),
             ("ref_logps", {}),
             ("ref_logps", {"kl_in": "reward"}),
             ("step_rewards", {"advantage": "process"}),
         ],
     )
-    def test_what_cannot_be_trained_on_is_given_back_with_the_reason(
-        self, server: RefServer, open_feed: Any, batches: Any, lack: str, loss: dict[str, Any]
-    ) -> None:
-        """So that the server does not bring it again for ever."""
-        good, bad = batches(2)
+    def test_a_missing_input(self, server: RefServer, open_feed: Any, lack: str, loss: dict[str, Any]) -> None:
+        good, bad = server.batch(), server.batch()
         if lack == "sampler_logps":
             object.__setattr__(bad.rollout, "sampler_logps", None)
         if lack == "step_rewards":
@@ -395,8 +358,15 @@ class TestTake:
         if lack == "ref_logps":
             server.bodies[bad.rollout.id] = wire.encode(bad.rollout)
         assert ids(taken(open_feed(loss=LossConfig.model_validate(loss)), 1)) == [good.rollout.id]
-        (body,) = [body for verb, body, _ in server.calls if verb == "release"]
-        assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and lack in body["error"]
+        self.assert_refused(server, bad.rollout.id, lack)
+
+    def test_an_input_that_the_loss_does_not_need(self, server: RefServer, open_feed: Any) -> None:
+        batch = server.batch()
+        object.__setattr__(batch.rollout, "sampler_logps", None)
+        server.put(batch)
+        server.bodies[batch.rollout.id] = wire.encode(batch.rollout)
+        (leased,) = taken(open_feed(loss=LossConfig(beta=0, old_logps="recomputed")), 1)
+        assert isinstance(leased.batch, RolloutBatch)
 
     @pytest.mark.parametrize(
         ("spoil", "reason"),
@@ -410,55 +380,55 @@ class TestTake:
             ({"ref_logps": (0.5, -1.0)}, "ref_logps"),
         ],
     )
-    def test_a_batch_that_would_break_the_step_is_given_back(
-        self, server: RefServer, open_feed: Any, batches: Any, spoil: dict[str, Any], reason: str
+    def test_values_that_would_break_the_step(
+        self, server: RefServer, open_feed: Any, ledger: Ledger, spoil: dict[str, Any], reason: str
     ) -> None:
-        """A server without a model may hand it out: nobody who uploads may end the run."""
-        bad, good = batches(2)
+        bad, good = server.batch(), server.batch()
         spoiled(bad, **spoil)
         server.put(bad, good)
-        ledger = Ledger()
         assert ids(taken(open_feed(ledger), 1)) == [good.rollout.id]
-        (body,) = [body for verb, body, _ in server.calls if verb == "release"]
-        assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and reason in body["error"]
+        self.assert_refused(server, bad.rollout.id, reason)
         assert ledger.refused == 1
 
-    def test_a_stop_is_heard_where_every_batch_is_bad(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        bad = batches(1)[0]
+    def test_others_are_leased_in_their_place(self, server: RefServer, open_feed: Any) -> None:
+        """They count neither for the step nor for what is leased ahead."""
+        bad = server.batch()
+        spoiled(bad, temperature=1e-300)
+        known = server.put(count=2)
+        server.put(bad)
+        known += server.put(count=5)
+        feed = open_feed(ahead=3)
+        assert ids(taken(feed, 4)) == known[:4]
+        until(lambda: server.leases == 8)
+        assert server.ids_of("release") == [bad.rollout.id]
+        assert ids(taken(feed, 3)) == known[4:]
+
+    def test_a_stop_is_noticed_where_every_batch_is_bad(self, server: RefServer, open_feed: Any) -> None:
+        bad = server.batch()
         spoiled(bad, group=([3], [VOCABULARY, 5]))
         server.put(bad)
-        asked: list[float] = []
+        idle = itertools.count(1)
 
-        def idle(seconds: float) -> None:
-            asked.append(seconds)
-            if len(asked) == 5:
+        def on_idle(seconds: float) -> None:
+            if next(idle) == 5:
                 raise KeyboardInterrupt
-            server.put(bad)  # there is always one more
+            server.put(bad)  # there is always another
 
         with pytest.raises(KeyboardInterrupt):
-            open_feed().take(1, version=0, on_idle=idle)
+            open_feed().take(1, version=0, on_idle=on_idle)
 
-    @pytest.mark.parametrize("old_logps", ["recomputed", "current"])
-    def test_what_the_loss_does_not_need_may_be_lacking(
-        self, server: RefServer, open_feed: Any, batches: Any, old_logps: str
-    ) -> None:
-        (batch,) = batches(1)
-        object.__setattr__(batch.rollout, "sampler_logps", None)
-        server.put(batch)
-        server.bodies[batch.rollout.id] = wire.encode(batch.rollout)
-        loss = LossConfig.model_validate({"beta": 0, "old_logps": old_logps})
-        (leased,) = taken(open_feed(loss=loss), 1)
-        assert isinstance(leased.batch, RolloutBatch)
-
-    def test_without_a_limit_any_age_is_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        known = server.put(*batches(1, version=0))
-        assert ids(taken(open_feed(), 1, version=10**6)) == known
+    @pytest.mark.parametrize("field", ["run", "lineage"])
+    def test_a_server_that_mixes_runs_ends_the_run(self, server: RefServer, open_feed: Any, field: str) -> None:
+        batch = server.batch()
+        server.put(ScoredBatch(replace(batch.rollout, **{field: "other"}), batch.ref_logps, "0"))
+        with pytest.raises(RunFailed, match=f"{field} 'other'"):
+            taken(open_feed(), 1)
 
 
 class TestLostLeases:
-    def test_are_not_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+    def test_a_lost_lease_is_not_trained(self, server: RefServer, open_feed: Any) -> None:
         """Lost before training begins, and then leased again: trained once, under the new lease."""
-        known = server.put(*batches(2))
+        known = server.put(count=2)
         feed = open_feed()
         until(lambda: server.leases == 2)
         server.lose(known[0])
@@ -467,21 +437,19 @@ class TestLostLeases:
         assert sorted(ids(leased)) == sorted(known)
         assert {lease.id: lease.token for lease in leased} == server.tokens
 
-    def test_for_good_are_not_trained_either(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        known = server.put(*batches(2))
+    def test_a_lease_that_is_lost_for_good_is_not_trained(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=2)
         feed = open_feed()
         until(lambda: server.leases == 2)
         server.forced[known[0]] = "stale"
         with pytest.raises(Enough):
             feed.take(2, version=0, on_idle=impatient)
-        assert known[0] not in server.asked("release")
+        assert known[0] not in server.ids_of("release")
 
-    @pytest.mark.parametrize("count", [2, 3, 4])
-    def test_a_batch_that_was_leased_twice_is_trained_once(
-        self, server: RefServer, open_feed: Any, batches: Any, count: int
-    ) -> None:
-        """A machine that slept: every lease is lost, and all batches come again while the old copies still wait."""
-        known = server.put(*batches(4))
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_a_batch_that_was_leased_twice_is_trained_once(self, server: RefServer, open_feed: Any, count: int) -> None:
+        """A suspended machine: every lease is lost, and all batches come again while the old copies still wait."""
+        known = server.put(count=4)
         feed = open_feed(ahead=20)
         until(lambda: server.leases == 4)
         server.lose(*known)
@@ -496,78 +464,58 @@ class TestLostLeases:
         with pytest.raises(Enough):
             feed.take(1, version=0, on_idle=impatient)
 
-    def test_old_and_new_copy_in_one_step_are_trained_once(
-        self, server: RefServer, open_feed: Any, batches: Any
-    ) -> None:
+    def test_old_and_new_lease_in_one_step(self, server: RefServer, open_feed: Any) -> None:
         """The server answers for each token; one of the two is good."""
-        known = server.put(*batches(1))
+        known = server.put(count=1)
         feed = open_feed()
         until(lambda: server.leases == 1)
         server.lose(*known)
         until(lambda: server.leases == 2)
-        known += server.put(*batches(1, first=1))
+        known += server.put(count=1)
         assert ids(taken(feed, 2)) == known
 
-    def test_of_a_trained_batch_never_lead_to_an_ack_before_the_checkpoint(
-        self, server: RefServer, open_feed: Any, batches: Any
+    @pytest.mark.parametrize("lost", ["before it is trained", "after it is trained"])
+    def test_a_batch_that_comes_again_is_acked_after_the_checkpoint_and_not_trained_again(
+        self, server: RefServer, open_feed: Any, ledger: Ledger, lost: str
     ) -> None:
-        """The weights that hold its effect are not durable yet: a crash now must bring it again."""
-        known = server.put(*batches(1))
-        ledger = Ledger()
+        """The weights that hold its effect are not durable before: a crash until then must bring it again."""
+        known = server.put(count=1)
         feed = open_feed(ledger)
-        feed.trained(taken(feed, 1))
+        leased = taken(feed, 1)
+        if lost == "after it is trained":
+            feed.trained(leased)
         server.lose(*known)
         until(lambda: server.leases == 2)
+        if lost == "before it is trained":
+            time.sleep(0.1)  # it waits in the feed by now
+            feed.trained(leased)
         with pytest.raises(Enough):
             feed.take(1, version=1, on_idle=impatient)
         assert not server.done and ledger.ids() == known
         feed.settle(CHECKPOINT, ledger.ids())
         assert server.done == known and not ledger.ids()
 
-    def test_while_training_bring_the_batch_again_but_it_is_not_trained_again(
-        self, server: RefServer, open_feed: Any, batches: Any
+    def test_a_batch_that_comes_again_after_the_checkpoint_is_acked_untrained(
+        self, server: RefServer, open_feed: Any, ledger: Ledger
     ) -> None:
-        known = server.put(*batches(1))
-        ledger = Ledger()
-        feed = open_feed(ledger)
-        leased = taken(feed, 1)
-        server.lose(*known)
-        until(lambda: server.leases == 2)
-        time.sleep(0.1)  # it waits in the feed by now
-        feed.trained(leased)
-        with pytest.raises(Enough):
-            feed.take(1, version=1, on_idle=impatient)
-        assert not server.done
-        feed.settle(CHECKPOINT, ledger.ids())
-        assert server.done == known and not ledger.ids()
-
-    def test_that_come_again_after_the_checkpoint_are_acked_untrained(
-        self, server: RefServer, open_feed: Any, batches: Any
-    ) -> None:
-        known = server.put(*batches(1))
-        ledger = Ledger()
+        known = server.put(count=1)
         feed = open_feed(ledger)
         feed.trained(taken(feed, 1))
         with server.lock:
             del server.tokens[known[0]]
-            feed_settles = threading.Thread(target=feed.settle, args=(CHECKPOINT, ledger.ids()))
-            feed_settles.start()
-        feed_settles.join()
+        feed.settle(CHECKPOINT, ledger.ids())
         assert ledger.ids() == known, "its ack was stale"
         with server.lock:
             server.ready.append(known[0])
-        until(lambda: server.done == known)
-        until(lambda: not ledger.ids())
+        until(lambda: server.done == known and not ledger.ids())
         with pytest.raises(Enough):
             feed.take(1, version=1, on_idle=impatient)
 
 
-class TestInFlight:
-    def test_settling_is_due_when_half_of_the_allowance_waits_for_it(
-        self, server: RefServer, open_feed: Any, batches: Any
-    ) -> None:
-        """What an earlier life trained is no lease of ours, and so waits for nothing."""
-        server.put(*batches(9))
+class TestSettling:
+    def test_is_due_when_half_of_the_allowance_waits_for_it(self, server: RefServer, open_feed: Any) -> None:
+        """An earlier process's batches are not leased now, and so do not count."""
+        server.put(count=9)
         ledger = Ledger(["gone"])
         feed = open_feed(ledger, allowance=7)
         feed.trained(taken(feed, 3))
@@ -577,13 +525,12 @@ class TestInFlight:
         feed.settle(CHECKPOINT, ledger.ids())
         assert (feed.unsettled, feed.settling_is_due) == (0, False)
 
-    @pytest.mark.parametrize(("allowance", "count", "ahead"), [(8, 4, 1), (8, 2, 2), (9, 3, 1), (2, 1, 1)])
-    def test_settling_when_it_is_due_leaves_room_for_every_step(
-        self, server: RefServer, open_feed: Any, batches: Any, allowance: int, count: int, ahead: int
+    @pytest.mark.parametrize(("allowance", "count", "ahead"), [(8, 4, 1), (9, 3, 1), (2, 1, 1)])
+    def test_when_it_is_due_leaves_room_for_every_step(
+        self, server: RefServer, open_feed: Any, ledger: Ledger, allowance: int, count: int, ahead: int
     ) -> None:
         server.max_in_flight = allowance
-        known = server.put(*batches(6 * count))
-        ledger = Ledger()
+        known = server.put(count=6 * count)
         feed = open_feed(ledger, ahead=ahead, allowance=allowance)
         for version in range(6):
             feed.trained(taken(feed, count, version))
@@ -592,64 +539,11 @@ class TestInFlight:
         feed.settle(CHECKPOINT, ledger.ids())
         assert sorted(server.done) == sorted(known)
 
-
-class TestLedger:
-    def test_what_an_earlier_life_trained_is_acked_and_skipped(
-        self, server: RefServer, open_feed: Any, batches: Any
-    ) -> None:
-        known = server.put(*batches(4))
-        ledger = Ledger([known[0], known[2], "gone"])
-        feed = open_feed(ledger)
-        assert ids(taken(feed, 2)) == [known[1], known[3]]
-        until(lambda: server.done == [known[0], known[2]] and ledger.ids() == ["gone"])
-
-    def test_ids_that_the_server_has_as_done_leave_and_others_are_told(
-        self, server: RefServer, open_feed: Any, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """An earlier process acked them after the checkpoint that names them."""
-        server.done = ["acked"]
-        server.states = {"old": "expired"}
-        ledger = Ledger(["acked", "lost", "old"])
-        open_feed(ledger)
-        until(lambda: ledger.ids() == ["lost", "old"])
-        told = ""
-        deadline = time.monotonic() + 60
-        while "never acknowledged" not in told and time.monotonic() < deadline:
-            told += capsys.readouterr().out
-            time.sleep(0.01)
-        assert "unknown=1" in told and "expired=1" in told
-
-    def test_a_stale_ack_of_a_batch_that_is_done_leaves_the_ledger(
-        self, server: RefServer, open_feed: Any, batches: Any
-    ) -> None:
-        known = server.put(*batches(1))
-        ledger = Ledger(known)
-        server.forced[known[0]] = "stale"
-        server.states[known[0]] = "done"
-        open_feed(ledger)
-        until(lambda: not ledger.ids())
-
-    def test_a_stale_ack_leaves_the_batch_in_the_ledger(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        known = server.put(*batches(1))
-        ledger = Ledger(known)
-        server.forced[known[0]] = "stale"
-        open_feed(ledger)
-        until(lambda: server.asked("ack") == known)
-        time.sleep(0.1)
-        assert ledger.ids() == known
-        server.forced.clear()
-        server.lose(*known)
-        until(lambda: server.done == known and not ledger.ids())
-
-    def test_settling_removes_what_was_acked_and_nothing_else(
-        self, server: RefServer, open_feed: Any, batches: Any
-    ) -> None:
-        known = server.put(*batches(5))
-        ledger = Ledger()
+    def test_removes_only_ids_that_the_server_confirms(self, server: RefServer, open_feed: Any, ledger: Ledger) -> None:
+        known = server.put(count=5)
         feed = open_feed(ledger)
         feed.trained(taken(feed, 4))
         server.forced = {known[1]: "already", known[2]: "unknown", known[3]: "stale"}
-        assert ledger.ids() == sorted(known[:4])
         feed.settle(CHECKPOINT, ledger.ids())
         assert ledger.ids() == known[2:4]
         assert server.done == [known[0]]
@@ -657,12 +551,52 @@ class TestLedger:
         assert verb == "ack" and body["checkpoint"] == "step-00000008"
         calls = len(server.calls)
         feed.settle(CHECKPOINT, ledger.ids())
-        assert len(server.calls) == calls, "there is nothing left to say"
+        assert len(server.calls) == calls, "there is nothing left to ack"
 
-    def test_the_rest_is_acked_before_a_finished_run_ends(
-        self, server: RefServer, open_feed: Any, batches: Any
+
+class TestResumed:
+    """The ledger of a checkpoint names batches that an earlier process trained."""
+
+    def test_they_are_acked_and_not_trained_again(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=4)
+        ledger = Ledger([known[0], known[2], "gone"])
+        assert ids(taken(open_feed(ledger), 2)) == [known[1], known[3]]
+        until(lambda: server.done == [known[0], known[2]] and ledger.ids() == ["gone"])
+
+    def test_ids_that_are_done_leave_the_ledger_and_others_are_logged(
+        self, server: RefServer, open_feed: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        known = server.put(*batches(3))
+        server.done = ["acked"]
+        server.states = {"old": "expired"}
+        ledger = Ledger(["acked", "lost", "old"])
+        open_feed(ledger)
+        until(lambda: ledger.ids() == ["lost", "old"])
+        output: list[str] = []
+        until(lambda: output.append(capsys.readouterr().out) or "never acknowledged" in "".join(output))
+        assert "unknown=1" in "".join(output) and "expired=1" in "".join(output)
+
+    def test_a_stale_ack_of_a_batch_that_is_done_leaves_the_ledger(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=1)
+        ledger = Ledger(known)
+        server.forced[known[0]] = "stale"
+        server.states[known[0]] = "done"
+        open_feed(ledger)
+        until(lambda: not ledger.ids())
+
+    def test_a_stale_ack_of_another_batch_is_sent_again(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=1)
+        ledger = Ledger(known)
+        server.forced[known[0]] = "stale"
+        open_feed(ledger)
+        until(lambda: server.ids_of("ack") == known)
+        time.sleep(0.1)
+        assert ledger.ids() == known
+        server.forced.clear()
+        server.lose(*known)
+        until(lambda: server.done == known and not ledger.ids())
+
+    def test_the_rest_is_acked_before_a_finished_run_ends(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=3)
         ledger = Ledger([*known[:2], "gone"])
         open_feed(ledger).settle_rest(check=lambda: None)
         assert server.done == known[:2]
@@ -670,28 +604,30 @@ class TestLedger:
 
 
 class TestClose:
-    def test_gives_back_what_was_not_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+    def test_releases_what_was_not_trained(self, server: RefServer, open_feed: Any) -> None:
         """One trained, one taken and not trained, the rest waiting: the trained one stays leased."""
-        known = server.put(*batches(4))
+        known = server.put(count=4)
         feed = open_feed(ahead=2)
         leased = taken(feed, 2)
         feed.trained(leased[:1])
         until(lambda: server.leases == 4)
         feed.close()
-        assert sorted(server.asked("release")) == sorted(known[1:])
+        assert sorted(server.ids_of("release")) == sorted(known[1:])
         assert list(server.tokens) == known[:1]
-        assert not any(thread.is_alive() for thread in feed._threads)
+        assert not {"leases", "heartbeat", "old ids"} & {thread.name for thread in threading.enumerate()}
 
-    def test_with_nothing_held_says_nothing(self, server: RefServer, open_feed: Any) -> None:
-        open_feed().close()
-        assert not server.calls
+    def test_a_finished_run_ends_after_its_leases(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=2)
+        feed = open_feed()
+        until(lambda: server.leases == 2)
+        feed.finish()
+        assert sorted(server.ids_of("release")) == sorted(known)
+        assert server.finished == [("/v1/runs/test/finish", {})]
 
 
 class TestHeartbeat:
-    def test_keeps_alive_what_waits_what_is_in_training_and_what_is_trained(
-        self, server: RefServer, open_feed: Any, batches: Any
-    ) -> None:
-        known = server.put(*batches(3))
+    def test_extends_waiting_taken_and_trained_batches(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=3)
         feed = open_feed(lease_seconds=0.15)
         leased = taken(feed, 2)
         feed.trained(leased[:1])
@@ -701,10 +637,8 @@ class TestHeartbeat:
         assert all(verb == "extend" and body["started"] is False for verb, body, _ in server.calls)
         assert sorted(key["id"] for key in server.calls[-1][1]["leases"]) == sorted(known)
 
-    def test_forgets_what_is_lost(
-        self, server: RefServer, open_feed: Any, batches: Any, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        known = server.put(*batches(2))
+    def test_forgets_lost_leases(self, server: RefServer, open_feed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        known = server.put(count=2)
         feed = open_feed(lease_seconds=0.15)
         until(lambda: server.leases == 2)
         server.forced[known[0]] = "stale"
@@ -712,60 +646,3 @@ class TestHeartbeat:
         server.forced.clear()
         assert ids(taken(feed, 1)) == [known[1]]
         assert "leases were lost" in capsys.readouterr().out
-
-
-@pytest.fixture
-def stock() -> BatchBuffer:
-    return BatchBuffer(ahead=2)
-
-
-def named(*names: str) -> Any:
-    """What waits is only passed on."""
-    return names
-
-
-def test_a_few_are_leased_ahead(stock: BatchBuffer) -> None:
-    assert stock.lacking(0) == 2 and not stock.full
-    stock.add(named("a"))
-    assert stock.lacking(0) == 1
-    stock.add(named("b"))
-    assert stock.lacking(0) == 0 and stock.full
-
-
-def test_a_step_lacks_what_it_needs_and_the_few(stock: BatchBuffer) -> None:
-    assert stock.take(5, timeout=0) is None
-    assert stock.lacking(0) == 7
-    stock.add(named(*"abcdefg"))
-    assert stock.full
-    assert [stock.take(needed, timeout=0) for needed in (5, 4, 3, 2, 1)] == list("abcde")
-    assert stock.full, "two wait for the next step"
-
-
-def test_what_was_put_back_is_the_next_in_its_order(stock: BatchBuffer) -> None:
-    stock.add(named("a", "b", "c"))
-    taken: list[Any] = [stock.take(1, timeout=0), stock.take(1, timeout=0)]
-    stock.put_back(taken)
-    assert [stock.take(1, timeout=0) for _ in range(3)] == ["a", "b", "c"]
-
-
-def test_what_was_taken_in_vain_is_lacking_again(stock: BatchBuffer) -> None:
-    stock.add(named("bad", "good"))
-    assert [stock.take(1, timeout=0), stock.take(1, timeout=0)] == ["bad", "good"]
-    assert stock.lacking(0) == 2
-
-
-def test_a_taker_waits_for_what_comes_and_a_lessor_for_room(stock: BatchBuffer) -> None:
-    taken: list[Any] = []
-    taker = threading.Thread(target=lambda: taken.append(stock.take(1, timeout=60)))
-    taker.start()
-    while stock.lacking(60) < 3:
-        pass  # until it needs one
-    stock.add(named("a", "b", "c"))
-    taker.join(60)
-    assert taken == ["a"]
-    room: list[int] = []
-    lessor = threading.Thread(target=lambda: room.append(stock.lacking(60)))
-    lessor.start()
-    stock.take(3, timeout=0)
-    lessor.join(60)
-    assert room and room[0] >= 3

@@ -1,4 +1,4 @@
-"""What training made of sampled groups reaches the server; whatever goes wrong with that stops nothing."""
+"""Training data of sampled groups, sent to the server; no failure of that stops the run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from shared.client.errors import Unreachable
 
 
 class Learner:
-    """Says -1, -2, … of each batch's tokens, unless it is given other log-probs."""
+    """Log-probs of -1, -2, … for each batch's tokens, unless others are given."""
 
     def __init__(self, logps: Array | None = None) -> None:
         self._logps = logps
@@ -28,7 +28,7 @@ class Learner:
 
 
 class Client(list[tuple[str, Training]]):
-    """Keeps what it is told, or fails with each of these errors in turn."""
+    """Keeps what is sent, or fails with each of these errors in turn."""
 
     def __init__(self, *errors: Exception) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ def keeper(client: Client, notes: list[str], learner: Learner | None = None) -> 
     return KeptSamples(cast(Any, client), cast(Any, learner or Learner()), notes.append)
 
 
-def test_the_server_is_told_of_each_group(sampled: Any) -> None:
+def test_each_group_is_sent(sampled: Any) -> None:
     client, notes = Client(), []
     keeper(client, notes).keep(7, sampled)
-    (first, told), (second, untrained) = client
+    (first, training), (second, untrained) = client
     assert [first, second] == [batch.id for batch, _ in sampled]
-    assert (told.step, told.logps.tolist()) == (7, [-1, -2, -3, -4, -5])
-    assert told.advantages.tolist() == [-1, -1, -1, 1, 1]
+    assert (training.step, training.logps.tolist()) == (7, [-1, -2, -3, -4, -5])
+    assert training.advantages.tolist() == [-1, -1, -1, 1, 1]
     assert untrained.advantages.tolist() == [0] * 5
     assert notes == []
 
@@ -70,7 +70,7 @@ def test_advantages_are_zero_where_nothing_trained(sampled: Any) -> None:
     assert trained_advantages(masked).tolist() == [-1, 0, -1, 0, 0]
 
 
-def test_failures_are_said_once_and_stop_nothing(sampled: Any) -> None:
+def test_failures_are_noted_once_and_stop_nothing(sampled: Any) -> None:
     client, notes = Client(Unreachable("http://x", "gone", passes=True, done=False), RefServerError(409, "x")), []
     kept = keeper(client, notes)
     kept.keep(1, sampled)
@@ -78,7 +78,7 @@ def test_failures_are_said_once_and_stop_nothing(sampled: Any) -> None:
     assert len(client) == 0, "the other groups of a step that failed are not tried"
     assert len(notes) == 1 and "step 1" in notes[0] and "gone" in notes[0]
     kept.keep(3, sampled)
-    assert {told.step for _, told in client} == {3}
+    assert {training.step for _, training in client} == {3}
 
 
 def test_log_probs_that_are_not_finite_are_a_failure_like_others(sampled: Any) -> None:
