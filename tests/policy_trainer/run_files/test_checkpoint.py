@@ -1,8 +1,8 @@
-"""Checkpoints: all of a run's state comes back, and no crash leaves half of one."""
+"""Checkpoints: all of a run's state is restored, and no crash leaves half of one."""
 
 import copy
-import json
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.optimizer import Weights, make_weights
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore, write_weights
 from shared.models import load_model
 
-Make = Callable[..., PreTrainedModel]
 STATE = TrainState(
     step=7,
     epoch=2,
@@ -42,158 +41,133 @@ def update(weights: Weights) -> None:
 class Run:
     """Saves checkpoints of one model."""
 
-    def __init__(self, directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, keep: int) -> None:
+    def __init__(
+        self, directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, keep: int, **optimizer: Any
+    ) -> None:
+        self.directory = directory
         self.checkpoints = Checkpoints(directory, keep=keep)
         self.model, self.tokenizer = model, tokenizer
-        self.weights = make_weights(model, OptimizerConfig())
+        self.weights = make_weights(model, OptimizerConfig.model_validate(optimizer))
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("step-")) for path in self.directory.glob("step-*"))
 
     def save(self, step: int, best: int | None = None, ledger: tuple[str, ...] = ()) -> Path:
-        state = TrainState(step=step, best_step=best, ledger=list(ledger))
+        return self.save_state(TrainState(step=step, best_step=best, ledger=list(ledger)))
+
+    def save_state(self, state: TrainState) -> Path:
         return self.checkpoints.save(state, self.model, self.tokenizer, self.weights)
 
 
 @pytest.fixture
-def run(tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> Run:
-    return Run(tmp_path / "checkpoints", make_tiny(vocabulary=len(tokenizer)), tokenizer, keep=2)
+def make_run(tmp_path: Path, make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> Any:
+    def make(name: str = "run", *, dtype: str = "float32", keep: int = 2, **optimizer: Any) -> Run:
+        model = make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype))
+        return Run(tmp_path / name, model, tokenizer, keep, **optimizer)
+
+    return make
 
 
-def steps(run: Run) -> list[int]:
-    directory = run.checkpoints._directory
-    return sorted(int(path.name.removeprefix("step-")) for path in directory.glob("step-*"))
+@pytest.fixture
+def run(make_run: Callable[..., Run]) -> Run:
+    return make_run()
 
 
-# The dtype of the model's weights, and that of their masters.
-MODES = [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "none")]
-
-
-def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+def same(model: PreTrainedModel, other: PreTrainedModel) -> bool:
     expected = other.state_dict()
-    return all(torch.equal(tensor, expected[name]) for name, tensor in one.state_dict().items())
+    return all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("dtype", "masters"), MODES)
-class TestRoundTrip:
-    @pytest.mark.parametrize("lives", [("none", "none"), ("cpu", "cpu"), ("cpu", "none"), ("none", "cpu")])
-    def test_goes_on_as_if_nothing_had_happened(
-        self, tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, dtype: Any, masters: Any, lives: Any
-    ) -> None:
-        """Six steps, or three, a new life, and three more: the same weights and the same moments, to the bit.
+@pytest.mark.parametrize(
+    ("dtype", "masters", "before", "after"),
+    [
+        ("float32", "float32", "none", "none"),
+        ("float32", "float32", "cpu", "none"),
+        ("bfloat16", "none", "none", "none"),
+        ("bfloat16", "float32", "none", "none"),
+        ("bfloat16", "float32", "cpu", "none"),
+        ("bfloat16", "float32", "none", "cpu"),
+    ],
+)
+def test_a_resumed_run_is_the_same_to_the_bit(make_run: Any, dtype: Any, masters: str, before: str, after: str) -> None:
+    """Six steps, or three, a new process, and three more. before, after: where the optimizer is in each process."""
+    run = make_run(dtype=dtype, master_weights=masters, offload=before)
+    for _ in range(3):
+        update(run.weights)
+    path = run.save_state(STATE)
+    assert path.name == "step-00000007" and run.checkpoints.newest() == path
+    assert (path / "masters").exists() is (masters == "float32" and dtype == "bfloat16")
+    for _ in range(3):
+        update(run.weights)
 
-        lives: where the optimizer is in each.
-        """
-        if masters == "none" and "cpu" in lives:
-            pytest.skip("offloading needs masters")
-        config, next_config = (OptimizerConfig(master_weights=masters, offload=offload) for offload in lives)
-        model = make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype))
-        weights = make_weights(model, config)
-        for _ in range(3):
-            update(weights)
-        checkpoints = Checkpoints(tmp_path, keep=2)
-        path = checkpoints.save(STATE, model, tokenizer, weights)
-        assert path.name == "step-00000007" and checkpoints.newest() == path
-        assert (path / "masters").exists() is (masters == "float32" and dtype == "bfloat16")
-        for _ in range(3):
-            update(weights)
-
-        assert read_state(path) == STATE
-        torch.manual_seed(999)
-        resumed = load_model(str(path), revision=None, device="cpu", dtype=dtype)
-        assert resumed.dtype == model.dtype
-        again = make_weights(resumed, next_config)
-        restore(path, again)
-        for _ in range(3):
-            update(again)
-        assert same(resumed, model)
-        for name, parameter in weights.stepped.items():
-            assert torch.equal(again.stepped[name], parameter)
-            for moment, value in weights.optimizer.state[parameter].items():
-                assert torch.equal(again.optimizer.state[again.stepped[name]][moment], value)
-
-    def test_any_tool_loads_the_model_and_tokenizer(
-        self, tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, dtype: Any, masters: Any
-    ) -> None:
-        model = make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype))
-        weights = make_weights(model, OptimizerConfig(master_weights=masters))
+    assert read_state(path) == STATE
+    torch.manual_seed(999)
+    resumed = load_model(str(path), revision=None, device="cpu", dtype=dtype)
+    weights = make_weights(resumed, OptimizerConfig.model_validate({"master_weights": masters, "offload": after}))
+    restore(path, weights)
+    for _ in range(3):
         update(weights)
-        path = Checkpoints(tmp_path, keep=2).save(STATE, model, tokenizer, weights)
-        assert [file.name for file in path.glob("*.safetensors")] == ["model.safetensors"]
-        loaded = AutoModelForCausalLM.from_pretrained(path)
-        assert loaded.dtype == model.dtype and same(loaded, model)
-        text = "<|user|>1+1=?<|end|><think></think>"
-        assert AutoTokenizer.from_pretrained(path).encode(text) == tokenizer.encode(text)
+    assert resumed.dtype == run.model.dtype and same(resumed, run.model)
+    for name, parameter in run.weights.stepped.items():
+        assert torch.equal(weights.stepped[name], parameter)
+        for moment, value in run.weights.optimizer.state[parameter].items():
+            assert torch.equal(weights.optimizer.state[weights.stepped[name]][moment], value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_tool_loads_the_model_and_tokenizer(make_run: Any, dtype: str) -> None:
+    run = make_run(dtype=dtype)
+    update(run.weights)
+    path = run.save(7)
+    assert [file.name for file in path.glob("*.safetensors")] == ["model.safetensors"]
+    loaded = AutoModelForCausalLM.from_pretrained(path)
+    assert loaded.dtype == run.model.dtype and same(loaded, run.model)
+    text = "<|user|>1+1=?<|end|><think></think>"
+    assert AutoTokenizer.from_pretrained(path).encode(text) == run.tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("offload", ["none", "cpu"])
-def test_masters_go_on_as_the_weights_of_a_float32_model(
-    tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, offload: Any
-) -> None:
-    model = make_tiny(vocabulary=len(tokenizer), dtype=torch.bfloat16)
-    weights = make_weights(model, OptimizerConfig())
-    update(weights)
-    path = Checkpoints(tmp_path, keep=2).save(STATE, model, tokenizer, weights)
+def test_masters_become_the_weights_of_a_float32_model(make_run: Any, offload: Any) -> None:
+    run = make_run(dtype="bfloat16")
+    update(run.weights)
+    path = run.save(7)
     wide = load_model(str(path), revision=None, device="cpu", dtype="float32")
     restore(path, make_weights(wide, OptimizerConfig(offload=offload)))
     for name, parameter in wide.named_parameters():
-        assert torch.equal(parameter, weights.masters[name])
-        assert torch.equal(parameter.bfloat16(), model.get_parameter(name))
-
-
-def test_a_checkpoint_of_another_implementation_of_adamw_goes_on_in_this_one(run: Run) -> None:
-    """Saved before the fused optimizer: the moments come back, and the optimizer stays fused."""
-    optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, foreach=True)
-    for parameter in run.model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
-    path = run.save(1)
-    torch.save({"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, path / "optimizer.pt")
-    weights = make_weights(run.model, OptimizerConfig())
-    restore(path, weights)
-    assert [(group["fused"], group["foreach"]) for group in weights.optimizer.param_groups] == [(True, None)]
-    for parameter in run.model.parameters():
-        assert torch.equal(weights.optimizer.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
-    before = copy.deepcopy(run.model)
-    update(weights)
-    assert not same(before, run.model)
-
-
-def test_before_the_first(run: Run) -> None:
-    assert run.checkpoints.newest() is None
+        assert torch.equal(parameter, run.weights.masters[name])
+        assert torch.equal(parameter.bfloat16(), run.model.get_parameter(name))
 
 
 def test_the_newest_few_and_the_best_are_kept(run: Run) -> None:
     run.save(1)
-    run.save(2, best=2)
-    for step in (3, 4, 10):
+    for step in (2, 3, 4, 10):
         run.save(step, best=2)
-    assert steps(run) == [2, 4, 10]
+    assert run.steps == [2, 4, 10]
     run.save(11, best=11)
-    assert steps(run) == [10, 11]
+    assert run.steps == [10, 11]
     newest = run.checkpoints.newest()
     assert newest is not None and newest.name == "step-00000011"
 
 
-def test_a_leftover_temporary_directory_is_ignored_and_goes(run: Run) -> None:
+def test_incomplete_directories_are_ignored(run: Run) -> None:
+    assert run.checkpoints.newest() is None
     first = run.save(1)
     leftover = first.with_name(".tmp-step-00000002")
     leftover.mkdir()
     (leftover / "trainer.json").write_text("{}")
+    first.with_name("step-00000009").mkdir()
     assert run.checkpoints.newest() == first
     run.save(3)
     assert not leftover.exists()
 
 
-def test_a_directory_without_state_is_no_checkpoint(run: Run) -> None:
-    first = run.save(1)
-    first.with_name("step-00000009").mkdir()
-    assert run.checkpoints.newest() == first
-
-
-def test_what_lies_beyond_the_step_resumed_from_is_discarded(run: Run) -> None:
-    run.checkpoints = Checkpoints(run.checkpoints._directory, keep=9)
+def test_checkpoints_after_the_resumed_step_are_discarded(make_run: Any) -> None:
+    run = make_run(keep=9)
     for step in (1, 2, 3):
         run.save(step)
     run.checkpoints.discard_after(2)
-    assert steps(run) == [1, 2]
+    assert run.steps == [1, 2]
 
 
 def whole(path: Path, model: PreTrainedModel) -> bool:
@@ -202,43 +176,52 @@ def whole(path: Path, model: PreTrainedModel) -> bool:
     return read_state(path).step == int(path.name.removeprefix("step-"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_crash_at_any_moment_leaves_the_old_or_the_new(
-    tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, fuse: Any, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_crash_at_any_moment_leaves_the_old_or_the_new(make_run: Any, fuse: Any, dtype: str) -> None:
     """After the n-th file operation of a save, for every n; old checkpoints are removed file by file."""
-    model = make_tiny(vocabulary=len(tokenizer), dtype=dtype)
     for number in count(1):
-        run = Run(tmp_path / str(number), model, tokenizer, keep=1)
+        run = make_run(str(number), keep=1, dtype=dtype)
         run.save(1)
         survived = fuse.lives(number, lambda run=run: run.save(2))
         newest = run.checkpoints.newest()
-        assert newest is not None and whole(newest, model), f"after a crash at operation {number}"
+        assert newest is not None and whole(newest, run.model), f"after a crash at operation {number}"
         run.save(3)
-        assert steps(run)[-1] == 3
+        assert run.steps[-1] == 3
         if survived:
             assert number > 5
             break
 
 
-def test_saving_a_step_again_never_loses_it(
-    tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, fuse: Any
-) -> None:
-    """As after a stop just behind a checkpoint: its batches are acked, so no older one may be resumed."""
-    model = make_tiny(vocabulary=len(tokenizer))
+def test_saving_a_step_again_never_loses_it(make_run: Any, fuse: Any) -> None:
+    """As after a stop just after a checkpoint: its batches are acked, so no older one may be resumed."""
     for number in count(1):
-        run = Run(tmp_path / str(number), model, tokenizer, keep=2)
+        run = make_run(str(number))
         run.save(1)
         run.save(2, ledger=("a",))
         survived = fuse.lives(number, lambda run=run: run.save(2, ledger=("a", "b")))
         newest = run.checkpoints.newest()
-        assert newest is not None and newest.name == "step-00000002" and whole(newest, model)
+        assert newest is not None and newest.name == "step-00000002" and whole(newest, run.model)
         assert read_state(newest).ledger in (["a"], ["a", "b"])
         if survived:
             assert read_state(newest).ledger == ["a", "b"]
             break
 
 
-def test_the_state_is_json_that_people_can_read(run: Run) -> None:
-    path = run.checkpoints.save(STATE, run.model, run.tokenizer, run.weights)
-    assert json.loads((path / "trainer.json").read_text())["best_scores"] == [0.75, 1.5]
+def test_a_checkpoint_keeps_the_ledger_of_its_moment(run: Run) -> None:
+    """Batches that train while it is written are not in its weights, and must not be acked with it."""
+    state = TrainState(step=1, ledger=["a"], best_scores=[0.5])
+    saving = run.checkpoints.begin(state, partial(write_weights, run.model, run.tokenizer, run.weights))
+    state.ledger.append("b")
+    state.best_scores.append(0.75)
+    assert saving.state.ledger == read_state(saving.finish()).ledger == ["a"]
+    assert saving.state.best_scores == [0.5]
+
+
+def test_a_state_that_is_saved_again_is_on_the_disk_when_it_is_finished(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batches are acked then: a power cut must not lose what the server has forgotten."""
+    path, synced = run.save(1, ledger=("a",)), []
+    monkeypatch.setattr("policy_trainer.run_files.checkpoint.sync", synced.append)
+    run.save(1, ledger=("a", "b"))
+    assert synced == [path]

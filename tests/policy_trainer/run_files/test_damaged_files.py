@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from policy_trainer.rollout.outbox import Outbox
-from policy_trainer.run_files.checkpoint import TrainState, read_saved, read_state
+from policy_trainer.run_files.checkpoint import read_saved, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.errors import UserError
@@ -43,12 +42,6 @@ def test_a_state_of_a_newer_version_is_not_read_in_part(tmp_path: Path) -> None:
     (tmp_path / "trainer.json").write_text('{"step": 3, "unknown": 1}')
     with pytest.raises(UserError, match=r"trainer\.json is damaged \(unknown: "):
         read_state(tmp_path)
-
-
-def test_numbers_that_are_none_come_back(tmp_path: Path) -> None:
-    state = TrainState(step=2, best_scores=[float("-inf")], last_entropy=None, training_seconds=3)
-    (tmp_path / "trainer.json").write_text(json.dumps(asdict(state)))
-    assert read_state(tmp_path) == state
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "masters/weights.safetensors"])

@@ -1,4 +1,4 @@
-"""A run's directory: when it holds a run, and what a crash leaves of its configuration."""
+"""A run's directory: whether it holds a run, what may change on resume, and its lock; server.json."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Processes take turns on a device: one at a time, each in its turn, also when others are killed."""
+"""Turns on a device: one process at a time, and the others go on when one is killed."""
 
 import os
 import signal
@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 from policy_trainer.run_files.turns import DeviceTurns
 
-place, name, seconds, pause = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
+place, name, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 with (place / f"{name}.log").open("a", buffering=1) as log:
     turns = DeviceTurns(place / "turns", lambda reason, waited: None)
     while True:
@@ -30,90 +30,84 @@ with (place / f"{name}.log").open("a", buffering=1) as log:
             print("begin", time.monotonic(), file=log)
             time.sleep(seconds)
             print("end", time.monotonic(), file=log)
-        time.sleep(pause)
 """
 
 
 class Player:
-    """Begins at once; `kill` ends it with SIGKILL."""
+    """Begins at once; SIGKILL ends it with the block."""
 
-    def __init__(self, place: Path, name: str, *, seconds: float, pause: float = 0.0) -> None:
+    def __init__(self, place: Path, name: str, *, seconds: float) -> None:
         self._log = place / f"{name}.log"
-        arguments = [sys.executable, "-c", _PLAYER, str(place), name, str(seconds), str(pause)]
-        self.process = subprocess.Popen(arguments)
+        self.process = subprocess.Popen([sys.executable, "-c", _PLAYER, str(place), name, str(seconds)])
 
-    def kill(self) -> None:
+    def __enter__(self) -> "Player":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
 
     def turns(self) -> list[tuple[float, float]]:
-        """From and to. One that has not ended lasts until the process was killed, for which its beginning stands."""
+        """From and to. A turn that was killed has its beginning for its end."""
         lines = [line.split() for line in self._log.read_text().splitlines()] if self._log.exists() else []
+        if not lines:
+            return []
         times = [(word, float(moment)) for word, moment in lines]
+        ends = [*(moment if word == "end" else None for word, moment in times[1:]), None]
         return [
-            (begin, times[i + 1][1] if i + 1 < len(times) else begin)
-            for i, (word, begin) in enumerate(times)
+            (begin, begin if end is None else end)
+            for (word, begin), end in zip(times, ends, strict=True)
             if word == "begin"
         ]
-
-
-@contextmanager
-def playing(players: Sequence[Player]) -> Iterator[Sequence[Player]]:
-    try:
-        yield players
-    finally:
-        for player in players:
-            player.kill()
-
-
-def assert_no_overlap(players: Sequence[Player]) -> None:
-    spans = sorted(span for player in players for span in player.turns())
-    assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
 
 
 def never(reason: str, seconds: float) -> None:
     raise AssertionError(reason)
 
 
+Make = Callable[..., DeviceTurns]
+
+
 @pytest.fixture
-def make_turns(tmp_path: Path) -> Iterator[Callable[..., DeviceTurns]]:
-    made: list[DeviceTurns] = []
+def make_turns(tmp_path: Path) -> Iterator[Make]:
+    with ExitStack() as stack:
 
-    def make(on_wait: Callable[[str, float], None] = lambda reason, seconds: None, **hooks) -> DeviceTurns:
-        made.append(DeviceTurns(tmp_path / "turns", on_wait, **hooks))
-        return made[-1]
+        def make(on_wait: Callable[[str, float], None] = lambda reason, seconds: None, **hooks) -> DeviceTurns:
+            turns = DeviceTurns(tmp_path / "turns", on_wait, **hooks)
+            stack.callback(turns.close)
+            return turns
 
-    yield make
-    for turns in made:
-        turns.close()
+        yield make
 
 
 @pytest.mark.slow
 def test_a_trainer_and_three_workers_take_turns_and_nobody_starves(tmp_path: Path) -> None:
-    names = ("trainer", "first", "second", "third")
-    with playing([Player(tmp_path, name, seconds=0.05) for name in names]) as players:
+    with ExitStack() as stack:
+        players = [
+            stack.enter_context(Player(tmp_path, name, seconds=0.05))
+            for name in ("trainer", "first", "second", "third")
+        ]
         until(lambda: all(len(player.turns()) >= 5 for player in players))
         assert all(player.process.poll() is None for player in players)
-    assert_no_overlap(players)
+    spans = sorted(span for player in players for span in player.turns())
+    assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("holds", [0.01, 5.0])
 def test_the_others_go_on_when_one_is_killed(tmp_path: Path, holds: float) -> None:
     """In its turn, if it holds the device long; else at any moment, waiting or between two locks."""
-    survivor = Player(tmp_path, "survivor", seconds=0.01)
-    with playing([survivor]):
+    with Player(tmp_path, "survivor", seconds=0.01) as survivor:
         for number in range(4):
-            victim = Player(tmp_path, f"victim-{number}", seconds=holds)
-            with playing([victim]):
+            with Player(tmp_path, f"victim-{number}", seconds=holds) as victim:
                 until(lambda victim=victim: len(victim.turns()) > 0)
                 time.sleep(0.07 * number)
             before = len(survivor.turns())
             until(lambda before=before: len(survivor.turns()) > before + 1)
 
 
-def test_the_device_is_kept_while_nobody_wants_it_and_let_go_when_somebody_does(
-    make_turns: Callable[..., DeviceTurns],
+def test_the_device_is_kept_until_another_process_wants_it(
+    make_turns: Make,
 ) -> None:
     calls: list[str] = []
     mine = make_turns(never, begin=lambda: calls.append("begin"), end=lambda: calls.append("end"))
@@ -124,62 +118,55 @@ def test_the_device_is_kept_while_nobody_wants_it_and_let_go_when_somebody_does(
         assert calls == ["begin", "end"]
 
 
-def test_a_block_is_not_interrupted(make_turns: Callable[..., DeviceTurns]) -> None:
-    mine, other, order = make_turns(), make_turns(), []
+def in_thread(turns: DeviceTurns, calls: list[str]) -> threading.Thread:
+    """Another process's turn, which is noted."""
 
-    def wait() -> None:
-        with other.turn():
-            order.append("other")
+    def take() -> None:
+        with turns.turn():
+            calls.append("other")
 
-    thread = threading.Thread(target=wait)
+    return threading.Thread(target=take)
+
+
+def test_a_block_is_not_interrupted(make_turns: Make) -> None:
+    mine, order = make_turns(), []
+    other = in_thread(make_turns(), order)
     with mine.turn():
-        thread.start()
+        other.start()
         time.sleep(0.3)
         order.append("mine")
-    thread.join()
+    other.join()
     assert order == ["mine", "other"]
 
 
-def test_whoever_waits_is_next(make_turns: Callable[..., DeviceTurns]) -> None:
-    """Also when the one who has the device asks again at once."""
-    waits: list[str] = []
-    mine, other, order = make_turns(), make_turns(lambda reason, seconds: waits.append(reason)), []
-
-    def wait() -> None:
-        with other.turn():
-            order.append("other")
-
-    thread = threading.Thread(target=wait)
+def test_the_process_that_waits_is_next(make_turns: Make) -> None:
+    """Also when the process that has the device asks again at once."""
+    waits, mine, order = [], make_turns(), []
+    other = in_thread(make_turns(lambda reason, seconds: waits.append(reason)), order)
     with mine.turn():
-        thread.start()
+        other.start()
         until(lambda: bool(waits))
     with mine.turn():
         order.append("mine")
-    thread.join()
+    other.join()
     assert order == ["other", "mine"] and set(waits) == {"its turn on the GPU"}
 
 
-def test_who_waits_within_a_turn_gives_way(make_turns: Callable[..., DeviceTurns]) -> None:
-    calls: list[str] = []
+def test_a_wait_within_a_turn_gives_way(make_turns: Make) -> None:
+    calls, waits = [], []
     mine = make_turns(begin=lambda: calls.append("begin"), end=lambda: calls.append("end"))
-    other, waits = make_turns(lambda reason, seconds: waits.append(reason)), []
-
-    def wait() -> None:
-        with other.turn():
-            calls.append("other")
-
-    thread = threading.Thread(target=wait)
+    other = in_thread(make_turns(lambda reason, seconds: waits.append(reason)), calls)
     with mine.turn():
         mine.give_way("a server", 1.0)
         assert calls == ["begin"]
-        thread.start()
+        other.start()
         until(lambda: bool(waits))
         mine.give_way("a server", 2.0)
         assert calls == ["begin", "end", "other", "begin"]
-    thread.join()
+    other.join()
 
 
-def test_who_gives_up_leaves_nothing_locked(make_turns: Callable[..., DeviceTurns]) -> None:
+def test_a_wait_that_is_given_up_leaves_nothing_locked(make_turns: Make) -> None:
     def stop(reason: str, seconds: float) -> None:
         raise InterruptedError(reason)
 
@@ -190,8 +177,8 @@ def test_who_gives_up_leaves_nothing_locked(make_turns: Callable[..., DeviceTurn
         pass
 
 
-def test_a_turn_that_cannot_begin_is_let_go_and_one_that_cannot_end_is_told(
-    make_turns: Callable[..., DeviceTurns],
+def test_errors_of_begin_and_end_are_raised(
+    make_turns: Make,
 ) -> None:
     def fail() -> None:
         raise ValueError("the engine")
@@ -207,9 +194,7 @@ def test_a_turn_that_cannot_begin_is_let_go_and_one_that_cannot_end_is_told(
         sleepless.end = lambda: None
 
 
-def test_a_directory_that_was_begun_again_has_turns_of_its_own(
-    make_turns: Callable[..., DeviceTurns], tmp_path: Path
-) -> None:
+def test_a_directory_that_was_begun_again_has_turns_of_its_own(make_turns: Make, tmp_path: Path) -> None:
     mine = make_turns()
     with mine.turn():
         pass
@@ -220,9 +205,7 @@ def test_a_directory_that_was_begun_again_has_turns_of_its_own(
         pass
 
 
-def test_a_child_process_that_was_forked_in_a_turn_does_not_keep_the_device(
-    make_turns: Callable[..., DeviceTurns], tmp_path: Path
-) -> None:
+def test_a_child_process_that_was_forked_in_a_turn_does_not_keep_the_device(make_turns: Make, tmp_path: Path) -> None:
     mine = make_turns()
     with mine.turn():
         child = os.fork()  # inherits the open files
