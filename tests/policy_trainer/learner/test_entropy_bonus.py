@@ -1,4 +1,4 @@
-"""The entropy bonus in the learner's life: resumed, skipped, and off."""
+"""The entropy bonus in training: resumed, skipped, and off."""
 
 import copy
 from collections.abc import Callable
@@ -22,16 +22,10 @@ Make = Callable[..., Any]
 ADAPTIVE = EntropyConfig(coef=0.2, target=9.0, delta=0.1, max=2.0)
 
 
-def learner(model: PreTrainedModel, entropy: EntropyConfig, **settings: Any) -> Learner:
+def learner(model: PreTrainedModel, entropy: EntropyConfig, forward: Any = PackedForward, **settings: Any) -> Learner:
+    loss = LossConfig.model_validate({"beta": 0.1, "entropy": entropy, "drop_zero_variance": False, **settings})
     return make_learner(
-        model,
-        PackedForward(model),
-        loss=LossConfig.model_validate({"beta": 0.1, "entropy": entropy, "drop_zero_variance": False, **settings}),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        max_steps=10,
-        micro_batch_tokens=1000,
-        max_completion_length=9,
-        num_iterations=2,
+        model, forward(model), loss=loss, optimizer=OptimizerConfig(learning_rate=1e-2), num_iterations=2
     )
 
 
@@ -44,8 +38,10 @@ def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
     return all(torch.equal(own, other.state_dict()[name]) for name, own in one.state_dict().items())
 
 
-def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, make_tiny: Make, tokenizer: Any, batch: ScoredBatch) -> None:
-    """Four steps of two updates, or two, a new life, and two more."""
+def test_a_resumed_run_is_the_same_to_the_bit(
+    tmp_path: Path, make_tiny: Make, tokenizer: Any, batch: ScoredBatch
+) -> None:
+    """Four steps of two updates, or two, a new process, and two more."""
     one = learner(make_tiny(vocabulary=len(tokenizer)), ADAPTIVE)
     for step in range(2):
         one.step([batch], step=step)
@@ -58,14 +54,14 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, make_tiny: Make, token
         restore(path, again.weights)
         return again
 
-    told, untold = resumed(), resumed()
-    told.restore_bonus(read_state(path).entropy_coef, state.last_entropy)
-    for own in (one, told, untold):
+    restored, forgetful = resumed(), resumed()
+    restored.restore_bonus(read_state(path).entropy_coef, state.last_entropy)
+    for own in (one, restored, forgetful):
         for step in range(2, 4):
             own.step([batch], step=step)
-    assert (told.bonus.coef, told.bonus.entropy) == (one.bonus.coef, one.bonus.entropy)
-    assert same(told.model, one.model)
-    assert not same(untold.model, one.model)
+    assert (restored.bonus.coef, restored.bonus.entropy) == (one.bonus.coef, one.bonus.entropy)
+    assert same(restored.model, one.model)
+    assert not same(forgetful.model, one.model)
 
 
 def test_updates_that_are_skipped_or_train_nothing_leave_the_coefficient(
@@ -93,8 +89,8 @@ def test_a_bonus_raises_the_entropy(make_tiny: Make, batch: ScoredBatch) -> None
 
 
 @pytest.mark.parametrize("surrogate", ["clip", "reinforce", "cispo", "sapo"])
-def test_the_usual_horrors_have_finite_gradients(make_tiny: Make, make_scored: Make, surrogate: str) -> None:
-    """One token; an overflowing ratio without an advantage; no reward; nothing that trains. All at once, and alone."""
+def test_degenerate_batches_have_finite_gradients(make_tiny: Make, make_scored: Make, surrogate: str) -> None:
+    """One token; an overflowing ratio without an advantage; no reward; nothing that trains. Together and apart."""
     batches = [
         make_scored([3], [[4]], [1.0], number=0),
         make_scored([3], [[4, 5], [6]], [1.0, 1.0], old_logps=[-500.0, -500, -500], number=1),
@@ -111,24 +107,22 @@ def test_the_usual_horrors_have_finite_gradients(make_tiny: Make, make_scored: M
             assert all(parameter.isfinite().all() for parameter in own.model.parameters())
 
 
-def test_what_is_off_costs_no_forward_and_no_gradient(make_tiny: Make, batch: ScoredBatch) -> None:
-    """Forwards of the log-probs with entropies: one an update, and one more where the quantile is asked for."""
-    for quantile, expected in ((1.0, 2), (0.5, 4)):
-        own = learner(make_tiny(), EntropyConfig(), top_entropy_quantile=quantile)
-        with_entropy = own._forward.with_entropy
-        calls: list[bool] = []
-        gradients: list[Any] = []
+@pytest.mark.parametrize(("quantile", "forwards"), [(1.0, 2), (0.5, 4)])
+def test_a_bonus_of_0_costs_no_forward_and_no_gradient(
+    quantile: float, forwards: int, make_tiny: Make, batch: ScoredBatch
+) -> None:
+    """Forwards of the log-probs with entropies: one an update, and another for the quantile."""
+    calls: list[bool] = []
+    gradients: list[Any] = []
 
-        def counted(
-            *inputs: Any, forward: Any = with_entropy, calls: list[bool] = calls, gradients: list[Any] = gradients
-        ) -> Any:
-            logps, entropy = forward(*inputs)
+    class Counted(PackedForward):
+        def with_entropy(self, *inputs: Any) -> Any:
+            logps, entropy = super().with_entropy(*inputs)
             if entropy.requires_grad:
                 entropy.register_hook(gradients.append)  # called with None where there is none
             calls.append(entropy.requires_grad)
             return logps, entropy
 
-        own._forward.with_entropy = counted  # type: ignore[method-assign]
-        own.step([batch], step=0)
-        assert len(calls) == expected and calls.count(True) == 2
-        assert all(gradient is None for gradient in gradients)
+    learner(make_tiny(), EntropyConfig(), Counted, top_entropy_quantile=quantile).step([batch], step=0)
+    assert len(calls) == forwards and calls.count(True) == 2
+    assert all(gradient is None for gradient in gradients)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
-from policy_trainer.sampling.hf import HFSampler, load_weights
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.hf import load_weights
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs import PackedForward, PlainForward
@@ -78,19 +77,6 @@ class TestOfAForward:
         without = len(calls)
         logps(model, forward).sum().backward()
         assert len(calls) == 3 * without
-
-
-def test_sampling_with_a_cache_is_as_it_was(make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
-    model = make_tiny(vocabulary=len(tokenizer))
-    params = SamplingParams(num_generations=2, max_completion_length=12, temperature=1.0, top_p=1.0, top_k=0, stop=())
-    prompts = [[5, 6, 7], [8, 9]]
-    expected = HFSampler(model, tokenizer).sample(prompts, params, seed=0)
-    checkpoint_layers(model)
-    got = HFSampler(model, tokenizer).sample(prompts, params, seed=0)
-    for group, expected_group in zip(got, expected, strict=True):
-        for completion, expected_completion in zip(group, expected_group, strict=True):
-            assert np.array_equal(completion.ids, expected_completion.ids)
-            assert np.array_equal(completion.logps, expected_completion.logps)
 
 
 def test_is_saved_and_loaded_as_any_other(tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -11,7 +11,6 @@ import pytest
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import make_group, missing_input, trains
 from policy_trainer.objective.group import Group
-from policy_trainer.objective.kl import KL_ESTIMATORS
 from shared.batch import StepRewards
 from tests.policy_trainer.learner.steps import ready_groups
 
@@ -31,20 +30,15 @@ def train(batch: Any, **settings: Any) -> bool:
     return trains(made(batch, **settings), configured(**settings))
 
 
-def ready(batch: Any, **settings: Any) -> Group:
-    (group,) = ready_groups([batch], configured(**settings))
-    return group
-
-
 def with_steps(batch: Any, rewards: list[float], ends: list[int], counts: list[int]) -> Any:
     steps = StepRewards(rewards=np.array(rewards, np.float32), ends=np.array(ends), counts=np.array(counts))
     object.__setattr__(batch.rollout, "steps", steps)
     return batch
 
 
-class TestWhoTakesPart:
+class TestParticipation:
     @pytest.mark.parametrize(
-        ("rewards", "drop", "varies", "teaches"),
+        ("rewards", "drop", "varies", "trained"),
         [
             ([0.0, 1.0], True, True, True),
             ([1.0, 1.0], True, False, False),
@@ -54,10 +48,10 @@ class TestWhoTakesPart:
             ([NAN, NAN], False, False, False),
         ],
     )
-    def test_groups(self, make_scored: Make, rewards: list[float], drop: bool, varies: bool, teaches: bool) -> None:
+    def test_groups(self, make_scored: Make, rewards: list[float], drop: bool, varies: bool, trained: bool) -> None:
         batch = make_scored([3], [[4], [5]], rewards)
         group = made(batch, drop_zero_variance=drop)
-        assert (group.has_variance, train(batch, drop_zero_variance=drop)) == (varies, teaches)
+        assert (group.has_variance, train(batch, drop_zero_variance=drop)) == (varies, trained)
         assert group.sequence_mask.tolist() == [not math.isnan(reward) for reward in rewards]
 
     @pytest.mark.parametrize(
@@ -74,16 +68,16 @@ class TestWhoTakesPart:
     ) -> None:
         batch = make_scored([3], [[4, 5], [6], [7]], [0.0, 2.0, 4.0])
         batch.rollout.finished[0] = False
-        group = ready(batch, truncated=truncated)
+        (group,) = ready_groups([batch], configured(truncated=truncated))
         assert group.sequence_mask.tolist() == sequence_mask
         assert group.mask.tolist() == np.repeat(sequence_mask, [2, 1, 1]).tolist()
         assert group.advantages.tolist() == pytest.approx(expected, rel=1e-6)
 
-    @pytest.mark.parametrize(("truncated", "teaches"), [("keep", True), ("mask", False), ("drop", False)])
-    def test_a_group_that_was_all_cut_off(self, make_scored: Make, truncated: str, teaches: bool) -> None:
+    @pytest.mark.parametrize(("truncated", "trained"), [("keep", True), ("mask", False), ("drop", False)])
+    def test_a_group_that_was_all_cut_off(self, make_scored: Make, truncated: str, trained: bool) -> None:
         batch = make_scored([3], [[4], [5]], [0.0, 1.0])
         batch.rollout.finished[:] = False
-        assert train(batch, truncated=truncated, drop_zero_variance=False) is teaches
+        assert train(batch, truncated=truncated, drop_zero_variance=False) is trained
 
     def test_a_completion_with_a_step_that_could_not_be_made(self, make_scored: Make) -> None:
         """Under process supervision alone."""
@@ -99,38 +93,6 @@ class TestWhoTakesPart:
         assert made(equal).has_variance and not made(equal, advantage="process").has_variance
         varying = with_steps(make_scored([3], [[4], [5]], [1.0, 1.0]), [0, 1], [0, 0], [1, 1])
         assert not made(varying).has_variance and made(varying, advantage="process").has_variance
-
-    def test_the_masks_of_completions_and_of_tokens(self, make_scored: Make) -> None:
-        batch = make_scored([3], [[4, 5], [6, 7], [8]], [0.0, NAN, 1.0], loss_mask=[True, False, True, True, True])
-        group = ready(batch)
-        assert group.mask.tolist() == [True, False, False, False, True]
-
-
-class TestPenalty:
-    @pytest.mark.parametrize("kl", KL_ESTIMATORS)
-    def test_is_taken_off_the_rewards_of_a_group(self, make_scored: Make, kl: str) -> None:
-        """With beta 0.5, of trained tokens: x = ref - old is 1 and 2 in the first completion, -1 in the second."""
-        old, ref = [-3.0, -3.0, -85.0, -1.0], [-2.0, -1.0, -5.0, -2.0]
-        batch = make_scored(
-            [3], [[4, 5, 6], [7]], [4.0, 1.0], old_logps=old, ref_logps=ref, loss_mask=[True, True, False, True]
-        )
-        k = {"k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": lambda x: math.exp(x) - x - 1}[kl]
-        rewards = [4 - 0.5 * (k(1) + k(2)), 1 - 0.5 * k(-1)]
-        half = (rewards[0] - rewards[1]) / 2
-        group = ready(batch, beta=0.5, kl=kl, kl_in="reward", scale_rewards="none")
-        assert group.advantages.tolist() == pytest.approx([half] * 3 + [-half], rel=1e-6)
-
-    def test_of_reinforce_plus_plus_is_the_log_ratio_whatever_the_estimator(self, make_scored: Make) -> None:
-        """Less 0.5 (old - ref) at each token: 4 + 0.5 + 1, 4 + 1, 1 - 0.5, about their mean."""
-        batch = make_scored([3], [[4, 5], [7]], [4.0, 1.0], old_logps=[-3, -3, -1], ref_logps=[-2, -1, -2])
-        group = ready(batch, advantage="reinforce++", beta=0.5, kl_in="reward", scale_rewards="none")
-        mean = (5.5 + 5 + 0.5) / 3
-        assert group.advantages.tolist() == pytest.approx([5.5 - mean, 5 - mean, 0.5 - mean])
-
-    def test_both_differs_in_the_loss_alone(self, make_scored: Make) -> None:
-        batch = make_scored([3], [[4], [5]], [0.0, 1.0], ref_logps=[-2, -1])
-        one, other = (ready(batch, kl_in=kl_in) for kl_in in ("reward", "both"))
-        assert one.advantages.tolist() == other.advantages.tolist()
 
 
 class TestMissingInput:
@@ -148,7 +110,7 @@ class TestMissingInput:
             ("steps", {}, None),
         ],
     )
-    def test_is_told_and_refused(
+    def test_is_named_and_refused(
         self, make_scored: Make, missing: str, settings: dict[str, Any], word: str | None
     ) -> None:
         batch = with_steps(make_scored([3], [[4], [5]], [0.0, 1.0]), [0, 1], [0, 0], [1, 1])
@@ -165,7 +127,7 @@ class TestMissingInput:
             made(batch, **settings)
 
 
-class TestRewardsApart:
+class TestSeveralRewards:
     WEIGHTS: ClassVar = {"right": 1.0, "short": 0.5, "logged": 0.0}
 
     def made(self, make_scored: Make, rewards: list[float], right: list[float], short: list[float]) -> Group:
@@ -176,7 +138,7 @@ class TestRewardsApart:
         return make_group(batch, configured(advantage="gdpo"), weights=self.WEIGHTS)
 
     @pytest.mark.parametrize(
-        ("rewards", "right", "short", "teaches"),
+        ("rewards", "right", "short", "trained"),
         [
             ([1.0, 1.0], [1.0, 0.5], [0.0, 1.0], True),
             ([1.0, 1.0], [1.0, 1.0], [0.0, 1.0], True),
@@ -185,19 +147,15 @@ class TestRewardsApart:
             ([1.0, NAN], [1.0, 0.0], [0.0, 1.0], False),
         ],
     )
-    def test_a_group_teaches_if_one_of_its_rewards_differs(
-        self, make_scored: Make, rewards: list[float], right: list[float], short: list[float], teaches: bool
+    def test_a_group_trains_if_one_of_its_rewards_differs(
+        self, make_scored: Make, rewards: list[float], right: list[float], short: list[float], trained: bool
     ) -> None:
         group = self.made(make_scored, rewards, right, short)
-        assert (group.has_variance, trains(group, configured(advantage="gdpo"))) == (teaches, teaches)
+        assert (group.has_variance, trains(group, configured(advantage="gdpo"))) == (trained, trained)
 
-    def test_a_batch_of_other_rewards_is_told_and_refused(self, make_scored: Make) -> None:
+    def test_a_batch_of_other_rewards_is_refused(self, make_scored: Make) -> None:
         batch, loss = make_scored([3], [[4], [5]], [0.0, 1.0]), configured(advantage="gdpo")
         assert "no reward/right" in (missing_input(batch, loss, weights=self.WEIGHTS) or "")
         with pytest.raises(ValueError, match="cannot be trained on: it has no reward/right"):
             make_group(batch, loss, weights=self.WEIGHTS)
         assert missing_input(batch, configured(), weights=self.WEIGHTS) is None
-
-
-def test_of_no_groups() -> None:
-    assert ready_groups([], LossConfig()) == []

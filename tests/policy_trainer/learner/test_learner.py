@@ -1,4 +1,4 @@
-"""One training step against its restatement as a loop over rows, and against every way of cutting it up."""
+"""One training step against the naive loops of proofs/oracle.py, and against every way of cutting it up."""
 
 import copy
 import math
@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.micro_batches import totals
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import PackedForward, PlainForward
-from tests.policy_trainer.learner.steps import make_learner, ready_groups
+from tests.policy_trainer.learner.steps import make_learner
+from tests.policy_trainer.proofs.batches import completions_of, row_logps
+from tests.policy_trainer.proofs.oracle import step_loss
 
 Make = Callable[..., Any]
 LOSS = LossConfig(epsilon=0.2, beta=0.1)
@@ -26,82 +27,13 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9)
 
 
 def learner(
-    model: PreTrainedModel,
-    *,
-    forward: Callable[[PreTrainedModel], Any] = PackedForward,
-    loss: LossConfig = LOSS,
-    optimizer: OptimizerConfig = OPTIMIZER,
-    steps: int = 10,
-    micro_batch_tokens: int = 10_000,
-    max_completion_length: int = 10,
-    num_iterations: int = 1,
-    minibatches: int = 1,
+    model: PreTrainedModel, *, forward: Callable[[PreTrainedModel], Any] = PackedForward, **given: Any
 ) -> Learner:
-    return make_learner(
-        model,
-        forward(model),
-        loss=loss,
-        optimizer=optimizer,
-        max_steps=steps,
-        micro_batch_tokens=micro_batch_tokens,
-        max_completion_length=max_completion_length,
-        num_iterations=num_iterations,
-        minibatches=minibatches,
-    )
-
-
-def row_logps(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
-    """Log-probs of one completion, its row alone."""
-    logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
-    logps = torch.log_softmax(logits / temperature, dim=-1)
-    return torch.stack([logps[len(prompt) - 1 + t, token] for t, token in enumerate(completion)])
+    return make_learner(model, forward(model), **{"loss": LOSS, "optimizer": OPTIMIZER, **given})
 
 
 def naive_loss(model: PreTrainedModel, batches: Sequence[ScoredBatch], loss: LossConfig) -> Tensor:
-    """The GRPO step of MATH.md, written as it reads: one token after the other, in the model's own precision."""
-    total, completions = torch.zeros((), dtype=torch.float64), 0
-    for batch in batches:
-        rollout = batch.rollout
-        judged = [float(reward) for reward in rollout.rewards if not math.isnan(reward)]
-        if len(set(judged)) < 2:
-            continue
-        mean = sum(judged) / len(judged)
-        std = math.sqrt(sum((reward - mean) ** 2 for reward in judged) / (len(judged) - 1))
-        place = 0
-        for reward, completion in zip(rollout.rewards, rollout.group.completions(), strict=True):
-            tokens = slice(place, place + len(completion))
-            place += len(completion)
-            if math.isnan(reward):
-                continue
-            completions += 1
-            advantage = (float(reward) - mean) / (std + loss.advantage_eps)
-            logps = row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), rollout.temperature)
-            assert rollout.sampler_logps is not None
-            mask = np.ones(len(completion), bool) if rollout.loss_mask is None else rollout.loss_mask[tokens]
-            terms = []
-            for logp, old, ref, trained in zip(
-                logps, rollout.sampler_logps[tokens], batch.ref_logps[tokens], mask, strict=True
-            ):
-                if trained:
-                    ratio = torch.exp(logp - float(old))
-                    clipped = min(max(ratio, 1 - loss.epsilon), 1 + loss.epsilon)
-                    x = float(ref) - logp
-                    terms.append(-min(ratio * advantage, clipped * advantage) + loss.beta * (torch.exp(x) - x - 1))
-            total = total + sum(terms) / max(len(terms), 1)
-    return total / max(completions, 1)
-
-
-def naive_entropy(model: PreTrainedModel, batch: ScoredBatch) -> list[float]:
-    """In nats, of the distribution that predicted each token that trains."""
-    rollout, entropies = batch.rollout, []
-    for reward, completion in zip(rollout.rewards, rollout.group.completions(), strict=True):
-        prompt = rollout.group.prompt_ids.tolist()
-        logits = model(input_ids=torch.tensor([[*prompt, *completion.tolist()]]), use_cache=False).logits[0]
-        for t in range(len(completion)):
-            chances = torch.softmax(logits[len(prompt) - 1 + t] / rollout.temperature, dim=-1).tolist()
-            entropies.append(math.nan if math.isnan(reward) else -sum(p * math.log(p) for p in chances))
-    mask = np.ones(len(entropies), bool) if rollout.loss_mask is None else rollout.loss_mask
-    return [entropy for entropy, trained in zip(entropies, mask, strict=True) if trained and not math.isnan(entropy)]
+    return step_loss(completions_of(model, batches), loss, max_tokens=10)
 
 
 def gradient(model: PreTrainedModel) -> Tensor:
@@ -192,22 +124,15 @@ class TestAgainstTheNaiveLoop:
             torch.nn.utils.vector_to_parameters(new, model.parameters())
         assert_close(got, weights(model))
 
-    def test_statistics(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        """Counted by hand: three groups differ; 12 + 14 + 5 tokens train."""
-        stats, _, _ = stepped(model, batches)
-        assert stats.groups == 3
-        assert stats.tokens == 12 + 14 + 5
-        assert 0 < stats.clip_ratio < 1
-        assert stats.kl > 0
-
-    @pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
-    @pytest.mark.parametrize("forward", [PackedForward, PlainForward])
+    @pytest.mark.parametrize(("forward", "micro_batch_tokens"), [(PackedForward, 1), (PlainForward, 10_000)])
     def test_entropy(
         self, model: PreTrainedModel, batches: list[ScoredBatch], forward: Any, micro_batch_tokens: int
     ) -> None:
-        """Of masked tokens, unrewarded completions and groups that teach nothing none counts."""
+        """Masked tokens, unrewarded completions and groups that do not train do not count."""
         with torch.no_grad():
-            expected = [entropy for i in (0, 2, 3) for entropy in naive_entropy(model, batches[i])]
+            completions = [one for i in (0, 2, 3) for one in completions_of(model, [batches[i]])[0]]
+        judged = [one for one in completions if not math.isnan(one.reward)]
+        expected = [float(one.entropies[t]) for one in judged for t in one.trained]
         assert len(expected) == 12 + 14 + 5
         stats, _, _ = stepped(model, batches, forward=forward, micro_batch_tokens=micro_batch_tokens)
         assert stats.entropy == pytest.approx(np.mean(expected), rel=1e-6)
@@ -268,30 +193,6 @@ class TestInvariance:
         assert seen == expected * 2  # stepped makes two updates
         self.assert_same(cut, whole)
 
-    @pytest.mark.parametrize("order", [[4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])
-    def test_to_the_order_of_groups(self, model: PreTrainedModel, batches: list[ScoredBatch], order: list[int]) -> None:
-        self.assert_same(stepped(model, [batches[i] for i in order], micro_batch_tokens=40), stepped(model, batches))
-
-    def test_to_packing(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        self.assert_same(stepped(model, batches, forward=PlainForward), stepped(model, batches))
-
-    def test_to_the_order_of_completions(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], make_scored: Make
-    ) -> None:
-        first = batches[0]
-        rollout, group = first.rollout, first.rollout.group
-        assert rollout.sampler_logps is not None
-        cuts = np.cumsum(group.completion_lengths)[:-1]
-        old, ref = np.split(rollout.sampler_logps, cuts), np.split(first.ref_logps, cuts)
-        turned = make_scored(
-            group.prompt_ids.tolist(),
-            group.completions()[::-1],
-            rollout.rewards[::-1].tolist(),
-            old_logps=np.concatenate(old[::-1]),
-            ref_logps=np.concatenate(ref[::-1]),
-        )
-        self.assert_same(stepped(model, [turned]), stepped(model, [first]))
-
     def test_to_the_temperature_that_float32_cannot_hold(self, model: PreTrainedModel, make_scored: Make) -> None:
         batch = make_scored([3, 4, 5], [[6, 7], [8], [9, 10, 11]], [0.0, 1.0, 0.5], temperature=0.9)
         self.assert_same(stepped(model, [batch], forward=PlainForward), stepped(model, [batch]))
@@ -307,7 +208,7 @@ class TestInvariance:
         assert_close(got[2], expected[2])
 
 
-class TestWhatIsLeftOut:
+class TestLeftOut:
     def test_groups_without_variance_do_not_count_in_the_mean(
         self, model: PreTrainedModel, batches: list[ScoredBatch]
     ) -> None:
@@ -347,9 +248,19 @@ class TestWhatIsLeftOut:
             for i, s in learns.weights.optimizer.state_dict()["state"].items()
         )
         assert (stats.groups, stats.tokens, stats.grad_norm, stats.not_finite) == (0, 0, 0.0, False)
-        assert math.isnan(stats.loss) and math.isnan(stats.kl) and math.isnan(stats.entropy), "no mean of nothing"
+        means = (
+            "loss",
+            "kl",
+            "entropy",
+            "ratio_min",
+            "ratio_max",
+            "effective_sample_size",
+            "clip_ratio",
+            "advantage_std",
+        )
+        assert all(math.isnan(getattr(stats, name)) for name in means), "there is no mean of nothing"
 
-    def test_equal_rewards_feel_kl_alone_where_they_are_kept(self, model: PreTrainedModel, make_scored: Make) -> None:
+    def test_equal_rewards_that_are_kept_feel_only_the_kl(self, model: PreTrainedModel, make_scored: Make) -> None:
         batch = make_scored([3, 4], [[5, 6], [7]], [1000.1, 1000.1], ref_logps=[-2.0, -2.5, -3.0])
         kept = LossConfig(beta=0.1, drop_zero_variance=False)
         stats, grad, _ = stepped(model, [batch], loss=kept)
@@ -360,39 +271,22 @@ class TestWhatIsLeftOut:
         expected = 0.1 * sum((part.exp() - part - 1).mean() for part in x) / 2
         assert isinstance(expected, Tensor)
         expected.backward()
-        assert stats.groups == 1
         assert stats.loss == pytest.approx(expected.item(), rel=1e-6)
         assert_close(grad, gradient(model))
 
-    def test_a_group_without_any_judgement_is_left_out_even_there(
-        self, model: PreTrainedModel, make_scored: Make
-    ) -> None:
-        batch = make_scored([3, 4], [[5, 6], [7]], [math.nan, math.nan])
-        before = weights(model)
-        stats = learner(model, loss=LossConfig(drop_zero_variance=False)).step([batch], step=0)
-        assert stats.groups == 0
-        assert torch.equal(weights(model), before)
-
-    def test_masked_tokens_may_be_anything(self, model: PreTrainedModel, make_scored: Make) -> None:
-        """Log-probs under a false mask have no effect, however absurd."""
-        tokens, rewards, mask = [[5, 6], [7, 8]], [0.0, 1.0], [True, False, True, True]
-        sane = make_scored([3, 4], tokens, rewards, loss_mask=mask, old_logps=[-3, -3, -3, -3])
-        absurd = make_scored(
-            [3, 4], tokens, rewards, loss_mask=mask, old_logps=[-3, -3e38, -3, -3], ref_logps=[-1, -3e38, -1, -1]
-        )
-        TestInvariance.assert_same(stepped(model, [absurd]), stepped(model, [sane]))
-
 
 class TestNotFinite:
-    def test_an_overflowing_loss_changes_nothing(self, make_tiny: Make, make_scored: Make) -> None:
-        model = make_tiny()
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_an_overflowing_loss_changes_nothing(self, make_tiny: Make, make_scored: Make, dtype: torch.dtype) -> None:
+        """Neither the model nor the float32 masters of a bfloat16 model."""
+        model = make_tiny(dtype=dtype)
         good = make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])
         learns = learner(model, loss=LossConfig(beta=100.0))
         learns.step([good], step=0)
-        before = weights(model)
+        before, stepped_before = weights(model), copy.deepcopy(learns.weights.stepped)
         stats = learns.step([good, make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])], step=1)
-        assert stats.not_finite
-        assert torch.equal(weights(model), before)
+        assert stats.not_finite and torch.equal(weights(model), before)
+        assert all(torch.equal(learns.weights.stepped[name], own) for name, own in stepped_before.items())
 
     def test_a_gradient_of_nan_changes_nothing_and_is_forgotten(
         self, model: PreTrainedModel, batches: list[ScoredBatch]
@@ -517,79 +411,6 @@ class TestNoiseFloor:
         assert torch.equal(weights(model), before)
         assert all(parameter.grad is None for parameter in model.parameters())
 
-    def test_of_groups_of_one_and_of_nothing(self, model: PreTrainedModel, make_scored: Make) -> None:
-        assert learner(model).noise_floor([make_scored([3, 4], [[5, 6]], [1.0])]) < 1e-9
-        assert learner(model).noise_floor([]) == 0.0
-
-
-class TestBfloat16:
-    @pytest.mark.parametrize("tied", [True, False])
-    def test_gradients_of_micro_batches_are_added_up_in_float32(
-        self, make_tiny: Make, batches: list[ScoredBatch], tied: bool
-    ) -> None:
-        """Those of each micro-batch are what a model without masters has of it, in bfloat16."""
-        mixed = learner(make_tiny(tied=tied, dtype=torch.bfloat16), micro_batch_tokens=1)
-        mixed.step(batches, step=0)
-        model = make_tiny(tied=tied, dtype=torch.bfloat16)
-        pure = learner(model, optimizer=OptimizerConfig(master_weights="none"))
-        groups = ready_groups(batches, LOSS)
-        expected = torch.zeros_like(weights(model), dtype=torch.float32)
-        for group in groups:
-            model.zero_grad()
-            pure._accumulate([group], totals(groups, 10))
-            expected += gradient(model)
-        got = torch.cat([master.grad.flatten() for master in mixed.weights.stepped.values() if master.grad is not None])
-        assert len(groups) == 3 and torch.equal(got, expected)
-
-    def test_with_masters_it_goes_where_float32_goes_and_without_it_lags(
-        self, make_tiny: Make, batches: list[ScoredBatch]
-    ) -> None:
-        """With hardly any clipping: whether a token is clipped is not continuous."""
-
-        def trained(dtype: torch.dtype, masters: Any) -> tuple[list[float], Tensor]:
-            model = make_tiny(dtype=dtype)
-            config = OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9, master_weights=masters)
-            learns = learner(model, optimizer=config, loss=LossConfig(epsilon=0.99, beta=0.1))
-            losses = [learns.step(batches, step=step).loss for step in range(8)]
-            return losses, weights(model).float() - weights(make_tiny())
-
-        losses, way = trained(torch.float32, "float32")
-        mixed_losses, mixed_way = trained(torch.bfloat16, "float32")
-        pure_losses, pure_way = trained(torch.bfloat16, "none")
-        assert losses[-1] < losses[0] - 0.3
-        assert mixed_losses == pytest.approx(losses, abs=0.01)
-        assert torch.cosine_similarity(mixed_way, way, dim=0) > 0.95
-        assert pure_losses[-1] < losses[0] - 0.2
-        assert torch.cosine_similarity(pure_way, way, dim=0) < torch.cosine_similarity(mixed_way, way, dim=0)
-
-    def test_not_finite_leaves_masters_and_weights(self, make_tiny: Make, make_scored: Make) -> None:
-        model = make_tiny(dtype=torch.bfloat16)
-        learns = learner(model, loss=LossConfig(beta=100.0))
-        learns.step([make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])], step=0)
-        before = weights(model)
-        masters = copy.deepcopy(learns.weights.masters)
-        stats = learns.step([make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])], step=1)
-        assert stats.not_finite and torch.equal(weights(model), before)
-        assert all(torch.equal(learns.weights.masters[name], master) for name, master in masters.items())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
-def test_an_offloaded_optimizer_trains_the_same_to_the_bit(
-    make_tiny: Make, batches: list[ScoredBatch], dtype: torch.dtype
-) -> None:
-    """20 steps of two updates, of several micro-batches each, clipped at the norm of all of them."""
-
-    def trained(offload: Any) -> tuple[Tensor, list[StepStats]]:
-        model = make_tiny(dtype=dtype)
-        config = OptimizerConfig(learning_rate=1e-2, max_grad_norm=0.5, weight_decay=0.1, offload=offload)
-        learns = learner(model, optimizer=config, steps=20, micro_batch_tokens=1, num_iterations=2)
-        stats = [learns.step(batches, step=step) for step in range(20)]
-        return weights(model), stats
-
-    (own, stats), (offloaded, offloaded_stats) = trained("none"), trained("cpu")
-    assert torch.equal(own, offloaded) and not torch.equal(own, weights(make_tiny(dtype=dtype)))
-    assert offloaded_stats == stats and max(each.grad_norm for each in stats) > 0.5
-
 
 def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
     learns = learner(model.train())
@@ -597,8 +418,8 @@ def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: lis
     assert not model.training
 
 
-def test_the_learning_rate_that_is_told_is_the_one_applied(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-    learns = learner(model, optimizer=OptimizerConfig(learning_rate=0.5, min_lr_rate=0.0), steps=5)
+def test_the_reported_learning_rate_is_the_applied_one(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    learns = learner(model, optimizer=OptimizerConfig(learning_rate=0.5, min_lr_rate=0.0), max_steps=5)
     assert learns.step(batches, step=3).learning_rate == pytest.approx(0.125)
     assert learns.weights.optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
     before = weights(model)
@@ -677,19 +498,6 @@ class TestOldLogps:
         learns.step(batches, step=0)
         assert forward.scored == [[15], [21, 15]]
 
-    def test_of_the_penalty_on_rewards_are_asked_for_before(
-        self, model: PreTrainedModel, batches: list[ScoredBatch]
-    ) -> None:
-        """With current and recomputed the policy's own, and the ratio of a single update is 1 all the same."""
-        settings = {"kl_in": "reward", "beta": 0.3}
-        sampled = [with_own_logps(model, batch) for batch in batches]
-        expected = stepped(model, sampled, loss=LossConfig.model_validate(settings))
-        for old_logps in ("recomputed", "current"):
-            got = stepped(model, batches, loss=LossConfig.model_validate(settings | {"old_logps": old_logps}))
-            assert (got[0].ratio_min, got[0].ratio_max) == (1, 1)
-            assert got[0].loss == pytest.approx(expected[0].loss, abs=1e-9)
-            assert_close(got[1], expected[1])
-
 
 class TestSeveralUpdates:
     def test_passes_are_updates_on_the_same_groups_at_one_learning_rate(
@@ -717,12 +525,6 @@ class TestSeveralUpdates:
         assert stats.updates == 2 and stats.tokens == each[0].tokens + each[1].tokens
         assert stats.loss == pytest.approx((each[0].loss + each[1].loss) / 2)
 
-    def test_there_are_no_more_minibatches_than_groups_that_train(
-        self, model: PreTrainedModel, batches: list[ScoredBatch]
-    ) -> None:
-        stats = learner(model, minibatches=5, num_iterations=2).step(batches, step=0)
-        assert (stats.groups, stats.updates) == (3, 6)
-
     def test_advantages_are_those_of_the_whole_step(self, model: PreTrainedModel, make_scored: Make) -> None:
         """Under reinforce++ a group of one learns from the others, also where it is updated on alone."""
         tokens = [[[4, 5]], [[6]], [[7, 8, 9]]]
@@ -744,21 +546,16 @@ class TestSeveralUpdates:
 
 
 class TestWithoutAReference:
-    def test_trains_the_same(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_trains_the_same_and_has_no_kl(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
         loss = LossConfig(beta=0.0)
-        scored, rollouts = batches, [batch.rollout for batch in batches]
-        got, expected = (stepped(model, each, loss=loss) for each in (rollouts, scored))  # type: ignore[arg-type]
+        scored: Any = batches
+        rollouts: Any = [batch.rollout for batch in batches]
+        got, expected = (stepped(model, each, loss=loss) for each in (rollouts, scored))
         assert math.isnan(got[0].kl) and expected[0].kl > 0.01
         assert got[0].loss == expected[0].loss and torch.equal(got[2], expected[2])
 
-    def test_there_is_no_kl_to_tell_of(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        rollouts = [batch.rollout for batch in batches]
-        learns = learner(model, loss=LossConfig(beta=0.0))
-        assert math.isnan(learns.kl(rollouts)) and learns.noise_floor(rollouts) == learns.noise_floor(batches)
-
-    def test_a_penalty_is_refused_by_name(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        with pytest.raises(ValueError, match="ref_logps"):
-            learner(model).step([batches[0].rollout], step=0)
+        learns = learner(model, loss=loss)
+        assert math.isnan(learns.kl(rollouts)) and learns.noise_floor(rollouts) == learns.noise_floor(scored)
 
 
 class TestCorrection:
@@ -816,7 +613,7 @@ class TestStatistics:
             advantages.append((known - known.mean()) / (known.std(ddof=1) + 1e-4))
         rho = np.concatenate(ratios)
         stats = learner(model, micro_batch_tokens=micro_batch_tokens).step(batches, step=0)
-        assert len(rho) == stats.tokens
+        assert (len(rho), stats.groups) == (stats.tokens, 3)
         expected = {
             "ratio_min": rho.min(),
             "ratio_mean": rho.mean(),
@@ -835,31 +632,12 @@ class TestStatistics:
         assert stats.clip_ratio == stats.clip_ratio_low + stats.clip_ratio_high
         assert min(stats.clip_ratio_low, stats.clip_ratio_high) > 0
 
-    def test_of_nothing_there_are_none(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        stats = learner(model).step([batches[1]], step=0)
-        names = (
-            "ratio_min", "ratio_mean", "ratio_max", "effective_sample_size", "sampling_logp_difference_mean",
-            "sampling_logp_difference_max", "clip_ratio", "importance_sampling_clip_ratio", "advantage_std",
-        )  # fmt: skip
-        assert all(math.isnan(getattr(stats, name)) for name in names)
-        assert stats.frac_reward_zero_std == 1 and stats.updates == 0
-
     def test_of_an_unknown_sampler_there_is_no_gap(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
         for batch in batches:
             object.__setattr__(batch.rollout, "sampler_logps", None)
         stats = learner(model, loss=LossConfig(old_logps="current")).step(batches, step=0)
         assert math.isnan(stats.sampling_logp_difference_mean) and math.isnan(stats.sampling_logp_difference_max)
         assert math.isnan(stats.effective_sample_size) and math.isnan(stats.importance_sampling_ratio_mean)
-
-    @pytest.mark.parametrize("old_logps", ["sampler", "recomputed", "current"])
-    def test_a_sampler_that_is_off_shows_without_a_correction(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], old_logps: str
-    ) -> None:
-        w = np.exp(own_logps(model, batches[0]) - batches[0].rollout.sampler_logps)
-        stats = learner(model, loss=LossConfig.model_validate({"old_logps": old_logps})).step(batches[:1], step=0)
-        assert stats.importance_sampling_ratio_mean == pytest.approx(w.mean(), rel=1e-6) and abs(w.mean() - 1) > 0.01
-        assert stats.effective_sample_size == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()), rel=1e-6)
-        assert stats.importance_sampling_clip_ratio == 0
 
 
 def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
-from policy_trainer.learner.micro_batches import cut, join, split_evenly, totals, weightless
+from policy_trainer.learner.micro_batches import cut, join, split_evenly, totals
 from policy_trainer.objective.aggregation import Totals
 from policy_trainer.objective.group import Group
 from tests.policy_trainer.learner.steps import ready_groups
@@ -74,9 +74,3 @@ def test_tokens_of_high_entropy_are_joined_and_counted(groups: list[Group]) -> N
     told = [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
     assert join(told, torch.device("cpu")).explored.tolist() == [True, False, True, True, False, False]
     assert (totals(told, 7).tokens, totals(told, 7).explored) == (4, 3)
-
-
-def test_of_a_weightless_group_nothing_trains(groups: list[Group]) -> None:
-    got = join([weightless(group) for group in groups], torch.device("cpu"))
-    assert len(got.mask) == 6 and not got.mask.any()
-    assert totals([weightless(group) for group in groups], 7).tokens == 0

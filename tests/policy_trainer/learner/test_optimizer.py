@@ -13,7 +13,6 @@ from policy_trainer.learner.host_memory import host_memory
 from policy_trainer.learner.optimizer import (
     MasterWeights,
     OffloadedWeights,
-    OwnWeights,
     Weights,
     clip_gradients,
     lr_factor,
@@ -98,11 +97,11 @@ class TestWhichIsTaken:
     def test_float32_steps_the_models_own_without_a_copy(self, make_tiny: Make) -> None:
         model = make_tiny()
         weights = make_weights(model, OptimizerConfig())
-        assert isinstance(weights, OwnWeights) and not weights.masters
+        assert type(weights) is Weights and not weights.masters
         assert all(weights.stepped[name] is parameter for name, parameter in model.named_parameters())
 
     def test_bfloat16_has_masters_unless_told_otherwise(self, model: PreTrainedModel) -> None:
-        assert isinstance(make_weights(model, OptimizerConfig(master_weights="none")), OwnWeights)
+        assert type(make_weights(model, OptimizerConfig(master_weights="none"))) is Weights
         weights = make_weights(model, OptimizerConfig())
         assert isinstance(weights, MasterWeights)
         assert {master.dtype for master in weights.masters.values()} == {torch.float32}
@@ -121,13 +120,6 @@ class TestWhichIsTaken:
         """As a model that was saved so comes with dtype auto."""
         with pytest.raises(UserError, match=r"dtype: .* bfloat16"):
             make_weights(make_tiny(dtype=torch.float16), OptimizerConfig())
-
-    @pytest.mark.parametrize("tied", [True, False])
-    def test_a_tied_weight_has_one_master(self, make_tiny: Make, tied: bool) -> None:
-        model = make_tiny(tied=tied, dtype=torch.bfloat16)
-        names = make_weights(model, OptimizerConfig()).masters
-        assert ("lm_head.weight" in names) is not tied
-        assert len(names) == len(list(model.parameters()))
 
 
 class TestMasters:
@@ -179,7 +171,7 @@ class TestMasters:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 class TestOffloaded:
-    """Beside the same steps without offloading: OwnWeights of a float32 model, MasterWeights of a bfloat16 model."""
+    """Compared with the same steps without offloading, of a float32 model and of a bfloat16 model with masters."""
 
     @staticmethod
     def both(

@@ -1,4 +1,4 @@
-"""Whose log-probs a distillation learns from, what it lacks, and steps of a learner that has a teacher."""
+"""Distillation: whose log-probs the teacher's are, and steps of a learner that has a teacher."""
 
 import math
 from collections.abc import Callable
@@ -30,12 +30,12 @@ def batch(make_scored: Make) -> ScoredBatch:
 
 
 @pytest.fixture
-def taught(batch: ScoredBatch) -> ScoredBatch:
+def with_teacher(batch: ScoredBatch) -> ScoredBatch:
     return replace(batch, teacher_logps=np.array([-0.5, -0.25, -0.75], np.float32))
 
 
 @pytest.mark.parametrize(
-    ("loss", "reference", "alone", "beside"),
+    ("loss", "reference", "only", "two"),
     [
         (DISTILL, "server", "ref_logps", "teacher_logps"),
         ({"advantage": "distill", "beta": 0.1}, "server", None, "teacher_logps"),
@@ -45,10 +45,10 @@ def taught(batch: ScoredBatch) -> ScoredBatch:
     ],
 )
 def test_the_server_s_only_model_is_the_teacher_unless_the_penalty_uses_it(
-    loss: dict[str, Any], reference: Any, alone: str | None, beside: str | None, batch: Any, taught: Any
+    loss: dict[str, Any], reference: Any, only: str | None, two: str | None, batch: Any, with_teacher: Any
 ) -> None:
     config = LossConfig.model_validate(loss)
-    for scored, name in ((batch, alone), (taught, beside)):
+    for scored, name in ((batch, only), (with_teacher, two)):
         if name is None and config.distillation:
             assert "it has no teacher_logps, which distillation needs" in str(missing_input(scored, config, reference))
             continue
@@ -72,15 +72,7 @@ def test_equal_rewards_and_single_completions_train(loss: dict[str, Any], batch:
 
 
 def learner(model: PreTrainedModel, **loss: Any) -> Learner:
-    return make_learner(
-        model,
-        PackedForward(model),
-        loss=LossConfig.model_validate(loss),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        max_steps=10,
-        micro_batch_tokens=1000,
-        max_completion_length=8,
-    )
+    return make_learner(model, loss=LossConfig.model_validate(loss), optimizer=OptimizerConfig(learning_rate=1e-2))
 
 
 @pytest.mark.parametrize("old_logps", ["sampler", "recomputed", "current"])

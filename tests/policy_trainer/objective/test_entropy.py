@@ -12,21 +12,6 @@ from tests.policy_trainer.groups import make_group
 
 
 class TestHighEntropy:
-    def test_the_quantile_is_of_all_groups_of_the_update(self) -> None:
-        """Of 11 tokens that train the best fifth: the threshold is the ninth, 8."""
-        entropies = [np.array([0.0, 10, 2, 3]), np.array([8.0, 9, 7, 99]), np.array([1.0, 4, 5, 6])]
-        masks = [np.ones(4, bool), np.array([True, True, True, False]), np.ones(4, bool)]
-        kept = high_entropy(entropies, masks, 0.2)
-        assert [mask.tolist() for mask in kept] == [
-            [False, True, False, False],
-            [True, True, False, False],
-            [False] * 4,
-        ]
-
-    def test_between_two_tokens_the_threshold_lies_on_a_line(self) -> None:
-        [kept] = high_entropy([np.array([0.0, 1.0, 2.0, 3.0])], [np.ones(4, bool)], 0.5)
-        assert kept.tolist() == [False, False, True, True]  # 1.5
-
     def test_with_0_the_highest_remains_and_with_all_equal_all_of_them(self) -> None:
         everyone = np.ones(3, bool)
         assert high_entropy([np.array([1.0, 3.0, 2.0])], [everyone], 0.0)[0].tolist() == [False, True, False]
@@ -96,13 +81,3 @@ class TestBonus:
             ] for own in pair]
         )  # fmt: skip
         assert bonus.applied == pytest.approx(0.02)
-
-    def test_it_goes_on_where_another_process_stopped(self) -> None:
-        config = EntropyConfig(coef=0.1, target=1.0, delta=0.03)
-        one, other = EntropyBonus(config), EntropyBonus(config)
-        one.observe(0.3)
-        assert one.entropy is not None
-        other.restore(one.coef, one.entropy)
-        for bonus in (one, other):
-            bonus.observe(0.7)
-        assert (one.coef, one.entropy, one.applied) == (other.coef, other.entropy, other.applied)

@@ -114,16 +114,20 @@ def permuted(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
 
 
 def completions_of(model: PreTrainedModel, batches: Sequence[ScoredBatch]) -> list[list[Completion]]:
-    """As the naive loops take them, with the log-probs of this model; `old` is left out."""
+    """As the naive loops take them, with the log-probs of this model; `old` are the sampler's."""
     return [_completions(model, batch) for batch in batches]
 
 
 def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]:
     rollout = rollout_of(batch)
-    assert rollout.sampler_logps is not None and rollout.steps is not None and batch.teacher_logps is not None
-    lengths, counts = rollout.group.completion_lengths, rollout.steps.counts
+    assert rollout.sampler_logps is not None
+    lengths, none = rollout.group.completion_lengths, np.zeros(0, np.int64)
+    steps = rollout.steps or StepRewards(
+        rewards=np.zeros(0, np.float32), ends=none, counts=np.zeros(len(lengths), np.int64)
+    )
+    teacher = batch.ref_logps if batch.teacher_logps is None else batch.teacher_logps
     tokens = list(pairwise([0, *np.cumsum(lengths).tolist()]))
-    steps = list(pairwise([0, *np.cumsum(counts).tolist()]))
+    places = list(pairwise([0, *np.cumsum(steps.counts).tolist()]))
     mask = np.ones(lengths.sum(), bool) if rollout.loss_mask is None else rollout.loss_mask
     oldest, versions = rollout.policy_version, rollout.policy_versions
     prompt = rollout.group.prompt_ids.tolist()
@@ -134,22 +138,20 @@ def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]
         Completion(
             reward=float(rollout.rewards[row]),
             logps=list(logps.unbind()),
-            old=[],
+            old=rollout.sampler_logps[slice(*tokens[row])].tolist(),
             sampler=rollout.sampler_logps[slice(*tokens[row])].tolist(),
             reference=batch.ref_logps[slice(*tokens[row])].tolist(),
             mask=mask[slice(*tokens[row])].tolist(),
             entropies=list(entropies.unbind()),
             finished=bool(rollout.finished[row]),
             staleness=STEP - (oldest if versions is None else int(versions[row])),
-            parts=[(weight, float(rollout.reward_parts[name][row])) for name, weight in WEIGHTS.items()],
-            teacher=batch.teacher_logps[slice(*tokens[row])].tolist(),
-            steps=list(
-                zip(
-                    rollout.steps.rewards[slice(*steps[row])].tolist(),
-                    rollout.steps.ends[slice(*steps[row])].tolist(),
-                    strict=True,
-                )
-            ),
+            parts=[
+                (weight, float(rollout.reward_parts[name][row]))
+                for name, weight in WEIGHTS.items()
+                if name in rollout.reward_parts
+            ],
+            teacher=teacher[slice(*tokens[row])].tolist(),
+            steps=[(float(steps.rewards[place]), int(steps.ends[place])) for place in range(*places[row])],
         )
         for row, (logps, entropies) in enumerate(values)
     ]

@@ -1,6 +1,6 @@
 """docs/mathematics.md names every setting of the loss, every choice, and nothing that does not exist.
 
-What it says to be refused, or told of, is held by test_loss_config.py, test_config.py and test_cautions.py.
+docs/coming-from-trl.md names existing choices for TRL's loss types.
 """
 
 import re
@@ -13,7 +13,9 @@ from pydantic import TypeAdapter
 from policy_trainer.config import LossConfig
 from tests.policy_trainer.proofs.settings import choices, setting_exists
 
-PAGE = (Path(__file__).parents[3] / "docs" / "mathematics.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "mathematics.md").read_text()
+COMING_FROM_TRL = (DOCS / "coming-from-trl.md").read_text()
 OURS = PAGE[: PAGE.index("## Beside TRL")]
 CODE = re.findall(r"`([^`]+)`", OURS)
 SETTINGS: dict[str, Any] = LossConfig.model_fields
@@ -37,3 +39,10 @@ def test_what_it_sets_can_be_set(name: str, value: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"\w+\.\w+", " ".join(re.findall(r"`([a-z_.]+)`", OURS))))))
 def test_other_settings_exist(name: str) -> None:
     assert setting_exists(name)
+
+
+def test_every_loss_type_is_a_choice_of_ours() -> None:
+    table = re.findall(r"^\| (\w+) \| `(\w+)` \| `(\w+)` \|", COMING_FROM_TRL, re.MULTILINE)
+    assert len(table) == 8
+    for _, surrogate, aggregation in table:
+        assert surrogate in choices("surrogate") and aggregation in choices("aggregation")

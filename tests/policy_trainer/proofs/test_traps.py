@@ -1,40 +1,36 @@
 """Where implementations of GRPO go wrong: each trap beside the formula that falls into it, which is written out here.
 
-Traps that are proved elsewhere (in tests/policy_trainer, where no other place is named):
+Traps that are proved elsewhere, in tests/policy_trainer if no other folder is named:
 
 | trap | test |
 |---|---|
+| exponentials that overflow, also under a mask; empty masks | objective/test_loss.py, TestMask and the tests after it |
+| the plain form of k3 near 0 | objective/test_loss.py, TestK3 |
+| groups cut by micro-batches, means of unequal parts | learner/test_learner.py, TestInvariance |
 | several EOS ids, of the generation config | sampling/test_ends.py, test_every_eos_of_the_generation_config_ends |
 | top-p and top-k renormalise the sampler | sampling/test_logps.py, test_equal_those_of_the_learner; test_cautions.py |
-| truncated = keep, mask, drop | test_step_groups.py, test_completions_that_were_cut_off; proofs/test_invariance.py |
-| a floor is measured where half precision depends on the packing | test_learner.py, TestNoiseFloor |
+| truncated = keep, mask, drop | learner/test_groups.py, test_completions_that_were_cut_off; proofs/test_invariance.py |
+| a floor is measured where half precision depends on the packing | learner/test_learner.py, TestNoiseFloor |
 | a scorer's exception counted as reward 0 | rewards/test_sandbox.py, test_an_exception_is_not_a_reward_of_0 |
 | one stuck reward freezing the run | rewards/test_sandbox.py, test_one_stuck_reward_costs_one_completion |
 | positions, masks and caches of a forward | tests/shared/logprobs: test_choice.py, test_attention.py, test_values.py |
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.learner.learner import Learner
 from policy_trainer.objective.advantages import ADVANTAGES
-from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.group import LossTokens
-from policy_trainer.objective.kl import k3
-from policy_trainer.objective.loss import token_loss
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
-from shared.batch import TokenGroup
-from shared.logprobs import PackedForward
 from shared.logprobs.head import target_logps
 from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.learner.steps import make_learner
@@ -45,97 +41,7 @@ Make = Callable[..., Any]
 AGGREGATIONS = choices("aggregation")
 
 
-def loss_and_gradient(
-    logps: list[float],
-    *,
-    old: list[float],
-    reference: list[float],
-    advantages: list[float],
-    mask: list[bool],
-    **settings: Any,
-) -> tuple[float, list[float]]:
-    """Of one completion in float32."""
-    leaf, sequence_ids, trained = (
-        torch.tensor(logps).requires_grad_(),
-        torch.zeros(len(mask), dtype=torch.int64),
-        torch.tensor(mask),
-    )
-    tokens = LossTokens(sequence_ids, trained, torch.tensor(advantages), torch.tensor(old), torch.tensor(reference))
-    config = LossConfig(**settings)
-    totals = Totals(completions=1, tokens=sum(mask), max_completion_length=8)
-    weights = token_weights(config.aggregation, sequence_ids, trained, totals)
-    loss = (weights.float() * token_loss(leaf, tokens, config).loss).sum()
-    loss.backward()
-    assert leaf.grad is not None
-    return loss.item(), leaf.grad.tolist()
-
-
-def naive_gradient(loss: Callable[[Tensor], Tensor], logps: list[float]) -> tuple[float, list[float]]:
-    leaf = torch.tensor(logps).requires_grad_()
-    value = loss(leaf)
-    value.backward()
-    assert leaf.grad is not None
-    return value.item(), leaf.grad.tolist()
-
-
-class TestOverflow:
-    """In float32 exp overflows at 89."""
-
-    def test_masking_after_the_exponential_leaves_nan_gradients(self) -> None:
-        mask, old = [True, False], [-1.0, -200.0]
-
-        def naive(logps: Tensor) -> Tensor:
-            ratio = (logps - torch.tensor(old)).exp()
-            return torch.where(torch.tensor(mask), -ratio, 0.0).sum()
-
-        value, grad = naive_gradient(naive, [-1.0, -1.0])
-        assert math.isfinite(value) and math.isnan(grad[1]), "the loss looks right"
-        value, grad = loss_and_gradient([-1.0, -1.0], old=old, reference=old, advantages=[1.0, 1.0], mask=mask, beta=0)
-        assert value == -1 and grad == [-1.0, 0.0]
-
-    @pytest.mark.parametrize("mean", AGGREGATIONS)
-    def test_a_ratio_beside_an_advantage_of_0(self, mean: str) -> None:
-        def naive(logps: Tensor) -> Tensor:
-            ratio = (logps + 200).exp()
-            return -torch.minimum(ratio * 0.0, ratio.clamp(0.8, 1.2) * 0.0).sum()
-
-        value, grad = naive_gradient(naive, [-1.0])
-        assert math.isnan(value) and math.isnan(grad[0])
-        value, grad = loss_and_gradient(
-            [-1.0], old=[-200.0], reference=[-1.0], advantages=[0.0], mask=[True], beta=0, aggregation=mean
-        )
-        assert value == 0 and grad == [0.0]
-
-    def test_k3(self) -> None:
-        def naive(logps: Tensor) -> Tensor:
-            x = -1.0 - logps
-            return (x.exp() - x - 1).sum()
-
-        value, grad = naive_gradient(naive, [-200.0])
-        assert value == math.inf and math.isinf(grad[0])
-        value, grad = loss_and_gradient([-200.0], old=[-200.0], reference=[-1.0], advantages=[0.0], mask=[True])
-        assert math.isfinite(value) and math.isfinite(grad[0]) and grad[0] <= 0, "towards the reference, or not at all"
-
-
-def test_k3_written_plainly_has_no_digits_near_0() -> None:
-    """Of two policies that are 1e-4 apart, where the KL is 5e-9."""
-    x = torch.tensor([1e-4])
-    assert abs((x.exp() - x - 1).item() / 5e-9 - 1) > 0.5
-    assert k3(x).item() == pytest.approx(5e-9, rel=1e-2)
-
-
 class TestNothingToDivideBy:
-    @pytest.mark.parametrize("mean", AGGREGATIONS)
-    def test_an_empty_mask(self, mean: str) -> None:
-        nothing = torch.tensor([0.0, 0.0])
-        value, grad = naive_gradient(lambda logps: (-logps.exp() * nothing).sum() / nothing.sum(), [-1.0, -2.0])
-        assert math.isnan(value) and math.isnan(grad[0])
-        old = [-1.0, -2.0]
-        value, grad = loss_and_gradient(
-            old, old=old, reference=old, advantages=[1.0, 1.0], mask=[False] * 2, aggregation=mean
-        )
-        assert value == 0 and grad == [0.0, 0.0]
-
     @pytest.mark.parametrize("advantage", ["outcome", "dr_grpo", "rloo", "reinforce++"])
     @pytest.mark.parametrize("rewards", [[1.0], [math.nan], [math.nan, math.nan], [math.nan, 1.0]])
     def test_a_group_of_one_and_rewards_that_are_all_nan(self, rewards: list[float], advantage: str) -> None:
@@ -148,14 +54,6 @@ class TestNothingToDivideBy:
         (values,) = ADVANTAGES[advantage]([group], LossConfig(advantage=advantage, beta=0))  # type: ignore[arg-type]
         assert values.tolist() == [0.0] * (2 * len(rewards))
 
-    def test_a_step_in_which_nothing_was_judged(self, make_tiny: Make, make_scored: Make) -> None:
-        nothing = make_scored([3, 4], [[5, 6], [7]], [math.nan, math.nan])
-        for drop in (True, False):
-            model = make_tiny()
-            stats = learner(model, drop_zero_variance=drop).step([nothing], step=0)
-            assert stats.updates == 0 and not stats.not_finite
-            assert all(parameter.isfinite().all() for parameter in model.parameters())
-
 
 def test_a_softmax_in_bfloat16_is_wrong_by_hundredths_of_a_nat() -> None:
     logits = (torch.randn(200, 5000, generator=torch.Generator().manual_seed(0)) * 8).bfloat16()
@@ -166,21 +64,8 @@ def test_a_softmax_in_bfloat16_is_wrong_by_hundredths_of_a_nat() -> None:
     assert (target_logps(logits, targets, 1.0) - exact).abs().max() < rounding(exact.abs().max(), layers=0) < 5e-3
 
 
-def learner(
-    model: PreTrainedModel,
-    forward: Callable[[PreTrainedModel], PackedForward] = PackedForward,
-    micro_batch_tokens: int = 10_000,
-    **settings: Any,
-) -> Learner:
-    return make_learner(
-        model,
-        forward(model),
-        loss=LossConfig(**settings),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        max_steps=1,
-        micro_batch_tokens=micro_batch_tokens,
-        max_completion_length=8,
-    )
+def learner(model: PreTrainedModel, **settings: Any) -> Learner:
+    return make_learner(model, loss=LossConfig(**settings), optimizer=OptimizerConfig(learning_rate=1e-2))
 
 
 class TestSampling:
@@ -238,32 +123,3 @@ class TestParts:
 
         naive = advantages(rewards[:2]) + advantages(rewards[2:])
         assert naive[2] < 0 < advantages(rewards)[2]
-
-    def test_micro_batches_never_cut_a_group(self, make_tiny: Make, make_scored: Make) -> None:
-        forwards: list[list[int]] = []
-
-        class Watched(PackedForward):
-            def with_entropy(
-                self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
-            ) -> tuple[Tensor, Tensor]:
-                forwards.append([group.size for group in groups])
-                return super().with_entropy(groups, temperatures)
-
-        batches = [make_scored([3], [[4, 5], [6], [7]], [0.0, 0.1, 1.0]), make_scored([8], [[9], [10]], [0.0, 1.0])]
-        learner(make_tiny(), Watched, micro_batch_tokens=1).step(batches, step=0)
-        assert forwards == [[3], [2]]
-
-    def test_token_means_averaged_over_micro_batches_of_unequal_size(self) -> None:
-        """Tokens of the shorter micro-batch would weigh more."""
-        losses = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 7.0])
-        parts = [slice(0, 5), slice(5, 6)]
-        naive = sum(losses[part].mean().item() for part in parts) / 2
-        totals = Totals(completions=2, tokens=6, max_completion_length=8)
-        ours = 0.0
-        for part in parts:
-            mask = torch.ones(len(losses[part]), dtype=torch.bool)
-            sequence_ids = torch.zeros(len(mask), dtype=torch.int64)
-            weights = token_weights("token_mean", sequence_ids, mask, totals)
-            ours += (weights * losses[part]).sum().item()
-        assert naive == 4
-        assert ours == pytest.approx(losses.mean().item()) == 2

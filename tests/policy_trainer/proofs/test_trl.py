@@ -6,7 +6,7 @@ Where TRL defines something otherwise trl_cases.py converts it by name; docs/mat
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +27,14 @@ from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.cases import random_groups
 from tests.policy_trainer.proofs.formulas import loss_and_gradient
 from tests.policy_trainer.proofs.oracle import Completion, Group, teaches, trains
-from tests.policy_trainer.proofs.trl_cases import LOSS_TYPES, assert_same, on_terms_of_trl, random_case
+from tests.policy_trainer.proofs.trl_cases import LOSS_TYPES, Case, assert_same, on_terms_of_trl, random_case
 from tests.policy_trainer.proofs.trl_trainers import Trl
 
 pytestmark = pytest.mark.slow  # TRL takes seconds to import
 
 CASES = 200
+STEPS = 1000
+Groups = list[list[Completion]]
 
 
 @pytest.fixture(autouse=True)
@@ -42,22 +44,73 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_grpo_trainer(loss_type: str) -> None:
-    rng = random.Random(loss_type)
-    compared = 0
-    while compared < CASES:
-        case = random_case(rng, loss_type)
+def with_one(rng: random.Random, case: Case, groups: Groups, weights: Sequence[float]) -> Groups:
+    """Its weight is 1 in ours, too."""
+    return [[replace(one, parts=[(1.0, one.reward)]) for one in group] for group in groups]
+
+
+def with_sum(rng: random.Random, case: Case, groups: Groups, weights: Sequence[float]) -> Groups:
+    """TRL's sum_then_normalize. Without a reward all its parts are missing: TRL takes a single one that is for 0."""
+
+    def judged(one: Completion) -> Completion:
+        missing = math.isnan(one.reward)
+        parts = [(weight, math.nan if missing else rng.uniform(-1, 1)) for weight in weights]
+        return replace(one, parts=parts, reward=sum(weight * part for weight, part in parts))
+
+    return [[judged(one) for one in group] for group in groups]
+
+
+def apart(rng: random.Random, case: Case, groups: Groups, weights: Sequence[float]) -> Groups:
+    """TRL's normalize_then_sum, GDPO. Any of the rewards may be missing."""
+    case.set(
+        {"advantage": "gdpo", "scale_rewards": None},
+        {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "group"},
+    )
+
+    def judged(one: Completion) -> Completion:
+        parts = [(weight, math.nan if rng.random() < 0.2 else rng.uniform(-1, 1)) for weight in weights]
+        return replace(one, parts=parts, reward=math.nan if all(math.isnan(part) for _, part in parts) else 0.0)
+
+    return [[judged(one) for one in group] for group in groups]
+
+
+REWARDS: Sequence[Callable[[random.Random, Case, Groups, Sequence[float]], Groups]] = (with_one, with_sum, apart)
+
+
+def micro_batches(rng: random.Random, case: Case, rows: int) -> int:
+    """Into how many TRL may cut the step: not where its parts are averages of their own."""
+    uncut = case.theirs["loss_type"] == "bnpo" or {"entropy_coef", "top_entropy_quantile"} & case.theirs.keys()
+    return 1 if uncut else rng.choice([parts for parts in (1, 2, 3, 4) if rows % parts == 0])
+
+
+def test_steps_are_the_same() -> None:
+    """A loss type with every other setting, one reward or several, groups of any number and size, micro-batches."""
+    rng = random.Random(8)
+    compared, cut, separate = 0, 0, 0
+    while compared < STEPS:
+        case = random_case(rng, rng.choice([*LOSS_TYPES]))
+        groups = random_groups(
+            rng, count=rng.randint(1, 5), size=rng.randint(2, 6), noise=rng.choice((0.1, 0.4, 1.0)),
+            unrewarded=rng.choice((0.0, 0.3)), unfinished=rng.choice((0.0, 0.3)),
+        )  # fmt: skip
+        choose = rng.choice(REWARDS)
+        weights = [1.0] if choose is with_one else [rng.uniform(-1, 2) for _ in range(rng.randint(1, 4))]
+        groups = choose(rng, case, groups, weights)
         config = LossConfig(**case.ours)
-        groups = random_groups(rng, size=4, unrewarded=rng.choice((0.0, 0.3)), unfinished=rng.choice((0.0, 0.3)))
         groups = [group for group in groups if teaches(group, config)]
-        if groups:
-            told, factor = on_terms_of_trl(groups, config)
-            theirs: dict[str, Any] = case.theirs | {
-                "entropy_coef": config.entropy.coef / factor
-            }  # the bonus is over tokens alone
-            assert_same(loss_and_gradient(groups, config, case.max_tokens), Trl(**theirs).loss(told), factor)
-            compared += 1
+        if not groups:
+            continue
+        theirs_given, factor = on_terms_of_trl(groups, config)
+        theirs: dict[str, Any] = case.theirs | {"entropy_coef": config.entropy.coef / factor}
+        parts = micro_batches(rng, case, sum(len(group) for group in groups))
+        rewards = torch.tensor([[part for _, part in one.parts] for group in groups for one in group])
+        assert_same(
+            loss_and_gradient(groups, config, case.max_tokens),
+            Trl(**theirs).loss(theirs_given, parts=rewards, weights=weights, micro_batches=parts),
+            factor,
+        )
+        compared, cut, separate = compared + 1, cut + (parts > 1), separate + (choose is apart)
+    assert min(cut, separate) > STEPS / 10
 
 
 def test_groups_without_variance_are_dropped() -> None:
@@ -113,47 +166,6 @@ def _kept_entropy(groups: Sequence[Group], quantile: float) -> float:
     known = sorted(one.entropies[t] for group in groups for one in group for t in one.trained)
     kept = known[math.ceil((1 - quantile) * (len(known) - 1)) :]
     return sum(kept) / len(kept)
-
-
-def test_several_rewards_are_summed_by_weight() -> None:
-    """TRL's sum_then_normalize. A part that is missing is 0 to TRL; here the completion has no reward then."""
-    rng = random.Random(2)
-    config = LossConfig(old_logps="recomputed", beta=0.1, drop_zero_variance=False)
-    for _ in range(50):
-        weights = [rng.uniform(-1, 2) for _ in range(3)]
-        groups, parts = [], []
-        for group in random_groups(rng, size=4):
-            parts += [[rng.uniform(-1, 1) for _ in weights] for _ in group]
-            totals = [sum(w * part for w, part in zip(weights, row, strict=True)) for row in parts[-len(group) :]]
-            groups.append([replace(one, reward=total) for one, total in zip(group, totals, strict=True)])
-        theirs = Trl(loss_type="grpo", beta=0.1).loss(groups, parts=torch.tensor(parts), weights=weights)
-        assert_same(loss_and_gradient(groups, config, 8), theirs)
-
-
-def test_several_rewards_are_normalised_apart() -> None:
-    """TRL's normalize_then_sum, with rewards that completions lack. A completion that lacks all has none."""
-    rng = random.Random(5)
-    for _ in range(CASES):
-        beta, names = rng.choice((0.0, 0.1)), range(rng.randint(1, 4))
-        config = LossConfig(advantage="gdpo", old_logps="recomputed", beta=beta, drop_zero_variance=False)
-        weights = [rng.uniform(-1, 2) for _ in names]
-        groups = [
-            [
-                replace(one, parts=[(w, math.nan if rng.random() < 0.2 else rng.uniform(-1, 1)) for w in weights])
-                for one in group
-            ]
-            for group in random_groups(rng, size=4)
-        ]
-        groups = [[_judged(one) for one in group] for group in groups]
-        groups = [group for group in groups if teaches(group, config)]
-        told, factor = on_terms_of_trl(groups, config)
-        parts = torch.tensor([[reward for _, reward in one.parts] for group in groups for one in group])
-        trainer = Trl(loss_type="grpo", beta=beta, multi_objective_aggregation="normalize_then_sum")
-        assert_same(loss_and_gradient(groups, config, 8), trainer.loss(told, parts=parts, weights=weights), factor)
-
-
-def _judged(one: Completion) -> Completion:
-    return replace(one, reward=math.nan if all(math.isnan(reward) for _, reward in one.parts) else 0.0)
 
 
 @pytest.mark.parametrize(("loss_type", "same"), [("grpo", True), ("dapo", True), ("dr_grpo", True), ("bnpo", False)])

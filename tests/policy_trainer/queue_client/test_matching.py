@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from policy_trainer.config import LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.queue_client.matching import (
-    FirstKL,
+    check_first_kl,
     check_group_fits,
     check_models_match,
     check_reference,
@@ -136,8 +136,7 @@ def check(policy: PreTrainedModel, reference: PreTrainedModel, make_scored: Make
     batch = make_scored(prompt, completions, [0.0, 1.0, 0.0, 1.0], ref_logps=logps)
     learner = make_learner(policy, loss=LossConfig(beta=0.1))
     info = ModelInfo.model_construct(name="theirs", dtype=NAMES[reference.dtype], teacher=None)
-    judge = FirstKL(config, info, NAMES[policy.dtype])
-    return judge.check(learner.kl([batch]), learner.noise_floor([batch]))
+    return check_first_kl(config, info, NAMES[policy.dtype], learner.kl([batch]), learner.noise_floor([batch]))
 
 
 @pytest.mark.parametrize("policy", [torch.float32, torch.bfloat16])

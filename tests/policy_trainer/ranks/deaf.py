@@ -9,8 +9,8 @@ from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.ranks.world import World, join_world
 
 
-def tell(world: World) -> None:
-    world.tell("step", {})
+def send(world: World) -> None:
+    world.send("step", {})
 
 
 def compute(world: World) -> None:
@@ -23,7 +23,7 @@ def main() -> None:
             time.sleep(600)
         try:
             with world.together():
-                {"tell": tell, "compute": compute}[sys.argv[1]](world)
+                {"send": send, "compute": compute}[sys.argv[1]](world)
         except RunFailed as error:
             sys.exit(str(error))
 

@@ -337,16 +337,6 @@ def test_a_copy_is_exact_and_brings_its_tokenizer(make_run: Callable[..., Run]) 
     assert len({tokenizer_fingerprint(tokenizer) for tokenizer in both}) == 1
 
 
-def test_an_average_of_weights_that_stand_still_is_those_weights(make_run: Callable[..., Run]) -> None:
-    run = make_run(decay=0.9, every=1)
-    life = run.begin()
-    for step in range(5):
-        life.state.step = step
-        life.renewal.ensure()
-    assert life.renewal.average is not None
-    assert all(torch.equal(own, life.renewal.average[name]) for name, own in life.model.named_parameters())
-
-
 def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> None:
     """A hundredth of a step is mostly rounded away in bfloat16."""
     run = make_run(decay=0.99, every=1, dtype=torch.bfloat16)
@@ -499,14 +489,6 @@ class TestWithoutASharedDirectory:
         assert_kept(life)
         assert_kept(run.begin().until(9))
 
-    def test_a_reference_that_the_server_lost_is_uploaded_again(self, make_run: Callable[..., Run]) -> None:
-        run = make_run(place="server")
-        life = run.begin().until(3)
-        run.server.restart()
-        life.until(3)
-        assert run.notes[-1] == "the reference is test/epoch-0000-version-00000002 again, version 2"
-        run.begin().until(5)  # from step 3: the server has removed that reference
-
     def test_a_server_that_remembers_the_version_alone_gets_a_higher_one(self, make_run: Callable[..., Run]) -> None:
         """It lost its weights, not its queue."""
         run = make_run(place="server")
@@ -529,12 +511,6 @@ class TestWithoutASharedDirectory:
         run.begin().until(5)
         again = [request.path for request in run.server.site.requests if request.method == "PUT"]
         assert [path for path in again if "/weights/" in path] == [path for path in put if "/weights/" in path]
-
-    def test_what_the_server_does_not_take_is_said(self, make_run: Callable[..., Run]) -> None:
-        run = make_run(place="server")
-        run.server.errors = [(409, "other_architecture")]
-        with pytest.raises(UserError, match=r"does not take weights/test\.reference/first/0/1: .*other_architecture"):
-            run.begin().until(0)
 
 
 class TestRefusals:
@@ -583,13 +559,6 @@ class TestRefusals:
         with pytest.raises(UserError, match="the reference of this run, test/epoch-0000-version-00000002, is missing"):
             run.begin().until(3)
         (run.root / "elsewhere").rename(run.root / "test")
-        run.begin().until(5)
-
-    def test_its_average_is_in_the_checkpoint(self, make_run: Callable[..., Run]) -> None:
-        run = make_run(decay=0.5)
-        run.begin().until(3)
-        (run.root / "test").rename(run.root / "elsewhere")
-        run.server.restart()
         run.begin().until(5)
 
     def test_a_reference_without_a_root(self, make_run: Callable[..., Run]) -> None:

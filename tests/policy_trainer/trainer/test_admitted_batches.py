@@ -1,4 +1,4 @@
-"""No batch that the server admits ends a run, however odd: whoever may upload must not stop the trainer."""
+"""No batch that the server admits ends a run, however odd: somebody who may upload must not stop the trainer."""
 
 import io
 import json
@@ -39,7 +39,6 @@ from shared.batch import (
     Training,
 )
 from shared.client import Leased
-from shared.logprobs import PackedForward
 from tests.policy_trainer.learner.steps import make_learner
 
 ODD_NAMES = ["[red]", "[/]", "KL", "accuracy", "/", "a/b", "__proto__", "<b>", "%s{}"]
@@ -145,12 +144,9 @@ def trainer(tmp_path: Path, make_tiny: Any, tokenizer: Any) -> Iterator[Any]:
                 loss,
                 make_learner(
                     model,
-                    PackedForward(model),
                     loss=loss,
                     optimizer=OptimizerConfig(learning_rate=1e-9),
-                    max_steps=9,
                     micro_batch_tokens=20,
-                    max_completion_length=9,
                     num_iterations=2,
                 ),
             )

@@ -11,7 +11,7 @@ from policy_trainer.config import LoraConfig, OptimizerConfig
 from policy_trainer.learner.adapters import add_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import make_weights, trained
-from policy_trainer.trainer.memory import Shape, activations, divided, offloaded, sampling, scoring, traffic, training
+from policy_trainer.trainer.memory import Shape, activations, divided, scoring, traffic, training
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
 from tests.policy_trainer.learner.live_bytes import peak_bytes
@@ -106,14 +106,6 @@ def test_optimizers_hold_what_is_planned(dtype: torch.dtype, masters: str, of_pa
     assert sum(parts.values()) == sum(held.values()) == of_parameter * shape.parameters
 
 
-def test_offloaded_they_are_elsewhere() -> None:
-    shape, config = Shape.of(make(2, 64, 128, 2, 2, torch.bfloat16)), OptimizerConfig(offload="cpu")
-    parts = training(shape, 2, config, tokens=1, completion_tokens=1, recompute=False)
-    assert parts["weights"] == 2 * shape.parameters and parts["gradients that leave"] == 8 * shape.largest
-    assert parts.keys() == {"weights", "gradients that leave", "activations"}
-    assert sum(offloaded(shape).values()) == 16 * shape.parameters
-
-
 def test_ranks_divide_what_one_device_holds() -> None:
     """docs/fsdp.md has what real ranks hold and send: tests/policy_trainer/ranks/test_costs.py."""
     shape, config = Shape.of(make(2, 64, 128, 2, 2, torch.bfloat16)), OptimizerConfig()
@@ -133,11 +125,3 @@ def test_a_rank_sends_all_but_its_own_part() -> None:
     layers = shape.parameters - shape.outside
     assert once == 3 * (2 * (2 * layers + shape.outside) + 4 * shape.parameters) // 4
     assert twice - once == 3 * 2 * (2 * layers + shape.outside) // 4
-
-
-def test_a_cache_holds_keys_and_values_of_all_layers() -> None:
-    """57 kB a token of Qwen2.5-7B: 28 layers, 4 key heads of 128, two bytes each. Room for half more."""
-    shape = Shape(
-        7_600_000_000, 7_600_000_000, 545_000_000, 28, 3584, 18_944, 3584, 512, 128, 152_064, 233_000_000, 233_000_000
-    )
-    assert sampling(shape, 2, tokens=1000, rows=1)["cache"] == 1.5 * 1000 * 57_344

@@ -68,7 +68,7 @@ def test_its_remedies_suffice(outline: PreTrainedModel) -> None:
     assert "offload" not in str(shortage) and "checkpointing" not in str(shortage)
 
 
-def test_adapters_alone_have_gradients_and_moments(outline: PreTrainedModel) -> None:
+def test_only_adapters_have_gradients_and_moments(outline: PreTrainedModel) -> None:
     """Rank 16 beside seven layers' matrices of 28 layers: 40.4 million parameters, of 4 + 4 + 8 bytes."""
     config = run(lora={"rank": 16}, reference={"source": "adapter-off"}, gradient_checkpointing=True)
     needs = plan(config, outline, 80 * GIB)
@@ -84,7 +84,7 @@ def test_adapters_alone_have_gradients_and_moments(outline: PreTrainedModel) -> 
     assert "--lora.rank 16" in str(shortages(run(), plan(run(), outline, 80 * GIB), 80 * GIB)[0])
 
 
-def test_processes_elsewhere_are_elsewhere(outline: PreTrainedModel) -> None:
+def test_processes_on_other_devices(outline: PreTrainedModel) -> None:
     config = run(device="cuda:1", reference={"device": "cuda:0"}, rollout="external")
     places = {need.process: need.memory for need in plan(config, outline, 80 * GIB) if need.memory != MAIN_MEMORY}
     assert places == {"trainer": "cuda:1", "reference server": "cuda:0", "worker": "each worker's device"}
@@ -111,20 +111,17 @@ def test_what_ranks_cannot_do_is_refused(outline: PreTrainedModel) -> None:
         plan(run(optimizer={"offload": "cpu"}), outline, 80 * GIB, ranks=2)
 
 
-def test_without_a_kl_penalty_no_reference_is_loaded(outline: PreTrainedModel) -> None:
-    assert "reference server" not in {need.process for need in plan(run(loss={"beta": 0}), outline, 80 * GIB)}
-
-
 @pytest.mark.parametrize(("beta", "weights"), [(0.0, 1), (0.1, 2)])
-def test_the_teacher_scores_beside_the_reference_or_alone(outline: PreTrainedModel, beta: float, weights: int) -> None:
+def test_the_teacher_scores_with_or_without_a_reference(outline: PreTrainedModel, beta: float, weights: int) -> None:
     config = run(teacher="t", loss={"advantage": "distill", "beta": beta})
-    alone = next(need for need in plan(run(), outline, 80 * GIB) if need.process == "reference server")
-    taught = plan(config, outline, 80 * GIB, teacher=outline)
-    served = next(need for need in taught if need.process == "reference server")
-    assert served.parts["weights"] == weights * alone.parts["weights"]
-    assert served.parts["activations"] == alone.parts["activations"], "one scores after the other"
+    reference = next(need for need in plan(run(), outline, 80 * GIB) if need.process == "reference server")
+    needs = plan(config, outline, 80 * GIB, teacher=outline)
+    served = next(need for need in needs if need.process == "reference server")
+    assert served.parts["weights"] == weights * reference.parts["weights"]
+    assert served.parts["activations"] == reference.parts["activations"], "one scores after the other"
     named = run(server="http://far:8400", loss={"advantage": "distill", "beta": 0})
-    assert "reference server" not in {need.process for need in plan(named, outline, 80 * GIB)}
+    for without in (named, run(loss={"beta": 0})):
+        assert "reference server" not in {need.process for need in plan(without, outline, 80 * GIB)}
 
 
 def test_a_device_that_is_not_here_is_left_to_the_process_that_runs_there(outline: PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""A trainer's own reference server: what it is told, where it listens, and what its deaths mean to the run."""
+"""A trainer's own reference server: its options, where it listens, and what its deaths mean to the run."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ from policy_trainer.run_files import locks
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_port, read_url
 from policy_trainer.trainer import reference_servers
-from policy_trainer.trainer.reference_servers import InlineServer, NamedServer, choose_server, reference_device
+from policy_trainer.trainer.reference_servers import InlineServer, choose_server, reference_device
 from shared.errors import UserError
 from shared.settings import from_values
 from tests.policy_trainer.children import Clock, FakeChild
@@ -96,39 +96,32 @@ def test_it_serves_the_model_of_the_run_to_this_machine(home: Home) -> None:
     assert home.notes[0].startswith(f"reference server: process 1, on cpu; its dashboard: {server.url} ")
 
 
-def test_without_a_kl_penalty_it_is_the_queue_alone(home: Home) -> None:
-    home.started(loss=LossConfig(beta=0))
-    assert home.children[0].arguments[:2] == ["serve", "--no-model"]
-
-
-@pytest.mark.parametrize(("source", "model"), [("server", "--model"), ("adapter-off", "--no-model")])
-def test_with_the_policys_own_reference_it_is_the_queue_alone(home: Home, source: Any, model: str) -> None:
-    server = home.started(lora=LoraConfig(rank=4), reference=ReferenceConfig(source=source))
-    assert home.children[0].arguments[1] == model
-    assert ("loads M" if source == "server" else "opens its queue") in server.describe("no answer")
+ADAPTERS = {"lora": LoraConfig(rank=4), "reference": ReferenceConfig(source="adapter-off")}
 
 
 @pytest.mark.parametrize(
-    ("loss", "more", "served"),
+    ("settings", "served", "loads"),
     [
-        (LossConfig(advantage="distill", beta=0), {}, ["--model", "T"]),
-        (LossConfig(advantage="distill", beta=0), {"revision": "r"}, ["--model", "T"]),
-        (LossConfig(advantage="distill"), {"revision": "r"}, ["--model", "M", "--teacher", "T", "--revision", "r"]),
-        (LossConfig(distillation_coef=0.5), {}, ["--model", "M", "--teacher", "T"]),
+        ({"loss": LossConfig(beta=0)}, ["--no-model"], "opens its queue"),
+        (ADAPTERS, ["--no-model"], "opens its queue"),
+        ({"lora": LoraConfig(rank=4)}, ["--model", "M"], "loads M;"),
+        ({"loss": LossConfig(advantage="distill", beta=0), "revision": "r"}, ["--model", "T"], "loads T;"),
         (
-            LossConfig(distillation_coef=0.5),
-            {"lora": LoraConfig(rank=4), "reference": ReferenceConfig(source="adapter-off")},
-            ["--model", "T"],
+            {"loss": LossConfig(advantage="distill"), "revision": "r"},
+            ["--model", "M", "--teacher", "T", "--revision", "r"], "loads M and T;",
         ),
+        ({"loss": LossConfig(distillation_coef=0.5)}, ["--model", "M", "--teacher", "T"], "loads M and T;"),
+        ({"loss": LossConfig(distillation_coef=0.5), **ADAPTERS}, ["--model", "T"], "loads T;"),
     ],
-)
-def test_it_serves_the_teacher_alone_or_beside_the_reference(
-    home: Home, loss: LossConfig, more: dict[str, Any], served: list[str]
+)  # fmt: skip
+def test_it_serves_the_reference_the_teacher_both_or_neither(
+    home: Home, settings: dict[str, Any], served: list[str], loads: str
 ) -> None:
-    server = home.started(loss=loss, teacher="T", **more)
+    teacher = "T" if "T" in served else None
+    server = home.started(**settings, **({"teacher": teacher} if teacher else {}))
     arguments = home.children[0].arguments
     assert arguments[1 : arguments.index("--device")] == served
-    assert ("loads M and T" if "--teacher" in served else "loads T;") in server.describe("no answer")
+    assert loads in server.describe("no answer")
 
 
 def test_it_takes_the_longest_group_of_the_run(home: Home) -> None:
@@ -288,7 +281,6 @@ def test_a_named_server_is_only_named(tmp_path: Path) -> None:
         run_dir=tmp_path / "run",
     )
     server = choose_server(config, RunDirectory(config.run_dir), never_notes)
-    assert isinstance(server, NamedServer)
     server.start(never)
     server.check()
     server.await_answer(never)

@@ -1,4 +1,4 @@
-"""What stands between a configuration and its run."""
+"""From a configuration to its run: refused rewards, and epochs as steps."""
 
 import io
 import tomllib
@@ -50,17 +50,20 @@ class TestEpochs:
         counted = count_steps(config, lambda: make_task(config), Console(file=output, width=200))
         return config, counted, output.getvalue()
 
-    def test_decide_the_steps_and_say_so(self, tmp_path: Path) -> None:
-        _, counted, said = self.count(tmp_path, num_train_epochs=2)
-        assert counted.max_steps == 180 and "180 steps" in said
-
-    def test_max_steps_wins_and_says_so(self, tmp_path: Path) -> None:
-        _, counted, said = self.count(tmp_path, num_train_epochs=2, max_steps=7)
-        assert counted.max_steps == 7 and "num_train_epochs = 2 is not used" in said
-
-    def test_without_them_nothing_changes(self, tmp_path: Path) -> None:
-        config, counted, said = self.count(tmp_path)
-        assert counted is config and counted.max_steps == 100 and said == ""
+    @pytest.mark.parametrize(
+        ("settings", "steps", "message"),
+        [
+            ({"num_train_epochs": 2}, 180, "180 steps"),
+            ({"num_train_epochs": 2, "max_steps": 7}, 7, "num_train_epochs = 2 is not used"),
+            ({}, 100, ""),
+        ],
+    )
+    def test_epochs_decide_the_steps_unless_they_are_given(
+        self, settings: dict[str, Any], steps: int, message: str, tmp_path: Path
+    ) -> None:
+        _, counted, output = self.count(tmp_path, **settings)
+        assert counted.max_steps == steps
+        assert message in output and bool(message) == bool(output)
 
     def test_a_resumed_run_counts_the_same_steps(self, tmp_path: Path) -> None:
         config, counted, _ = self.count(tmp_path, num_train_epochs=0.5)

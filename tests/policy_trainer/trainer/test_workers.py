@@ -9,7 +9,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer import workers
-from policy_trainer.trainer.workers import InlineWorker, choose_workers
+from policy_trainer.trainer.workers import choose_workers
 from shared.settings import from_values
 from tests.policy_trainer.children import FakeChild
 
@@ -30,12 +30,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeChild]:
 def test_the_inline_worker_is_a_process_with_the_token_in_its_environment(
     tmp_path: Path, made: list[FakeChild]
 ) -> None:
-    config, log = tmp_path / "config.toml", tmp_path / "rollout.log"
-    worker = InlineWorker(config, "http://127.0.0.1:5", log, lambda _: None, "a-secret-token")
+    config = from_values(TrainConfig, model="m", max_steps=1, token="a-secret-token")
+    worker = choose_workers(config, "http://127.0.0.1:5", RunDirectory(tmp_path), lambda note: None)
     worker.start()
     (child,) = made
-    assert (child.module, child.log) == ("policy_trainer", log)
-    assert child.arguments == ["rollout", "--config", str(config), "--server", "http://127.0.0.1:5"]
+    assert (child.module, child.log) == ("policy_trainer", tmp_path / "logs" / "rollout.log")
+    assert child.arguments == ["rollout", "--config", str(tmp_path / "config.toml"), "--server", "http://127.0.0.1:5"]
     assert child.secrets == {"POLICY_TRAINER_TOKEN": "a-secret-token"}
     assert "process 1)" in worker.describe()
     child.die(status=2)

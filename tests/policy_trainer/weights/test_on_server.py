@@ -27,7 +27,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import open_run
 from policy_trainer.weights.download import DownloadedWeights
 from policy_trainer.weights.publication import ModelCopy, Publication
-from policy_trainer.weights.publisher import BackgroundPublisher, UploadedWeights
+from policy_trainer.weights.publisher import UploadedWeights
 from ref_server.service.service import Service
 from shared.client import NotRefServer, RefServerClient, RefServerError
 from shared.errors import UserError
@@ -225,10 +225,6 @@ class TestHostileVersions:
         assert newest is not None
         return newest
 
-    def test_a_good_one(self, answer: Any, tmp_path: Path) -> None:
-        assert self.downloaded(answer(later={"unknown": 1}), tmp_path).next_index == 0
-        assert len(list(tmp_path.rglob("*.safetensors"))) == 1
-
     @pytest.mark.parametrize("name", ["../up.json", "/etc/x.json", "a/b.json", ".hidden.json", "", "a\\..\\b\0.json"])
     def test_a_file_cannot_lead_out_of_the_directory(self, answer: Any, tmp_path: Path, name: str) -> None:
         with pytest.raises(NotRefServer, match="WeightsVersion"):
@@ -313,18 +309,6 @@ def test_files_that_the_server_lost_are_uploaded_again(
     publisher.publish(copies(2.0), replace(first, finished=finished))
     found = client.newest_weights(first.run)
     assert found is not None and (found.words["finished"], len(commits)) == (finished, 2)
-
-
-def test_a_published_version_that_the_server_lost_is_noticed(
-    service: Service, publisher: UploadedWeights, copies: Any, first: Publication
-) -> None:
-    beside = BackgroundPublisher(publisher)
-    assert not beside.lost(), "there was none"
-    beside.publish(copies(1.0), first)
-    beside.wait(lambda: None)
-    assert not beside.lost()
-    shutil.rmtree(service.config.data_dir / "weights" / first.run)
-    assert beside.lost()
 
 
 def test_a_resumed_run_begins_a_later_epoch(
@@ -470,16 +454,6 @@ class TestSettings:
         assert ('does not have: ["later", "data.new.one"]' in message) == bool(rest)
         assert "\x1b" not in message
 
-    def test_null_in_a_published_setting_is_refused_in_a_line(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
-        settings = {"data": {"chat_template_kwargs": {"a": None}}}
-        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
-        with pytest.raises(SystemExit) as ended:
-            read_settings(RolloutConfig, self.arguments(client, first, tmp_path), "rollout")
-        assert ended.value.code == 2 and "publishes cannot be used" in capsys.readouterr().err
-
     def test_it_waits_for_the_trainer(
         self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
     ) -> None:
@@ -489,21 +463,3 @@ class TestSettings:
         arguments = self.arguments(client, first, tmp_path)
         assert read_settings(RolloutConfig, arguments, "rollout").seed == 5
         publish.join()
-
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (["--run", "r"], "give the URL"),
-            (
-                ["--server", "http://127.0.0.1:1", "--sampler", "vllm-server", "--vllm-url", "http://127.0.0.1:2"],
-                "model: the vLLM server has a name for it: give --model",
-            ),
-            (["--run", "a b", "--server", "http://127.0.0.1:1"], "run: it names the weights"),
-        ],
-    )
-    def test_what_is_missing_is_said(
-        self, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit):
-            read_settings(RolloutConfig, [*arguments, "--run-dir", str(tmp_path)], "rollout")
-        assert said in capsys.readouterr().err

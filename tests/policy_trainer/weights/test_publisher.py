@@ -1,4 +1,4 @@
-"""Training goes on while weights are published."""
+"""Publishing in a background thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from shared.models import copy_state
 
 
 class SlowPlace:
-    """Publishes when it is told to."""
+    """Publishes once `go_on` is set."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
@@ -64,45 +64,37 @@ def place() -> Iterator[SlowPlace]:
     made.go_on.set()
 
 
-def test_of_those_that_wait_the_newest_is_published(place: SlowPlace, copy: ModelCopy) -> None:
-    beside = BackgroundPublisher(place)
-    beside.publish(copy, publication(1))
+def test_only_the_newest_waiting_version_is_published(place: SlowPlace, copy: ModelCopy) -> None:
+    background = BackgroundPublisher(place)
+    background.publish(copy, publication(1))
     assert place.began.wait(60)
     for version in (2, 3, 4):
-        beside.publish(copy, publication(version))
+        background.publish(copy, publication(version))
+    assert not background.lost(), "it is being published"
     place.go_on.set()
-    beside.wait(go_on)
-    assert place.versions == [1, 4]
-
-
-def test_what_is_on_its_way_is_not_lost(place: SlowPlace, copy: ModelCopy) -> None:
-    beside = BackgroundPublisher(place)
-    beside.publish(copy, publication(1))
-    assert place.began.wait(60) and not beside.lost()
-    place.go_on.set()
-    beside.wait(go_on)
-    assert not beside.lost()
+    background.wait(go_on)
+    assert place.versions == [1, 4] and not background.lost()
     place.versions.clear()
-    assert beside.lost()
+    assert background.lost()
 
 
 @pytest.mark.parametrize("then", ["publish", "wait", "lost"])
-def test_a_failure_is_told_afterwards(place: SlowPlace, copy: ModelCopy, then: str) -> None:
+def test_a_failure_is_raised_later(place: SlowPlace, copy: ModelCopy, then: str) -> None:
     place.failure = OSError("No space left on device")
     place.go_on.set()
-    beside = BackgroundPublisher(place)
-    beside.publish(copy, publication(1))
+    background = BackgroundPublisher(place)
+    background.publish(copy, publication(1))
     with pytest.raises(OSError, match="No space left"):
         while then == "publish":
-            beside.publish(copy, publication(2))
+            background.publish(copy, publication(2))
         while then == "lost":
-            assert not beside.lost()
-        beside.wait(go_on)
-    beside.close()
+            assert not background.lost()
+        background.wait(go_on)
+    background.close()
     assert not place.versions
 
 
-def test_a_stop_waits_for_what_has_begun_alone(
+def test_a_stop_waits_only_for_the_version_being_published(
     place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join = threading.Thread.join
@@ -112,24 +104,24 @@ def test_a_stop_waits_for_what_has_begun_alone(
         join(thread, timeout)
 
     monkeypatch.setattr(threading.Thread, "join", then_go_on)
-    beside = BackgroundPublisher(place)
-    beside.publish(copy, publication(1))
+    background = BackgroundPublisher(place)
+    background.publish(copy, publication(1))
     assert place.began.wait(60)
-    beside.publish(copy, publication(2))
-    beside.close()
+    background.publish(copy, publication(2))
+    background.close()
     assert place.versions == [1]
 
 
-def test_a_stop_does_not_wait_for_what_hangs(
+def test_a_stop_does_not_wait_for_a_place_that_hangs(
     place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("policy_trainer.weights.publisher._ENDING_SECONDS", 0.05)
-    beside = BackgroundPublisher(place)
-    beside.publish(copy, publication(1))
+    background = BackgroundPublisher(place)
+    background.publish(copy, publication(1))
     assert place.began.wait(60)
     with pytest.raises(Stopped):
-        beside.wait(stop)
-    beside.close()
+        background.wait(stop)
+    background.close()
     assert place.versions == []
 
 
