@@ -19,7 +19,7 @@ from policy_trainer.config import ENV_PREFIX, INLINE, TrainConfig
 from policy_trainer.doctor.findings import Finding, Served, Subject, Trained, not_checked, ok, refused, warning, wrong
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.timing import Stopwatch
-from policy_trainer.queue_client.matching import FirstKL, check_server
+from policy_trainer.queue_client.matching import check_first_kl, check_server
 from policy_trainer.queue_client.server import connect, token_of
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.samples import SampledGroup, read_samples
@@ -237,10 +237,10 @@ def first_kl(subject: Subject) -> Iterator[Finding]:
     """By the rule of `train`."""
     step, config = subject.trained.step, subject.config
     dtype = str(subject.outline.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
-    rule = FirstKL(config, subject.served.model, dtype)
     kl, floor = (math.nan if step[name] is None else step[name] for name in ("kl_at_step_0", "kl_noise_floor"))
     try:
-        yield ok(rule.check(kl, floor) or "there is no KL penalty, so nothing is compared")
+        message = check_first_kl(config, subject.served.model, dtype, kl, floor)
+        yield ok(message or "there is no KL penalty, so nothing is compared")
     except RunFailed as error:
         yield refused(error)
 

@@ -1,4 +1,4 @@
-"""LoRA adapters of a policy: small trained matrices beside frozen weights (Hu et al., arXiv 2106.09685).
+"""LoRA adapters of a policy: small trained matrices added to frozen weights (Hu et al., arXiv 2106.09685).
 
 Only this file knows peft, which adds the adapters to a model and computes with them.
 """
@@ -29,7 +29,7 @@ _ADAPTER, _BASE = ".lora_", ".base_layer."
 
 
 def adapt(model: PreTrainedModel, config: TrainConfig, checkpoint: Path | None = None) -> None:
-    """Adds the run's adapters, if it trains any. checkpoint: of one process, which has them; None: they begin anew.
+    """Adds the run's adapters, if it trains any. checkpoint: a single-process one that has them; None: new adapters.
 
     Raises UserError for target modules that cannot have them.
     """
@@ -61,7 +61,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int, base: s
     torch.default_generator.manual_seed(seed)
     try:
         model.add_adapter(config)
-    except ValueError as error:  # peft knows architectures some of whose layers cannot have one
+    except ValueError as error:  # peft refuses some layers of some architectures
         raise UserError(f"lora.target_modules: {error}") from error
     finally:
         torch.set_rng_state(state)
@@ -74,7 +74,7 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
-    """Within it the model computes as its frozen weights alone do, bit for bit."""
+    """Within it the model computes with its frozen weights only, bit for bit."""
     layers = _layers(model)
     for layer in layers.values():
         layer.enable_adapters(False)
@@ -89,7 +89,7 @@ def policy_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """A copy on the CPU of what makes a version of the policy: its adapters, or all weights where it has none."""
     if not has_adapters(model):
         return copy_state(model)
-    return {name: own.detach().to("cpu", copy=True) for name, own in trained(model).items()}
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in trained(model).items()}
 
 
 def save_policy(
@@ -98,7 +98,7 @@ def save_policy(
     directory: Path,
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Saves a directory of the policy: its adapters in peft's format, or a Hugging Face model where it has none.
+    """Saves the policy: its adapters in peft's format, or a Hugging Face model if it has none.
 
     state: tensors to save instead of the model's own, as `policy_state` names them.
     """
@@ -106,8 +106,8 @@ def save_policy(
         save_model(model, tokenizer, directory, state)
         return
     write_description(model, tokenizer, directory)
-    own = trained(model) if state is None else state
-    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in own.items()}
+    state = trained(model) if state is None else state
+    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in state.items()}
     safetensors.torch.save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     shutil.copymode(directory / "config.json", directory / WEIGHTS)  # safetensors lets only the owner read
 
@@ -118,7 +118,7 @@ def save_whole(
     directory: Path,
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Saves a Hugging Face model, which has taken up the adapters: added in float32, on a copy, and rounded once.
+    """Saves a Hugging Face model with the adapters merged in: added in float32, on a copy, and rounded once.
 
     state: tensors to save instead of the model's own, keyed as in its state_dict; the model may be an outline.
     """
@@ -143,7 +143,7 @@ def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def write_description(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """All of a policy's directory but its weights. Adapters are described beside the configuration of their base."""
+    """All of a policy's directory but its weights: adapters are described next to their base's configuration."""
     model.config.save_pretrained(directory)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
@@ -159,11 +159,11 @@ def load_adapters(model: PreTrainedModel, directory: Path) -> None:
         saved = safetensors.torch.load_file(directory / WEIGHTS)
     except FileNotFoundError:
         raise UserError(f"{directory} has no adapters ({WEIGHTS})") from None
-    own = trained(model)
-    if saved.keys() != {_saved_name(name) for name in own}:
+    parameters = trained(model)
+    if saved.keys() != {_saved_name(name) for name in parameters}:
         raise UserError(f"{directory} has adapters of other layers than this model's")
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.copy_(saved[_saved_name(name)])
 
 

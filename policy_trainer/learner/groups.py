@@ -73,10 +73,9 @@ def make_group(
 
 
 def teacher_logps(batch: Batch, loss: LossConfig, reference: ReferenceSource) -> Array | None:
-    """The teacher's log-probs: those of the server's second model, or of its only one where the KL penalty
-    does not use it; float32 (C,).
+    """float32 (C,): the log-probs of the server's second model, or of its only one if the KL penalty does not use it.
 
-    None where the batch has none, or the loss uses none. reference: of the KL penalty.
+    None if the batch lacks them or the loss ignores them. reference: of the KL penalty.
     """
     if not loss.distillation or not isinstance(batch, ScoredBatch):
         return None

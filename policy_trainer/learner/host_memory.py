@@ -1,9 +1,9 @@
-"""Main memory that gradients of a device are moved to, while its backward goes on."""
+"""Main memory that gradients of a device are moved to during the backward."""
 
 import mmap
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,27 +11,28 @@ from torch import Tensor
 from shared.errors import UserError
 
 
-class HostMemory(Protocol):
-    """Main memory beside a device."""
+class HostMemory:
+    """Main memory for a device that is the CPU."""
 
     def empty(self, numel: int) -> Tensor:
         """float32 (numel,), not initialised."""
-        ...
+        return torch.empty(numel)
 
-    def run(self, move: Callable[[Tensor, Tensor], None], host: Tensor, own: Tensor) -> None:
-        """move(host, own), for a tensor of `empty` and one of the device; perhaps only begun on return."""
-        ...
+    def run(self, move: Callable[[Tensor, Tensor], None], host: Tensor, gradient: Tensor) -> None:
+        """move(host, gradient), for a tensor of `empty` and one of the device; may return before it is done."""
+        move(host, gradient)
 
     def wait(self) -> None:
         """Waits until all that was begun between the two memories is done."""
-        ...
 
 
 def host_memory(device: torch.device) -> HostMemory:
     """Raises UserError for a device that is neither a CPU nor CUDA's."""
-    if device.type not in _KINDS:
-        raise UserError(f"optimizer.offload: there is no offloading from {device.type}, only from cuda; set it to none")
-    return _KINDS[device.type](device)
+    if device.type == "cuda":
+        return PinnedMemory(device)
+    if device.type == "cpu":
+        return HostMemory()
+    raise UserError(f"optimizer.offload: there is no offloading from {device.type}, only from cuda; set it to none")
 
 
 def begin(host: Tensor, gradient: Tensor) -> None:
@@ -44,24 +45,8 @@ def add(host: Tensor, gradient: Tensor) -> None:
     host.copy_(host.to(gradient.device, non_blocking=True).add_(gradient), non_blocking=True)
 
 
-class OneMemory:
-    """The device is the CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        pass
-
-    def empty(self, numel: int) -> Tensor:
-        return torch.empty(numel)
-
-    def run(self, move: Callable[[Tensor, Tensor], None], host: Tensor, own: Tensor) -> None:
-        move(host, own)
-
-    def wait(self) -> None:
-        pass
-
-
-class PinnedMemory:
-    """Page-locked memory, which a GPU copies from and to on a stream of its own."""
+class PinnedMemory(HostMemory):
+    """Page-locked memory, which a GPU copies from and to on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -76,16 +61,13 @@ class PinnedMemory:
         weakref.finalize(pages, cudart.cudaHostUnregister, tensor.data_ptr()).atexit = False
         return tensor
 
-    def run(self, move: Callable[[Tensor, Tensor], None], host: Tensor, own: Tensor) -> None:
+    def run(self, move: Callable[[Tensor, Tensor], None], host: Tensor, gradient: Tensor) -> None:
         # One gradient leaves while the next one is computed. Without a bound they would gather on a fast device.
         self._stream.synchronize()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        own.record_stream(self._stream)
+        gradient.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
-            move(host, own)
+            move(host, gradient)
 
     def wait(self) -> None:
         torch.cuda.synchronize(self._device)
-
-
-_KINDS: dict[str, type[OneMemory] | type[PinnedMemory]] = {"cpu": OneMemory, "cuda": PinnedMemory}

@@ -1,4 +1,4 @@
-"""What a trainer asks of a learner, wherever the weights are."""
+"""What a trainer needs of a learner, wherever the weights are."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -54,7 +54,7 @@ class PolicyLearner(Protocol):
 
 WritesWeights = Callable[[Path], Future[Any] | None]
 """Writes weights into a directory. None: they are there. A future: they are on their way to the disk, and its result
-raises OSError or what else went wrong."""
+raises what went wrong."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,9 +94,9 @@ class Learner:
         return step_stats(groups, training, updates, num_iterations=self._num_iterations, learning_rate=lr)
 
     def failures(self, batches: Sequence[Batch], *, step: int) -> list[Exception | None]:
-        """For each batch what a step on it alone raises, or None. To be called when a step has raised.
+        """What a step on each batch by itself raises, or None. To be called when a step has raised.
 
-        It changes no weights, and leaves neither gradients nor activations behind.
+        It changes no weights, and leaves neither gradients nor activations.
         """
         return [self._failure(batch, step) for batch in batches]
 
@@ -128,14 +128,14 @@ class Learner:
         training = self._with_reference(training, self._recompute)
         training = with_old_logps(training, self._loss, self._recompute)
         values = advantages(training, self._loss)
-        training = [replace(group, advantages=own) for group, own in zip(training, values, strict=True)]
+        training = [replace(group, advantages=computed) for group, computed in zip(training, values, strict=True)]
         trained = iter(training)
         return [next(trained) if trains(group, self._loss) else group for group in groups], training
 
     def _with_reference(self, groups: Sequence[Group], recompute: Recompute) -> list[Group]:
         """The groups with the reference's log-probs, where these are known.
 
-        They came with the batch, from a server with a model, or they are those of the frozen weights below this model's
+        They come with the batch, from a server with a model, or from the frozen weights of this model without its
         adapters: no second model is loaded.
         """
         if self._source == "server" or not groups:
@@ -145,13 +145,13 @@ class Learner:
         return [replace(group, ref_logps=values) for group, values in zip(groups, logps, strict=True)]
 
     def restore_bonus(self, coef: float, entropy: float) -> None:
-        """What the entropy bonus was when a checkpoint was written: its state beside the settings."""
+        """Sets the entropy bonus to its state in a checkpoint."""
         self.bonus.restore(coef, entropy)
 
     def _recompute(self, groups: Sequence[Group]) -> list[Array]:
         """Log-probs under the current policy, packed like the updates: in half precision the values depend on it."""
         parts = split_evenly(len(groups), self._minibatches)
-        return [own for part in parts for own in self._logps(groups[part])]
+        return [logps for part in parts for logps in self._logps(groups[part])]
 
     def _logps(self, groups: Sequence[Group]) -> list[Array]:
         return self._values(*_inputs(groups), self._forward)
@@ -240,12 +240,12 @@ class Learner:
     def logps(self, batches: Sequence[Batch]) -> list[Array]:
         """float32 (C,) of each batch: the policy's log-probs now, at the batch's temperature."""
         rollouts = [rollout_of(batch) for batch in batches]
-        tokens, temperatures = [own.group for own in rollouts], [own.temperature for own in rollouts]
-        return [own.astype(np.float32) for own in self._values(tokens, temperatures, self._forward)]
+        tokens, temperatures = [rollout.group for rollout in rollouts], [rollout.temperature for rollout in rollouts]
+        return [logps.astype(np.float32) for logps in self._values(tokens, temperatures, self._forward)]
 
     @torch.no_grad()
     def probe(self, batches: Sequence[Batch]) -> Probe:
-        """The current log-probs of a few tokens of these batches: of the one with the shortest prompt."""
+        """The current log-probs of a few tokens of the batch with the shortest prompt."""
         shortest = min((rollout_of(batch).group for batch in batches), key=lambda group: len(group.prompt_ids))
         group = probe_tokens(shortest)
         logps = self._forward([group], [1.0])
@@ -256,14 +256,15 @@ class Learner:
         return policy_state(self.model)
 
     def parameters(self) -> dict[str, Tensor]:
-        """A copy of what the optimizer steps, float32 on the CPU, by names in the model; a tied one once."""
-        return {name: own.detach().to("cpu", torch.float32, copy=True) for name, own in self.weights.stepped.items()}
+        """A copy of what the optimizer steps, float32 on the CPU, by names in the model; a tied weight once."""
+        stepped = self.weights.stepped.items()
+        return {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in stepped}
 
     def noise_floor(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between two forwards of the policy: packed as in training, and half a group at a time.
 
-        A KL to the reference that is no larger than this is noise. In float32 it is rounding alone; half precision
-        depends on the shapes that a device multiplies. Halves, since a large group is packed alone in training too.
+        A KL to the reference that is no larger than this is noise. In float32 it is only rounding; half precision
+        depends on the shapes that a device multiplies. Halves, since training also packs a large group by itself.
         """
         rollouts = [rollout_of(batch) for batch in batches]
         groups = [(rollout.group, rollout.temperature) for rollout in rollouts]
@@ -272,8 +273,8 @@ class Learner:
             for part in cut([group.tokens for group, _ in groups], self._micro_batch_tokens):
                 packed = self._forward(*zip(*groups[part], strict=True))
                 halves = [(half, temperature) for group, temperature in groups[part] for half in group.halves()]
-                alone = torch.cat([self._forward([half], [temperature]) for half, temperature in halves])
-                total += _sum(k3(packed - alone))
+                in_halves = torch.cat([self._forward([half], [temperature]) for half, temperature in halves])
+                total += _sum(k3(packed - in_halves))
                 count += len(packed)
         return total / max(count, 1)
 

@@ -27,7 +27,7 @@ def totals(groups: Sequence[Group], max_completion_length: int) -> Totals:
 
 
 def cut(sizes: Sequence[int], limit: int) -> Iterator[slice]:
-    """Consecutive parts whose sizes sum to at most `limit`; a larger size has a part of its own."""
+    """Consecutive parts whose sizes sum to at most `limit`; a larger size is a separate part."""
     start, total = 0, 0
     for end, size in enumerate(sizes):
         if end > start and total + size > limit:
@@ -90,12 +90,12 @@ class Ranks:
     def parts(self, groups: Sequence[TokenGroup], limit: int) -> Iterator[tuple[Sequence[int], bool]]:
         """This rank's forwards, each at most `limit` tokens or one larger group: as many as every other rank's.
 
-        Each is the places of its groups in the step, and whether it counts: one that does not count has no weight, and
-        only keeps this rank in step with the others. Ask for the next one after the backward of this one.
+        Each is the places of its groups in the step, and whether it counts: a forward that does not count has no
+        weight, and only keeps this rank in step with the others. Take the next after the backward of this one.
         """
         for part in cut([group.tokens for group in groups], limit):
             yield range(part.start, part.stop), True
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The CPU tensors, all of one shape, that the ranks passed, in the order of the ranks."""
+        """The CPU tensors, of equal shapes, that the ranks passed, in the order of the ranks."""
         return [tensor]

@@ -8,9 +8,8 @@ such steps (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,25 +30,30 @@ OFFLOADED_FROM_CPU = (
 )
 
 
-class Weights(Protocol):
-    """stepped: the parameters that the optimizer steps, by their names in the model; a tied weight once.
-    masters: those that are not parameters of the model; checkpoints save them."""
+class Weights:
+    """Steps the model's parameters.
 
-    stepped: dict[str, nn.Parameter]
-    masters: dict[str, nn.Parameter]
-    optimizer: AdamW
+    stepped: the parameters that the optimizer steps, by their names in the model; a tied weight once.
+    masters: those that are not parameters of the model; checkpoints save them.
+    """
+
+    def __init__(
+        self, stepped: dict[str, nn.Parameter], masters: dict[str, nn.Parameter], config: OptimizerConfig
+    ) -> None:
+        self.stepped = stepped
+        self.masters = masters
+        self.optimizer = AdamW(stepped.values(), betas=config.betas, weight_decay=config.weight_decay, fused=True)
 
     def finish_gradients(self) -> None:
         """Waits until `stepped` has the gradients of all backwards so far."""
-        ...
 
     def step(self) -> None:
         """One optimizer step on `stepped`; the model then has the new weights."""
-        ...
+        self.optimizer.step()
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Sets weights of `stepped` by their names; the model then has them, too."""
-        ...
+        _set(self.stepped, values)
 
 
 def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
@@ -58,14 +62,17 @@ def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
         raise UserError(
             "dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16"
         )
-    # float32 weights need no masters.
-    masters = config.master_weights if _dtype(trained(model)) == torch.bfloat16 else "none"
-    return _KINDS[config.offload, masters](model, config)
+    if config.offload == "cpu":
+        return OffloadedWeights(model, config)
+    parameters = trained(model)
+    if config.master_weights == "float32" and _dtype(parameters) == torch.bfloat16:
+        return MasterWeights(model, config)
+    return Weights(parameters, {}, config)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that train, by name; a tied weight once. Beside adapters a model's own weights are frozen."""
-    return {name: own for name, own in model.named_parameters() if own.requires_grad}
+    """The parameters that train, by name; a tied weight once. With adapters the model's other weights are frozen."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def clip_gradients(weights: Weights, config: OptimizerConfig) -> float:
@@ -86,7 +93,7 @@ def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:
 def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
     """Learning rate of a step as a fraction of the peak: a linear ramp times a decay over the whole run.
 
-    It depends on the step's number alone, so that resuming needs no state.
+    It depends only on the step's number, so that resuming needs no state.
     """
     warmup = max(config.warmup_steps, math.ceil(config.warmup_ratio * steps))
     ramp = min(1.0, (step + 1) / warmup) if warmup else 1.0
@@ -106,59 +113,35 @@ def _cosine(progress: float) -> float:
 SCHEDULES: dict[str, Callable[[float], float]] = {"linear": _linear, "cosine": _cosine}
 
 
-class OwnWeights:
-    """The optimizer steps the model's parameters."""
-
-    def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
-        self.stepped = trained(model)
-        self.masters: dict[str, nn.Parameter] = {}
-        self.optimizer = _adamw(self.stepped.values(), config)
-
-    def finish_gradients(self) -> None:
-        pass
-
-    def step(self) -> None:
-        self.optimizer.step()
-
-    def load(self, values: Mapping[str, Tensor]) -> None:
-        _set(self.stepped, values)
-
-
-class MasterWeights:
+class MasterWeights(Weights):
     """The optimizer steps float32 copies. Gradients of each backward are accumulated in float32, then freed."""
 
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
         self._rounded = trained(model)
-        self.masters = {name: _master(parameter) for name, parameter in self._rounded.items()}
-        self.stepped = self.masters
-        self.optimizer = _adamw(self.masters.values(), config)
-
-    def finish_gradients(self) -> None:
-        pass
+        masters = {name: _master(parameter) for name, parameter in self._rounded.items()}
+        super().__init__(masters, masters, config)
 
     def step(self) -> None:
-        self.optimizer.step()
+        super().step()
         _set(self._rounded, self.masters)
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        _set(self.masters, values)
+        super().load(values)
         _set(self._rounded, values)
 
 
-class OffloadedWeights:
-    """The optimizer steps float32 copies in main memory, beside their moments. Gradients move there and are added up as
-    the backward computes them, so that the device holds the weights alone (ZeRO-Offload, Ren et al., arXiv 2101.06840).
-    """
+class OffloadedWeights(Weights):
+    """The optimizer steps float32 copies in main memory, where its moments are too. Gradients move there and are added
+    up during the backward, so that the device only holds the weights (ZeRO-Offload, Ren et al., arXiv 2101.06840)."""
 
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
         self._resident = trained(model)
         self._memory = host_memory(model.device)
         self._gradients = self._empty()
-        self.stepped = {name: nn.Parameter(copy) for name, copy in self._empty().items()}
-        _set(self.stepped, self._resident)
+        stepped = {name: nn.Parameter(copy) for name, copy in self._empty().items()}
+        _set(stepped, self._resident)
         # The weights of a float32 model are equal to their copies, so its checkpoints need no others.
-        self.masters = {} if _dtype(self._resident) == torch.float32 else self.stepped
-        self.optimizer = _adamw(self.stepped.values(), config)
+        super().__init__(stepped, {} if _dtype(self._resident) == torch.float32 else stepped, config)
         for name, parameter in self._resident.items():
             parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, name))
 
@@ -166,11 +149,11 @@ class OffloadedWeights:
         self._memory.wait()
 
     def step(self) -> None:
-        self.optimizer.step()
+        super().step()
         self._return_weights()
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        _set(self.stepped, values)
+        super().load(values)
         self._return_weights()
 
     def _empty(self) -> dict[str, Tensor]:
@@ -189,7 +172,7 @@ class OffloadedWeights:
     @torch.no_grad()
     def _return_weights(self) -> None:
         for name, parameter in self._resident.items():
-            # Rounded on the device: its own copy is faster than one of a CPU that rounds first.
+            # Rounded on the device, which is faster than rounding on the CPU before the copy.
             parameter.copy_(self.stepped[name].to(parameter.device, non_blocking=True))
         self._memory.wait()
 
@@ -218,16 +201,3 @@ def _move_gradient(master: nn.Parameter, parameter: Tensor) -> None:
     else:
         master.grad += parameter.grad
     parameter.grad = None
-
-
-def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
-    return AdamW(parameters, betas=config.betas, weight_decay=config.weight_decay, fused=True)
-
-
-# By optimizer.offload, and optimizer.master_weights of a bfloat16 model.
-_KINDS: dict[tuple[str, str], type[OwnWeights] | type[MasterWeights] | type[OffloadedWeights]] = {
-    ("none", "float32"): MasterWeights,
-    ("none", "none"): OwnWeights,
-    ("cpu", "float32"): OffloadedWeights,
-    ("cpu", "none"): OffloadedWeights,
-}

@@ -27,8 +27,8 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
         if needed and any(getattr(group, name) is None for group in groups):
             raise ValueError(f"{name}: a group has none; add it with with_old_logps before its advantages are computed")
     rewarded = ADVANTAGES[config.advantage](groups, config)
-    values = [with_teacher(own, group, config) for own, group in zip(rewarded, groups, strict=True)]
-    return [own.astype(np.float32) for own in values]
+    values = [with_teacher(row, group, config) for row, group in zip(rewarded, groups, strict=True)]
+    return [row.astype(np.float32) for row in values]
 
 
 def kl_penalty(ref_logps: Array, old_logps: Array, config: LossConfig) -> Array:
@@ -42,8 +42,8 @@ def _padded(rows: Sequence[Array]) -> Tensor:
     """Rows of values as float64 (B, n), n the longest, padded with NaN, which takes no part. float64, since a
     float32 sum of squares might overflow."""
     filled = np.full((len(rows), max([1, *map(len, rows)])), np.nan)
-    for row, own in zip(filled, rows, strict=True):
-        row[: len(own)] = own
+    for target, row in zip(filled, rows, strict=True):
+        target[: len(row)] = row
     return torch.from_numpy(filled)
 
 
@@ -90,7 +90,7 @@ def _reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> list[Ar
 
 def _gdpo(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     """Each reward normalised in its group, their weighted sum standardised over the step (GDPO, arXiv 2601.05242): the
-    sum alone would take different answers for alike. A reward that a completion lacks adds nothing."""
+    plain sum would not tell answers apart whose rewards differ. A reward that a completion lacks adds nothing."""
     totals = _padded([_normalised_sum(group, config) for group in groups])
     together = totals.reshape(1, -1)
     return _to_tokens(groups, (deviations(together) / _divisor(together, config)).reshape(totals.shape))
@@ -116,7 +116,7 @@ def _takes_part(group: Group) -> Array:
 
 
 def _nothing(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """Rewards teach nothing: what the teacher adds is all (on-policy distillation)."""
+    """No advantage from rewards: only the teacher's is added (on-policy distillation)."""
     return [np.zeros(group.lengths.sum()) for group in groups]
 
 

@@ -50,7 +50,7 @@ def _constant(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 
 def _luspo(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     """The mean over completions of sums over their tokens (LUSPO, arXiv 2602.05261): with one ratio for a completion,
-    its length does not shrink what it teaches."""
+    its length does not shrink its weight."""
     return mask.to(widest_float(mask.device)) / max(totals.completions, 1)
 
 

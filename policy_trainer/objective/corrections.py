@@ -1,8 +1,8 @@
 """Corrections of the surrogate for samples of another policy: importance weights, and masks for trust regions.
 
-Importance weights correct for a sampler whose log-probs differ from the learner's, such as another engine. A mask takes
-the surrogate away where the policy has moved too far from the sampler. It multiplies the surrogate, never the KL and
-never a denominator: what it takes away adds 0 to the mean.
+Importance weights correct for a sampler whose log-probs differ from the learner's, such as another engine. A mask
+removes the surrogate where the policy has moved too far from the sampler. It multiplies the surrogate, never the KL and
+never a denominator: a removed surrogate adds 0 to the mean.
 """
 
 import math

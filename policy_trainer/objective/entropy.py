@@ -11,7 +11,7 @@ from policy_trainer.objective.group import Group
 from policy_trainer.objective.ratios import masked
 from shared.batch import Array
 
-# Nats. Completions of one prompt begin with the same distribution: rounding must not part entropies that are equal.
+# Nats. Completions of one prompt begin with the same distribution: rounding must not separate equal entropies.
 _ROUNDING = 1e-6
 
 
@@ -21,9 +21,9 @@ def high_entropy(entropies: Sequence[Array], masks: Sequence[Array], quantile: f
 
     entropies: (C,) of each group of an update, in nats. masks: bool (C,), tokens that train.
     """
-    known = np.concatenate([own[mask] for own, mask in zip(entropies, masks, strict=True)]).astype(np.float64)
+    known = np.concatenate([entropy[mask] for entropy, mask in zip(entropies, masks, strict=True)]).astype(np.float64)
     threshold = np.quantile(known, 1 - quantile) if len(known) else 0.0
-    return [mask & (own >= threshold - _ROUNDING) for own, mask in zip(entropies, masks, strict=True)]
+    return [mask & (entropy >= threshold - _ROUNDING) for entropy, mask in zip(entropies, masks, strict=True)]
 
 
 def with_high_entropy(
@@ -35,13 +35,13 @@ def with_high_entropy(
     """
     if config.top_entropy_quantile == 1:
         return list(groups)
-    found = high_entropy(entropies(groups), [group.mask for group in groups], config.top_entropy_quantile)
-    return [replace(group, high_entropy=own) for group, own in zip(groups, found, strict=True)]
+    masks = high_entropy(entropies(groups), [group.mask for group in groups], config.top_entropy_quantile)
+    return [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
 
 
 def mean_entropy(entropy: Tensor, mask: Tensor, tokens: int) -> Tensor:
-    """What a micro-batch adds to the mean entropy of an update, with gradient. entropy: (C,). mask: bool (C,), tokens
-    that the mean is over. tokens: their number in the whole update."""
+    """A micro-batch's part of the mean entropy of an update, with gradient. entropy: (C,). mask: bool (C,), tokens of
+    the mean. tokens: their number in the whole update."""
     return masked(entropy, mask).sum() / max(tokens, 1)
 
 

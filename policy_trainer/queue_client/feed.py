@@ -16,11 +16,11 @@ from shared.client import Leased, LeasedOrUnusable, RefServerClient, RefServerEr
 
 log = structlog.get_logger()
 
-# Characters of the reason that a batch is given back with.
+# Characters of the reason for releasing a batch.
 _MAX_REASON = 1000
 # Length of a long poll; `close` waits until it ends.
 _POLL_SECONDS = 2.0
-# How long to wait for room or for a batch before looking whether the run ends.
+# How long to wait for room or for a batch before checking whether the run ends.
 _LOOK_SECONDS = 0.5
 
 
@@ -120,10 +120,10 @@ class LeaseFeed:
             thread.start()
 
     def enter(self, *, on_wait: Callable[[str, float], None], note: Callable[[str], None]) -> None:
-        """Waits until the server leases to this run: until then nothing of it may be published.
+        """Waits until the server leases to this run: nothing may be published before.
 
-        note is told once if another trainer may have the run. on_wait is called with the reason and the seconds so far;
-        an exception from it ends the wait. Raises RunFailed if another trainer of the run lives.
+        note is called once if another trainer may have the run. on_wait is called with the reason and the seconds so
+        far; an exception from it ends the wait. Raises RunFailed if another trainer of the run lives.
         """
         began = time.monotonic()
         noted = None
@@ -139,8 +139,8 @@ class LeaseFeed:
     def take(self, count: int, *, version: int, on_idle: Callable[[float], None]) -> list[Leased]:
         """Waits for `count` batches that can be trained on at `version`, marked as started on the server.
 
-        on_idle is called every half second without a batch, and after each that is no use, with the seconds since the
-        last that was. If it raises, the wait ends and the batches taken so far are released.
+        on_idle is called every half second without a batch, and after each unusable batch, with the seconds since the
+        last usable one. If it raises, the wait ends and the batches taken so far are released.
         """
         self._version = version
         taken: list[Leased] = []
@@ -201,7 +201,7 @@ class LeaseFeed:
             check()
 
     def finish(self) -> None:
-        """Ends leasing, and tells the server that the run is over: what is left of it expires."""
+        """Ends leasing and finishes the run on the server, where its remaining batches expire."""
         self.close()
         self._client.finish_run(self._terms.run, self._terms.lineage)
 
@@ -224,7 +224,7 @@ class LeaseFeed:
         return self._buffer.take(needed, _LOOK_SECONDS)
 
     def _trainable(self, leased: Leased) -> bool:
-        """Whether it can be trained on now. If not, it has been given back where it should be."""
+        """Whether it can be trained on now. If not, it has been released where necessary."""
         self._terms.check_ours(leased)
         if not self._ledger.trainable([leased]):
             return False
@@ -276,7 +276,7 @@ class LeaseFeed:
         return _POLL_SECONDS if self._entered.is_set() else 0.0
 
     def _receive(self, held: Sequence[LeasedOrUnusable]) -> None:
-        """Sorts out what came. All leases are in the ledger first: from then on heartbeats keep them."""
+        """Sorts leased batches. All leases are in the ledger first: from then on heartbeats extend them."""
         leases = [lease for lease in held if isinstance(lease, Leased)]
         fates = [self._ledger.add(lease) for lease in leases]
         for unusable in held:

@@ -13,7 +13,7 @@ from shared.client import Leased, RefServerClient, RefServerError, UnusableBatch
 
 log = structlog.get_logger()
 
-# States of batches that come again by themselves, and are acked then.
+# States of batches that will be leased again, and are acked then.
 _COMING = (State.QUEUED, State.SCORING, State.READY, State.LEASED)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -30,7 +29,7 @@ def check_server(
     client: RefServerClient, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[ModelInfo, QueueView]:
     """The server's model and queue. Raises UserError for a server whose model or limits do not suit the run, and
-    RefServerError unless the token may train. model: the policy, whose shapes alone are looked at."""
+    RefServerError unless the token may train. model: the policy; only its shapes are read."""
     reference = client.model()
     client.check_train_role()
     check_reference(reference, config)
@@ -84,7 +83,7 @@ def check_models_match(
 
 
 def check_group_fits(reference: ModelInfo, sampling: SamplingConfig, prompt: int) -> None:
-    """Raises UserError if the server would reject the longest groups: the run would train on the shorter ones alone.
+    """Raises UserError if the server would reject the longest groups: the run would only train on shorter ones.
 
     prompt: the most tokens of a prompt, see `prompt_limit`.
     """
@@ -115,48 +114,31 @@ def check_room(queue: QueueView, groups_per_step: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class FirstKL:
-    """Judges the KL of a run's first batches.
+def check_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str, kl: float, noise_floor: float) -> str | None:
+    """What to tell the user about the KL of a run's first batches; None if nothing is compared.
 
-    reference: the server's model. dtype: the policy's, as in `float32`.
+    reference: the server's model. dtype: the policy's, as in `float32`. kl, noise_floor: in nats a token.
+    Raises RunFailed if the reference is not the model that the policy begins as, and must be.
     """
-
-    config: TrainConfig
-    reference: ModelInfo
-    dtype: str
-
-    def check(self, kl: float, noise_floor: float) -> str | None:
-        """What to tell the user; None if nothing is compared. kl, noise_floor: in nats a token.
-
-        Raises RunFailed if the reference is not the model that the policy begins as, and must be.
-        """
-        config = self.config
-        measured = f"{kl:.2g} nats a token (rounding alone: {noise_floor:.1g})"
-        if not config.loss.beta:
-            # Without a penalty the server's only model is the teacher of a distillation: another one on purpose.
-            only_teacher = config.loss.distillation and self.reference.teacher is None
-            return f"KL to the teacher before the first update: {measured}" if only_teacher else None
-        if config.reference.source == "adapter-off":  # the adapters change nothing at first
-            return (
-                f"the reference is the policy without its adapters; KL before the first update: {kl:.2g} nats a token"
-            )
-        text = f"KL to the reference before the first update: {measured}"
-        if config.expect_reference == "different":
-            return text
-        largest = max(_MARGIN * noise_floor, self._rounding)
-        if kl <= largest:
-            return f"{text}: the policy begins as the reference"
-        raise RunFailed(
-            "expect_reference: before the first update the KL to the server's reference, "
-            f"{self.reference.name or '?'}, is {measured}.\n"
-            f"Equal models have {largest:.1g} at most: the reference is not the model that the policy begins as.\n"
-            f"Start the server with: ref-server serve --model {config.model}, remove {config.run_dir}, "
-            "and train again;\n"
-            "or say --expect-reference different, if the KL penalty is meant to pull towards another model"
-        )
-
-    @property
-    def _rounding(self) -> float:
-        """The largest KL, in nats a token, that rounding can give."""
-        return max(_ROUNDING.get(dtype, math.inf) for dtype in (self.dtype, self.reference.dtype or self.dtype))
+    measured = f"{kl:.2g} nats a token (rounding alone: {noise_floor:.1g})"
+    if not config.loss.beta:
+        # Without a penalty the server's only model is the teacher of a distillation: another one on purpose.
+        only_teacher = config.loss.distillation and reference.teacher is None
+        return f"KL to the teacher before the first update: {measured}" if only_teacher else None
+    if config.reference.source == "adapter-off":  # the adapters change nothing at first
+        return f"the reference is the policy without its adapters; KL before the first update: {kl:.2g} nats a token"
+    text = f"KL to the reference before the first update: {measured}"
+    if config.expect_reference == "different":
+        return text
+    rounding = max(_ROUNDING.get(name, math.inf) for name in (dtype, reference.dtype or dtype))
+    largest = max(_MARGIN * noise_floor, rounding)
+    if kl <= largest:
+        return f"{text}: the policy begins as the reference"
+    raise RunFailed(
+        "expect_reference: before the first update the KL to the server's reference, "
+        f"{reference.name or '?'}, is {measured}.\n"
+        f"Equal models have {largest:.1g} at most: the reference is not the model that the policy begins as.\n"
+        f"Start the server with: ref-server serve --model {config.model}, remove {config.run_dir}, "
+        "and train again;\n"
+        "or say --expect-reference different, if the KL penalty is meant to pull towards another model"
+    )

@@ -24,7 +24,7 @@ _DEFAULT_PORT = 8400
 
 # The least time between two requests.
 _EVERY_SECONDS = 1.0
-# After a request without an answer: each one holds the training loop up until it times out.
+# After a request without an answer: each of them blocks the training loop until it times out.
 _UNANSWERED_SECONDS = 15.0
 _STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
 _LOST = (State.DEAD, State.EXPIRED)
@@ -44,7 +44,7 @@ def connect(config: RunConfig, url: str, on_wait: OnWait | None, patience: float
 
 
 def token_of(config: RunConfig) -> str | None:
-    """The token for the server: the configured one, else that of a server which the trainer started; None without one.
+    """The configured token, else that of the server that the trainer started; None if there is neither.
 
     Raises UserError for an unusable file.
     """
@@ -53,7 +53,7 @@ def token_of(config: RunConfig) -> str | None:
 
 
 def configured_token(config: RunConfig) -> str | None:
-    """The token that the user gave; None without one. Raises UserError for an unusable file."""
+    """The token that the user gave, if any. Raises UserError for an unusable file."""
     try:
         return choose_token(config.token, config.token_file)
     except ValueError as error:
@@ -98,10 +98,11 @@ def store_fills_up(queue: QueueView, run: str) -> bool:
 
 
 class QueueWatch:
-    """As of the last answer, None before the first: depth: batches of one run by state. scoring_seconds: the server's
-    working time since it started, for all runs.
+    """The state of the queue, as of the server's last answer.
 
-    external: whether the samplers are not the trainer's own, and so may still sample for an epoch that has ended.
+    depth: batches of one run by state. scoring_seconds: the server's working time since it started, for all runs. Both
+    are None before the first answer.
+    external: whether other programs sample, which may still do so for an epoch that has ended.
     """
 
     def __init__(self, client: RefServerClient, run: str, *, external: bool = False) -> None:
@@ -145,7 +146,7 @@ class QueueWatch:
         return reason + "".join(f"; batches {state} since the start: {n}" for state, n in lost.items())
 
     def _lost(self, state: State) -> int:
-        """Batches that came to this state since the start: an earlier run of the same name may have left others."""
+        """Batches that reached this state since the start: an earlier run of the same name may have left others."""
         return (self.depth[state] or 0) - self._at_first.get(state, 0)
 
     def _why_abandoned(self) -> str | None:

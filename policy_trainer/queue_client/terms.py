@@ -17,8 +17,8 @@ from shared.client import Leased, RefServerError
 from shared.logprobs import embedding_rows
 from shared.models import context_length
 
-# How much later than before another trainer's presence must end before it counts as heard again, in seconds. The server
-# rounds up to whole seconds, and its answers take a moment.
+# In seconds: another trainer lives if its presence now ends later than before by more than this. The server rounds up
+# to whole seconds, and its answers take a moment.
 _SLACK_SECONDS = 1.5
 _ASK_SECONDS = 1.0
 
@@ -73,7 +73,7 @@ class LeaseRefusals:
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """Which batches a consumer wants, and whether one that came is such: the same for all leases of one process."""
+    """Which batches a consumer wants: the same for all leases of one process."""
 
     consumer: str
     run: str

@@ -1,4 +1,4 @@
-"""Makes a Hugging Face model directory of a checkpoint that is none: of ranks' parts, of adapters, or of both.
+"""Converts a checkpoint of ranks' shards, of adapters, or of both into a Hugging Face model directory.
 
 In one process, and in main memory.
 """
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import LoraConfig
 from policy_trainer.learner.adapters import add_adapters, save_whole
-from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, read_weights_alone
+from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, read_weights_in_one_process
 from policy_trainer.sampling.hf import MergedAdapters
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
@@ -55,10 +55,10 @@ def _from_adapter(checkpoint: Path, base: str | None) -> PreTrainedModel:
 
 def _from_shards_of_adapters(checkpoint: Path, base: str | None) -> PreTrainedModel:
     """With adapters, rounded as while training."""
-    model, said = _load_base(checkpoint, base), _described(checkpoint)
-    lora = LoraConfig(rank=said["r"], alpha=said["lora_alpha"], target_modules=said["target_modules"])
-    add_adapters(model, lora, seed=0, base=said["base_model_name_or_path"], revision=said["revision"])
-    read_weights_alone(model, checkpoint)
+    model, saved = _load_base(checkpoint, base), _adapter_config(checkpoint)
+    lora = LoraConfig(rank=saved["r"], alpha=saved["lora_alpha"], target_modules=saved["target_modules"])
+    add_adapters(model, lora, seed=0, base=saved["base_model_name_or_path"], revision=saved["revision"])
+    read_weights_in_one_process(model, checkpoint)
     return model
 
 
@@ -73,11 +73,11 @@ _READERS: dict[tuple[bool, bool], _Reader] = {
 
 def _load_base(checkpoint: Path, base: str | None) -> PreTrainedModel:
     """In the precision that the adapters were trained in."""
-    said = _described(checkpoint)
-    revision = said.get("revision") if base is None else None
+    saved = _adapter_config(checkpoint)
+    revision = saved.get("revision") if base is None else None
     dtype = json.loads((checkpoint / "config.json").read_text()).get("dtype") or "auto"
-    return load_model(base or said["base_model_name_or_path"], revision=revision, device="cpu", dtype=dtype)
+    return load_model(base or saved["base_model_name_or_path"], revision=revision, device="cpu", dtype=dtype)
 
 
-def _described(checkpoint: Path) -> dict[str, Any]:
+def _adapter_config(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / ADAPTER_CONFIG).read_text())

@@ -1,7 +1,7 @@
-"""Rank 0 leads: what its trainer asks of the learner it tells the other ranks, and all do it together.
+"""Rank 0 runs the trainer; the others execute its commands.
 
-The trainer knows nothing of this: it has a learner and a sampler as ever. What crosses are JSON and the wire format of
-batches, never pickles.
+The trainer does not notice: it has a learner and a sampler. Commands are JSON and the wire format of batches, never
+pickles.
 """
 
 import json
@@ -54,7 +54,7 @@ from shared.models import load_outline, load_tokenizer
 
 @dataclass(frozen=True, eq=False)
 class Rank:
-    """compute: the dtype of its forwards. ties: names of tensors that have another name, too, and that name."""
+    """compute: the dtype of its forwards. ties: see `tied_names`."""
 
     world: World
     learner: Learner
@@ -75,7 +75,7 @@ def load_rank(
     world: World,
     part_weights: PartWeights,
 ) -> tuple[Rank, str]:
-    """A rank's part, and what its forward is called. All ranks call it together.
+    """A rank's part, and the name of its forward. All ranks call it together.
 
     source: a model, or the checkpoint's directory. part_weights: of the rewards, by name. Raises UserError for a model
     that cannot be used.
@@ -113,7 +113,7 @@ def load_rank(
 
 
 class Lead:
-    """The learner of rank 0's trainer. model: an outline without weights, which are divided among the ranks."""
+    """The learner of rank 0's trainer. model: an outline; its weights are divided among the ranks."""
 
     def __init__(self, rank: Rank, outline: PreTrainedModel) -> None:
         self.model = outline
@@ -127,7 +127,7 @@ class Lead:
         on_groups: Callable[[Sequence[Group]], None] = lambda groups: None,
     ) -> StepStats:
         with self._rank.world.together():
-            _tell(self._rank, "step", batches, step=step)
+            _send(self._rank, "step", batches, step=step)
             return self._rank.learner.step(batches, step=step, on_groups=on_groups)
 
     @property
@@ -142,34 +142,34 @@ class Lead:
         return self._rank.learner.bonus  # the same on all ranks
 
     def restore_bonus(self, coef: float, entropy: float) -> None:
-        _do(self._rank, "restore_bonus", coef=coef, entropy=entropy)
+        _execute(self._rank, "restore_bonus", coef=coef, entropy=entropy)
 
     def kl(self, batches: Sequence[Batch]) -> float:
-        return _do(self._rank, "kl", batches)
+        return _execute(self._rank, "kl", batches)
 
     def noise_floor(self, batches: Sequence[Batch]) -> float:
-        return _do(self._rank, "noise_floor", batches)
+        return _execute(self._rank, "noise_floor", batches)
 
     def logps(self, batches: Sequence[Batch]) -> list[Array]:
-        return _do(self._rank, "logps", batches)
+        return _execute(self._rank, "logps", batches)
 
     def probe(self, batches: Sequence[Batch]) -> Probe:
-        return _do(self._rank, "probe", batches)
+        return _execute(self._rank, "probe", batches)
 
     def state(self) -> dict[str, Tensor]:
-        return _do(self._rank, "state")
+        return _execute(self._rank, "state")
 
     def parameters(self) -> dict[str, Tensor]:
-        return _do(self._rank, "parameters")
+        return _execute(self._rank, "parameters")
 
     def write(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> Future[Any]:
-        """The model's configuration and the tokenizer at once, the ranks' parts beside training."""
+        """Writes the model's configuration and the tokenizer at once, the ranks' shards in the background."""
         write_description(self.model, tokenizer, directory)
-        return _do(self._rank, "write", directory=str(directory.resolve()))
+        return _execute(self._rank, "write", directory=str(directory.resolve()))
 
     def save(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
         """As a Hugging Face model."""
-        save_whole(self.model, tokenizer, directory, _do(self._rank, "whole"))
+        save_whole(self.model, tokenizer, directory, _execute(self._rank, "whole"))
 
 
 class LeadSampler:
@@ -179,7 +179,9 @@ class LeadSampler:
         self._rank = rank
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        return _do(self._rank, "sample", prompts=[list(prompt) for prompt in prompts], params=asdict(params), seed=seed)
+        return _execute(
+            self._rank, "sample", prompts=[list(prompt) for prompt in prompts], params=asdict(params), seed=seed
+        )
 
     def load(self, model: Path) -> None:
         raise NotImplementedError("the learner trains these weights")
@@ -202,7 +204,7 @@ def load_lead(
         settings = config.model_dump(mode="json")
         where = None if checkpoint is None else str(checkpoint.resolve())
         names = {"source": source, "revision": revision, "checkpoint": where}
-        world.tell("load", {"config": settings, **names, "part_weights": dict(part_weights)})
+        world.send("load", {"config": settings, **names, "part_weights": dict(part_weights)})
         rank, form = load_rank(config, source, revision, checkpoint, world, part_weights)
     outline = load_outline(source, revision=revision).to(rank.compute)  # type: ignore[arg-type]
     adapt(outline, config)
@@ -212,32 +214,32 @@ def load_lead(
 
 
 def follow(world: World) -> None:
-    """Does what rank 0 tells, until it says that this was all."""
+    """Executes the commands of rank 0 until its last."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 ends the job, between steps
-    word, header, _ = world.hear()
-    if word != "load":
+    command, header, _ = world.receive()
+    if command != "load":
         return
     checkpoint = header["checkpoint"] and Path(header["checkpoint"])
     config = TrainConfig(**header["config"])
     weights = header["part_weights"]
     rank, _ = load_rank(config, header["source"], header["revision"], checkpoint, world, weights)
     while True:
-        word, header, bodies = world.hear()
-        if word == "end":
+        command, header, bodies = world.receive()
+        if command == "end":
             return
-        _COMMANDS[word](rank, header, [wire.decode(body) for body in bodies])
+        _COMMANDS[command](rank, header, [wire.decode(body) for body in bodies])
 
 
-def _tell(rank: Rank, word: str, batches: Sequence[Batch], **header: Any) -> None:
-    rank.world.tell(word, header, [wire.encode(batch) for batch in batches])
+def _send(rank: Rank, command: str, batches: Sequence[Batch], **header: Any) -> None:
+    rank.world.send(command, header, [wire.encode(batch) for batch in batches])
 
 
-def _do(rank: Rank, word: str, batches: Sequence[Batch] = (), **header: Any) -> Any:
-    """Tells the other ranks a deed and does it with them."""
+def _execute(rank: Rank, command: str, batches: Sequence[Batch] = (), **header: Any) -> Any:
+    """Sends a command to the other ranks and executes it with them."""
     with rank.world.together():
-        _tell(rank, word, batches, **header)
-        return _COMMANDS[word](rank, header, batches)
+        _send(rank, command, batches, **header)
+        return _COMMANDS[command](rank, header, batches)
 
 
 def _state(rank: Rank) -> dict[str, Tensor]:
@@ -251,7 +253,7 @@ def _whole(rank: Rank) -> dict[str, Tensor]:
 def _parameters(rank: Rank) -> dict[str, Tensor]:
     names = trained(rank.model)
     whole = whole_state(rank.model, torch.float32, rank.ties)
-    return {name: own for name, own in whole.items() if name in names}
+    return {name: weight for name, weight in whole.items() if name in names}
 
 
 def _write(rank: Rank, directory: Path) -> Future[Any]:
@@ -261,9 +263,9 @@ def _write(rank: Rank, directory: Path) -> Future[Any]:
 def _sample(rank: Rank, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
     """All completions, on every rank. Rank k samples for prompts k, k + n, …"""
     world = rank.world
-    own = prompts[world.rank :: world.size]
+    share = prompts[world.rank :: world.size]
     with whole_weights(rank.model):
-        sampled = rank.sampler.sample(own, params, seed) if own else []
+        sampled = rank.sampler.sample(share, params, seed) if share else []
     written = json.dumps([[_fields(completion) for completion in group] for group in sampled]).encode()
     completions: list[list[Completion]] = [[]] * len(prompts)
     for number, part in enumerate(world.gather_bytes(written)):

@@ -1,4 +1,4 @@
-"""Checkpoints of a sharded policy: each rank writes and reads its part, in the background of training.
+"""Checkpoints of a sharded policy: each rank reads its part, and writes it in the background of training.
 
 PyTorch's distributed checkpoints name every tensor and what part of it a file has, so any number of ranks reads them.
 A run may go from one process to several ranks, and back: each reads what the other wrote.
@@ -44,9 +44,9 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def write_shards(learner: Learner, directory: Path, group: dist.ProcessGroup) -> Future[Any]:
     """All ranks call it together. Returns once the state is copied to main memory; a thread writes it, and
-    the ranks agree at its end, on rank 0's word.
+    the ranks agree at its end.
 
-    group: for the writers alone, since training goes on meanwhile.
+    group: only for the writers, since training continues meanwhile.
     """
     future = async_save(_state(learner), checkpoint_id=directory / SHARDS, process_group=group)
     assert isinstance(future, Future)
@@ -58,7 +58,7 @@ def has_shards(directory: Path) -> bool:
 
 
 def read_weights(model: PreTrainedModel, directory: Path) -> None:
-    """All ranks call it together, or one process alone. Restores the weights."""
+    """All ranks call it together, or a single process. Restores the weights."""
     state = {"model": _without_frozen(model, get_model_state_dict(model))}
     load(state, checkpoint_id=directory / SHARDS)
     options = StateDictOptions(strict=not _frozen(model))
@@ -81,25 +81,26 @@ def _state(learner: Learner) -> dict[str, Any]:
 
 
 def _without_frozen(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights that adapters stand beside are the base's, and in no checkpoint."""
+    """Weights of the base, to which adapters are added, are in no checkpoint."""
     frozen = _frozen(model)
     return {name: tensor for name, tensor in state.items() if name not in frozen}
 
 
 def _frozen(model: nn.Module) -> set[str]:
     """Also second names of tied weights."""
-    return {name for name, own in model.named_parameters(remove_duplicate=False) if not own.requires_grad}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if not parameter.requires_grad}
 
 
 def divide_saved(learner: Learner, checkpoint: Path, rank: int) -> None:
     """All ranks call it together, each with its number. Gives them a share of the masters and of the optimizer of one
-    process, and the random state; the model is read before, as any other. Rank 0 has all of it in main memory."""
-    saved, names = read_saved(checkpoint), list(learner.weights.stepped)
+    process, and the random state; the model is read before. Rank 0 has all of it in main memory."""
+    (saved, rng, masters), names = read_saved(checkpoint), list(learner.weights.stepped)
     model, optimizer = learner.model, learner.weights.optimizer
-    torch.set_rng_state(saved.rng)
-    if saved.masters:
-        set_model_state_dict(model, {} if rank else dict(saved.masters), options=_FROM_RANK_0)
-    if states := saved.optimizer["state"]:
+    torch.set_rng_state(rng)
+    if masters:
+        set_model_state_dict(model, {} if rank else dict(masters), options=_FROM_RANK_0)
+    if states := saved["state"]:
         groups = [{**group, "params": names} for group in optimizer.state_dict()["param_groups"]]
         whole = {"state": {name: states[place] for place, name in enumerate(names)}, "param_groups": groups}
         set_optimizer_state_dict(model, optimizer, {} if rank else whole, options=_FROM_RANK_0)
@@ -109,25 +110,25 @@ def load_from_shards(checkpoint: Path, *, device: str, dtype: Dtype) -> PreTrain
     """The whole model of a checkpoint that ranks wrote. Raises UserError for a device that does not exist."""
     model = load_empty(str(checkpoint), revision=None, dtype=dtype)
     materialise(model, choose_device(device))
-    read_weights_alone(model, checkpoint)
+    read_weights_in_one_process(model, checkpoint)
     return model
 
 
-def read_weights_alone(model: PreTrainedModel, checkpoint: Path) -> None:
+def read_weights_in_one_process(model: PreTrainedModel, checkpoint: Path) -> None:
     """`read_weights` in one process. Each tensor is rounded to the precision that the model has."""
-    with _alone():
+    with _one_process():
         read_weights(model, checkpoint)
 
 
 def restore_from_shards(weights: Weights, checkpoint: Path) -> None:
-    """Restores what training steps, with the optimizer and the random state, in one process."""
+    """Restores the stepped weights, the optimizer and the random state in one process."""
     moments = {
-        name: {"step": torch.zeros(()), **{moment: torch.empty_like(own, device="cpu") for moment in _MOMENTS}}
-        for name, own in weights.stepped.items()
+        name: {"step": torch.zeros(()), **{moment: torch.empty_like(weight, device="cpu") for moment in _MOMENTS}}
+        for name, weight in weights.stepped.items()
     }
-    values = {name: torch.empty_like(own, device="cpu") for name, own in weights.stepped.items()}
+    values = {name: torch.empty_like(weight, device="cpu") for name, weight in weights.stepped.items()}
     state = {"model": values, "optimizer": {"state": moments}, "rng": torch.get_rng_state()}
-    with _alone():
+    with _one_process():
         load(state, checkpoint_id=checkpoint / SHARDS)
     weights.load(values)
     groups = weights.optimizer.state_dict()["param_groups"]
@@ -136,7 +137,7 @@ def restore_from_shards(weights: Weights, checkpoint: Path) -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _one_process() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
         yield

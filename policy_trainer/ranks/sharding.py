@@ -50,7 +50,7 @@ def shard(model: PreTrainedModel, world: World, compute: torch.dtype) -> None:
 
 
 class ShardedForward:
-    """A forward that runs within the model's own, where its weights are whole."""
+    """A forward that runs inside the model's forward, where its weights are whole."""
 
     def __init__(self, model: PreTrainedModel, forward: LogprobForward) -> None:
         self.name = f"{forward.name}, sharded"
@@ -105,7 +105,7 @@ def share(groups: Sequence[TokenGroup], ranks: int, costs: Costs) -> list[list[i
         rank = loads.index(min(loads))
         shares[rank].append(place)
         loads[rank] += weights[place]
-    return [sorted(own) for own in shares]
+    return [sorted(places) for places in shares]
 
 
 def parts_of_rank(
@@ -113,8 +113,8 @@ def parts_of_rank(
 ) -> list[tuple[Sequence[int], bool]]:
     """A rank's forwards. Each rank has as many: those that it lacks repeat the smallest group, and do not count."""
     cuts = [
-        [[own[place] for place in range(part.start, part.stop)] for part in cut([groups[i].tokens for i in own], limit)]
-        for own in share(groups, ranks, costs)
+        [places[part] for part in cut([groups[place].tokens for place in places], limit)]
+        for places in share(groups, ranks, costs)
     ]
     smallest = min(range(len(groups)), key=lambda place: groups[place].tokens)
     missing = max(map(len, cuts)) - len(cuts[rank])
@@ -166,8 +166,8 @@ def whole_state(model: PreTrainedModel, dtype: torch.dtype, ties: Mapping[str, s
 
 def trained_state(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """A copy of what trains, on the CPU of every rank; all of them must call it."""
-    whole = {name: cast(DTensor, own.detach()).full_tensor() for name, own in trained(model).items()}
-    return {name: own.to("cpu", dtype, copy=True) for name, own in whole.items()}
+    whole = {name: cast(DTensor, weight.detach()).full_tensor() for name, weight in trained(model).items()}
+    return {name: weight.to("cpu", dtype, copy=True) for name, weight in whole.items()}
 
 
 def divide_again(model: nn.Module) -> None:
@@ -216,7 +216,7 @@ def read_model(
 ) -> None:
     """Fills a sharded model. Rank 0 reads the weights, and has all of them in main memory for a moment.
 
-    adapt: adds to them what the sharded model has beside them.
+    adapt: adds the adapters that the sharded model has.
     """
     dtypes = {key: tensor.dtype for key, tensor in model.state_dict().items()}
     state: dict[str, Any] = {}
@@ -238,7 +238,7 @@ def materialise(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Names of parameters that are others' under a second name, and the first names."""
+    """Second names of parameters, and their first names."""
     first: dict[int, str] = {}
     named = model.named_parameters(remove_duplicate=False)
-    return {name: known for name, own in named if (known := first.setdefault(id(own), name)) != name}
+    return {name: known for name, weight in named if (known := first.setdefault(id(weight), name)) != name}

@@ -1,11 +1,9 @@
-"""Reads which reference the server scores with, and replaces it by a snapshot, which it may have to upload."""
+"""Reads which reference the server scores with, and replaces it by a snapshot, which may have to be uploaded."""
 
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
-from policy_trainer.config import ENV_PREFIX, WeightsPlace
+from policy_trainer.config import ENV_PREFIX
 from policy_trainer.reference.snapshots import version_of
 from policy_trainer.weights.publisher import is_there, upload_directory
 from shared.api import ModelInfo, WeightsName
@@ -21,35 +19,21 @@ _RETRIED = ("busy", "older_version", "not_whole")
 _BUSY_SECONDS = 0.5
 
 
-class SnapshotPlace(Protocol):
-    """snapshot: the name of one that lies whole in the trainer's own directory."""
-
-    def name(self, snapshot: str) -> str:
-        """What the server calls it."""
-        ...
-
-    def bring(self, snapshot: str) -> None:
-        """Returns when the server has all of it. Again is harmless. Raises ClientError, OSError."""
-        ...
-
-    def explain(self, snapshot: str, error: RefServerError) -> str:
-        """Why the server does not take it, and what to do."""
-        ...
-
-
-class SharedRoot:
-    """root: a directory that trainer and server share."""
+class SharedSnapshots:
+    """Snapshots in a directory `root` that trainer and server share. snapshot: the name of a complete one."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def name(self, snapshot: str) -> str:
+        """What the server calls it."""
         return snapshot
 
     def bring(self, snapshot: str) -> None:
-        pass
+        """Returns when the server has all of it. Repeating it is harmless. Raises ClientError, OSError."""
 
     def explain(self, snapshot: str, error: RefServerError) -> str:
+        """Why the server does not accept it, and what to do."""
         if error.code == "no_snapshot_root":
             return (
                 "reference.sync_steps: the server cannot replace its reference: start ref-server with --snapshot-root "
@@ -63,14 +47,14 @@ class SharedRoot:
         return f"reference.sync_steps: the server does not take {snapshot}: {error}"
 
 
-class UploadedSnapshots:
-    """Uploads snapshots to the server: as weights of a run of their own, since no worker may sample with them.
+class UploadedSnapshots(SharedSnapshots):
+    """Uploads snapshots to the server, as weights of a separate run, since no worker may sample with them.
 
     The server removes old versions. So the trainer keeps those that it may need again in its own directory, `root`.
     """
 
     def __init__(self, root: Path, client: RefServerClient, run: str, lineage: str) -> None:
-        self._root = root
+        super().__init__(root)
         self._client = client
         self._run = f"{run}.reference"
         self._lineage = lineage
@@ -91,18 +75,10 @@ class UploadedSnapshots:
         return WeightsName(self._run, self._lineage, epoch, version)
 
 
-def choose_place(weights: WeightsPlace, root: Path, client: RefServerClient, run: str, lineage: str) -> SnapshotPlace:
-    places: Mapping[WeightsPlace, Callable[[], SnapshotPlace]] = {
-        "directory": lambda: SharedRoot(root),
-        "server": lambda: UploadedSnapshots(root, client, run, lineage),
-    }
-    return places[weights]()
-
-
 class ServedReference:
-    """on_wait: called while waiting; it may raise to stop."""
+    """The model that the server scores with. on_wait: called while waiting; it may raise to stop."""
 
-    def __init__(self, client: RefServerClient, place: SnapshotPlace, on_wait: OnWait) -> None:
+    def __init__(self, client: RefServerClient, place: SharedSnapshots, on_wait: OnWait) -> None:
         self._client = client
         self._place = place
         self._on_wait = on_wait
@@ -140,8 +116,8 @@ class ServedReference:
                 return served.reference_version or 0
             try:
                 self._place.bring(snapshot)
-                asked = max(version, _newest_version(served) + 1)
-                return self._client.replace_reference(self._place.name(snapshot), asked).reference_version
+                wanted = max(version, _newest_version(served) + 1)
+                return self._client.replace_reference(self._place.name(snapshot), wanted).reference_version
             except RefServerError as error:
                 if error.code not in _RETRIED:
                     raise UserError(self._place.explain(snapshot, error)) from error
@@ -150,5 +126,5 @@ class ServedReference:
 
 
 def _newest_version(served: ModelInfo) -> int:
-    """A server that has lost the weights which its queue wants scores with others, and takes none of that version."""
+    """A server that has lost the weights that its queue needs scores with others, and accepts none of that version."""
     return max(served.reference_version or 0, served.wanted_version or 0)

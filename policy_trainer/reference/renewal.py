@@ -2,7 +2,7 @@
 
 A renewal writes a snapshot, brings it to a server that shares no directory, makes the server score with it, and then
 records it in the run's state. A run killed in between resumes with the reference that its checkpoint names, and renews
-it again when the state says so.
+it again when it is due.
 
 With reference.decay the reference is a moving average of the policy's weights. It is float32 on the CPU, whatever the
 model's dtype: bfloat16 would round away most updates of a slow average.
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from policy_trainer.config import ReferenceConfig, TrainConfig
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed, write_failures
-from policy_trainer.reference.remote_reference import ServedReference, choose_place
+from policy_trainer.reference.remote_reference import ServedReference, SharedSnapshots, UploadedSnapshots
 from policy_trainer.reference.snapshots import Snapshots
 from policy_trainer.run_files.checkpoint import Average, read_average
 from policy_trainer.run_files.run_directory import RunFiles
@@ -109,7 +109,7 @@ class Renewal:
         return weights if self.average is None else _move_average(self.average, weights, self._config.decay)
 
     def _keep(self, reference: str) -> None:
-        """Puts the run's reference back if the server scores with another one."""
+        """Restores the run's reference if the server scores with another."""
         state, served = self._state, self._served.look()
         if self._served.is_served(served, reference) and served.reference_version == state.reference_version:
             return
@@ -167,7 +167,8 @@ def choose_renewal(
             f"reference.snapshot_root: the checkpoint was trained with the reference {reference}; give the "
             "directory that it is in, ref-server's --snapshot-root"
         )
-    place = choose_place(config.weights, root, client, config.run, files.lineage)
+    uploads = config.weights == "server"
+    place = UploadedSnapshots(root, client, config.run, files.lineage) if uploads else SharedSnapshots(root)
     served = ServedReference(client, place, on_wait)
     served.check_role()  # a resumed run would not notice until its next renewal
     return Renewal(config.reference, files, learner, Snapshots(root, config.run, tokenizer), served, note)
@@ -190,10 +191,10 @@ def _average_of(directory: Path) -> Average:
 
 def _move_average(average: Average, weights: Average, decay: float) -> Average:
     """decay * average + (1 - decay) * policy, in new tensors; exactly the policy where both are equal."""
-    return {name: average[name].lerp(own, 1 - decay) for name, own in weights.items()}
+    return {name: average[name].lerp(weight, 1 - decay) for name, weight in weights.items()}
 
 
 def _averaged_state(state: Mapping[str, Tensor], average: Average) -> dict[str, Tensor]:
     """A model's state dict with the average for its parameters, in their dtype. Tied weights stay one tensor."""
-    replaced = {id(state[name]): own.to(state[name].dtype) for name, own in average.items()}
-    return {name: replaced.get(id(own), own) for name, own in state.items()}
+    replaced = {id(state[name]): values.to(state[name].dtype) for name, values in average.items()}
+    return {name: replaced.get(id(tensor), tensor) for name, tensor in state.items()}

@@ -31,7 +31,7 @@ from shared.errors import UserError
 
 _STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
-# A subdirectory, because some programs read every safetensors file beside a model as a part of it.
+# A subdirectory, because some programs read every safetensors file in a model's directory as a part of it.
 _MASTERS = "masters/weights.safetensors"
 
 Average = Mapping[str, Tensor]
@@ -71,7 +71,7 @@ class TrainState:
 
 @dataclass(frozen=True, eq=False)
 class Saving:
-    """A checkpoint that was begun. state: what it has of the run's progress."""
+    """A checkpoint that is being written. state: the run's progress in it."""
 
     target: Path
     state: TrainState
@@ -84,7 +84,7 @@ class Saving:
         return self._writing is None or self._writing.done()
 
     def finish(self) -> Path:
-        """Returns once the checkpoint survives a power cut; without its weights there will be none."""
+        """Returns once the checkpoint survives a power cut. Without its weights there is no checkpoint."""
         with self._block:
             if self._writing is not None:
                 self._writing.result()
@@ -111,9 +111,9 @@ class Checkpoints:
         return self.begin(state, partial(write_weights, model, tokenizer, weights), average).finish()
 
     def begin(self, state: TrainState, write: WritesWeights, average: Average | None = None) -> "Saving":
-        """A checkpoint of this moment, which may still be on its way to the disk when this returns.
+        """Begins a checkpoint of this moment, which may still be written in the background when this returns.
 
-        write: writes the weights into a directory, or begins to. End one before the next is begun.
+        write: writes the weights into a directory, or begins to. Finish a checkpoint before the next begins.
         """
         state = replace(state, ledger=[*state.ledger], best_scores=[*state.best_scores])
         target, writing = self._path(state.step), None
@@ -176,35 +176,24 @@ def restore(checkpoint: Path, weights: Weights) -> None:
 
     The model and its adapters are loaded separately. The learning rate is a function of the step.
     """
-    saved = read_saved(checkpoint)
-    for group, own in zip(saved.optimizer["param_groups"], weights.optimizer.param_groups, strict=True):
-        group.update(foreach=own["foreach"], fused=own["fused"])  # this process's choice, not the saved one
-    weights.optimizer.load_state_dict(deepcopy(saved.optimizer))  # what is stepped must not be a part of the file
-    torch.set_rng_state(saved.rng)
-    if saved.masters:
-        weights.load(saved.masters)
+    optimizer, rng, masters = read_saved(checkpoint)
+    weights.optimizer.load_state_dict(deepcopy(optimizer))  # the stepped tensors must not be a part of the file
+    torch.set_rng_state(rng)
+    if masters:
+        weights.load(masters)
 
 
-@dataclass(frozen=True, eq=False)
-class Saved:
-    """What training needs beside the model, on the CPU. optimizer: its state_dict. masters: by name; may be none."""
+def read_saved(checkpoint: Path) -> tuple[dict[str, Any], Tensor, Mapping[str, Tensor]]:
+    """(the optimizer's state_dict, the random state, master weights by name if there are any), on the CPU.
 
-    optimizer: dict[str, Any]
-    rng: Tensor
-    masters: Mapping[str, Tensor]
-
-
-def read_saved(checkpoint: Path) -> Saved:
-    """Of a checkpoint of one process. Tensors are read from the disk when they are used.
-
-    Raises UserError for files that are damaged.
+    checkpoint: of one process. Tensors are read from the disk when they are used. Raises UserError for damaged files.
     """
     file, masters = checkpoint / _OPTIMIZER, checkpoint / _MASTERS
     try:
         saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
         optimizer, rng = saved["optimizer"], saved["rng"]
         file = masters
-        return Saved(optimizer, rng, safetensors.torch.load_file(masters) if masters.exists() else {})
+        return optimizer, rng, safetensors.torch.load_file(masters) if masters.exists() else {}
     except (OSError, RuntimeError, EOFError, LookupError, TypeError, UnpicklingError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # mapping a short file
             raise
@@ -227,7 +216,7 @@ def _write_state(directory: Path, state: TrainState, average: Average | None) ->
 def write_weights(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Weights, directory: Path
 ) -> None:
-    """A Hugging Face model or its adapters, with what training needs to go on."""
+    """A Hugging Face model or its adapters, with the optimizer, the random state and the master weights."""
     save_policy(model, tokenizer, directory)
     saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
     _save(saved, directory / _OPTIMIZER)

@@ -1,4 +1,4 @@
-"""Locks of what one process may use at a time. The system releases them when the process ends."""
+"""File locks for what one process may use at a time. The system releases them when the process ends."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from typing import IO
 
 from shared.errors import UserError
 
-# Reduced by the umask. Whoever can open a file can lock it, so other users must not.
+# Reduced by the umask. Anyone who can open a file can lock it, so other users must not.
 _MODE = 0o660
 
 
@@ -32,7 +32,7 @@ def hold(
 
 
 def let_go(lock: IO[bytes]) -> None:
-    """Unlocks it, also where a child process that was forked meanwhile has the file open."""
+    """Unlocks it, even if a child process that was forked meanwhile has the file open."""
     fcntl.flock(lock, fcntl.LOCK_UN)
     lock.close()
 

@@ -1,7 +1,7 @@
 """Recorded batches: what each step trained on, for `policy-trainer replay`.
 
-A recording is a directory with one of each step, `step-00000012`, and in it the step's batches in their order,
-`00000-ID.safetensors`: bodies as they were leased, which any safetensors library reads. A step appears whole.
+A recording has a directory for each step, `step-00000012`, with the step's batches in their order,
+`00000-ID.safetensors`: bodies as they were leased, which any safetensors library reads. A step appears complete.
 """
 
 import shutil
@@ -45,17 +45,17 @@ class Recording:
 
 
 def read_recording(root: Path, groups_per_step: int) -> Iterator[tuple[int, list[Batch]]]:
-    """(number of a step, from 1; its batches). Batches that lie side by side are cut into steps of groups_per_step, in
-    the order of their names.
+    """(number of a step, from 1; its batches). Batches directly in `root` are cut into steps of groups_per_step,
+    in the order of their names.
 
     Raises UserError for a directory without batches, and for a file that is none.
     """
     steps = sorted(root.glob(f"{_STEP}*"))
     files = [(_number(step), sorted(step.glob(f"*{_BODY}"))) for step in steps]
     if not files:
-        alone = sorted(root.glob(f"*{_BODY}"))
-        starts = range(0, len(alone), groups_per_step)
-        files = [(number, alone[start : start + groups_per_step]) for number, start in enumerate(starts, 1)]
+        loose = sorted(root.glob(f"*{_BODY}"))
+        starts = range(0, len(loose), groups_per_step)
+        files = [(number, loose[start : start + groups_per_step]) for number, start in enumerate(starts, 1)]
     if not any(part for _, part in files):
         raise UserError(f"batches: {root} holds no batches; record some: policy-trainer train --record {root}")
     return ((number, [_read(file) for file in part]) for number, part in files)

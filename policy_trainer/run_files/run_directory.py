@@ -107,7 +107,7 @@ class RunDirectory:
         return self.lineage or self.begin_lineage()
 
     def begin_lineage(self) -> str:
-        """Gives a run that begins its lineage: a random name, because a deleted run may have had its name."""
+        """Gives a new run its lineage: a random name, because a deleted run may have had the run's name."""
         lineage = uuid4().hex
         write_json(self.identity, asdict(_Identity(lineage)))
         return lineage
@@ -151,7 +151,7 @@ class RunDirectory:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
     def has_trained(self) -> bool:
-        """Whether the run took a step. One that failed before has nothing to lose: a corrected one takes its place."""
+        """Whether the run took a step. A run that failed before that has nothing to lose, and may be replaced."""
         if self.checkpoints.exists():
             return True
         if not self.metrics.exists():
@@ -239,7 +239,7 @@ class RunDirectory:
         except OSError as error:
             reason = "it is a file" if self.root.is_file() else error.strerror or str(error)
             raise UserError(
-                f"run_dir: {self.root} cannot be written: {reason}; choose another --run-dir, or mend this one"
+                f"run_dir: {self.root} cannot be written: {reason}; choose another --run-dir, or correct this one"
             ) from error
 
 

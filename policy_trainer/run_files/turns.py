@@ -1,8 +1,8 @@
 """Turns of processes on a device that has no room for all of them at once.
 
-Whoever wants the device locks one file, then another, then lets go of the first: who has waited is next. The system
-releases the locks of a process that is killed, so that the others go on. The trainer takes turns with its workers: a
-worker's engine loads and samples in its turns, and sleeps between them.
+A process that wants the device locks one file, then another, then releases the first, so that the process that has
+waited is next. The system releases the locks of a killed process, so that the others go on. The trainer takes
+turns with its workers: a worker's engine loads and samples in its turns, and sleeps between them.
 """
 
 import math
@@ -30,7 +30,7 @@ _LOOK_SECONDS = 0.1
 
 
 class DeviceTurns:
-    """Keeps the device from block to block while nobody waits for it. A thread lets it go when somebody does."""
+    """Keeps the device between blocks while no process waits for it. A thread releases it when one does."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class DeviceTurns:
         begin: Callable[[], None] = lambda: None,
         end: Callable[[], None] = lambda: None,
     ) -> None:
-        """directory: of the locks. on_wait: called while the device is another's; it may raise to give up.
+        """directory: of the locks. on_wait: called while another process has the device; it may raise to give up.
 
-        begin: called when the device was taken. end: called before it is let go; it frees the memory.
+        begin: called when the device was taken. end: called before it is released; it frees the memory.
         """
         self._next = directory / "next.lock"
         self._device = directory / "device.lock"
@@ -86,7 +86,7 @@ class DeviceTurns:
         try:
             return self._held is not None and is_held(self._next)
         except FileNotFoundError:
-            return True  # the run's directory was deleted, and the next one has locks of its own
+            return True  # the run's directory was deleted, and the next one has other locks
 
     def _take(self) -> None:
         place = self._lock(self._next)
@@ -144,7 +144,7 @@ def choose_turns(config: TrainConfig, on_wait: OnWait) -> DeviceTurns | None:
 
 
 class SamplerInTurns:
-    """A sampler whose every call has the device."""
+    """A sampler that takes the device for each call."""
 
     def __init__(self, sampler: Sampler, turns: DeviceTurns) -> None:
         self._sampler = sampler

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from policy_trainer.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.matching import FirstKL, check_server
+from policy_trainer.queue_client.matching import check_first_kl, check_server
 from policy_trainer.queue_client.server import KeptSamples, QueueWatch, connect, in_flight_allowance
 from policy_trainer.queue_client.terms import BatchCheck, LeaseTerms
 from policy_trainer.ranks.world import World
@@ -116,14 +117,14 @@ def build_trainer(
     workers = choose_workers(config, server.url, files.directory, display.note)
     stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
     watch = QueueWatch(client, config.run, external=config.rollout == "external")
-    first_kl = FirstKL(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
+    first_kl = partial(check_first_kl, config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
     source = BatchSource(feed, ledger, watch, kept, workers, weights, first_kl, renewal)
     feed.enter(on_wait=outage, note=display.note)
     return Trainer(config, files, policy, source, reporters, stop)
 
 
 def _headline(config: TrainConfig) -> str:
-    """What the run does, for whoever has never seen one."""
+    """What the run does, in one sentence."""
     rewards = f", rewards {', '.join(config.rewards)}" if config.rewards else ""
     return (
         f"run {config.run} in {config.run_dir}: {_count(config.max_steps, 'step')}, in each "

@@ -1,4 +1,4 @@
-"""What a process needs in memory, in bytes, from the shapes of a model alone. docs/memory.md says what each term is.
+"""What a process needs in memory, in bytes, from the shapes of a model. docs/memory.md says what each term is.
 
 Exact for what has the size of parameters. Activations are those of layers like Llama's: attention, and a gated MLP.
 """
@@ -67,7 +67,7 @@ class Shape:
         return cls(
             parameters=_count(model.parameters()),
             trained=_count(trained(model).values()),
-            largest=max(own.numel() for own in trained(model).values()),
+            largest=max(parameter.numel() for parameter in trained(model).values()),
             layers=config.num_hidden_layers,
             hidden=hidden,
             mlp=experts * (getattr(config, "moe_intermediate_size", None) or mlp) if experts else mlp,
@@ -106,8 +106,8 @@ def _optimizer(shape: Shape, width: int, optimizer: OptimizerConfig) -> Parts:
 
 
 def divided(shape: Shape, width: int, optimizer: OptimizerConfig, *, ranks: int, micro_batches: int) -> Parts:
-    """One of several ranks, on its device, beside activations. width: bytes of a weight in a forward. micro_batches: of
-    a rank in a step."""
+    """One of several ranks, on its device, without activations. width: bytes of a weight in a forward. micro_batches:
+    of a rank in a step."""
     stepped = FLOAT32 if optimizer.master_weights == "float32" else width
     share, frozen = (-(-size // ranks) for size in (shape.trained, shape.parameters - shape.trained))
     # The layer at work and the next one; a layer's gradient, and its float32 copy on the way to the other ranks.
@@ -136,7 +136,7 @@ def gathered(shape: Shape, width: int, *, ranks: int, forwards: int) -> int:
 
 
 def offloaded(shape: Shape) -> Parts:
-    """Main memory beside an offloading trainer."""
+    """Main memory of an offloading trainer."""
     return {
         "float32 copies": FLOAT32 * shape.trained,
         "gradients": FLOAT32 * shape.trained,
@@ -145,7 +145,7 @@ def offloaded(shape: Shape) -> Parts:
 
 
 def activations(shape: Shape, width: int, tokens: int, completion_tokens: int, *, recompute: bool) -> int:
-    """What a packed forward keeps for its backward, and the largest tensors that come and go beside it."""
+    """What a packed forward keeps for its backward, and the largest temporary tensors."""
     # RMSNorm computes in float32, and keeps its input so; then the normalised and the scaled output.
     norm = (FLOAT32 + 2 * width) * shape.hidden
     # Queries as projected, as laid out in spans, and the output; keys and values twice. Gate, its SiLU, up, product.
@@ -192,5 +192,5 @@ def sampling(shape: Shape, width: int, *, tokens: int, rows: int) -> Parts:
 
 
 def publication(shape: Shape, width: int) -> Parts:
-    """Main memory for the version that is being written or uploaded: of LoRA the adapters alone."""
+    """Main memory for the version that is being written or uploaded: with LoRA only the adapters."""
     return {"weights": width * shape.trained}

@@ -1,6 +1,6 @@
 """The objects that a trainer uses, where batches come from and where reports go, and the record of a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import teacher_kl
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.matching import FirstKL
 from policy_trainer.queue_client.server import KeptSamples, QueueWatch
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.display import Display
@@ -31,8 +30,8 @@ from shared.client import Leased
 class BatchSource:
     """The source of batches. ledger: leased batches, and trained ones that are not acked; the feed updates it.
 
-    samples: sends sampled groups to the server, if it keeps any. weights: where the workers get theirs. first_kl: what
-    the KL to the reference may be at first. renewal: of that reference; None if it stays the same.
+    samples: sends sampled groups to the server, if it keeps any. weights: where the workers get theirs. check_first_kl:
+    see matching.check_first_kl. renewal: of the reference; None if it stays the same.
     """
 
     feed: LeaseFeed
@@ -41,7 +40,7 @@ class BatchSource:
     samples: KeptSamples | None
     workers: Workers
     weights: BackgroundPublisher
-    first_kl: FirstKL
+    check_first_kl: Callable[[float, float], str | None]
     renewal: Renewal | None = None
 
 

@@ -24,7 +24,7 @@ MAIN_MEMORY = "main memory"
 
 
 def memory_size(place: str, gpu_bytes: int | None) -> int | None:
-    """Bytes of a memory; None where they are not known: elsewhere, and the main memory beside GPUs of `gpu_bytes`."""
+    """Bytes of a memory; None if unknown: elsewhere, and the main memory of a machine with GPUs of `gpu_bytes`."""
     if place == MAIN_MEMORY:
         return None if gpu_bytes else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if gpu_bytes is None and place in {f"cuda:{index}" for index in range(torch.cuda.device_count())}:
@@ -39,7 +39,7 @@ _SCORING_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class Need:
-    """What one process needs in one memory. limit: what its speed depends on; empty beside another row of it."""
+    """What one process needs in one memory. limit: what its speed depends on; empty if another row has it."""
 
     process: str
     memory: str
@@ -175,12 +175,12 @@ def _reference(
 ) -> list[Need]:
     """Its models score one after the other."""
     models = [*([shape] if config.penalised_by_server else []), *([Shape.of(teacher)] if teacher else [])]
-    if not models:  # the server is a queue alone, or has a teacher that only it knows
+    if not models:  # the server is only a queue, or has a teacher that only it knows
         return []
     place = _place(device) if config.server == INLINE else f"at {config.server}"
-    each = [memory.scoring(own, width, **work.forward(_SCORING_TOKENS)) for own in models]
-    parts = {"weights": sum(own["weights"] for own in each), "activations": max(own["activations"] for own in each)}
-    flops = 2 * sum(own.parameters for own in models) * work.step
+    each = [memory.scoring(model, width, **work.forward(_SCORING_TOKENS)) for model in models]
+    parts = {"weights": sum(need["weights"] for need in each), "activations": max(need["activations"] for need in each)}
+    flops = 2 * sum(model.parameters for model in models) * work.step
     return [Need("reference server", place, parts, f"computes {_si(flops)}FLOP a step")]
 
 
@@ -232,26 +232,26 @@ class Shortage:
 
 def shortages(config: TrainConfig, needs: Sequence[Need], gpu_bytes: int | None) -> list[Shortage]:
     """The memories that are too small: of this machine, or GPUs of `gpu_bytes` each."""
-    found = []
+    short = []
     for place in dict.fromkeys(need.memory for need in needs):
         size = memory_size(place, gpu_bytes)
         needed = sum(need.total for need in needs if need.memory == place)
         if size is not None and needed > size:
-            found.append(Shortage(place, needed, size, _remedies(config, needs, place)))
-    return found
+            short.append(Shortage(place, needed, size, _remedies(config, needs, place)))
+    return short
 
 
 def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[str]:
     here = {need.process for need in needs if need.memory == place}
     trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
-    alone = "trainer" in here
+    one_process = "trainer" in here
     several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
     known = {
         "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
         "a smaller --micro-batch-tokens": gpu and trains and several_groups,
         "--dtype bfloat16": config.dtype != "bfloat16",
         "--reference.source adapter-off": "reference server" in here and bool(config.lora.rank),
-        "--optimizer.offload cpu": gpu and alone and config.optimizer.offload == "none",
+        "--optimizer.offload cpu": gpu and one_process and config.optimizer.offload == "none",
         "--lora.rank 16": trains and not config.lora.rank,
         "--optimizer.offload none": not gpu and config.optimizer.offload == "cpu",
         "more ranks under torchrun": gpu and trains,

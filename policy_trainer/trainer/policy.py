@@ -35,7 +35,7 @@ from shared.devices import choose_device
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_outline, load_tokenizer
 
-# Said once: TRL takes such prompts as they stand.
+# TRL takes such prompts as they stand.
 TEXTS_ARE_MESSAGES = (
     "data: prompts that are texts are user messages of the model's chat template; "
     "--data.prompt-style plain takes them as they stand"
@@ -48,7 +48,7 @@ class Policy:
     whole Hugging Face model.
 
     tagged_rewards: the rewards that look for answer tags. part_weights: of all rewards, by name. turns: with the
-    workers, where the device has no room for all.
+    workers, if the device has no room for all.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -115,7 +115,7 @@ def load_policy(
     display.note(f"loading the model {source}")
     weights = part_weights(config, task)
     loaded = (
-        load_alone(config, source, revision, checkpoint, tokenizer, weights)
+        load_in_one_process(config, source, revision, checkpoint, tokenizer, weights)
         if world is None
         else load_lead(config, source, revision, checkpoint, tokenizer, world, weights)
     )
@@ -143,11 +143,11 @@ def load_policy(
 
 
 def _source(config: TrainConfig, checkpoint: Path | None) -> tuple[str, str | None]:
-    """Where weights and tokenizer are, and the revision of a Hub model. A checkpoint of LoRA has the adapters alone."""
+    """Where weights and tokenizer are, and the revision of a Hub model. A checkpoint of LoRA has only the adapters."""
     return (str(checkpoint), None) if checkpoint and not config.lora.rank else (config.model, config.revision)
 
 
-def load_alone(
+def load_in_one_process(
     config: TrainConfig,
     source: str,
     revision: str | None,

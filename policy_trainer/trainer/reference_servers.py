@@ -4,16 +4,16 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 from urllib.parse import urlsplit
 
 import torch
 
-from policy_trainer.config import INLINE, TrainConfig, WeightsPlace
+from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.queue_client.server import configured_token
@@ -23,7 +23,7 @@ from policy_trainer.run_files.server_address import choose_token, read_port, ser
 from shared.client.connection import OnWait
 from shared.devices import choose_device
 
-# A server that has run for this long did its work: its deaths are counted anew.
+# After a server has run for this long, its earlier deaths no longer count.
 _LASTING_SECONDS = 300.0
 # A server whose trainer was killed finishes what it scores: ref-server's --drain-seconds, and a little.
 _PREDECESSOR_SECONDS = 40.0
@@ -31,69 +31,46 @@ _PREDECESSOR_SECONDS = 40.0
 _LOOK_SECONDS = 0.2
 
 
-class ReferenceServer(Protocol):
-    url: str
-    """Where it listens. Known once it is started."""
-    snapshot_root: Path | None
-    """Directory of the snapshots that replace its model, if there is one."""
+class ReferenceServer:
+    """A server that the user starts and restarts.
+
+    url: where it listens; known once it is started. snapshot_root: directory of the snapshots that replace its model,
+    if there is one.
+    """
+
+    def __init__(self, url: str, snapshot_root: Path | None) -> None:
+        self.url = url
+        self.snapshot_root = snapshot_root
 
     def start(self, on_wait: OnWait) -> None:
         """on_wait: called while waiting; it may raise to stop."""
-        ...
 
     def await_answer(self, on_wait: OnWait) -> None:
         """Returns once a server that the trainer started has answered. on_wait: called meanwhile; may raise to stop."""
-        ...
 
     def check(self) -> None:
         """Restarts a dead server that the trainer started. Called while the server does not answer, by any thread."""
-        ...
 
     def describe(self, reason: str) -> str:
         """What the trainer waits for, and what may help. reason: why a request has failed."""
-        ...
-
-    def stop(self) -> None: ...
-
-
-def choose_server(
-    config: TrainConfig, directory: RunDirectory, note: Callable[[str], None], *, on_terminal: bool = False
-) -> ReferenceServer:
-    """on_terminal: whether notes are shown on a terminal. Elsewhere, as in a log file, they contain no token."""
-    return InlineServer(config, directory, note, on_terminal) if config.server == INLINE else NamedServer(config)
-
-
-# A server that shares no directory is brought the snapshots, so the trainer may write them where it likes.
-_SNAPSHOTS: Mapping[WeightsPlace, Callable[[TrainConfig], Path | None]] = {
-    "directory": lambda config: None,
-    "server": lambda config: RunDirectory(config.run_dir).snapshots,
-}
-
-
-class NamedServer:
-    """A server that the user starts and restarts."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.url = config.server
-        self.snapshot_root = config.reference.snapshot_root or _SNAPSHOTS[config.weights](config)
-
-    def start(self, on_wait: OnWait) -> None:
-        pass
-
-    def await_answer(self, on_wait: OnWait) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def describe(self, reason: str) -> str:
         return reason
 
     def stop(self) -> None:
         pass
 
 
-class InlineServer:
+def choose_server(
+    config: TrainConfig, directory: RunDirectory, note: Callable[[str], None], *, on_terminal: bool = False
+) -> ReferenceServer:
+    """on_terminal: whether notes are shown on a terminal. Elsewhere, as in a log file, they contain no token."""
+    if config.server == INLINE:
+        return InlineServer(config, directory, note, on_terminal)
+    # Snapshots are uploaded to a server that shares no directory, so the trainer may write them into its own.
+    root = directory.snapshots if config.weights == "server" else None
+    return ReferenceServer(config.server, config.reference.snapshot_root or root)
+
+
+class InlineServer(ReferenceServer):
     """`ref-server serve` as a child process: on this machine only, with its queue and its log in the run's directory.
 
     It has the model that the policy began as, the teacher, or both. It is restarted when it dies, unless it never
@@ -104,8 +81,7 @@ class InlineServer:
     def __init__(
         self, config: TrainConfig, directory: RunDirectory, note: Callable[[str], None], on_terminal: bool
     ) -> None:
-        self.url = ""
-        self.snapshot_root: Path | None = config.reference.snapshot_root or directory.snapshots
+        super().__init__("", config.reference.snapshot_root or directory.snapshots)
         self._config = config
         self._directory = directory
         self._note = note
@@ -209,9 +185,9 @@ def reference_device(reference: str, policy: str) -> str:
     """Where the reference runs if it is `auto`: on the last GPU that is not the policy's, else where the policy is."""
     if reference != "auto":
         return reference
-    own = choose_device(policy)
-    others = [index for index in range(torch.cuda.device_count()) if index != (own.index or 0)]
-    return f"cuda:{others[-1]}" if own.type == "cuda" and others else str(own)
+    device = choose_device(policy)
+    others = [index for index in range(torch.cuda.device_count()) if index != (device.index or 0)]
+    return f"cuda:{others[-1]}" if device.type == "cuda" and others else str(device)
 
 
 def _models(config: TrainConfig) -> dict[str, str]:

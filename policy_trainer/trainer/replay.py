@@ -19,7 +19,7 @@ from policy_trainer.run_files.recording import read_recording
 from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.parts import step_record
-from policy_trainer.trainer.policy import load_alone
+from policy_trainer.trainer.policy import load_in_one_process
 from policy_trainer.trainer.run import TrainResult, count_steps
 from shared.atomic_files import whole_directory
 from shared.client import Leased
@@ -50,7 +50,7 @@ def _replay(
     directory.refuse_trained(REPLAY)
     directory.open(config, console, resume=False)
     tokenizer, weights = load_tokenizer(config.model, revision=config.revision), _part_weights(config)
-    loaded = load_alone(counted, config.model, config.revision, None, tokenizer, weights)
+    loaded = load_in_one_process(counted, config.model, config.revision, None, tokenizer, weights)
     check = BatchCheck.of(loaded.learner.model, counted, weights)
     metrics = MetricsFile(directory.metrics)
     run = Replay(loaded.learner, check, metrics, console)
@@ -91,21 +91,21 @@ class Replay:
         leased = [Leased(batch, rollout_of(batch).id, "", 1) for batch in batches]
         record = step_record(leased, groups, stats, step)
         self._metrics.write({**record, "training_seconds": seconds})
-        told = f"step {step}: loss {stats.loss:.4g}, reward {record['reward']:.4g}, grad_norm {stats.grad_norm:.4g}"
-        self._console.print(told + (": not finite, so no update was made" if stats.not_finite else ""), highlight=False)
+        line = f"step {step}: loss {stats.loss:.4g}, reward {record['reward']:.4g}, grad_norm {stats.grad_norm:.4g}"
+        self._console.print(line + (": not finite, so no update was made" if stats.not_finite else ""), highlight=False)
         self._steps, self._batches = step, self._batches + len(batches)
         self._tokens += stats.tokens
         self._seconds += seconds
 
     def result(self, *, finished: bool) -> TrainResult:
-        """Raises RunFailed where all of it trained nothing."""
+        """Raises RunFailed if no token trained."""
         if finished and not self._tokens:
             raise RunFailed("the replay trained no token: no group had rewards that differ, or none could be judged")
         return TrainResult(finished, self._steps, self._seconds, self._batches, None)
 
 
 def _part_weights(config: ReplayConfig) -> PartWeights:
-    """Of the rewards, which gdpo alone asks for: the task's data need not be there for the others."""
+    """Weights of the rewards, which only gdpo needs: without it the task's data need not be there."""
     return part_weights(config, make_task(config)) if config.loss.advantage == "gdpo" else {}
 
 

@@ -19,7 +19,7 @@ from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import Saving
 from policy_trainer.run_files.run_directory import RunFiles
 from policy_trainer.sampling.sampler import sampling_params
-from policy_trainer.trainer.bad_groups import BadGroups, describe
+from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe
 from policy_trainer.trainer.parts import BatchSource, Reporters, step_record
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.publication import ModelCopy, Publication
@@ -28,12 +28,12 @@ from shared.atomic_files import whole_directory
 from shared.batch import RolloutBatch
 from shared.client import Leased
 
-# By default workers pause when the groups of this many steps wait for training.
+# By default workers pause when the groups of so many steps wait for training.
 _WAITING_STEPS = 3
 
 
 def max_waiting(config: TrainConfig) -> int:
-    """How many groups may wait for training. Of more steps than max_lag allows, the last would expire untrained."""
+    """How many groups may wait for training. Those of more than max_lag + 1 steps would expire untrained."""
     steps = _WAITING_STEPS if config.max_lag is None else min(_WAITING_STEPS, config.max_lag + 1)
     return config.max_waiting or steps * config.groups_per_step
 
@@ -57,16 +57,14 @@ class Trainer:
         self._source = source
         self._renewal = source.renewal
         self._reporters = reporters
-        self._stopwatch = reporters.stopwatch
-        self._stop = stop
-        self._evaluated = reporters.evaluated
+        self._stopwatch, self._evaluated, self._stop = reporters.stopwatch, reporters.evaluated, stop
         self._noise_floor: float | None = None
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: Saving | None = None
         self._bad_groups = BadGroups()
 
     def run(self) -> bool:
-        """True when all steps are done, False when stopped before. A checkpoint then includes all trained batches."""
+        """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
         state, config, learner, feed = self._state, self._config, self._policy.learner, self._source.feed
         self._ensure_reference()
         self._publish()
@@ -97,8 +95,7 @@ class Trainer:
                         continue
                     self._trained = batches
                     feed.trained(leased)
-                    for failure in self._bad_groups.pop():
-                        feed.refuse(failure[0], describe(failure))
+                    self._refuse(self._bad_groups.pop())
                     self._count(leased, stats)
                     seconds = {"waiting": taken - requested, "working": time.monotonic() - taken}
                     self._record(leased, groups, stats, kl_at_step_0, **seconds)
@@ -126,15 +123,15 @@ class Trainer:
         if self._state.step:
             return None
         kl = learner.kl(batches)
-        if message := self._source.first_kl.check(kl, self._noise_floor):
+        if message := self._source.check_first_kl(kl, self._noise_floor):
             self._reporters.display.note(message)
         return kl
 
     def _goes_on_without(self, leased: Sequence[Leased], error: Exception) -> bool:
         """Sets aside the groups on which the step raised, and keeps the others for the next. False: the run must end.
 
-        If weights may have changed, or the groups at fault cannot be determined, groups are released here and count as
-        delivered, as those of a killed process do. So a resumed run does not fail on the same groups forever.
+        If weights may have changed, or the bad groups cannot be determined, groups are released here and count as
+        delivered, so that a resumed run does not fail on them forever.
         """
         learner, feed = self._policy.learner, self._source.feed
         if isinstance(error, RunFailed) and not isinstance(error, RankLost):
@@ -151,21 +148,23 @@ class Trainer:
         if not self._bad_groups.add(bad, error):
             return False
         if learner.updated:
-            for failure in bad:
-                feed.refuse(failure[0], describe(failure))
+            self._refuse(bad)
             return False
         feed.put_back([lease for lease, failure in zip(leased, failures, strict=True) if not failure])
         for failure in bad:
             self._reporters.display.note(f"batch {failure[0].id} is set aside: {describe(failure)}")
         return True
 
+    def _refuse(self, failures: Sequence[Failure]) -> None:
+        for failure in failures:
+            self._source.feed.refuse(failure[0], describe(failure))
+
     def _evaluate_and_checkpoint(self) -> None:
         """Does what is due after this step. The best weights so far get a checkpoint."""
         step, config = self._state.step, self._config
         last = step == config.max_steps
-        best = (
-            last or (config.evaluation.eval_steps and step % config.evaluation.eval_steps == 0)
-        ) and self._evaluate()
+        eval_steps = config.evaluation.eval_steps
+        best = (last or (eval_steps and step % eval_steps == 0)) and self._evaluate()
         if best or last or step % config.checkpoint.save_steps == 0 or self._source.feed.settling_is_due:
             self._checkpoint()
         elif self._saving and self._saving.done():
@@ -173,7 +172,7 @@ class Trainer:
 
     def _publish(self, *, finished: bool = False) -> None:
         self._files.check_directory()
-        state = self._state
+        state, learner = self._state, self._policy.learner
         publication = Publication(
             run=self._config.run,
             epoch=state.epoch,
@@ -182,17 +181,14 @@ class Trainer:
             max_waiting=max_waiting(self._config),
             finished=finished,
             lineage=self._files.lineage,
-            probe=self._policy.learner.probe(self._trained) if self._trained and not finished else None,
+            probe=learner.probe(self._trained) if self._trained and not finished else None,
         )
         weights = self._source.weights
         with self._stopwatch("publish"), write_failures(weights.describe()):
-            weights.publish(self._copy(), publication)
+            weights.publish(ModelCopy(learner.model, self._policy.tokenizer, learner.state()), publication)
 
     def _evaluate(self) -> bool:
-        """Measures greedy answers to held-out problems; True if they are the best so far and not those of step 0.
-
-        `Evaluation.scores` says what is compared. Of equal ones the first is the best.
-        """
+        """Samples held-out problems greedily. True if their scores are the best so far, and not those of step 0."""
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
         with self._stopwatch("evaluate"), self._policy.turn():
             evaluation = self._policy.evaluator.evaluate(
@@ -255,10 +251,6 @@ class Trainer:
             self._checkpoint()
             self._settle()
         return finished
-
-    def _copy(self) -> ModelCopy:
-        learner = self._policy.learner
-        return ModelCopy(learner.model, self._policy.tokenizer, learner.state())
 
     def _save_model(self) -> None:
         target = self._files.directory.model
@@ -337,8 +329,7 @@ class Trainer:
         )
 
     def _restore(self) -> None:
-        """Brings back what a server has lost: without the run's reference it scores nothing, and without its weights
-        workers may wait for ever."""
+        """Restores what a server has lost: without the reference it scores nothing, without weights workers wait."""
         self._ensure_reference()
         with write_failures(self._source.weights.describe()):
             lost = self._source.weights.lost()

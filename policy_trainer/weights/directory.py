@@ -1,6 +1,6 @@
 """Published weights in a directory that trainer and workers share.
 
-Each version is a directory of its own; `latest.json` is replaced in one rename, so that a reader sees the old version
+Each version is a directory; `latest.json` is replaced in one rename, so that a reader sees the old version
 or the new one, never half of one.
 """
 
@@ -34,7 +34,7 @@ class WeightsDirectory:
         # `directory` is for other programs' samplers.
         write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
         for old in sorted(self._root.glob(VERSIONS))[:-KEPT]:
-            shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # it is there whole or not at all
+            shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # so that it is complete or absent
 
     def has(self, publication: Publication) -> bool:
         return (self._root / publication.name).is_dir()
@@ -52,10 +52,10 @@ class WeightsDirectory:
 
     @contextmanager
     def reading(self, publication: Publication, reader: str) -> Iterator[Path]:
-        """Reads by second names, which the publisher does not remove.
+        """Reads through hard links, which the publisher does not remove.
 
-        On a network file system whoever reads a file without a name gets an error, or dies (SIGBUS): its pages are
-        gone. Where there are no such links the version's own names have to do.
+        On a network file system, reading a file without a name is an error or kills the process (SIGBUS). Without hard
+        links the version is read by its first names.
         """
         version, link = self._root / publication.name, self._root / f".read-by-{reader}"
         shutil.rmtree(link, ignore_errors=True)  # left by a killed reader
@@ -83,7 +83,7 @@ def _link_files(version: Path, link: Path) -> bool:
 
 
 def _read_newest(path: Path) -> bytes:
-    """The content of a file that others replace. On NFS one that is replaced while it is read is stale."""
+    """The content of a file that others replace. On NFS a file that is replaced while it is read is stale."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The workers' side of published weights on the reference server: versions come beside sampling, and lie here."""
+"""The workers' side of published weights on the reference server: versions are downloaded in the background."""
 
 import json
 import shutil
@@ -16,9 +16,9 @@ from shared.atomic_files import whole_directory
 from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
 
-# A poll lasts so long, and then looks whether another training has begun, or this one has ended.
+# Length of a poll, after which the run may have been started again, or have finished.
 _POLL_SECONDS = 5.0
-# How long the end of a worker waits for the thread.
+# How long a worker waits for the thread when it ends.
 _ENDING_SECONDS = 1.0
 # Files that a version may contain. Code is refused, and so are pickles, since loading one can run code.
 _KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
@@ -31,30 +31,30 @@ class Gone(Exception):
 
 
 def place(directory: Path, name: WeightsName) -> Path:
-    """Where a version lies."""
+    """The directory of a version."""
     return directory / name.lineage / version_directory(name.epoch, name.version)
 
 
-def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Path:
-    """The directory of a version, downloaded unless it is there. It appears when it is whole and right.
+def fetch(client: RefServerClient, version: WeightsVersion, directory: Path) -> Path:
+    """The directory of a version, downloaded unless it is there. It appears when it is complete and checked.
 
     Raises Gone, WrongContent, UserError for files that no model has, RunFailed for a full disk.
     """
-    target = place(directory, found.name)
+    target = place(directory, version.name)
     if target.is_dir():
         return target
-    if strange := [file for file in found.files if not file.endswith(_KINDS)]:
+    if strange := [file for file in version.files if not file.endswith(_KINDS)]:
         raise UserError(
-            f"weights: version {found.name} has the file {strange[0]}, and workers load only {', '.join(_KINDS)}: "
+            f"weights: version {version.name} has the file {strange[0]}, and workers load only {', '.join(_KINDS)}: "
             "publish weights as safetensors"
         )
     try:
         with write_failures(target, "make room, and start this worker again"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _check_room(target.parent, found)
+            _check_room(target.parent, version)
             with whole_directory(target, siblings=VERSIONS) as temporary:
-                for file, content in found.files.items():
-                    client.download_weights(found.name, file, content, temporary / file)
+                for file, content in version.files.items():
+                    client.download_weights(version.name, file, content, temporary / file)
                 _check_shards(temporary)
     except RefServerError as error:
         if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
@@ -63,12 +63,12 @@ def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Pa
     return target
 
 
-def _check_room(directory: Path, found: WeightsVersion) -> None:
+def _check_room(directory: Path, version: WeightsVersion) -> None:
     """Raises OSError if the version does not fit on the disk."""
-    needed, free = sum(content.bytes for content in found.files.values()), shutil.disk_usage(directory).free
+    needed, free = sum(content.bytes for content in version.files.values()), shutil.disk_usage(directory).free
     if needed > free - _SPARE:
         raise OSError(
-            f"version {found.name} has {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of the disk are free, "
+            f"version {version.name} has {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of the disk are free, "
             f"of which {_SPARE / 2**20:,.0f} stay free"
         )
 
@@ -87,8 +87,8 @@ def _check_shards(directory: Path) -> None:
 class DownloadedWeights:
     """The `PublishedWeights` of a worker that shares no directory with the trainer.
 
-    A thread looks for versions and downloads them while the sampler samples; it begins with the first question.
-    `newest` is the newest that has arrived. directory: the worker's own; it keeps two versions, and what is read.
+    A thread looks for versions and downloads them while the sampler samples; the first call of `newest` starts it.
+    `newest` is the newest that has arrived. directory: of this worker only; it keeps two versions, and those in use.
     """
 
     def __init__(self, client: RefServerClient, run: str, directory: Path) -> None:
@@ -129,7 +129,7 @@ class DownloadedWeights:
         return f"the reference server at {self._client.url}"
 
     def close(self) -> None:
-        """Ends the thread, or leaves it alone with the request that it has begun."""
+        """Ends the thread, or abandons it with the request that it has begun."""
         self._closed.set()
         if self._thread.ident is not None:
             self._thread.join(_ENDING_SECONDS)
@@ -139,27 +139,27 @@ class DownloadedWeights:
         seen: WeightsVersion | None = None
         try:
             while not self._closed.is_set() and not (self._newest and self._newest.finished):
-                found = self._look(seen)
-                if found is not None:
-                    seen = self._take(found)
+                version = self._look(seen)
+                if version is not None:
+                    seen = self._take(version)
         except Exception as error:  # raised where the sampler asks
             self._failure = error
 
     def _look(self, seen: WeightsVersion | None) -> WeightsVersion | None:
-        """What there is beside `seen`, be it newer, another training's, or this one's end; waits a while for it."""
+        """A version other than `seen`: newer, another training's, or this one's end. Waits a while for it."""
         if seen is None:
             return self._client.newest_weights(self._run, wait_seconds=_POLL_SECONDS)
-        newest = self._client.newest_weights(self._run)  # a poll tells of no change that came before it
+        newest = self._client.newest_weights(self._run)  # a poll misses changes that came before it
         if newest is not None and newest != seen:
             return newest
         after = seen.name.order
         return self._client.newest_weights(self._run, seen.lineage, after=after, wait_seconds=_POLL_SECONDS)
 
-    def _take(self, found: WeightsVersion) -> WeightsVersion | None:
+    def _take(self, version: WeightsVersion) -> WeightsVersion | None:
         """Makes a version the newest; None when the server has removed it meanwhile."""
-        publication = Publication.parse({**found.words, **asdict(found.name)})
+        publication = Publication.parse({**version.words, **asdict(version.name)})
         try:
-            target = fetch(self._client, found, self._directory)
+            target = fetch(self._client, version, self._directory)
         except Gone:
             return None
         self._newest = publication
@@ -168,4 +168,4 @@ class DownloadedWeights:
             for old in versions[:-KEPT]:
                 if old != target and old not in self._reading:
                     shutil.rmtree(old)
-        return found
+        return version

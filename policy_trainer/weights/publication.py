@@ -1,4 +1,4 @@
-"""What is published, and the two sides of the places where trainer and workers meet."""
+"""A publication, and the protocols of the places through which workers get weights."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -28,8 +28,8 @@ class Publication:
 
     epoch: of the run. version: training steps done. next_index: the problem at which a new worker begins. max_waiting:
     groups of the run that may wait in the server; at this number workers pause, to limit staleness. finished: the run
-    is over, and workers exit. lineage: which training of the run's name this is. probe: what the sampler compares its
-    log-probs with; None before the first step of a process.
+    is over, and workers exit. lineage: which training of the run's name this is. probe: log-probs for the sampler to
+    compare with its own; None before the first step of a process.
     """
 
     run: str
@@ -72,7 +72,7 @@ def version_directory(epoch: int, version: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ModelCopy:
-    """state: as the learner copied it. The model itself is asked for its configuration alone."""
+    """state: as the learner copied it. Of the model only the configuration is used."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -107,9 +107,9 @@ class PublishedWeights(Protocol):
         ...
 
     def reading(self, publication: Publication, reader: str) -> AbstractContextManager[Path]:
-        """The model directory, which stays whole while the block reads it. reader: names who reads.
+        """The model directory, which stays complete while the block reads it. reader: a name for the reader.
 
-        Raises OSError if it is gone: a newer one has taken its place.
+        Raises OSError if it is gone because there is a newer version.
         """
         ...
 

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from policy_trainer.config import TrainConfig, WeightsPlace
+from policy_trainer.config import TrainConfig
 from policy_trainer.config.worker_settings import worker_settings
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.directory import LATEST, WeightsDirectory
@@ -17,7 +17,7 @@ from shared.api import WeightsFile, WeightsName
 from shared.atomic_files import write_json
 from shared.client import RefServerClient, RefServerError
 
-# A version on its way has so long to arrive once the run is asked to stop.
+# How long a version that is being published may take once the run is asked to stop.
 _ENDING_SECONDS = 10.0
 
 # The key of a commit that has the settings for workers.
@@ -25,10 +25,7 @@ SETTINGS = "settings"
 
 
 class BackgroundPublisher:
-    """Publishes in a thread, one version after the other: the trainer waits for none.
-
-    Of those that wait only the newest is published.
-    """
+    """Publishes in a background thread. Of the versions that wait only the newest is published."""
 
     def __init__(self, weights: Publisher) -> None:
         self._weights = weights
@@ -39,7 +36,7 @@ class BackgroundPublisher:
         self._failure: BaseException | None = None
 
     def publish(self, copy: ModelCopy, publication: Publication) -> None:
-        """Returns at once. Raises what went wrong with an earlier version."""
+        """Returns at once. Raises the error of an earlier publication."""
         self._raise_failure()
         with self._changing:
             self._waiting = copy, publication
@@ -49,7 +46,7 @@ class BackgroundPublisher:
                 self._thread.start()
 
     def lost(self) -> bool:
-        """Whether the newest version was published and is gone. Raises what went wrong with one."""
+        """Whether the newest version was published and is gone. Raises the error of a failed publication."""
         self._raise_failure()
         with self._changing:
             published = self._published if self._thread is None else None
@@ -59,7 +56,7 @@ class BackgroundPublisher:
         return self._weights.describe()
 
     def wait(self, check: Callable[[], None]) -> None:
-        """Returns once the newest version is published. Raises what went wrong with one.
+        """Returns once the newest version is published. Raises the error of a failed publication.
 
         check: called every few seconds; it may raise to stop.
         """
@@ -68,7 +65,7 @@ class BackgroundPublisher:
         self._raise_failure()
 
     def close(self) -> None:
-        """Ends the thread after what it has begun, or without it where that takes long. What waits is not published."""
+        """Waits a while for the version that is being published. The one that waits is not published."""
         with self._changing:
             self._waiting = None
         self._ends_soon()
@@ -143,13 +140,13 @@ class UploadedWeights:
 
 
 def upload_directory(client: RefServerClient, name: WeightsName, directory: Path) -> Mapping[str, WeightsFile]:
-    """Uploads the files of a model directory, for a commit. Again is harmless. Raises OSError."""
+    """Uploads the files of a model directory, for a commit. Repeating it is harmless. Raises OSError."""
     files = sorted(path for path in directory.iterdir() if path.is_file())
     return {path.name: client.put_weights(name, path) for path in files}
 
 
 def is_there(client: RefServerClient, name: WeightsName) -> bool:
-    """Whether the server has a version. The question also keeps the server from removing it for a while."""
+    """Whether the server has a version. The request also keeps the server from removing it for a while."""
     try:
         client.weights(name)
     except RefServerError as error:
@@ -161,8 +158,6 @@ def is_there(client: RefServerClient, name: WeightsName) -> bool:
 
 def choose_publisher(config: TrainConfig, client: RefServerClient) -> Publisher:
     directory = RunDirectory(config.run_dir).weights
-    places: Mapping[WeightsPlace, Callable[[], Publisher]] = {
-        "directory": lambda: WeightsDirectory(directory),
-        "server": lambda: UploadedWeights(client, directory, worker_settings(config)),
-    }
-    return places[config.weights]()
+    if config.weights == "server":
+        return UploadedWeights(client, directory, worker_settings(config))
+    return WeightsDirectory(directory)
