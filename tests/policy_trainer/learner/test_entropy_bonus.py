@@ -116,8 +116,8 @@ def test_a_bonus_of_0_costs_no_forward_and_no_gradient(
     gradients: list[Any] = []
 
     class Counted(PackedForward):
-        def with_entropy(self, *inputs: Any) -> Any:
-            logps, entropy = super().with_entropy(*inputs)
+        def with_entropy(self, groups: Any, temperatures: Any) -> Any:
+            logps, entropy = super().with_entropy(groups, temperatures)
             if entropy.requires_grad:
                 entropy.register_hook(gradients.append)  # called with None where there is none
             calls.append(entropy.requires_grad)
