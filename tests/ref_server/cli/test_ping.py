@@ -18,12 +18,8 @@ import trustme
 from ref_server.service.service import Service
 from tests.ports import free_port
 from tests.ref_server.processes import running
-from tests.site import Answer, open_site
-
-__all__ = ["open_site"]
 
 Command = Callable[..., tuple[int, str, str]]
-OpenSite = Callable[..., object]
 
 TRAIN = "a-trainers-token-0123456789"
 UPLOAD = "a-workers-token-0123456789"
@@ -85,13 +81,6 @@ def test_waiting_ends_when_it_is_ready(
 def test_waiting_ends_in_time(command: Command) -> None:
     status, _, err = command("ping", "--url", f"http://127.0.0.1:{free_port()}", "--wait", "0.5")
     assert status == 1 and "is not ready" in err
-
-
-def test_another_server(command: Command, open_site: Callable) -> None:
-    site = open_site(lambda _: Answer(200, b"hello"))
-    status, out, err = command("ping", "--url", site.url)
-    assert (status, out) == (1, "")
-    assert f"the server at {site.url} is not a reference server" in err
 
 
 @pytest.mark.parametrize(

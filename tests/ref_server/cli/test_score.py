@@ -14,7 +14,6 @@ import pytest
 
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
-from tests.ports import free_port
 
 Rollout = Callable[..., RolloutBatch]
 Command = Callable[..., tuple[int, str, str]]
@@ -143,13 +142,6 @@ def test_what_cannot_be_scored(score: Command, tmp_path: Path) -> None:
     assert status == 1 and "must be a safetensors file" in err
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xff"}')
     assert score("--file", str(tmp_path / "latin.jsonl"))[0] == 1
-
-
-def test_no_server(command: Command) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    status, out, err = command("score", "--url", url, "--prompt", "a", "--completion", "b")
-    assert (status, out) == (1, "")
-    assert err.startswith(f"ref-server score: no server answers at {url}")
 
 
 @pytest.mark.slow

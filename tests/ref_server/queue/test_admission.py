@@ -142,17 +142,6 @@ def test_batches_count_from_admission_until_training_starts(open_queue: Open, cl
     assert is_full(), "it is in doubt, so it is leased once more"
 
 
-def test_dead_and_expired_batches_leave_room(open_queue: Open) -> None:
-    queue = open_queue(max_batches=4, max_scoring_attempts=1)
-    queue.put(upload("dead"))
-    queue.claim(100)
-    queue.fail("dead", "boom")
-    queue.put(upload("expired"))
-    expire_waiting(queue)
-    assert queue.put(upload("b")).created
-    assert queue.put(upload("c")).created
-
-
 # --- leases in flight
 
 
@@ -168,22 +157,6 @@ def test_leases_that_are_not_settled_are_bounded(open_queue: Open, limits: dict[
     assert lease(queue, run="run", request_id="1") == first
     queue.ack([key(second)])
     assert lease(queue, run="run").id == "c"
-
-
-def test_a_run_may_lease_as_many_as_are_free(open_queue: Open) -> None:
-    queue = open_queue(max_in_flight=6)
-    make_ready(queue, *(upload(f"{run} {i}", run=run) for run in ("one", "two") for i in range(6)))
-    held = lease_many(queue, run="one", count=512)
-    assert len(held) == 3
-    with pytest.raises(TooManyInFlight, match="max_in_flight is 6"):
-        lease(queue, run="one")
-    with pytest.raises(TooManyInFlight, match="run 'one'"):
-        lease(queue)  # names no run, and would get a batch of run one
-    assert len(lease_many(queue, run="two", count=512)) == 1
-    with pytest.raises(TooManyInFlight):
-        lease(queue, run="two")
-    queue.ack([key(each) for each in held])
-    assert lease(queue, run="two").id == "two 1"
 
 
 def test_a_request_without_a_run_counts_for_the_run_of_each_batch(open_queue: Open) -> None:
@@ -264,16 +237,6 @@ def test_batches_in_use_and_those_of_other_runs_are_not_displaced(open_queue: Op
         queue.put_displacing(upload("new"))
     assert queue.get("new") is None
     assert [state(queue, id) for id in ("leased", "scored", "other")] == [State.LEASED, State.SCORING, State.QUEUED]
-
-
-def test_nothing_is_displaced_in_vain(open_queue: Open) -> None:
-    queue = open_queue(max_bytes=15)
-    queue.put(upload("a"))
-    queue.put(upload("other", run="other"))
-    with pytest.raises(QueueFull):
-        queue.put_displacing(upload("b", body=b"u" * 7))
-    assert (state(queue, "a"), queue.payload("a")) == (State.QUEUED, b"raw")
-    assert queue.activity.counts()[Count.EXPIRED_DISPLACED] == 0
 
 
 def test_concurrent_consumers_take_each_batch_once(queue: Queue) -> None:

@@ -51,15 +51,6 @@ def test_both_orders_across_runs_and_epochs(queue: Queue) -> None:
     assert drain(queue, order=Order.FRESHEST) == ["c2", "b2", "a2", "d2"]
 
 
-def test_fifo_is_the_order_of_admission_not_of_scoring(queue: Queue) -> None:
-    for id in "abc":
-        queue.put(upload(id))
-    assert lease_many(queue) == [], "nothing is ready yet"
-    for claim in reversed(queue.claim(100)):
-        queue.complete(claim.id, b"scored")
-    assert drain(queue) == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize("order", Order)
 def test_returned_batches_come_first_in_their_old_order(queue: Queue, clock: Clock, order: Order) -> None:
     make_ready(queue, *(upload(id, version=version) for id, version in (("a", 1), ("b", 2), ("c", 3), ("d", 4))))
@@ -108,17 +99,6 @@ def test_the_token_of_a_lost_lease_is_refused_before_anybody_leases_again(queue:
     arguments = {"extend": [LEASE_SECONDS]}.get(act, [])
     assert getattr(queue, act)([key(held)], *arguments) == [Outcome.STALE]
     assert state(queue, "a") is State.READY
-
-
-def test_extending_counts_from_now(queue: Queue, clock: Clock) -> None:
-    fill(queue, "a")
-    held = lease(queue)
-    clock.advance(LEASE_SECONDS - 1)
-    assert queue.extend([key(held)], 3.0) == [Outcome.OK]
-    clock.advance(2.9)
-    assert lease_many(queue) == []
-    clock.advance(0.1)
-    assert lease(queue).id == "a"
 
 
 # --- what counts as a delivery
@@ -248,13 +228,6 @@ def test_a_new_incarnation_gets_the_leases_of_the_old_one(open_queue: Open) -> N
     assert queue.ack([key(held) for held in (*old, anonymous)]) == [Outcome.STALE] * 3
     with pytest.raises(Superseded):
         lease_many(queue, incarnation="one")
-
-
-def test_an_incarnation_keeps_its_leases_and_those_of_other_consumers(queue: Queue) -> None:
-    fill(queue, "abc")
-    other = lease(queue, consumer="other", incarnation="one")
-    mine = [lease(queue, incarnation="two") for _ in range(2)]
-    assert queue.ack([key(held) for held in (other, *mine)]) == [Outcome.OK] * 3
 
 
 # --- several batches in one request

@@ -11,7 +11,7 @@ from ref_server.queue.queue import Queue
 from ref_server.queue.records import Wanted
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import Lease, LeaseBody, State
-from tests.ref_server.queue.backends import Clock, Open, make_limits
+from tests.ref_server.queue.backends import Clock, make_limits
 from tests.ref_server.queue.batches import drain, key, lease, lease_many, lose, make_ready, reason, state, upload
 
 LIMITS = {"max_batches_per_run": 6}
@@ -45,17 +45,6 @@ def test_batches_older_than_the_lag_expire_as_stale(queue: Queue) -> None:
     assert drain(queue, run="run", policy_version=9, max_lag=2) == ["good"]
     assert reason(queue, "old") == reason(queue, "old and queued") == "stale"
     assert queue.payload("old") is not None
-
-
-def test_a_leased_batch_is_stale_only_once_it_is_lost(queue: Queue, clock: Clock) -> None:
-    make_ready(queue, upload("old", version=0))
-    lose(queue, clock, started=False)
-    held = lease(queue, consumer="other")
-    now = {"run": "run", "policy_version": 9, "max_lag": 2}
-    assert lease_many(queue, **now) == []
-    queue.release([key(held)])
-    assert lease_many(queue, **now) == []
-    assert reason(queue, "old") == "stale"
 
 
 def test_a_batch_lost_in_training_is_leased_once_more_before_it_is_stale(queue: Queue, clock: Clock) -> None:
@@ -114,15 +103,6 @@ def test_an_upload_is_at_most_one_epoch_ahead_of_its_trainer(queue: Queue) -> No
     assert queue.put(upload("ahead", lineage="one", epoch=5)).created
 
 
-def test_epochs_belong_to_a_lineage(queue: Queue, clock: Clock) -> None:
-    """A resumed run has newer epochs than one that is begun again under its name."""
-    lease_as(queue, "old", epoch=5, policy_version=2)
-    clock.advance(SILENCE)
-    make_ready(queue, upload("a", lineage="new", version=7), upload("b", lineage="new", version=7))
-    assert lease_as(queue, "new", epoch=0, policy_version=7)[0].id == "a"
-    assert lease_as(queue, "new", epoch=6, policy_version=7)[0].id == "b", "the old fork at version 2 does not count"
-
-
 # --- whose batches
 
 
@@ -142,19 +122,6 @@ def test_a_request_without_a_lineage_is_one_lineage_and_without_a_run_all(queue:
     assert [held.id for held in lease_as(queue, None)] == ["a"]
     assert reason(queue, "b") == "abandoned"
     assert drain(queue) == ["c"]
-
-
-def test_batches_in_use_expire_when_they_come_back_to_another_lineage(queue: Queue, clock: Clock) -> None:
-    make_ready(queue, upload("leased", lineage="old"))
-    lease(queue, run="run", lineage="old", lease_seconds=30.0)
-    queue.put(upload("scored", lineage="old"))
-    queue.claim(1000)
-    clock.advance(20)
-    assert lease_as(queue, "new", consumer="another") == []
-    queue.complete("scored", b"done")
-    clock.advance(SILENCE)
-    assert lease_as(queue, "new", consumer="another") == []
-    assert set(outcomes(queue).values()) == {ABANDONED}
 
 
 # --- who holds a run
@@ -209,25 +176,6 @@ def test_leases_hold_a_run_for_half_their_time(queue: Queue, clock: Clock) -> No
     assert retry_after(queue, "two") == pytest.approx(SILENCE), "it holds none"
 
 
-def test_a_stale_lease_is_no_sign_of_life(queue: Queue, clock: Clock) -> None:
-    make_ready(queue, upload("a", lineage="one"))
-    held = lease(queue, run="run", lineage="one")
-    clock.advance(11)  # the lease has expired
-    queue.extend([key(held)], 100.0)
-    assert lease_as(queue, "two") == []
-
-
-def test_after_a_restart_the_holder_has_time_to_come_back(open_queue: Open, clock: Clock) -> None:
-    queue = open_queue()
-    lease_as(queue, "one")
-    clock.advance(3)
-    queue.close()
-    queue = open_queue()
-    assert retry_after(queue, "two") > 0
-    clock.advance(SILENCE)
-    assert lease_as(queue, "two") == []
-
-
 def test_late_uploads_of_another_lineage_do_not_fill_a_run(queue: Queue) -> None:
     lease_as(queue, "new")
     for number in range(8):  # more than may wait in a run
@@ -259,16 +207,6 @@ def test_unused_batches_of_a_finished_run_expire(queue: Queue) -> None:
     assert outcomes(queue) == {"done": (State.DONE, None), **dict.fromkeys(unused, FINISHED)}
     assert queue.activity.counts()[Count.EXPIRED_FINISHED] == 5
     assert lease_as(queue, "two") == [], "the run is free at once"
-
-
-def test_a_finished_run_may_go_on(queue: Queue) -> None:
-    make_ready(queue, upload("a", lineage="one"))
-    lease_as(queue, "one", incarnation="1")
-    queue.finish("run", "one")
-    assert lease_as(queue, "one", incarnation="2")[0].id == "a"
-    make_ready(queue, upload("b", lineage="one"))
-    assert retry_after(queue, "two") == SILENCE
-    assert drain(queue, run="run", lineage="one", incarnation="2") == ["b"]
 
 
 def test_a_late_upload_after_a_move_to_another_store_is_never_trained(queue: Queue, tmp_path: Path) -> None:

@@ -124,20 +124,6 @@ def test_a_purge_reads_a_bounded_number_of_batches(queue: Queue) -> None:
     assert queue.stats().runs["other"][State.READY].batches == LOOKED_AT
 
 
-def test_only_chosen_batches_are_purged(queue: Queue, clock: Clock) -> None:
-    for id, run in (("old", "run"), ("other", "other")):
-        queue.put(ready_upload(id, run=run))
-    clock.advance(1.0)
-    queue.put(ready_upload("new"))
-    queue.put(upload("queued"))
-    until = clock.wall() - 1.0
-    assert purge(queue, run="nobody's") == purge(queue, "dead") == purge(queue, admitted_until=until - 0.5) == []
-    assert purge(queue, run="run", admitted_until=until) == ["old"]
-    assert purge(queue, run="other") == ["other"]
-    assert purge(queue, "queued") == ["queued"]
-    assert purge(queue, admitted_until=until + 1.0) == ["new"]
-
-
 def test_a_purged_batch_is_dropped(queue: Queue) -> None:
     [id, expired] = [queue.put(ready_upload(each)).id for each in ("leased", "expired")]
     held = lease(queue, run="run")
@@ -233,17 +219,6 @@ def test_stats_count_batches_and_bytes_by_run_and_state(queue: Queue) -> None:
         "two": {State.DONE: gone},
     }
     assert (stats.waiting_batches, stats.waiting_bytes) == (2, 13), "as the limits count: without started ones"
-
-
-def test_the_oldest_age_is_that_of_the_oldest_waiting_batch(queue: Queue, clock: Clock) -> None:
-    assert queue.stats().oldest_age is None
-    make_ready(queue, upload("a"))
-    clock.advance(4)
-    queue.put(upload("b"))
-    clock.advance(2)
-    assert queue.stats().oldest_age == 6
-    lease(queue)
-    assert queue.stats().oldest_age == 2
 
 
 def test_a_closed_queue_says_so(queue: Queue) -> None:

@@ -8,9 +8,9 @@ import pytest
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import NoRoom, QueueFull, WrongState
 from ref_server.queue.queue import Queue
-from shared.api import LeaseKey, ListOrder, Outcome, State
+from shared.api import LeaseKey, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock, Open
-from tests.ref_server.queue.batches import details, expire_waiting, key, lease, ready_upload, stored, upload
+from tests.ref_server.queue.batches import details, expire_waiting, key, lease, ready_upload, stored
 
 MIB = 2**20
 
@@ -77,21 +77,6 @@ def test_a_run_that_uses_its_share_leaves_room_for_another(open_queue: Open) -> 
         queue.put(ready_upload("more"))
     assert refused.value.run == "run"
     assert queue.put(ready_upload("other", run="other")).created
-
-
-def test_a_batch_that_grows_by_its_scores_makes_room_or_is_kept_all_the_same(open_queue: Open) -> None:
-    queue = open_queue(max_stored_bytes=40)
-    for id in "ab":
-        queue.put(ready_upload(id))
-    expire_waiting(queue)
-    queue.put(upload("c", body=b"." * 10))
-    queue.claim(100)
-    queue.complete("c", b"." * 25)
-    assert with_payload(queue) == {"b", "c"}
-    queue.put(upload("d", run="other"))
-    queue.claim(100)
-    queue.complete("d", b"." * 30)
-    assert (with_payload(queue), stored(queue)) == ({"c", "d"}, 55)
 
 
 def test_a_store_far_above_a_new_limit_admits_at_once(open_queue: Open) -> None:
@@ -199,24 +184,6 @@ def test_one_ack_of_many_keeps_as_many(open_queue: Open, most: int) -> None:
     assert stored(queue) == 14 * most
 
 
-def test_samples_and_training_data_count_as_stored(open_queue: Open, clock: Clock) -> None:
-    queue = open_queue(max_stored_bytes=40)
-    for id in "abc":
-        train(queue, id)
-        clock.advance(1.0)
-    assert (with_payload(queue), stored(queue)) == ({"b", "c"}, 28), "a made room for c's training data"
-    queue.put(ready_upload("d"))
-    queue.put(ready_upload("e"))
-    assert with_payload(queue) == {"c", "d", "e"}
-    assert queue.training("b") is None
-    for id in "cd":
-        queue.drop(id)
-    held = lease(queue)
-    with pytest.raises(QueueFull, match="max_stored_bytes is 40"):
-        queue.put_training(held.id, b"." * 31)
-    assert (queue.training(held.id), stored(queue)) == (None, 10)
-
-
 def test_a_dropped_sample_stays_done_until_it_is_forgotten(open_queue: Open, clock: Clock) -> None:
     queue = open_queue()
     train(queue, "a")
@@ -230,20 +197,3 @@ def test_a_dropped_sample_stays_done_until_it_is_forgotten(open_queue: Open, clo
     clock.advance(RETENTION + 1)
     queue.tidy()
     assert (queue.get("b"), queue.payload("b"), stored(queue)) == (None, None, 0)
-
-
-def test_a_list_of_batches_with_payload_in_both_orders(open_queue: Open) -> None:
-    queue = open_queue()
-    for id in "abcdef":
-        train(queue, id, b"data" if id in "ace" else None)
-    queue.put(ready_upload("g"))
-    queue.put(ready_upload("h", run="other"))
-    for order, whole in ((ListOrder.OLDEST, "acegh"), (ListOrder.NEWEST, "hgeca")):
-        listed, cursor = "", None
-        while True:
-            page = queue.list(None, None, 2, cursor, order, kept=True)
-            listed += "".join(batch.id for batch in page.batches)
-            if (cursor := page.next_cursor) is None:
-                break
-        assert listed == whole
-    assert [batch.id for batch in queue.list(State.DONE, "run", 9, None, kept=True).batches] == ["a", "c", "e"]

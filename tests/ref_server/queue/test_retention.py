@@ -109,15 +109,3 @@ def test_a_run_that_is_over_is_forgotten_after_its_batches(queue: Queue, clock: 
     queue.tidy()
     make_ready(queue, upload("new", lineage="one", epoch=1))
     assert lease(queue, run="run", lineage="one", epoch=2, policy_version=9).id == "new"
-
-
-def test_a_run_with_batches_or_with_a_trainer_is_remembered(queue: Queue, clock: Clock) -> None:
-    make_ready(queue, upload("kept", run="silent", lineage="one"))
-    lease(queue, run="silent", lineage="one", lease_seconds=86_400.0)
-    queue.finish("silent", "one")
-    clock.advance(SILENCE_SECONDS + 1)
-    lease_many(queue, run="alive", lineage="one")
-    queue.finish("alive", "one")
-    queue.tidy()
-    for run in ("silent", "alive"):
-        assert queue.put(upload(f"late {run}", run=run, lineage="one")).state is State.EXPIRED

@@ -49,24 +49,6 @@ def test_a_record_comes_back_as_it_was(queue: Queue, clock: Clock) -> None:
     )
 
 
-def test_the_same_kind_step_and_name_replaces(queue: Queue) -> None:
-    queue.keep_metrics(
-        "run", "", [record(1, reward=1), record(1, "evaluation"), record(1, "health", name="kl", seen=2)]
-    )
-    queue.keep_metrics("run", "", [record(1, reward=22), record(1, "health", name="entropy"), record(0, "evaluation")])
-    assert queue.metrics_of_step("run", "", 1) == [
-        record(1, "evaluation").text,
-        record(1, "health", name="entropy").text,
-        record(1, "health", name="kl", seen=2).text,
-        record(1, reward=22).text,
-    ]
-    found = {curve.kind: curve for curve in queue.curves("run")}
-    assert {kind: (curve.records, curve.step) for kind, curve in found.items()} == {
-        "step": (1, 1), "evaluation": (2, 1), "health": (2, 1),
-    }  # fmt: skip
-    assert found["step"].bytes == len(record(1, reward=22).text)
-
-
 def test_a_record_that_is_sent_again_keeps_its_time(queue: Queue, clock: Clock) -> None:
     queue.keep_metrics("run", "", [record(1, reward=1), record(2, reward=1)])
     clock.advance(9)

@@ -18,7 +18,7 @@ from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload, WantedReference
 from ref_server.queue.sqlite import backup
 from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import LeaseBody, LeaseKey, MetricsRecord, Outcome, State
+from shared.api import LeaseKey, MetricsRecord, Outcome, State
 from tests.chaos.disk import NeedsRoot, small_disk
 from tests.ref_server.queue import batches
 from tests.ref_server.queue.backends import Clock, make_limits
@@ -105,21 +105,6 @@ def test_all_comes_back(tmp_path: Path) -> None:
         assert queue.ack([keys["leased"]]) == [Outcome.OK]
         assert not queue.put(upload("done")).created
         assert queue.put(upload("later")).created
-
-
-def test_a_lease_that_nobody_extends_runs_out(tmp_path: Path) -> None:
-    path, restored, clock = tmp_path / "queue.sqlite", tmp_path / "restored" / "queue.sqlite", Clock()
-    restored.parent.mkdir()
-    with opened(path, clock) as queue:
-        fill(queue)
-    (tmp_path / "backups").mkdir()
-    back_up(path, tmp_path / "backups" / "backup")
-    (tmp_path / "backups" / "backup").rename(restored)
-    with opened(restored, clock) as queue:
-        assert lease(queue, incarnation="other").id == "leased"  # of an earlier life of the consumer
-    with opened(restored, clock) as queue:
-        clock.advance(61)
-        assert lease(queue, incarnation="other").id == "leased"
 
 
 def test_a_backup_is_the_queue_at_one_moment_while_it_is_written_to(tmp_path: Path) -> None:
@@ -250,18 +235,3 @@ def test_what_is_no_queue(tmp_path: Path, target: Path) -> None:
 
 
 # --- The end of a run in a store, and what comes after it
-
-
-def test_a_late_upload_to_a_restored_queue_is_not_trained_again(filled: Path, target: Path) -> None:
-    restored = target.parent.parent / "restored"
-    restored.mkdir()
-    with opened(filled) as queue:
-        queue.finish("run", "one")
-    back_up(filled, target)
-    (restored / "queue.sqlite").write_bytes(target.read_bytes())
-    with opened(restored / "queue.sqlite") as queue:
-        for id in ("done", "sample"):
-            known = queue.put(upload(id))
-            assert (known.created, known.state) == (False, State.DONE)
-        assert queue.put(upload("late")).state is State.EXPIRED
-        assert queue.lease(LeaseBody(consumer="c")) == []
