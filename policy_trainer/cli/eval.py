@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
     if failed := [name for name in evaluations[0].failed if all(name in item.failed for item in evaluations)]:
         raise RunFailed(
             f"rewards: {', '.join(failed)} failed on every completion; the warning above says why.\n"
-            "Mend what it says, or name other --rewards"
+            "Fix what it says, or name other --rewards"
         )
     return 0
 

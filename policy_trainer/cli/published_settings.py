@@ -66,8 +66,8 @@ def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     waiting = _Waiting()
     with connect(config, config.server, waiting) as client:
         while True:
-            found = _newest(client, config.run, waiting)
-            published = found.words.get(SETTINGS)
+            newest = _newest(client, config.run, waiting)
+            published = newest.words.get(SETTINGS)
             if not isinstance(published, dict):
                 raise UserError(
                     f"run: the weights of run {config.run!r} came without settings for workers: give --config"
@@ -77,7 +77,7 @@ def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
             if "model" not in given:
                 _check_base(config.run, settings)
             try:
-                model = fetch(client, found, worker_directory(config) / "weights")
+                model = fetch(client, newest, worker_directory(config) / "weights")
             except Gone:
                 continue
             return {"model": str(model), **settings, "weights": "server", "run_dir": str(config.run_dir)}
@@ -152,9 +152,9 @@ def _check_base(run: str, settings: Mapping[str, Any]) -> None:
 
 def _newest(client: RefServerClient, run: str, waiting: "_Waiting") -> Any:
     began = time.monotonic()
-    while (found := client.newest_weights(run, wait_seconds=_POLL_SECONDS)) is None:
+    while (newest := client.newest_weights(run, wait_seconds=_POLL_SECONDS)) is None:
         waiting(f"the trainer has not published weights of run {run!r} on the server yet", time.monotonic() - began)
-    return found
+    return newest
 
 
 def _write(config: RolloutConfig, settings: dict[str, Any]) -> Path:

@@ -44,7 +44,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="directory of the run")
     parser.add_argument("--step", type=int, metavar="N", help="those of step N")
     parser.add_argument("--batch", metavar="ID", help="those of one batch, as `ref-server queue ls` names it")
-    parser.add_argument("--kind", choices=("train", "eval"), help="of training, or of evaluations, alone")
+    parser.add_argument("--kind", choices=("train", "eval"), help="only those of training, or of evaluations")
     ranked = parser.add_mutually_exclusive_group()
     for name, which in (("worst", "lowest"), ("best", "highest")):
         text = f"the completions with the {which} rewards, of all steps unless --step is given"
@@ -58,14 +58,14 @@ def _chosen(groups: Sequence[SampledGroup], options: Namespace, path: Path) -> l
     wanted: Mapping[str, object] = {
         name: value for name in ("step", "batch", "kind") if (value := getattr(options, name)) is not None
     }
-    found = [group for group in groups if all(getattr(group, name) == value for name, value in wanted.items())]
-    if not found:
+    matching = [group for group in groups if all(getattr(group, name) == value for name, value in wanted.items())]
+    if not matching:
         raise UserError(_nothing(groups, wanted, path))
     if options.ranked:
-        return _RANKINGS[options.ranked](_single(found))[: options.limit or _RANKED]
+        return _RANKINGS[options.ranked](_single(matching))[: options.limit or _RANKED]
     if not wanted.keys() & {"step", "batch"}:
-        found = [group for group in found if group.step == found[-1].step]
-    return found[: options.limit]
+        matching = [group for group in matching if group.step == matching[-1].step]
+    return matching[: options.limit]
 
 
 def _nothing(groups: Sequence[SampledGroup], wanted: Mapping[str, object], path: Path) -> str:
@@ -75,8 +75,8 @@ def _nothing(groups: Sequence[SampledGroup], wanted: Mapping[str, object], path:
     steps = shorten(
         ", ".join(str(step) for step in sorted({group.step or 0 for group in groups})), 200, placeholder=" …"
     )
-    asked = ", ".join(f"--{name} {value}" for name, value in wanted.items())
-    return f"{asked}: {path} has no such samples; it has those of steps {steps}"
+    filters = ", ".join(f"--{name} {value}" for name, value in wanted.items())
+    return f"{filters}: {path} has no such samples; it has those of steps {steps}"
 
 
 def _single(groups: Sequence[SampledGroup]) -> list[SampledGroup]:

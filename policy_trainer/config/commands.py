@@ -147,7 +147,7 @@ class RunConfig(CommonConfig):
             self.run = self.run_dir.resolve().name
         if self.weights == "server" and not re.fullmatch(PLAIN_NAME, self.run, re.ASCII):
             raise ValueError(
-                "run: it names the weights on the server, so it has letters, digits and '.', '_', '-' alone, and does "
+                "run: it names the weights on the server, so it has only letters, digits and '.', '_', '-', and does "
                 f"not begin with a dot: choose another --run; got {self.run!r}"
             )
         return self
@@ -173,8 +173,8 @@ class RolloutConfig(RunConfig):
     """Instead of device: start a worker on each of several, cuda:0 cuda:1. The first is number `worker`."""
     loss: RolloutLossConfig = RolloutLossConfig()
     trust_settings: Annotated[bool, InHelp()] = False
-    """Without config: accept all published settings, including those that name code, files or hosts. Whoever may
-    publish weights of the run can then execute code on this machine. Default: such settings are refused; the error
+    """Without config: accept all published settings, including those that name code, files or hosts. Everyone who
+    may publish weights of the run can then execute code on this machine. Default: such settings are refused; the error
     names the options to give instead."""
 
     @model_validator(mode="after")

@@ -175,7 +175,7 @@ class LossConfig(Section):
     entropy: EntropyConfig = EntropyConfig()
     top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
     """Only this share of the tokens, those of the highest entropy in each update, have a surrogate; the paper takes
-    0.2. It costs one forward more. 1: all of them; 0: those of the highest alone."""
+    0.2. It costs one forward more. 1: all of them; 0: only those of the highest entropy."""
 
     @property
     def scale(self) -> Literal["group", "batch", "none"]:

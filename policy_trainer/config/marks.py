@@ -27,9 +27,9 @@ class Travel(Enum):
     """Where a setting goes. Without a mark: to trackers and reports, but not to workers.
 
     PUBLISHED, NAME and TEXT mark settings that the trainer publishes with its weights, for workers without a
-    configuration file of the run. Whoever may publish weights chooses the values. So a worker accepts only what cannot
-    name code, a file or a host: numbers, booleans and choices (Literal). It refuses text, unless the setting itself is
-    marked NAME or TEXT.
+    configuration file of the run. Everyone who may publish weights chooses the values. So a worker accepts only what
+    cannot name code, a file or a host: numbers, booleans and choices (Literal). It refuses text, unless the setting
+    itself is marked NAME or TEXT.
     """
 
     PUBLISHED = "published"

@@ -37,7 +37,7 @@ class OptimizerConfig(Section):
     weights themselves, where small updates are rounded away."""
     offload: Literal["none", "cpu"] = "none"
     """cpu: keep AdamW's moments, gradients and the float32 weights that it steps in main memory, so that the GPU holds
-    the model's weights alone. A step takes longer."""
+    only the model's weights. A step takes longer."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> "OptimizerConfig":
@@ -109,7 +109,7 @@ class EvalEvaluationConfig(EvaluationConfig):
 
 
 class LoraConfig(Section):
-    """Train adapters beside the frozen weights of the model (LoRA)."""
+    """Train adapters on top of the model's frozen weights (LoRA)."""
 
     rank: Annotated[int, Travel.PUBLISHED] = Field(default=0, ge=0)
     """Rank of the adapters; 0 trains all weights of the model instead."""

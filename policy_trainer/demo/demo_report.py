@@ -32,7 +32,7 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json.
 
-    seconds: of the training loop alone. seconds_by_stage: working time of each process, without waiting.
+    seconds: of the training loop only. seconds_by_stage: working time of each process, without waiting.
     """
     steps = [record for record in records if record["kind"] == "step"]
     return {

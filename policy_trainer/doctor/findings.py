@@ -170,7 +170,7 @@ class Subject:
 
     @cached_property
     def directory(self) -> Path:
-        """For all that the checks write, beside RUN_DIR: on the disk that the run will use.
+        """For all that the checks write, next to RUN_DIR: on the disk that the run will use.
 
         Raises UserError if nothing can be written there.
         """

@@ -31,7 +31,7 @@ _FORMS = (
 # In front of a wrong answer, so that penalties for length and repetition have something to find.
 _RAMBLING = "I am not sure about this. " * 20
 _KINDS = ("the gold answer", "an empty one", "a wrong one")
-_REPAIR = "mend the reward: it must give a number for any text, an empty one too (docs/rewards.md)"
+_REPAIR = "fix the reward: it must give a number for any text, an empty one too (docs/rewards.md)"
 
 
 def problems(subject: Subject) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ class _Trial:
 
     @property
     def values(self) -> str:
-        return ", ".join(f"{kind} {_number(own)}" for kind, own in zip(_KINDS, self.scores, strict=True))
+        return ", ".join(f"{kind} {_number(score)}" for kind, score in zip(_KINDS, self.scores, strict=True))
 
 
 class _Answers:
@@ -137,30 +137,30 @@ def _reward(name: str, weight: float, answers: _Answers) -> Finding:
         trials.append(_try(name, judge, answers.samples(form)))
         if trials[-1].tells_apart or trials[-1].failures:
             break
-    trial = next((own for own in trials if own.tells_apart or own.failures), trials[0])
-    found = _judged(name, trial, answers.has_gold)
-    if found.verdict is Verdict.WRONG and not weight:
-        return warning(found.seen, found.remedy)  # it is logged and teaches nothing
-    return found
+    trial = next((each for each in trials if each.tells_apart or each.failures), trials[0])
+    finding = _judged(name, trial, answers.has_gold)
+    if finding.verdict is Verdict.WRONG and not weight:
+        return warning(finding.seen, finding.remedy)  # it is logged and teaches nothing
+    return finding
 
 
 def _try(name: str, judge: Judge, samples: Sequence[Sample]) -> _Trial:
     before, began = judge.failures.get(name, 0), time.monotonic()
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as events:
         scores = judge.score(samples).parts[name]
     failures = judge.failures.get(name, 0) - before
-    return _Trial(scores, time.monotonic() - began, failures, _error(told))
+    return _Trial(scores, time.monotonic() - began, failures, _error(events))
 
 
-def _error(told: Sequence[Any]) -> str:
-    """The last line of what a reward that failed said."""
-    words = [str(event.get("exception") or event.get("reason") or "") for event in told]
+def _error(events: Sequence[Any]) -> str:
+    """The last line of what a failed reward logged."""
+    words = [str(event.get("exception") or event.get("reason") or "") for event in events]
     lines = [line.strip() for text in words for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it gave no reason"
 
 
 def _judged(name: str, trial: _Trial, has_gold: bool) -> Finding:
-    said = f"{name}: {trial.values}" if has_gold else f"{name}: {_values_without_gold(trial)}"
+    values = f"{name}: {trial.values}" if has_gold else f"{name}: {_values_without_gold(trial)}"
     if trial.failures:
         failed = f"{name} failed on {trial.failures} of 3 samples: {trial.error}"
         remedy = "lower its work, or raise --judging.seconds" if "took more than" in trial.error else _REPAIR
@@ -168,12 +168,12 @@ def _judged(name: str, trial: _Trial, has_gold: bool) -> Finding:
     if np.isnan(trial.scores).all():
         return wrong(f"{name} could not judge any of 3 samples (NaN)", f"see that gold answers are there; {_REPAIR}")
     if not has_gold:
-        return ok(f"{said}; {trial.seconds:.2f} s")
+        return ok(f"{values}; {trial.seconds:.2f} s")
     if len(set(trial.scores.tolist())) == 1:
-        return warning(f"{said}: all are equal, and a reward teaches only where it differs", _READS)
+        return warning(f"{values}: all are equal, and a reward teaches only where it differs", _READS)
     if not trial.tells_apart:
-        return warning(f"{said}: the gold answer gets no more than a wrong one", _READS)
-    return ok(f"{said}; {trial.seconds:.2f} s")
+        return warning(f"{values}: the gold answer gets no more than a wrong one", _READS)
+    return ok(f"{values}; {trial.seconds:.2f} s")
 
 
 _READS = "see in which form it reads the answer, and whether its sign is right (docs/rewards.md)"
@@ -181,7 +181,7 @@ _READS = "see in which form it reads the answer, and whether its sign is right (
 
 def _values_without_gold(trial: _Trial) -> str:
     kinds = ("a short answer", *_KINDS[1:])
-    given = ", ".join(f"{kind} {_number(own)}" for kind, own in zip(kinds, trial.scores, strict=True))
+    given = ", ".join(f"{kind} {_number(score)}" for kind, score in zip(kinds, trial.scores, strict=True))
     return f"{given} (no gold answer to try)"
 
 

@@ -48,16 +48,17 @@ class FirstSteps:
     _seen: list[RolloutBatch] = field(default_factory=list, init=False)
 
     def observe(self, step: int, batches: Sequence[RolloutBatch]) -> list[Trouble]:
-        """What is wrong after this step: at most one trouble, with the cause that has to be mended first."""
+        """What is wrong after this step: at most one trouble, with the cause to fix first."""
         if step > self.last:
             return []
         self._seen += batches
         if step < self.last or not self._seen:
             return []
-        found = _Evidence(self._seen, self._decode, self.tagged, self.apart)
+        evidence = _Evidence(self._seen, self._decode, self.tagged, self.apart)
         self._seen = []
-        remedy = next((said for cause in self.causes if (said := cause(found))), None)
-        mean = float(np.mean(found.rewards))
+        remedies = (cause(evidence) for cause in self.causes)
+        remedy = next(filter(None, remedies), None)
+        mean = float(np.mean(evidence.rewards))
         return [NothingToLearn("reward", mean, "not the same for all completions", remedy)] if remedy else []
 
     def _decode(self, ids: list[int]) -> str:
@@ -101,66 +102,72 @@ def _rows(batch: RolloutBatch) -> list[np.ndarray]:
     return np.split(batch.group.completion_ids, np.cumsum(batch.group.completion_lengths)[:-1])
 
 
-def _unjudged(found: _Evidence) -> str | None:
-    if not np.isnan(found.rewards).all():
+def _unjudged(evidence: _Evidence) -> str | None:
+    if not np.isnan(evidence.rewards).all():
         return None
-    failed = [name for name, part in found.parts.items() if np.isnan(part).all()]
-    own = [name for name in failed if ":" in name]
-    if own:
-        return f"{', '.join(own)} gave none of the {found.count} completions a number; the worker's log says why"
+    failed = [name for name, part in evidence.parts.items() if np.isnan(part).all()]
+    custom = [name for name in failed if ":" in name]
+    if custom:
+        return f"{', '.join(custom)} gave none of the {evidence.count} completions a number; the worker's log says why"
     if "accuracy" in failed:
         return (
-            f"none of the gold answers of {found.count} completions can be judged: look at the column of the answers "
-            "(--data.columns.answer), and at --data.answer-rule"
+            f"none of the gold answers of {evidence.count} completions can be judged: look at the column of the "
+            "answers (--data.columns.answer), and at --data.answer-rule"
         )
-    return f"none of the {found.count} completions has a reward: {', '.join(failed)} gave NaN; see the worker's log"
+    return f"none of the {evidence.count} completions has a reward: {', '.join(failed)} gave NaN; see the worker's log"
 
 
-def _never_asked(found: _Evidence) -> str | None:
-    if found.asked or not _without_answer(found):
+def _never_asked(evidence: _Evidence) -> str | None:
+    if evidence.asked or not _without_answer(evidence):
         return None
     return (
-        f"the rewards {', '.join(found.tagged)} look for {ANSWER} tags, which none of the {found.count} completions "
-        f"has and no prompt asks for. Ask for them with --data.system-prompt, or in the problems. {found.example}"
+        f"the rewards {', '.join(evidence.tagged)} look for {ANSWER} tags, which none of the {evidence.count} "
+        f"completions has and no prompt asks for. Ask for them with --data.system-prompt, or in the problems. "
+        f"{evidence.example}"
     )
 
 
-def _truncated(found: _Evidence) -> str | None:
-    if found.cut_off < _MOSTLY * found.count or not (found.alike or _without_answer(found)):
+def _truncated(evidence: _Evidence) -> str | None:
+    if evidence.cut_off < _MOSTLY * evidence.count or not (evidence.alike or _without_answer(evidence)):
         return None
-    cut = f"all {found.count}" if found.cut_off == found.count else f"{found.cut_off} of {found.count}"
-    return f"{cut} completions were cut off before their end: raise --sampling.max-completion-length. {found.example}"
-
-
-def _never_answered(found: _Evidence) -> str | None:
-    if not _without_answer(found):
-        return None
+    cut = f"all {evidence.count}" if evidence.cut_off == evidence.count else f"{evidence.cut_off} of {evidence.count}"
     return (
-        f"the prompts ask for {ANSWER} tags, which the rewards {', '.join(found.tagged)} look for, and none of the "
-        f"{found.count} completions has them: ask more plainly (--data.system-prompt), show the form first "
-        f"(policy-trainer sft), or take a stronger model. {found.example}"
+        f"{cut} completions were cut off before their end: raise --sampling.max-completion-length. {evidence.example}"
     )
 
 
-def _alike(found: _Evidence) -> str | None:
-    if not found.alike:
+def _never_answered(evidence: _Evidence) -> str | None:
+    if not _without_answer(evidence):
         return None
-    right = found.parts.get("accuracy", np.full(1, np.nan))
+    return (
+        f"the prompts ask for {ANSWER} tags, which the rewards {', '.join(evidence.tagged)} look for, and none of the "
+        f"{evidence.count} completions has them: ask more plainly (--data.system-prompt), show the form first "
+        f"(policy-trainer sft), or take a stronger model. {evidence.example}"
+    )
+
+
+def _alike(evidence: _Evidence) -> str | None:
+    if not evidence.alike:
+        return None
+    right = evidence.parts.get("accuracy", np.full(1, np.nan))
     if (right == 1).all():
-        return f"all {found.count} completions are right: the problems are too easy, take harder ones. {found.example}"
+        return (
+            f"all {evidence.count} completions are right: the problems are too easy, take harder ones. "
+            f"{evidence.example}"
+        )
     if (right == 0).all():
         return (
-            f"all {found.count} completions are wrong: take easier problems or a stronger model, or see whether "
-            f"--data.answer-rule suits the answers. {found.example}"
+            f"all {evidence.count} completions are wrong: take easier problems or a stronger model, or see whether "
+            f"--data.answer-rule suits the answers. {evidence.example}"
         )
     return (
         f"within each group all completions have the same reward: raise --sampling.num-generations, take problems that "
-        f"are sometimes solved, or add a reward that differs. {found.example}"
+        f"are sometimes solved, or add a reward that differs. {evidence.example}"
     )
 
 
-def _without_answer(found: _Evidence) -> bool:
-    return bool(found.tagged) and not any(ANSWER in text for text in found.texts)
+def _without_answer(evidence: _Evidence) -> bool:
+    return bool(evidence.tagged) and not any(ANSWER in text for text in evidence.texts)
 
 
 Cause = Callable[[_Evidence], str | None]

@@ -67,8 +67,8 @@ class Health:
 
 def health_record(trouble: Trouble, step: int) -> dict[str, Any]:
     """The record for metrics.jsonl."""
-    told = {name: value for name, value in asdict(trouble).items() if name != "quiet"}
-    return {"kind": "health", "step": step, **told}
+    fields = {name: value for name, value in asdict(trouble).items() if name != "quiet"}
+    return {"kind": "health", "step": step, **fields}
 
 
 def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]:

@@ -47,12 +47,12 @@ def view(group: SampledGroup, *, most: int | None = None) -> RenderableType:
 def columns_and_rows(groups: Sequence[SampledGroup]) -> tuple[list[str], list[list[Any]]]:
     """A table: a row for each completion. Numbers that do not exist are None."""
     parts = sorted({name for group in groups for item in group.completions for name in item.parts})
-    own = ("text", "reward", "advantage", "tokens", "finished")
-    columns = ["step", "problem", "prompt", "answer", "completion", *own[1:], *(f"reward/{name}" for name in parts)]
+    fields = ("text", "reward", "advantage", "tokens", "finished")
+    columns = ["step", "problem", "prompt", "answer", "completion", *fields[1:], *(f"reward/{name}" for name in parts)]
     data = [
         [
             *(getattr(group, name) for name in ("step", "problem", "prompt", "answer")),
-            *(getattr(item, name) for name in own),
+            *(getattr(item, name) for name in fields),
             *(item.parts.get(name) for name in parts),
         ]
         for group in groups

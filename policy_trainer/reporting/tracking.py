@@ -211,10 +211,10 @@ def _samples_name(groups: Sequence[SampledGroup]) -> str:
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= _flat(f"{prefix}/{name}", value)
+            numbers |= _flat(f"{prefix}/{name}", value)
         elif isinstance(value, int | float) and math.isfinite(value):
-            found[f"{prefix}/{name}"] = float(value)
-    return found
+            numbers[f"{prefix}/{name}"] = float(value)
+    return numbers

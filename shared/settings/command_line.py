@@ -74,7 +74,7 @@ def spell_option(name: str) -> str:
 
 
 def _one_spelling_each(parser: ArgumentParser, cls: type[BaseSettings]) -> None:
-    """An option with a shortcut is known by its shortcut alone: `json` cannot be a field's name, `as_json` can."""
+    """An option with a shortcut is known only by its shortcut: `json` cannot be a field's name, `as_json` can."""
     for name in cls.model_config.get("cli_shortcuts") or {}:
         action: Action = parser._option_string_actions.pop(f"--{name}")
         action.option_strings = [option for option in action.option_strings if option != f"--{name}"]

@@ -80,10 +80,10 @@ def without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 def group_at(model: type[BaseModel], names: tuple[str, ...]) -> type[BaseModel] | None:
     """The model of the group of these names; None where they lead to no group."""
     for name in names:
-        found = _group(model.model_fields.get(name))
-        if found is None:
+        inner = _group(model.model_fields.get(name))
+        if inner is None:
             return None
-        model = found
+        model = inner
     return model
 
 
@@ -139,9 +139,9 @@ def explain_unknown(name: str, known: list[str], hints: Hints, spell: Spell) -> 
     owners = [f"`{command}`" for command, other in hints.commands.items() if name in setting_names(other)]
     renamed = [ours for spelled in spellings for ours in hints.renamed.get(spelled, ()) if ours in known]
     meant = renamed or _namesakes(name, known) or ([] if owners else _similar(name, known))
-    told = [f"it belongs to {', '.join(owners)}"] if owners else []
-    told += [_did_you_mean(meant, spell)] if meant else []
-    return "; ".join(told) or hints.listed
+    answers = [f"it belongs to {', '.join(owners)}"] if owners else []
+    answers += [_did_you_mean(meant, spell)] if meant else []
+    return "; ".join(answers) or hints.listed
 
 
 def _namesakes(name: str, known: list[str]) -> list[str]:

@@ -24,5 +24,5 @@ def looked(check: Callable[[Subject], Iterator[Finding]], model: Path, **setting
         return list(check(subject))
 
 
-def verdicts(found: list[Finding]) -> list[Verdict]:
-    return [finding.verdict for finding in found]
+def verdicts(findings: list[Finding]) -> list[Verdict]:
+    return [finding.verdict for finding in findings]

@@ -20,9 +20,9 @@ def save(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokeniz
     """Saves a tiny model after a change to it."""
 
     def change(change: Callable[[PreTrainedModel, PreTrainedTokenizerFast], None], **options: Any) -> Path:
-        model, own = make_tiny(**{"vocabulary": len(tokenizer), **options}), make_tokenizer()
-        change(model, own)
-        save_model(model, own, tmp_path / "changed")
+        model, changed_tokenizer = make_tiny(**{"vocabulary": len(tokenizer), **options}), make_tokenizer()
+        change(model, changed_tokenizer)
+        save_model(model, changed_tokenizer, tmp_path / "changed")
         return tmp_path / "changed"
 
     return change
@@ -48,8 +48,8 @@ def test_weights_that_are_not_finite(save: Any) -> None:
     def breaks(model: PreTrainedModel, _: PreTrainedTokenizerFast) -> None:
         model.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = float("nan")
 
-    [found] = looked(weights, save(breaks))
-    assert found.verdict is Verdict.WRONG and "model.layers.1.mlp.up_proj.weight" in found.seen
+    [finding] = looked(weights, save(breaks))
+    assert finding.verdict is Verdict.WRONG and "model.layers.1.mlp.up_proj.weight" in finding.seen
 
 
 def test_a_directory_without_weights(model: Path) -> None:
@@ -70,15 +70,15 @@ def test_no_eos_token(save: Any) -> None:
 
 
 def test_an_eos_token_beyond_the_vocabulary(save: Any) -> None:
-    [found] = looked(vocabulary, save(nothing, eos=400))
-    assert found.verdict is Verdict.WRONG and "id 400" in found.seen
+    [finding] = looked(vocabulary, save(nothing, eos=400))
+    assert finding.verdict is Verdict.WRONG and "id 400" in finding.seen
 
 
 def test_a_chat_template_that_ends_answers_otherwise(save: Any) -> None:
-    [found] = looked(ends, save(nothing, eos=0))
-    assert found.verdict is Verdict.WARNING
-    assert "ends an answer with <|end|> (1), but sampling stops only at <|pad|> (0)" in found.seen
-    assert found.remedy.endswith("generation_config.json to [0, 1]")
+    [finding] = looked(ends, save(nothing, eos=0))
+    assert finding.verdict is Verdict.WARNING
+    assert "ends an answer with <|end|> (1), but sampling stops only at <|pad|> (0)" in finding.seen
+    assert finding.remedy.endswith("generation_config.json to [0, 1]")
 
 
 def test_no_chat_template(save: Any) -> None:
@@ -95,9 +95,9 @@ def test_a_chat_template_without_a_generation_prompt(save: Any) -> None:
     def shortens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
         tokenizer.chat_template = "{% for message in messages %}{{ message['content'] + '<|end|>' }}{% endfor %}"
 
-    found = looked(prompts, save(shortens))
-    assert verdicts(found) == [Verdict.WARNING, Verdict.OK, Verdict.OK]
-    assert "add_generation_prompt" in found[0].seen
+    findings = looked(prompts, save(shortens))
+    assert verdicts(findings) == [Verdict.WARNING, Verdict.OK, Verdict.OK]
+    assert "add_generation_prompt" in findings[0].seen
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,18 @@ def test_a_chat_template_without_a_generation_prompt(save: Any) -> None:
     [(9, "drop", Verdict.WARNING), (9, "refuse", Verdict.WRONG), (2, "drop", Verdict.WRONG)],
 )
 def test_prompts_that_are_too_long(model: Path, limit: int, too_long: str, verdict: Verdict) -> None:
-    found = looked(prompts, model, data={"max_prompt_length": limit, "too_long": too_long})[-1]
-    assert found.verdict is verdict and f"the limit is {limit}" in found.seen
-    assert found.remedy.startswith("--data.max-prompt-length 10")
+    finding = looked(prompts, model, data={"max_prompt_length": limit, "too_long": too_long})[-1]
+    assert finding.verdict is verdict and f"the limit is {limit}" in finding.seen
+    assert finding.remedy.startswith("--data.max-prompt-length 10")
 
 
 def test_prompts_that_the_context_has_no_room_for(model: Path) -> None:
-    found = looked(prompts, model, sampling={"max_completion_length": 120})[-1]
-    assert found.verdict is Verdict.WARNING and "the limit is 8" in found.seen
-    assert "--sampling.max-completion-length" in found.remedy
+    finding = looked(prompts, model, sampling={"max_completion_length": 120})[-1]
+    assert finding.verdict is Verdict.WARNING and "the limit is 8" in finding.seen
+    assert "--sampling.max-completion-length" in finding.remedy
 
 
 def test_a_prompt_with_a_token_that_the_model_lacks(make_tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
     save_model(make_tiny(vocabulary=6), tokenizer, tmp_path / "small")
-    found = looked(prompts, tmp_path / "small")[-1]
-    assert found.verdict is Verdict.WRONG and "the model's embedding 6 rows" in found.seen
+    finding = looked(prompts, tmp_path / "small")[-1]
+    assert finding.verdict is Verdict.WRONG and "the model's embedding 6 rows" in finding.seen

@@ -19,17 +19,17 @@ def judged(model: Path, *names: str, **settings: Any) -> list[Finding]:
 
 
 def test_problems_are_shown_with_their_answers(model: Path) -> None:
-    found = looked(problems, model)
-    assert [finding.seen for finding in found[:1]] == ["'50+49=?': gold answer '99'"]
-    assert verdicts(found) == [Verdict.OK] * 3
+    findings = looked(problems, model)
+    assert [finding.seen for finding in findings[:1]] == ["'50+49=?': gold answer '99'"]
+    assert verdicts(findings) == [Verdict.OK] * 3
 
 
 def test_one_problem_is_too_few(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_text("\n".join([json.dumps({"prompt": "other?"}), json.dumps({"prompt": "same?"})]))
-    found = looked(problems, model, task="jsonl", rewards=["length"], data={"path": path})
-    assert verdicts(found) == [Verdict.OK] * 3 + [Verdict.WARNING]
-    assert "no gold answer" in found[0].seen
+    findings = looked(problems, model, task="jsonl", rewards=["length"], data={"path": path})
+    assert verdicts(findings) == [Verdict.OK] * 3 + [Verdict.WARNING]
+    assert "no gold answer" in findings[0].seen
 
 
 def test_a_column_that_is_not_there(model: Path, tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_a_column_that_is_not_there(model: Path, tmp_path: Path) -> None:
 
 
 def test_rewards_of_the_task_tell_right_from_wrong(model: Path) -> None:
-    found = looked(rewards, model)
-    assert verdicts(found) == [Verdict.OK, Verdict.OK]
-    assert found[0].seen.startswith("accuracy: the gold answer 1, an empty one 0, a wrong one 0")
+    findings = looked(rewards, model)
+    assert verdicts(findings) == [Verdict.OK, Verdict.OK]
+    assert findings[0].seen.startswith("accuracy: the gold answer 1, an empty one 0, a wrong one 0")
 
 
 @pytest.mark.parametrize("name", ["length", "repetition", "soft_overlong", "math/accuracy", "format"])
@@ -53,44 +53,44 @@ def test_rules_of_ours_tell_them_apart(model: Path, name: str) -> None:
 
 def test_a_target_is_no_answer_to_try(model: Path) -> None:
     """Countdown's gold answer is the number to reach; a completion gives the equation."""
-    found = looked(rewards, model, task="countdown")
-    assert set(verdicts(found)) == {Verdict.OK}
-    assert "no gold answer to try" in found[0].seen
+    findings = looked(rewards, model, task="countdown")
+    assert set(verdicts(findings)) == {Verdict.OK}
+    assert "no gold answer to try" in findings[0].seen
 
 
 def test_a_reward_with_the_wrong_sign_is_warned_of(model: Path) -> None:
-    [found] = judged(model, "inverted")
-    assert found.verdict is Verdict.WARNING and "no more than a wrong one" in found.seen
+    [finding] = judged(model, "inverted")
+    assert finding.verdict is Verdict.WARNING and "no more than a wrong one" in finding.seen
 
 
 def test_a_reward_that_is_always_the_same_is_warned_of(model: Path) -> None:
-    [found] = judged(model, "constant")
-    assert found.verdict is Verdict.WARNING and "all are equal" in found.seen
+    [finding] = judged(model, "constant")
+    assert finding.verdict is Verdict.WARNING and "all are equal" in finding.seen
 
 
 def test_a_reward_that_fails_on_every_text_is_wrong(model: Path) -> None:
-    [found] = judged(model, "raising")
-    assert found.verdict is Verdict.WRONG
-    assert "failed on 3 of 3 samples: KeyError: 'gold'" in found.seen and "mend the reward" in found.remedy
+    [finding] = judged(model, "raising")
+    assert finding.verdict is Verdict.WRONG
+    assert "failed on 3 of 3 samples: KeyError: 'gold'" in finding.seen and "fix the reward" in finding.remedy
 
 
 def test_a_reward_that_fails_on_an_empty_answer_is_warned_of(model: Path) -> None:
-    [found] = judged(model, "fails_on_empty")
-    assert found.verdict is Verdict.WARNING and "failed on 1 of 3 samples: IndexError" in found.seen
+    [finding] = judged(model, "fails_on_empty")
+    assert finding.verdict is Verdict.WARNING and "failed on 1 of 3 samples: IndexError" in finding.seen
 
 
 def test_a_reward_that_hangs_is_wrong(model: Path) -> None:
-    [found] = judged(model, "hanging", judging={"seconds": 0.2})
-    assert found.verdict is Verdict.WRONG and "took more than 0.2 s" in found.seen
-    assert "--judging.seconds" in found.remedy
+    [finding] = judged(model, "hanging", judging={"seconds": 0.2})
+    assert finding.verdict is Verdict.WRONG and "took more than 0.2 s" in finding.seen
+    assert "--judging.seconds" in finding.remedy
 
 
 def test_a_reward_that_is_not_there_keeps_the_others(model: Path) -> None:
-    found = judged(model, "missing", "good")
-    assert verdicts(found) == [Verdict.WRONG, Verdict.OK]
-    assert "missing" in found[0].seen
+    findings = judged(model, "missing", "good")
+    assert verdicts(findings) == [Verdict.WRONG, Verdict.OK]
+    assert "missing" in findings[0].seen
 
 
 def test_a_reward_that_is_only_logged_makes_nothing_wrong(model: Path) -> None:
-    found = judged(model, "raising", "good", reward_weights=[0, 1])
-    assert verdicts(found) == [Verdict.WARNING, Verdict.OK]
+    findings = judged(model, "raising", "good", reward_weights=[0, 1])
+    assert verdicts(findings) == [Verdict.WARNING, Verdict.OK]
