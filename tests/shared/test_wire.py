@@ -7,6 +7,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -268,33 +269,6 @@ def test_content_does_not_depend_on_order() -> None:
     assert len(hashes) == 1
 
 
-def test_content_differs_when_any_byte_does() -> None:
-    tensors, metadata = valid()
-    body = safetensors.numpy.save(tensors, metadata)
-    seen = {wire.content_hash(body)}
-    header, data = parts(body)
-    for place in range(len(data)):
-        changed = bytearray(data)
-        changed[place] ^= 1
-        seen.add(wire.content_hash(raw(header, bytes(changed))))
-    assert len(seen) == 1 + len(data)
-
-
-def test_content_differs_when_any_pair_or_tensor_does() -> None:
-    tensors, metadata = valid()
-    bodies = [safetensors.numpy.save(tensors, metadata)]
-    for key in metadata:
-        bodies.append(safetensors.numpy.save(tensors, {k: v for k, v in metadata.items() if k != key}))
-        bodies.append(safetensors.numpy.save(tensors, metadata | {key: metadata[key] + "0"}))
-    for name in tensors:
-        bodies.append(safetensors.numpy.save({k: v for k, v in tensors.items() if k != name}, metadata))
-    renamed = {("reward/other" if name == "reward/format" else name): tensor for name, tensor in tensors.items()}
-    bodies.append(safetensors.numpy.save(renamed, metadata))
-    swapped = tensors | {"rewards": tensors["reward/format"], "reward/format": tensors["rewards"]}
-    bodies.append(safetensors.numpy.save(swapped, metadata))
-    assert len({wire.content_hash(body) for body in bodies}) == len(bodies)
-
-
 def test_content_hash_is_the_same_in_every_process_and_version() -> None:
     """Stored hashes outlive processes and releases: a new formula would turn every repeated upload into a conflict."""
     tensors, metadata = valid()
@@ -327,14 +301,13 @@ def without(name: str) -> Callable[[Tensors, Metadata], None]:
     return change
 
 
-def unscored_but_for_the_version(tensors: Tensors, metadata: Metadata) -> None:
-    del tensors["ref_logps"], tensors["teacher_logps"]
-    metadata["format"] = "rollout-batch/1"
+def unscored_but_for(kept: str) -> Callable[[Tensors, Metadata], None]:
+    def change(tensors: Tensors, metadata: Metadata) -> None:
+        metadata["format"] = "rollout-batch/1"
+        for name in {"ref_logps", "teacher_logps", "reference_version"} - {kept}:
+            without(name)(tensors, metadata)
 
-
-def unscored_but_for_the_teacher(tensors: Tensors, metadata: Metadata) -> None:
-    del tensors["ref_logps"], metadata["reference_version"]
-    metadata["format"] = "rollout-batch/1"
+    return change
 
 
 DTYPES = [(name, tensor(name, np.zeros(tensor_value.shape), np.float64)) for name, tensor_value in valid()[0].items()]
@@ -396,8 +369,8 @@ BREACHES: list[tuple[str, Callable[[Tensors, Metadata], None]]] = [
     ("unknown", pair("unknown", "x")),
     ("format", pair("format", "rollout-batch/2")),
     ("ref_logps", pair("format", "rollout-batch/1")),
-    ("teacher_logps", unscored_but_for_the_teacher),
-    ("reference_version", unscored_but_for_the_version),
+    ("teacher_logps", unscored_but_for("teacher_logps")),
+    ("reference_version", unscored_but_for("reference_version")),
     ("reference_version", pair("reference_version", "")),
     ("id", pair("id", "1")),
     ("id", pair("id", ID.upper())),
@@ -522,15 +495,6 @@ def test_a_long_header_is_refused_before_it_is_parsed() -> None:
     assert str(refusal(raw(b"[" * (wire.MAX_HEADER_BYTES + 2000)))).startswith("header must be at most ")
 
 
-def outcome(body: bytes) -> None:
-    """Decodes or is refused; anything else is an error."""
-    try:
-        wire.decode(body)
-    except BatchError as error:
-        str(error).encode()
-        error.field.encode()
-
-
 def test_every_truncation_is_refused() -> None:
     body = safetensors.numpy.save(*valid())
     for length in range(len(body)):
@@ -539,35 +503,13 @@ def test_every_truncation_is_refused() -> None:
 
 @pytest.mark.parametrize("flip", [1, 2, 4, 8, 16, 32, 64, 128, 255])
 def test_flipping_any_byte_decodes_or_is_refused(flip: int) -> None:
+    """tests/fuzz changes bodies in more ways."""
     body = safetensors.numpy.save(*valid())
     for place in range(len(body)):
         changed = bytearray(body)
         changed[place] ^= flip
-        outcome(bytes(changed))
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200), st.booleans())
-def test_any_bytes_are_refused(data: bytes, framed: bool) -> None:
-    outcome(raw(data) if framed else data)
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["F32", "I64"]),
-    lambda children: (
-        st.lists(children, max_size=3)
-        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "x"]), children)
-    ),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.dictionaries(st.sampled_from(["__metadata__", "rewards", "prompt_ids", "reward/x", "zzz"]), values, max_size=3)
-)
-def test_any_header_is_refused(header: dict[str, Any]) -> None:
-    outcome(raw(header, b"\0" * 16))
+        with suppress(BatchError):
+            wire.decode(bytes(changed))
 
 
 def test_nothing_is_allocated_by_a_claimed_length() -> None:

@@ -231,12 +231,6 @@ def test_a_purge(client: Any, rollout: Rollout, run: str) -> None:
     assert client.batch(batch.id).reason == "dropped"
 
 
-def test_a_reference_that_is_not_there(client: Any) -> None:
-    with pytest.raises(RefServerError, match="missing") as refused:
-        client.replace_reference("missing", 1)
-    assert (refused.value.status, refused.value.field) == (404, "snapshot")
-
-
 def test_what_it_refuses(client: Any, rollout: Rollout, run: str) -> None:
     batch = rollout(run=run)
     client.upload(batch)

@@ -134,24 +134,6 @@ def test_from_disk_to_disk(connect: Connect, url: str, name: WeightsName, source
     assert {path.name for path in tmp_path.iterdir()} == {FILE, "copy"}
 
 
-def test_waiting_for_a_newer_one(connect: Connect, url: str, name: WeightsName, source: Path) -> None:
-    client = connect(url)
-    client.put_weights(name, source)
-    client.commit_weights(name, {FILE: CONTENT}, {})
-    assert client.newest_weights(name.run, "first", after=(0, 0)).version == 1
-    assert client.newest_weights(name.run, "first", after=name.order, wait_seconds=0.1) is None
-    assert client.newest_weights(name.run, "other") is None
-
-
-def test_an_empty_file(connect: Connect, url: str, name: WeightsName, tmp_path: Path) -> None:
-    client = connect(url)
-    (tmp_path / FILE).touch()
-    content = client.put_weights(name, tmp_path / FILE)
-    client.commit_weights(name, {FILE: content}, {})
-    client.download_weights(name, FILE, content, tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == b""
-
-
 def test_refusals_are_raised_at_once(
     connect: Connect, url: str, name: WeightsName, source: Path, tmp_path: Path
 ) -> None:
