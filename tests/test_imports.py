@@ -13,7 +13,7 @@ FILES = sorted(
     file for package in ("shared", "ref_server", "policy_trainer") for file in (ROOT / package).rglob("*.py")
 )
 # Where a library may be imported: files, or everything below a folder.
-DOORS = {
+ONLY_IN = {
     "httpx": ("shared/client", "policy_trainer/sampling/vllm_client.py", "policy_trainer/rewards/http_reward.py"),
     "apsw": ("ref_server/queue/sqlite",),
     "vllm": ("policy_trainer/sampling/vllm.py",),
@@ -64,10 +64,10 @@ def breaches(path: str, source: str) -> list[str]:
     breaking = []
     for name in sorted(imports(source)):
         root, other = room_of(name)
-        doors = DOORS.get(root, (path,))
-        through_a_door = any(path == door or path.startswith(f"{door}/") for door in doors)
+        places = ONLY_IN.get(root, (path,))
+        there = any(path == place or path.startswith(f"{place}/") for place in places)
         points_up = root == package and other not in allowed
-        if root in FORBIDDEN[package] or points_up or not through_a_door:
+        if root in FORBIDDEN[package] or points_up or not there:
             breaking.append(name)
     return breaking
 
@@ -96,33 +96,13 @@ def test_imports_point_down() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "allowed"),
     [
-        ("shared/batch.py", "import ref_server.config", False),
         ("shared/batch.py", "def f():\n    from policy_trainer import loss", False),
-        ("ref_server/queue/a.py", "from policy_trainer.objective.loss import x", False),
-        (
-            "policy_trainer/data/a.py",
-            "from importlib import import_module\nimport_module('ref_server.http.app')",
-            False,
-        ),
+        ("policy_trainer/data/a.py", "from importlib import import_module\nimport_module('ref_server.app')", False),
         ("policy_trainer/data/a.py", "import ref_servers", True),
         ("policy_trainer/data/a.py", "import httpx", False),
-        ("ref_server/queue/a.py", "from httpx import Client", False),
         ("shared/client/connection.py", "import httpx", True),
-        ("shared/wire.py", "import httpx", False),
-        ("ref_server/http/app.py", "import apsw", False),
-        ("ref_server/queue/sqlite/store.py", "import apsw.ext", True),
-        ("ref_server/scoring/queues.py", "import apsw", False),
-        ("policy_trainer/sampling/hf.py", "import vllm", False),
-        ("policy_trainer/sampling/vllm.py", "import vllm", True),
-        ("policy_trainer/sampling/vllm_server.py", "import httpx", False),
-        ("ref_server/queue/a.py", "from shared import wire", True),
         ("ref_server/queue/a.py", "from ref_server.http.app import create_app", False),
         ("ref_server/http/a.py", "from ref_server.queue import interface", True),
-        ("policy_trainer/objective/loss.py", "from policy_trainer.learner.learner import Learner", False),
-        ("policy_trainer/learner/learner.py", "from policy_trainer.objective.loss import token_loss", True),
-        ("policy_trainer/cli/a.py", "import policy_trainer.trainer.run", True),
-        ("policy_trainer/data/a.py", "import policy_trainer.trainer.run", False),
-        ("shared/batch.py", "from shared.wire import encode", False),
     ],
 )
 def test_breaches_are_found(path: str, source: str, allowed: bool) -> None:

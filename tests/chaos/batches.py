@@ -2,9 +2,10 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from uuid6 import UUID
+from uuid6 import UUID, uuid7
 
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
@@ -32,6 +33,17 @@ def random_batch(
         rewards=numbers.permutation(np.linspace(0, 1, completions, dtype=np.float32)),
         finished=np.ones(completions, dtype=bool),
     )
+
+
+def plain_batch(run: str, completions: int = 4, length: int = 4, **fields: Any) -> RolloutBatch:
+    """A batch of equally long completions, which the same tokens repeat; rewards differ."""
+    group = TokenGroup(np.array([3, 4]), np.full(completions * length, 5), np.full(completions, length))
+    values: dict[str, Any] = {
+        "id": str(uuid7()), "run": run, "epoch": 0, "policy_version": 0, "temperature": 1.0, "group": group,
+        "rewards": np.arange(completions, dtype=np.float32), "finished": np.ones(completions, np.bool_),
+        "sampler_logps": np.full(completions * length, -1.0, np.float32),
+    }  # fmt: skip
+    return RolloutBatch(**values | fields)
 
 
 def with_sampler_logps(batch: RolloutBatch, server: RefServerClient) -> RolloutBatch:

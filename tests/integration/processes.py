@@ -129,6 +129,12 @@ def train(model: Path | str, server: Server | None, run_dir: Path, *options: str
     )  # fmt: skip
 
 
+def torchrun(ranks: int, *arguments: str, log: Path) -> Process:
+    """`policy-trainer` with these arguments on several ranks."""
+    launcher = ("--standalone", "--nproc-per-node", str(ranks), "-m", "policy_trainer")
+    return Process("torch.distributed.run", *launcher, *arguments, log=log)
+
+
 def rollout(run_dir: Path, log: Path, *options: str) -> Process:
     """A worker of the run in this directory."""
     return Process("policy_trainer", "rollout", "--config", str(run_dir / "config.toml"), *options, log=log)

@@ -5,14 +5,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from uuid6 import uuid7
 
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api import State
-from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
+from tests.chaos.batches import plain_batch
 from tests.integration.processes import Process, Server, steps_of, until
 
 # Tokens of a group, prompt and completions, for which memory suffices.
@@ -38,16 +36,9 @@ def trainer(model: Path, client: RefServerClient, run_dir: Path, ending: str, *o
 def upload(client: RefServerClient, run_dir: Path, run: Process, lengths: Sequence[int]) -> list[str]:
     """A group for each length of its two completions."""
     until(lambda: RunDirectory(run_dir).lineage or run.popen.poll(), "the run to begin", run)
-    return [client.upload(group(run_dir, length)).id for length in lengths]
-
-
-def group(run_dir: Path, length: int) -> RolloutBatch:
-    ids, lengths = np.full(2 * length, 5, np.int64), np.array([length, length])
-    return RolloutBatch(
-        id=str(uuid7()), run=run_dir.name, lineage=RunDirectory(run_dir).lineage, epoch=0, policy_version=0,
-        temperature=1.0, group=TokenGroup(np.array([3, 4]), ids, lengths), rewards=np.array([0, 1], np.float32),
-        finished=np.ones(2, np.bool_), sampler_logps=-np.ones(2 * length, np.float32),
-    )  # fmt: skip
+    lineage = RunDirectory(run_dir).lineage
+    batches = [plain_batch(run_dir.name, 2, length, lineage=lineage) for length in lengths]
+    return [client.upload(batch).id for batch in batches]
 
 
 def trained(run_dir: Path) -> list[str]:

@@ -6,12 +6,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from uuid6 import uuid7
 
-from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
+from tests.chaos.batches import plain_batch
 from tests.integration.processes import QUICK, Process, Server, rollout, steps_of, train, until
 
 # A few more batches than are trained wait in the server.
@@ -74,10 +72,7 @@ def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any
     options = (*OPTIONS, "--max-steps", "100000")
     first = start(train(random_model, server, first_run, *options))
     until(lambda: len(steps_of(first_run)) >= 2, "step 2", first)
-    second, twin = (
-        start(train(random_model, server, second_run, *options)),
-        start(train(random_model, server, first_run, *options)),
-    )
+    second, twin = (start(train(random_model, server, place, *options)) for place in (second_run, first_run))
     assert twin.wait() == 2
     assert "run_dir: another trainer is at work in" in twin.output()
     assert second.wait() == 1, last_words(second)
@@ -124,18 +119,8 @@ def test_a_sampler_that_goes_on_with_the_epoch_before_a_resume_is_named(
 
     def sample(client: RefServerClient, epoch: int) -> None:
         published = json.loads(latest.read_text())
-        batch = RolloutBatch(
-            id=str(uuid7()),
-            run=published["run"],
-            lineage=published["lineage"],
-            epoch=epoch,
-            policy_version=published["version"],
-            temperature=1.0,
-            group=TokenGroup(np.arange(4), np.arange(16), np.full(4, 4)),
-            rewards=np.arange(4, dtype=np.float32),
-            finished=np.ones(4, np.bool_),
-            sampler_logps=np.full(16, -1.0, np.float32),
-        )
+        names = {name: published[name] for name in ("run", "lineage")}
+        batch = plain_batch(**names, epoch=epoch, policy_version=published["version"])
         client.upload(batch)
 
     def step(epoch: int, number: int) -> None:

@@ -129,15 +129,8 @@ def test_an_interrupted_demo_resumes_only_with_its_own_seed(demo: Any, tmp_path:
 
 
 # Rewards differ, so that a random model learns something.
-REPLAY_OPTIONS = (
-    *QUICK,
-    "--device",
-    "cpu",
-    "--rewards",
-    "tests.integration.own_rewards:letters",
-    "--optimizer.learning-rate",
-    "1e-3",
-)
+REWARD = "tests.integration.own_rewards:letters"
+REPLAY_OPTIONS = (*QUICK, "--device", "cpu", "--rewards", REWARD, "--optimizer.learning-rate", "1e-3")
 
 
 def test_a_recorded_run_is_replayed_to_the_bit(random_model: Path, tmp_path: Path, start: Any) -> None:

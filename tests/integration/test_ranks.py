@@ -15,6 +15,8 @@ from tests.integration.processes import (
     assert_trained_exactly_once,
     processes_of,
     steps_of,
+    torchrun,
+    train,
     until,
 )
 
@@ -29,25 +31,24 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     place = tmp_path / "run"
 
     command = (
-        "policy_trainer", "train", "--model", str(random_model), "--server", server.url, "--run-dir", str(place),
+        "train", "--model", str(random_model), "--server", server.url, "--run-dir", str(place),
         "--max-steps", str(STEPS), "--device", "cpu", *QUICK,
     )  # fmt: skip
 
-    def torchrun(ranks: int, *options: str) -> Process:
-        launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m")
-        return start(Process(*launcher, *command, *options, log=tmp_path / f"{ranks}.log"))
+    def begin(ranks: int, *options: str) -> Process:
+        return start(torchrun(ranks, *command, *options, log=tmp_path / f"{ranks}.log"))
 
     def until_checkpoint(step: int, process: Process) -> None:
         target = place / "checkpoints" / f"step-{step:08d}"
         until(target.exists, f"the checkpoint of step {step}", process)
 
-    job = torchrun(2)
+    job = begin(2)
     until_checkpoint(5, job)
     os.kill(follower_of(place), signal.SIGKILL)
     assert job.wait() == 1
     assert "another of the 2 ranks ended" in job.output() and "--resume" in job.output()
 
-    job = torchrun(3, "--resume")
+    job = begin(3, "--resume")
     until_checkpoint(10, job)
     job.popen.send_signal(signal.SIGINT)
     assert job.wait() != 0
@@ -55,17 +56,17 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     done = len(steps_of(place))
     assert 10 <= done < STEPS
 
-    job = torchrun(2, "--resume")
+    job = begin(2, "--resume")
     until_checkpoint(15, job)
     job.kill()
     until(lambda: not processes_of(place), "the ranks to end", job)
     assert "torchrun has ended" in job.output()
 
-    alone = start(Process(*command, "--resume", log=tmp_path / "alone.log"))
+    alone = start(Process("policy_trainer", *command, "--resume", log=tmp_path / "alone.log"))
     until_checkpoint(20, alone)
     alone.kill()
 
-    job = torchrun(1, "--resume")
+    job = begin(1, "--resume")
     assert job.wait() == 0, job.output()
     assert [record["step"] for record in steps_of(place)] == list(range(1, STEPS + 1))
     assert_trained_exactly_once(server, place)
@@ -91,15 +92,11 @@ def test_an_adaptive_entropy_bonus_goes_on_where_it_was(random_model: Path, tmp_
     server = start(Server(random_model, tmp_path / "server")).until_ready()
     place = tmp_path / "run"
     entropy = ("--loss.entropy.target", "100", "--loss.entropy.delta", "0.01", "--loss.top-entropy-quantile", "0.5")
-    command = (
-        "policy_trainer", "train", "--model", str(random_model), "--server", server.url, "--run-dir", str(place),
-        "--device", "cpu", *QUICK, *entropy,
-    )  # fmt: skip
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    for steps, before in ((2, ()), (4, launcher)):
-        resume = ("--resume",) if before else ()
-        job = start(Process(*before, *command, *resume, "--max-steps", str(steps), log=tmp_path / f"{steps}.log"))
-        assert job.wait() == 0, job.output()
+    options = ("--device", "cpu", *QUICK, *entropy, "--max-steps")
+    job = start(train(random_model, server, place, *options, "2"))
+    assert job.wait() == 0, job.output()
+    job = start(torchrun(2, "train", "--run-dir", str(place), "--resume", "--max-steps", "4", log=tmp_path / "log"))
+    assert job.wait() == 0, job.output()
     assert [record["entropy_coef"] for record in steps_of(place)] == pytest.approx([0.01, 0.02, 0.03, 0.04])
 
 
@@ -111,14 +108,9 @@ def follower_of(run_dir: Path) -> int:
     raise AssertionError("no process has rank 1")
 
 
-def test_what_rank_0_refuses_is_told_once_and_without_tracebacks(random_model: Path, tmp_path: Path, start) -> None:
-    job = start(
-        Process(
-            "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "policy_trainer", "train",
-            "--model", str(random_model), "--run-dir", str(tmp_path / "run"), "--optimizer.offload", "cpu", *QUICK,
-            log=tmp_path / "log",
-        )
-    )  # fmt: skip
+def test_what_rank_0_refuses_is_printed_once_and_without_tracebacks(random_model: Path, tmp_path: Path, start) -> None:
+    options = ("--model", str(random_model), "--run-dir", str(tmp_path / "run"), "--optimizer.offload", "cpu", *QUICK)
+    job = start(torchrun(2, "train", *options, log=tmp_path / "log"))
     assert job.wait() == 1
     assert job.output().count("the ranks divide the optimizer's memory: leave it out") == 1
     assert "rank 0 has ended" in job.output() and "[rank" not in job.output()
@@ -130,13 +122,8 @@ def test_the_doctor_takes_one_group_through_all_ranks(
 ) -> None:
     home = tmp_path / "runs"
     home.mkdir()
-    job = start(
-        Process(
-            "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "policy_trainer", "doctor",
-            "--model", str(random_model), "--run-dir", str(home / "mine"), "--device", "cpu", *QUICK, *options,
-            log=tmp_path / "log",
-        )
-    )  # fmt: skip
+    place = ("--model", str(random_model), "--run-dir", str(home / "mine"), "--device", "cpu")
+    job = start(torchrun(2, "doctor", *place, *QUICK, *options, log=tmp_path / "log"))
     assert job.wait() == status, job.output()
     assert job.output().count("the run may begin" if status == 0 else "1 problem: fix it") == 1, job.output()
     if status == 0:
@@ -145,6 +132,5 @@ def test_the_doctor_takes_one_group_through_all_ranks(
 
 
 def test_torchrun_is_for_training_and_its_checks(tmp_path: Path, start) -> None:
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m")
-    job = start(Process(*launcher, "policy_trainer", "presets", log=tmp_path / "log"))
+    job = start(torchrun(1, "presets", log=tmp_path / "log"))
     assert job.wait() == 1 and "torchrun is only for train and doctor" in job.output()

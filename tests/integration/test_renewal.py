@@ -20,14 +20,8 @@ from tests.rounding import rounding
 
 
 def renewed(root: Path, every: int) -> tuple[str, ...]:
-    return (
-        "--reference.sync-steps",
-        str(every),
-        "--reference.snapshot-root",
-        str(root),
-        "--optimizer.learning-rate",
-        "1e-3",
-    )
+    options = ("--reference.sync-steps", str(every), "--reference.snapshot-root", str(root))
+    return (*options, "--optimizer.learning-rate", "1e-3")
 
 
 def log_probs(model: Path, batch: ScoredBatch) -> np.ndarray:
@@ -104,16 +98,8 @@ def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path
     root = tmp_path / "snapshots"
     server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root))).until_ready()
     run_dir = tmp_path / "shaken"
-    options = (
-        *QUICK,
-        *renewed(root, 3),
-        "--reference.decay",
-        "0.5",
-        "--checkpoint.save-steps",
-        "7",
-        "--max-steps",
-        "21",
-    )
+    cadence = ("--reference.decay", "0.5", "--checkpoint.save-steps", "7", "--max-steps", "21")
+    options = (*QUICK, *renewed(root, 3), *cadence)
     trainer = start(train(base_model, server, run_dir, *options))
     until(lambda: len(steps_of(run_dir)) >= 10, "step 10", trainer)
     trainer.kill()

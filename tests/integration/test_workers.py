@@ -215,15 +215,3 @@ def test_workers_need_a_url_and_a_token_alone(random_model: Path, tmp_path: Path
         kept = [path.parent.name for path in (tmp_path / f"worker-{worker}").rglob("model.safetensors")]
         assert 1 <= len(kept) <= 2
         assert not list((tmp_path / f"worker-{worker}").rglob("*.part"))
-
-
-def test_the_trainer_s_own_server_and_worker(random_model: Path, tmp_path: Path, start) -> None:
-    run_dir = tmp_path / "run"
-    trainer = start(
-        Process(
-            "policy_trainer", "train", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK,
-            "--max-steps", "3", "--weights", "server", log=tmp_path / "log",
-        )
-    )  # fmt: skip
-    assert trainer.wait() == 0, trainer.output()
-    assert [record["step"] for record in steps_of(run_dir)] == [1, 2, 3]
