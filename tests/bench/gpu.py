@@ -36,18 +36,18 @@ TABLES = {
         gpu_logprobs.form_rows,
     ),
     "classic": Table(
-        "One group of 8, P 400, beside the classic padded way (bars on an H200: score 3x, forward and backward 2.8x)",
+        "One group of 8, P 400, compared with the classic padded way (bars on an H200: 3x, with backward 2.8x)",
         of_sizes(gpu_logprobs.classic_rows),
     ),
     "tokens": Table(
-        "Scoring by tokens per forward, beside matrix products (bar 45% from 8k tokens; the head's peak is constant)",
+        "Scoring by tokens per forward, compared with matrix products (bar 45% from 8k tokens)",
         of_sizes(gpu_logprobs.token_rows),
     ),
     "steps": Table(
         f"A whole training step of {gpu_runs.STEP_GROUPS} groups with gradient checkpointing; MiB above the weights",
         of_sizes(gpu_runs.step_rows),
     ),
-    "sampling": Table("Sampling beside transformers' generate", gpu_runs.sampler_rows),
+    "sampling": Table("Sampling compared with transformers' generate", gpu_runs.sampler_rows),
 }
 
 

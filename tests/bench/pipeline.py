@@ -1,6 +1,6 @@
 """Predicts how busy workers, scorers and trainer are, from measured stage times: who waits for whom.
 
-    python -m tests.bench.pipeline --run runs/mine     from what a run's stages took, beside what the run took
+    python -m tests.bench.pipeline --run runs/mine     from a run's stage times, compared with the run's own time
     python -m tests.bench.pipeline --sample 12 --score 0.6 --train 9 --groups 32     from times of your own
 
 A run is a queue network: workers sample rounds of groups while fewer than `max_waiting` wait, scorers take groups in

@@ -64,7 +64,7 @@ SIDES = ("ours", "classic")
 
 @dataclass(frozen=True)
 class Bars:
-    """Least ratios of classic to ours: of time and of memory, scoring alone and with the backward."""
+    """Least ratios of classic to ours: of time and of memory, only scoring and with the backward."""
 
     score_time: float
     score_memory: float
@@ -214,7 +214,7 @@ def operations(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> float:
 
 
 def rate(shape: Shape) -> tuple[float, float]:
-    """1e9 operations a second when scoring, and of matrix products alone, each measured next to the other."""
+    """1e9 operations a second when scoring, and of matrix products, each measured next to the other."""
     model, _ = loaded(shape.make_model, "ours", shape.dtype)
     needed = operations(model, shape.make_groups(embedding_rows(model)))
     pairs = [(needed / seconds(shape, "ours", False), matrix_rate(shape.dtype)) for _ in range(3)]
@@ -294,7 +294,7 @@ def run() -> None:
         compare(SHAPES),
     )
     measure.show(
-        "Scoring beside plain matrix products, 1e9 operations a second (goal 85%)",
+        "Scoring compared with plain matrix products, 1e9 operations a second (goal 85%)",
         ["", "scoring", "2048-wide products", "share"],
         limits(),
     )

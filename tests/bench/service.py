@@ -52,7 +52,7 @@ class Way:
         groups = [measure.random_group(PROMPT, self.lengths, measure.VOCABULARY, n) for n in range(self.batches)]
         return [measure.batch_of(group) for group in groups]
 
-    def alone(self, scorer: Scorer, batches: list[RolloutBatch]) -> Logps:
+    def in_process(self, scorer: Scorer, batches: list[RolloutBatch]) -> Logps:
         """Scores in this process, `per_forward` batches in each forward."""
         logps: list[np.ndarray] = []
         for first in range(0, len(batches), self.per_forward):
@@ -107,7 +107,7 @@ def forwards(http: httpx.Client) -> int:
 
 def compare(way: Way, model_dir: Path, scorer: Scorer) -> list[str]:
     """A line of the table."""
-    served, alone, difference, shares = [], [], 0.0, []
+    served, local, difference, shares = [], [], 0.0, []
     tokens = str(way.per_forward * way.make()[0].group.tokens)
     options = ("--model", str(model_dir), "--threads", "1", "--scoring-tokens", tokens)
     with TemporaryDirectory() as data, serving(*options, "--data-dir", data) as (pid, http):
@@ -116,15 +116,15 @@ def compare(way: Way, model_dir: Path, scorer: Scorer) -> list[str]:
             before, started = thread_seconds(pid), time.perf_counter()
             scores = way.served(http, batches)
             middle, after = time.perf_counter(), thread_seconds(pid)
-            expected = way.alone(scorer, batches)
+            expected = way.in_process(scorer, batches)
             if repetition:  # the first warms up
                 served.append(middle - started)
-                alone.append(time.perf_counter() - middle)
+                local.append(time.perf_counter() - middle)
                 used = sorted(after[thread] - before.get(thread, 0.0) for thread in after)
                 shares.append(sum(used[:-1]) / used[-1])
             difference = max(difference, *(float(abs(scores[id] - expected[id]).max()) for id in expected))
         packed = way.batches * (REPETITIONS + 1) / forwards(http)
-    taken, needed = statistics.median(served), statistics.median(alone)
+    taken, needed = statistics.median(served), statistics.median(local)
     tokens_served = sum(batch.group.tokens for batch in way.make())
     return [
         way.name,

@@ -1,6 +1,6 @@
 """The server's wall clock is moved by days while leases are out: leases run on another clock and must not be affected.
 
-libfaketime moves the clock, for the server alone and while it runs. A queue on PostgreSQL uses the database's clock,
+libfaketime moves the clock, only for the server, while it runs. A queue on PostgreSQL uses the database's clock,
 which stays; there the clock of the server differs from the database's.
 """
 

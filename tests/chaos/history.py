@@ -1,4 +1,4 @@
-"""The events of a chaos test, from which alone it is judged."""
+"""The events of a chaos test, from which it is judged."""
 
 import json
 import threading

@@ -1,7 +1,7 @@
 """One batch of the queue as a sequential machine: the states that a call may leave it in, with the reply.
 
-It is the model of `tests/ref_server/queue/model.py`, cut down to one batch and without a clock: time alone may end a
-lease, and it says only from when on.
+It is the model of `tests/ref_server/queue/model.py`, cut down to one batch and without a clock: it only knows
+the earliest moment at which time may end a lease.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

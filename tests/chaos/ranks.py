@@ -44,14 +44,14 @@ _OPTIONS = (*resume.OPTIONS, "--device", "cpu", "--rank-timeout-seconds", "45", 
 @dataclass(frozen=True)
 class Kill:
     """One SIGKILL. victim: torchrun, or the number of a rank. ranks: 0 for one process without torchrun, which is the
-    victim then. alone: no other process of the job was there.
+    victim then. single: no other process of the job was there.
 
     seconds: until none was left. words: what the job wrote.
     """
 
     victim: str
     ranks: int
-    alone: bool
+    single: bool
     seconds: float
     words: str
 
@@ -59,7 +59,7 @@ class Kill:
     def named(self) -> bool:
         """Whether the job says what died."""
         if self.victim == _TORCHRUN:
-            return self.alone or "torchrun has ended" in self.words or "the model is in" in self.words
+            return self.single or "torchrun has ended" in self.words or "the model is in" in self.words
         return re.search(rf"rank\s+: {self.victim} .*\n\s+exitcode\s+: -9 ", self.words) is not None
 
 

@@ -118,7 +118,7 @@ BAD: dict[str, list[Event]] = {
     "a delivery not counted": [c.upload(), c.lease(), c.settle("release", "ok", error=True), c.lease(token="u")],
     "leased by nobody": [c.upload(), c.look("leased")],
     "expired for the end of another lineage": [c.upload(lineage="one"), c.finish(lineage="two"), c.look("expired")],
-    "a repeat that tells of one of two": [
+    "a repeat that names one of two": [
         c.upload(), c.upload("b"), c.lease("a b", request_id="r"), c.lease(request_id="r"),
     ],
     "a lost ack seen done, then not": [c.upload(), c.lease(), c.ack(None), c.look("done"), c.look("leased")],

@@ -70,7 +70,7 @@ _READERS = 3
 
 
 class _Over(Exception):
-    """The test is over: whoever waits for the server ends."""
+    """The test is over: clients that wait for the server end."""
 
 
 def content(version: int, file: str) -> bytes:

@@ -143,8 +143,8 @@ def _set_values(draft: Draft, chance: random.Random) -> None:
 
 
 def _exchange(draft: Draft, chance: random.Random) -> None:
-    one, other = _any_tensor(draft, chance), _any_tensor(draft, chance)
-    draft.tensors |= {one[0]: other[1], other[0]: one[1]}
+    first, second = _any_tensor(draft, chance), _any_tensor(draft, chance)
+    draft.tensors |= {first[0]: second[1], second[0]: first[1]}
 
 
 def _set_pair(draft: Draft, chance: random.Random) -> None:

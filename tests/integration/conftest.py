@@ -49,7 +49,7 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (shared / "base_model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
-            use_threads(1)  # more threads would wait for each other beside other processes
+            use_threads(1)  # more threads would compete with other processes
             model, tokenizer = make_model(0), make_tokenizer()
             warm_up(model, tokenizer, 0, lambda done, total: None)
             save_model(model, tokenizer, directory)

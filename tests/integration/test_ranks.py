@@ -62,9 +62,9 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     until(lambda: not processes_of(place), "the ranks to end", job)
     assert "torchrun has ended" in job.output()
 
-    alone = start(Process("policy_trainer", *command, "--resume", log=tmp_path / "alone.log"))
-    until_checkpoint(20, alone)
-    alone.kill()
+    single = start(Process("policy_trainer", *command, "--resume", log=tmp_path / "single.log"))
+    until_checkpoint(20, single)
+    single.kill()
 
     job = begin(1, "--resume")
     assert job.wait() == 0, job.output()

@@ -31,7 +31,7 @@ from tests.integration.processes import (
 OPTIONS = (*QUICK, "--device", "cpu", "--rewards", "accuracy", "length")
 
 
-def alone(model: Path | str, run_dir: Path, *options: str) -> Process:
+def train_inline(model: Path | str, run_dir: Path, *options: str) -> Process:
     return train(model, None, run_dir, *OPTIONS, *options)
 
 
@@ -40,13 +40,13 @@ def wait_for_the_end(run_dir: Path) -> None:
 
 
 def test_one_command_trains_and_leaves_no_process(random_model: Path, tmp_path: Path, start: Any) -> None:
-    run_dir = tmp_path / "alone"
+    run_dir = tmp_path / "inline"
     # The reference becomes the policy: its snapshots need no directory of their own.
     renewed = ("--reference.sync-steps", "2")
-    trainer = start(alone(random_model, run_dir, "--max-steps", "3", *renewed))
+    trainer = start(train_inline(random_model, run_dir, "--max-steps", "3", *renewed))
     assert trainer.wait() == 0, trainer.output()
     assert steps_of(run_dir)[0]["reference_version_max"] == 1
-    assert list((run_dir / "snapshots" / "alone").glob("epoch-0000-version-*"))
+    assert list((run_dir / "snapshots" / "inline").glob("epoch-0000-version-*"))
     assert "reference server: process" in trainer.output()
     assert not processes_of(run_dir)
 
@@ -54,10 +54,10 @@ def test_one_command_trains_and_leaves_no_process(random_model: Path, tmp_path: 
 def test_killed_it_ends_whole_and_resumes_with_its_queue(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "killed"
     options = ("--max-steps", "12", "--checkpoint.save-steps", "3")
-    trainer = start(alone(random_model, run_dir, *options))
+    trainer = start(train_inline(random_model, run_dir, *options))
     until(lambda: len(steps_of(run_dir)) >= 5, "step 5", trainer)
     trainer.kill()
-    resumed = start(alone(random_model, run_dir, *options, "--resume"))  # at once: the old server still ends
+    resumed = start(train_inline(random_model, run_dir, *options, "--resume"))  # at once: the old server still ends
     file = run_dir / "server.json"
     address = file.read_text()
     assert resumed.wait() == 0, resumed.output()
@@ -75,7 +75,7 @@ def test_killed_it_ends_whole_and_resumes_with_its_queue(random_model: Path, tmp
 
 def test_a_server_that_dies_is_started_again(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "shaken"
-    trainer = start(alone(random_model, run_dir, "--max-steps", "8"))
+    trainer = start(train_inline(random_model, run_dir, "--max-steps", "8"))
     until(lambda: len(steps_of(run_dir)) >= 2, "step 2", trainer)
     with client_of(run_dir) as client:
         assert client.model().name == str(random_model)
@@ -101,14 +101,14 @@ def test_external_workers_find_the_server(random_model: Path, tmp_path: Path, st
     command = ("rollout", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK[:6], *QUICK[8:10])
     worker = start(Process("policy_trainer", *command, "--rewards", "accuracy", "length", log=log))
     until(lambda: "the trainer has not started its reference server" in worker.output(), "the worker to wait", worker)
-    trainer = start(alone(random_model, run_dir, "--max-steps", "2", "--rollout", "external"))
+    trainer = start(train_inline(random_model, run_dir, "--max-steps", "2", "--rollout", "external"))
     assert trainer.wait() == 0, trainer.output()
     assert worker.wait() == 0, worker.output()
 
 
 def test_a_server_that_cannot_start_is_told_with_its_log(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "run"
-    trainer = start(alone(random_model, run_dir, "--reference.device", "cuda:77"))
+    trainer = start(train_inline(random_model, run_dir, "--reference.device", "cuda:77"))
     assert trainer.wait() == 1, trainer.output()
     assert "the reference server died with status 1; its last output" in trainer.output()
     assert "cuda" in trainer.output().lower() and "Traceback" not in trainer.output()
@@ -117,7 +117,7 @@ def test_a_server_that_cannot_start_is_told_with_its_log(random_model: Path, tmp
 
 def test_a_stop_while_the_server_loads_ends_all(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "stopped"
-    trainer = start(alone(random_model, run_dir))
+    trainer = start(train_inline(random_model, run_dir))
     until(lambda: "reference server: process" in trainer.output(), "the server to start", trainer)
     trainer.popen.send_signal(signal.SIGTERM)
     began = time.monotonic()

@@ -166,5 +166,5 @@ class Uploads:
 def _content_length(head: bytes) -> int:
     lower = head.lower()
     assert b"transfer-encoding" not in lower
-    _, found, rest = lower.partition(b"\r\ncontent-length:")
-    return int(rest.partition(b"\r\n")[0]) if found else 0
+    _, name, rest = lower.partition(b"\r\ncontent-length:")
+    return int(rest.partition(b"\r\n")[0]) if name else 0

@@ -10,6 +10,8 @@ from tests.load.connection import Client, Tally, Uploads, get, post_json
 from tests.load.crew import Stopping
 
 _PROBE_SECONDS = 0.1
+# The machine has no connections for more unanswered uploads.
+_MAX_UNANSWERED = 800
 _PAUSE_SECONDS = 0.1  # after a lease without a batch, or a 429
 
 
@@ -55,6 +57,38 @@ async def upload(port: int, stopping: Stopping, count: int, tokens: int) -> Tall
     return tally
 
 
+async def offer(port: int, stopping: Stopping, rate: float, tokens: int) -> Tally:
+    """Uploads `rate` batches a second without waiting for answers.
+
+    Uploads beyond _MAX_UNANSWERED are skipped, and missing in the tally.
+    """
+    tally, mine = Tally(), uploads(tokens)
+    idle: list[Client] = []
+    clients: list[Client] = []
+    requests: set[asyncio.Task[None]] = set()
+
+    async def ask(client: Client) -> None:
+        await client.ask("upload", mine.next())
+        idle.append(client)
+
+    began, offered = time.monotonic(), 0
+    while not stopping():
+        for _ in range(int(rate * (time.monotonic() - began)) - offered):
+            offered += 1
+            if not idle and len(clients) < _MAX_UNANSWERED:
+                clients.append(Client(port, tally))
+                idle.append(clients[-1])
+            if idle:
+                task = asyncio.create_task(ask(idle.pop()))
+                requests.add(task)
+                task.add_done_callback(requests.discard)
+        await asyncio.sleep(0.005)
+    await asyncio.gather(*requests)
+    for client in clients:
+        client.close()
+    return tally
+
+
 async def consume(port: int, stopping: Stopping, count: int) -> Tally:
     """`count` clients that only lease and ack."""
 
@@ -82,15 +116,15 @@ async def settle_one(client: Client, consumer: str, wait_seconds: float) -> bool
 async def probe(port: int, stopping: Stopping) -> Tally:
     """Requests /readyz ten times a second, each time on a new connection, without waiting for earlier answers."""
     tally = Tally()
-    asked: set[asyncio.Task[None]] = set()
+    requests: set[asyncio.Task[None]] = set()
     due = time.monotonic()
     while not stopping():
         task = asyncio.create_task(_ask_once(port, tally))
-        asked.add(task)
-        task.add_done_callback(asked.discard)
+        requests.add(task)
+        task.add_done_callback(requests.discard)
         due += _PROBE_SECONDS
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-    await asyncio.gather(*asked)
+    await asyncio.gather(*requests)
     return tally
 
 

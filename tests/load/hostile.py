@@ -9,8 +9,7 @@ from statistics import mean
 from tests.bench.processes import resident_mib, serving
 from tests.load import attackers, honest
 from tests.load.crew import Crew, Played, Role
-from tests.load.report import Figure, milliseconds, show
-from tests.load.samples import watched
+from tests.load.report import Figure, milliseconds, show, watched
 
 HONEST = 4
 TOKENS = 100
@@ -68,7 +67,7 @@ def _measure(name: str, attack: Attack, seconds: float, directory: Path) -> bool
                f"most < {MEMORY_MIB}", max(resident) < MEMORY_MIB),
         Figure("lines of log a second", f"{lines / seconds:.1f}", "< 10", lines / seconds < 10),
     ]  # fmt: skip
-    return show(f"{name}, {seconds:.0f} s, beside {HONEST} honest clients", figures + memory)
+    return show(f"{name}, {seconds:.0f} s, with {HONEST} honest clients", figures + memory)
 
 
 def _load(port: int, seconds: float, attack: Attack | None) -> dict[str, Played]:
@@ -82,38 +81,30 @@ def _load(port: int, seconds: float, attack: Attack | None) -> dict[str, Played]
         return crew.end()
 
 
-def _figures(alone: Sequence[dict[str, Played]], together: dict[str, Played]) -> list[Figure]:
-    """alone: before the attack and after it, since the machine is not equally fast all the time."""
+def _figures(quiet: Sequence[dict[str, Played]], together: dict[str, Played]) -> list[Figure]:
+    """quiet: before the attack and after it, since the machine is not equally fast all the time."""
 
     def rate(played: dict[str, Played], what: str, status: int) -> float:
         return played["honest"].seen.count(what, status) / played["honest"].seconds
 
-    undisturbed = [f"{rate(played, 'upload', 201):.0f}" for played in alone]
+    undisturbed = [f"{rate(played, 'upload', 201):.0f}" for played in quiet]
     ready = together["probe"].seen
     unready = ready.answers.total() - ready.count("readyz", 200)
     left = {}
     for what, status in (("upload", 201), ("lease", 200), ("ack", 200)):
-        left[what] = rate(together, what, status) / mean(rate(played, what, status) for played in alone)
+        left[what] = rate(together, what, status) / mean(rate(played, what, status) for played in quiet)
     tally = together["honest"].seen
     return [
-        Figure(
-            "honest uploads / leases / acks, of their undisturbed rate",
-            " / ".join(f"{share:.0%}" for share in left.values()),
-            f"> {LEFT_SHARE:.0%}",
-            min(left.values()) > LEFT_SHARE,
-        ),
-        Figure(
-            "honest uploads a second, before / after",
-            " / ".join(undisturbed),
-        ),
+        Figure("honest uploads / leases / acks, of their undisturbed rate",
+               " / ".join(f"{share:.0%}" for share in left.values()),
+               f"> {LEFT_SHARE:.0%}", min(left.values()) > LEFT_SHARE),
+        Figure("honest uploads a second, before / after", " / ".join(undisturbed)),
         Figure("answers to honest clients", str(dict(sorted(tally.answers.items())))),
         Figure("readiness p50 / p99 / max", milliseconds(ready.seconds.get("readyz", ()))),
         Figure("readiness refused or unanswered", f"{unready} of {ready.answers.total()}", "0", unready == 0),
-        Figure(
-            "CPU share of honest clients / attackers", f"{together['honest'].cpu:.0%} / {together['attack'].cpu:.0%}"
-        ),
+        Figure("CPU share of honest / attackers", f"{together['honest'].cpu:.0%} / {together['attack'].cpu:.0%}"),
         *(Figure(f"attackers: {kind}", str(count)) for kind, count in sorted(together["attack"].seen.items())),
-    ]
+    ]  # fmt: skip
 
 
 def _lines(log: Path) -> int:

@@ -10,9 +10,7 @@ from tests.bench.processes import serving
 from tests.load import honest
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played
-from tests.load.offers import offer
-from tests.load.report import Figure, milliseconds, show
-from tests.load.samples import watched
+from tests.load.report import Figure, milliseconds, show, watched
 
 FACTOR = 10
 # With a model, the model is the bottleneck. Without one the cores are, and refusing ten times as many uploads costs
@@ -29,7 +27,7 @@ _CLIENTS = {"tiny model": 4, "no model": 16}
 
 
 def run(seconds: float, directory: Path) -> bool:
-    """Whether all bars were reached, with a model and with a queue alone."""
+    """Whether all bars were reached, with a model and with only a queue."""
     from tests.chaos.processes import tiny_model  # imports PyTorch
 
     model = ("--model", str(tiny_model(directory)), "--threads", "1")
@@ -46,7 +44,7 @@ def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Pat
         with Crew(port) as crew, watched(pid) as resident:
             crew.start("consumers", honest.consume, _CLIENTS[name])
             crew.start("probe", honest.probe)
-            crew.start("offers", offer, FACTOR * before, TOKENS)
+            crew.start("offers", honest.offer, FACTOR * before, TOKENS)
             goodput = _goodput(http, seconds)
             played = crew.end()
         after = _peak(port, http, seconds * _PEAK_SHARE, _CLIENTS[name])
@@ -80,7 +78,7 @@ def _figures(
     """peaks: goodput before and after, since other load may vary. least: the bar, as a share of their mean."""
     offers: Tally = played["offers"].seen
     seconds = played["offers"].seconds
-    asked = offers.answers.total()
+    sent = offers.answers.total()
     taken, refused = offers.count("upload", 201), offers.count("upload", 429)
     other = {how: count for how, count in offers.answers.items() if how not in ("upload 201", "upload 429")}
     settled = resident[len(resident) // 6 :]
@@ -91,7 +89,7 @@ def _figures(
         Figure("goodput at its peak, batches a second", f"{peaks[0]:.1f} before, {peaks[1]:.1f} after"),
         Figure("goodput under ten times as much", f"{goodput:.1f}"),
         Figure("share of the peaks' mean", f"{share:.0%}", f">= {least:.0%}", share >= least),
-        Figure("offered a second", f"{asked / seconds:.0f} of {FACTOR * peaks[0]:.0f}"),
+        Figure("offered a second", f"{sent / seconds:.0f} of {FACTOR * peaks[0]:.0f}"),
         Figure("CPU share of uploaders / consumers", f"{played['offers'].cpu:.0%} / {played['consumers'].cpu:.0%}"),
         Figure("201 / 429", f"{taken} / {refused}", "no other answer", not other),
         Figure("other answers", str(other or "none")),

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.bench.processes import serving
-from tests.load import honest
+from tests.load import attackers, honest
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played
 from tests.load.report import Figure, milliseconds, show
-from tests.load.slow_clients import trickle
 
 SLOW = 200
 HONEST = 20
@@ -19,11 +18,11 @@ TOKENS = 100
 READY_SECONDS = 1.0
 # So short that with a model it is full, with and without slow clients.
 QUEUE = ("--queue.max-batches", "256")
-_ALONE_SHARE = 0.25  # duration without slow clients, as a share of that with them
+_QUIET_SHARE = 0.25  # duration without slow clients, as a share of that with them
 
 
 def run(seconds: float, directory: Path) -> bool:
-    """Whether all bars were reached, with a queue alone and with a model."""
+    """Whether all bars were reached, with only a queue and with a model."""
     from tests.chaos.processes import tiny_model  # imports PyTorch
 
     model = ("--model", str(tiny_model(directory)), "--threads", "1")
@@ -36,15 +35,15 @@ def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Pat
     data = directory / name.replace(" ", "-")
     with serving(*options, *QUEUE, "--data-dir", str(data)) as (_, http):
         port = http.base_url.port or 0
-        alone = _load(port, seconds * _ALONE_SHARE, slow=0)
+        quiet = _load(port, seconds * _QUIET_SHARE, slow=0)
         together = _load(port, seconds, slow=SLOW)
-    return show(f"{SLOW} slow clients beside {HONEST} honest ones, {seconds:.0f} s, {name}", _figures(alone, together))
+    return show(f"{SLOW} slow clients with {HONEST} honest ones, {seconds:.0f} s, {name}", _figures(quiet, together))
 
 
 def _load(port: int, seconds: float, slow: int) -> dict[str, Played]:
     with Crew(port) as crew:
         if slow:
-            crew.start("slow", trickle, slow)
+            crew.start("slow", attackers.trickle, slow)
             time.sleep(1)  # until all are connected
         crew.start("probe", honest.probe)
         crew.start("honest", honest.work, HONEST, TOKENS)
@@ -52,13 +51,13 @@ def _load(port: int, seconds: float, slow: int) -> dict[str, Played]:
         return crew.end()
 
 
-def _figures(alone: dict[str, Played], together: dict[str, Played]) -> list[Figure]:
+def _figures(quiet: dict[str, Played], together: dict[str, Played]) -> list[Figure]:
     ready: Tally = together["probe"].seen
     seconds = ready.seconds["readyz"]
     high = float(np.percentile(seconds, 99))
     unready = ready.answers.total() - ready.count("readyz", 200)
     before, after = (
-        played["honest"].seen.count("upload", 201) / played["honest"].seconds for played in (alone, together)
+        played["honest"].seen.count("upload", 201) / played["honest"].seconds for played in (quiet, together)
     )
     tally: Tally = together["honest"].seen
     odd = {how: count for how, count in tally.answers.items() if how not in _EXPECTED}
@@ -67,7 +66,7 @@ def _figures(alone: dict[str, Played], together: dict[str, Played]) -> list[Figu
         Figure(
             "readiness p50 / p99 / max", milliseconds(seconds), f"p99 < {READY_SECONDS:.0f} s", high < READY_SECONDS
         ),
-        Figure("the same without slow clients", milliseconds(alone["probe"].seen.seconds["readyz"])),
+        Figure("the same without slow clients", milliseconds(quiet["probe"].seen.seconds["readyz"])),
         Figure("readiness refused or unanswered", f"{unready} of {len(seconds)}", "0", unready == 0),
         Figure("honest uploads a second", f"{after:.1f}", "go on", after > 0),
         Figure("the same without slow clients", f"{before:.1f}, so {after / before:.0%} are left"),

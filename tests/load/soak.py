@@ -9,13 +9,11 @@ import httpx
 from rich.progress import track
 
 from tests.bench.processes import serving
-from tests.load import growth, samples
+from tests.load import attackers
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played
 from tests.load.mixture import mix
-from tests.load.report import Figure, show
-from tests.load.samples import Sample, Sampler
-from tests.load.slow_clients import trickle
+from tests.load.report import Figure, Sample, Sampler, peaks, show, trend, write_samples
 
 SAMPLES = Path("runs/soak/samples.csv")
 _SLOW = 12
@@ -38,7 +36,7 @@ def run(seconds: float, directory: Path) -> bool:
     options = ("--model", str(model), "--threads", "1", "--data-dir", str(data), *bounds)
     with serving(*options) as (pid, http), Crew(http.base_url.port or 0) as crew:
         crew.start("mixture", mix, 0)
-        crew.start("slow", trickle, _SLOW)
+        crew.start("slow", attackers.trickle, _SLOW)
         taken = _sample(Sampler(pid, data), http, seconds)
         played = crew.end()
     if len(taken) < _MIN_SAMPLES:
@@ -55,7 +53,7 @@ def _sample(sampler: Sampler, http: httpx.Client, seconds: float) -> list[Sample
     for number in track(range(1, int(seconds / _EVERY_SECONDS) + 1), "soaking", transient=True):
         time.sleep(max(0.0, began + number * _EVERY_SECONDS - time.monotonic()))
         taken.append(sampler.take(http.get("/v1/queue").raise_for_status().json()["states"]))
-        samples.write(SAMPLES, taken)
+        write_samples(SAMPLES, taken)
     return taken
 
 
@@ -64,7 +62,7 @@ def judge(taken: Sequence[Sample], played: Mapping[str, Played]) -> list[Figure]
     judged = len(taken) >= _MIN_SAMPLES
     tally: Tally = played["mixture"].seen
     odd = {how: count for how, count in tally.answers.items() if not re.fullmatch(r".* [234]\d\d", how)}
-    known, data = growth.trend([each.known for each in taken])[1], growth.trend([each.data for each in taken])[1]
+    known, data = trend([each.known for each in taken])[1], trend([each.data for each in taken])[1]
     return [
         _level("resident MiB", [each.resident for each in taken], 0.0, judged),
         _level("data directory MiB, without the log", [each.data for each in taken], _MORE_MIB, judged),
@@ -80,13 +78,13 @@ def judge(taken: Sequence[Sample], played: Mapping[str, Played]) -> list[Figure]
 
 def _level(what: str, values: Sequence[float], least: float, judged: bool) -> Figure:
     """least: growth that is always allowed, since a file grows by whole pages."""
-    grown, level = growth.trend(values)
+    grown, level = trend(values)
     allowed = max(_GROWTH_SHARE * level, least)
     text = f"{level:.1f}, growing by {grown:+.2f} ({grown / level:+.1%}) after the first third"
     return Figure(what, text, f"< {allowed:.1f} MiB" if judged else "", not judged or grown < allowed)
 
 
 def _bounded(what: str, values: Sequence[float], more: float, judged: bool) -> Figure:
-    middle, last = growth.peaks(values)
+    middle, last = peaks(values)
     text = f"at most {middle:.0f} in the second third, {last:.0f} in the last"
     return Figure(what, text, f"<= {more:.0f} more" if judged else "", not judged or last <= middle + more)

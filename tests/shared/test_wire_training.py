@@ -1,4 +1,4 @@
-"""What training made of a batch, as bytes: both ways, and refused where a field is wrong."""
+"""Training data of a batch as bytes: it comes back bit for bit, and a wrong field is named."""
 
 import json
 from collections.abc import Callable
@@ -39,25 +39,25 @@ def test_it_is_of_a_batch_with_as_many_tokens() -> None:
 
 
 BREACHES: list[tuple[str, Callable[[Tensors, Metadata], object]]] = [
-    ("format", lambda _, words: words.pop("format")),
-    ("format", lambda _, words: words.update(format="rollout-batch/1")),
-    ("step", lambda _, words: words.pop("step")),
-    ("step", lambda _, words: words.update(step="1.0")),
-    ("step", lambda _, words: words.update(step="-1")),
-    ("step", lambda _, words: words.update(step="9223372036854775808")),
-    ("run", lambda _, words: words.update(run="x")),
-    ("rewards", lambda own, _: own.update(rewards=floats(1.0, 2.0))),
-    ("reward/a", lambda own, _: own.update({"reward/a": floats(1.0, 2.0)})),
-    ("logps", lambda own, _: own.pop("logps")),
-    ("advantages", lambda own, _: own.pop("advantages")),
-    ("logps", lambda own, _: own.update(logps=floats(-1.0))),
-    ("logps", lambda own, _: own.update(logps=np.zeros(2, np.int64))),
-    ("logps", lambda own, _: own.update(logps=np.zeros((1, 2), np.float32))),
-    ("logps", lambda own, _: own.update(logps=floats(0.5, -1.0))),
-    ("logps", lambda own, _: own.update(logps=floats(np.nan, -1.0))),
-    ("advantages", lambda own, _: own.update(advantages=floats(np.inf, -1.0))),
-    ("advantages", lambda own, _: own.update(advantages=floats(np.nan, -1.0))),
-    ("logps", lambda own, _: own.update(logps=floats(), advantages=floats())),
+    ("format", lambda _, metadata: metadata.pop("format")),
+    ("format", lambda _, metadata: metadata.update(format="rollout-batch/1")),
+    ("step", lambda _, metadata: metadata.pop("step")),
+    ("step", lambda _, metadata: metadata.update(step="1.0")),
+    ("step", lambda _, metadata: metadata.update(step="-1")),
+    ("step", lambda _, metadata: metadata.update(step="9223372036854775808")),
+    ("run", lambda _, metadata: metadata.update(run="x")),
+    ("rewards", lambda tensors, _: tensors.update(rewards=floats(1.0, 2.0))),
+    ("reward/a", lambda tensors, _: tensors.update({"reward/a": floats(1.0, 2.0)})),
+    ("logps", lambda tensors, _: tensors.pop("logps")),
+    ("advantages", lambda tensors, _: tensors.pop("advantages")),
+    ("logps", lambda tensors, _: tensors.update(logps=floats(-1.0))),
+    ("logps", lambda tensors, _: tensors.update(logps=np.zeros(2, np.int64))),
+    ("logps", lambda tensors, _: tensors.update(logps=np.zeros((1, 2), np.float32))),
+    ("logps", lambda tensors, _: tensors.update(logps=floats(0.5, -1.0))),
+    ("logps", lambda tensors, _: tensors.update(logps=floats(np.nan, -1.0))),
+    ("advantages", lambda tensors, _: tensors.update(advantages=floats(np.inf, -1.0))),
+    ("advantages", lambda tensors, _: tensors.update(advantages=floats(np.nan, -1.0))),
+    ("logps", lambda tensors, _: tensors.update(logps=floats(), advantages=floats())),
 ]
 
 

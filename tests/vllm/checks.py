@@ -17,28 +17,29 @@ UPDATES = 20
 PARAMS = SamplingParams(4, 24, temperature=0.7)
 # In float32.
 TOLERANCE = 1e-4
-# Of adapters beside the same ones merged.
+# Between adapters and their merged copies.
 MERGED_TOLERANCE = 1e-5
 
 
-def said(groups: Sequence[Sequence[Completion]]) -> list[Any]:
-    return [[(own.ids.tolist(), own.logps.tolist(), own.finished, own.eos) for own in group] for group in groups]
+def plain(groups: Sequence[Sequence[Completion]]) -> list[Any]:
+    """Completions as values that can be compared."""
+    return [[(item.ids.tolist(), item.logps.tolist(), item.finished, item.eos) for item in group] for group in groups]
 
 
 def check_sampling(sampler: Sampler, model: Path) -> None:
     """A seed, ends, log-probs, and greedy tokens that are those of transformers."""
     first, again, other = (sampler.sample(PROMPTS, PARAMS, seed) for seed in (5, 5, 6))
-    assert said(first) == said(again) != said(other)
-    assert said([first[0]]) != said([first[-1]]), "the same prompt has the same seed twice"
-    assert len({tuple(own.ids.tolist()) for own in first[0]}) > 1, "a group's completions are all the same"
+    assert plain(first) == plain(again) != plain(other)
+    assert plain([first[0]]) != plain([first[-1]]), "the same prompt has the same seed twice"
+    assert len({tuple(item.ids.tolist()) for item in first[0]}) > 1, "a group's completions are all the same"
     assert distance(model, first, 0.7) < TOLERANCE
     tokenizer = load_tokenizer(str(model))
-    own = HFSampler(load_model(str(model), revision=None, device="cpu", dtype="float32"), tokenizer)
+    reference = HFSampler(load_model(str(model), revision=None, device="cpu", dtype="float32"), tokenizer)
     greedy = SamplingParams(2, 24, temperature=0)
-    expected = own.sample(PROMPTS, greedy, 0)
-    found = sampler.sample(PROMPTS, greedy, 0)
-    assert [[one.ids.tolist() for one in group] for group in found] == [
-        [one.ids.tolist() for one in group] for group in expected
+    expected = reference.sample(PROMPTS, greedy, 0)
+    sampled = sampler.sample(PROMPTS, greedy, 0)
+    assert [[item.ids.tolist() for item in group] for group in sampled] == [
+        [item.ids.tolist() for item in group] for group in expected
     ]
     check_ends(sampler, tokenizer)
     check_many(sampler)
@@ -54,32 +55,36 @@ def check_many(sampler: Sampler) -> None:
 def check_ends(sampler: Sampler, tokenizer: PreTrainedTokenizerBase) -> None:
     stops = ("a", "4", "</answer>")
     params = SamplingParams(32, 24, temperature=1.5, stop=stops)
-    completions = [own for group in sampler.sample(PROMPTS, params, 1) for own in group]
-    for own in completions:
-        text = str(tokenizer.decode(own.ids.tolist()))
-        before = str(tokenizer.decode(own.ids[:-1].tolist()))
+    completions = [completion for group in sampler.sample(PROMPTS, params, 1) for completion in group]
+    for item in completions:
+        text = str(tokenizer.decode(item.ids.tolist()))
+        before = str(tokenizer.decode(item.ids[:-1].tolist()))
         stopped = any(stop in text for stop in stops)
-        assert own.eos == (own.ids[-1] == EOS) and EOS not in own.ids[:-1]
-        assert own.finished == (own.eos or stopped), text
-        assert own.finished or len(own.ids) == 24
+        assert item.eos == (item.ids[-1] == EOS) and EOS not in item.ids[:-1]
+        assert item.finished == (item.eos or stopped), text
+        assert item.finished or len(item.ids) == 24
         assert not any(stop in before for stop in stops), "it went on behind a stop text"
-    assert {(own.finished, own.eos) for own in completions} == {(True, True), (True, False), (False, False)}
+    assert {(item.finished, item.eos) for item in completions} == {
+        (True, True),
+        (True, False),
+        (False, False),
+    }
 
 
 def update_distances(sampler: Sampler, directory: Path, *, tied: bool) -> list[float]:
     """Loads UPDATES models, samples from each, and scores a group: the distances of the log-probs."""
-    found = []
+    distances = []
     for seed in range(1, UPDATES + 1):
         model = save_tiny(directory / str(seed), tied=tied, seed=seed)
         sampler.load(model)
         groups = sampler.sample(PROMPTS, PARAMS, seed)
-        found.append(max(distance(model, groups, 0.7), scoring_distance(model, sampler, PROMPTS[2], groups[2])))
-    return found
+        distances.append(max(distance(model, groups, 0.7), scoring_distance(model, sampler, PROMPTS[2], groups[2])))
+    return distances
 
 
 def check_adapters(sampler: Sampler, base: Path, directory: Path) -> None:
-    """Each version samples what its merged copy says, also after others, and when its directory is gone."""
-    said_by = {}
+    """Each version samples what its merged copy does, also after others, and when its directory is gone."""
+    outputs = {}
     for seed in (1, 2, 3):
         adapter, merged = save_adapted(base, directory, seed=seed)
         sampler.load(adapter)
@@ -88,8 +93,8 @@ def check_adapters(sampler: Sampler, base: Path, directory: Path) -> None:
         assert distance(merged, groups, 0.7) < MERGED_TOLERANCE
         assert scoring_distance(merged, sampler, PROMPTS[2], groups[2]) < MERGED_TOLERANCE
         assert distance(base, groups, 0.7) > 0.1
-        said_by[seed] = said(groups)
-    assert said_by[1] != said_by[2] != said_by[3]
+        outputs[seed] = plain(groups)
+    assert outputs[1] != outputs[2] != outputs[3]
     again, _ = save_adapted(base, directory / "again", seed=1)
     sampler.load(again)
-    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == said_by[1]
+    assert plain(sampler.sample(PROMPTS, PARAMS, 5)) == outputs[1]

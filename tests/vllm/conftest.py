@@ -20,7 +20,7 @@ collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("default"))  # vLLM's own are not ours to mend
+            item.add_marker(pytest.mark.filterwarnings("default"))  # vLLM's warnings are not ours to fix
 
 
 @pytest.fixture(scope="session", autouse=True)

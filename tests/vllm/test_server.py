@@ -1,4 +1,4 @@
-"""--sampler vllm-server: everything that the fake server of tests/policy_trainer/sampling says, vLLM says, too."""
+"""--sampler vllm-server: vLLM answers as the fake server of tests/policy_trainer/sampling does."""
 
 import shutil
 import threading
@@ -19,7 +19,7 @@ from tests.vllm.checks import (
     TOLERANCE,
     check_adapters,
     check_sampling,
-    said,
+    plain,
     update_distances,
 )
 from tests.vllm.models import CONTEXT, EOS, PROMPTS, distance, save_adapted, save_tiny
@@ -69,7 +69,7 @@ def test_a_server_that_was_killed_is_waited_for_and_has_lost_its_weights(
     sampling.join()
     assert isinstance(outcome[0], WeightsLost) and waits
     sampler.load(second)
-    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == said(expected)
+    assert plain(sampler.sample(PROMPTS, PARAMS, 5)) == plain(expected)
 
 
 def test_completions_under_way_outlive_an_update(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_adapters_are_sampled_from_as_their_merged_copies(
     waits: list[str] = []
     sampler = sampler_of(server, waits, sleep_mode=True)
     check_adapters(sampler, base, tmp_path)
-    expected = said(sampler.sample(PROMPTS, PARAMS, 5))
+    expected = plain(sampler.sample(PROMPTS, PARAMS, 5))
     sampler.sleep()
-    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected
+    assert plain(sampler.sample(PROMPTS, PARAMS, 5)) == expected
     assert sampler_of(server).sample(PROMPTS, PARAMS, 5) != expected, "the server itself is the base"
     adapter, _ = save_adapted(base, tmp_path / "late", seed=1)
     with pytest.raises(UserError, match=r"cannot load the adapter: 500: .*rank 16 "):
@@ -112,7 +112,7 @@ def test_adapters_are_sampled_from_as_their_merged_copies(
     with pytest.raises(WeightsLost):
         sampler.sample(PROMPTS, PARAMS, 5)
     sampler.load(adapter)
-    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected
+    assert plain(sampler.sample(PROMPTS, PARAMS, 5)) == expected
 
 
 def test_completions_under_way_keep_their_adapter(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
@@ -148,12 +148,12 @@ def test_a_server_that_sleeps_is_woken_and_has_its_weights(serve: Callable[..., 
     waits: list[str] = []
     sampler = sampler_of(server, waits, sleep_mode=True)
     sampler.load(second)
-    expected = said(sampler.sample(PROMPTS, PARAMS, 5))
+    expected = plain(sampler.sample(PROMPTS, PARAMS, 5))
     sampler.sleep()
     sampler.sleep()
     assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": True}
     assert check_server(server.url, str(first), CONTEXT) == str(first)
-    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected and not waits
+    assert plain(sampler.sample(PROMPTS, PARAMS, 5)) == expected and not waits
     sampler.sleep()
     sampler.load(first)
     sampler.load(second)
@@ -161,7 +161,7 @@ def test_a_server_that_sleeps_is_woken_and_has_its_weights(serve: Callable[..., 
     with pytest.raises(httpx.ReadTimeout):  # a worker that is killed
         httpx.post(f"{server.url}/v1/completions", json=long, timeout=0.3)
     sampler.sleep()
-    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected and not waits
+    assert plain(sampler.sample(PROMPTS, PARAMS, 5)) == expected and not waits
     with pytest.raises(UserError, match=r"cannot sleep: .*--enable-sleep-mode on a GPU"):
         check_sleep_mode(server.url)
 

@@ -57,7 +57,7 @@ def terms(run: str, wait_seconds: float = 15) -> LeaseBody:
 
 def test_a_role_is_checked_without_a_lease(client: Any, connect: Callable[..., Any], open_site: Any) -> None:
     client.check_train_role()
-    error = {"code": "forbidden", "message": "this wants a token of role train; yours is of role upload"}
+    error = {"code": "forbidden", "message": "this needs a token of role train; yours is of role upload"}
     site = open_site(lambda _: site.answer(403, json.dumps({"error": error}).encode()))
     with pytest.raises(RefServerError) as refused:
         connect(site.url).check_train_role()
