@@ -176,11 +176,10 @@ Every preset's algorithm on the demo's task, addition of two numbers up to 99, f
 and the default GRPO on countdown for {factor} times as many; {seeds} seeds. `make curves` trains them with real
 processes and writes this page and its picture; after an interruption it continues.
 
-The presets determine advantage, surrogate, KL, aggregation, old log-probs, the treatment of truncated completions
-and of groups without variance, updates per step, publishing, dynamic sampling, and the length penalty. All runs
-share base model, rewards (accuracy and tags), 40 tokens, temperature 1, AdamW at 3e-4 with 10 steps of warm-up and
-decay to a tenth, and a gradient norm of at most 1. The table therefore shows that each algorithm learns, not which
-is best.
+Each run takes its algorithm from the preset: advantage, surrogate, KL, aggregation, old log-probs, filters, updates per
+step, publishing and penalties. All share base model, rewards (accuracy and tags), 40 tokens, temperature 1, AdamW at
+3e-4 per step with 10 steps of warm-up and decay to a tenth, and a gradient norm of at most 1. The table therefore shows
+that each algorithm learns, not which is best.
 
 The updates of a step share that rate. With the full rate in each update (100 steps, one seed), `dapo` (16 updates)
 ended at an accuracy of 0.04 and `cispo` (16) at 0.01; `gspo` (4) still learned.

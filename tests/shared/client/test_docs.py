@@ -27,7 +27,6 @@ PRINTED = (
     r"True\n\[-\d.*\] \[1\. 0\.\]\n\{'[0-9a-f-]{36}': <Outcome.OK: 'ok'>\}\n",
     r"0 batches of 0\n",
     r"1 \{'next_index': 0\} b'any bytes'\n",
-    r"\[-\d+\.\d+, -\d+\.\d+, -\d+\.\d+\]\n",
     r"404 not_found id [\w-]+\n",
     r"(\d s: the reference server at \S+ does not answer .*\n)+no server answers at http://127.0.0.1:1 \(.*\)\n",
 )
