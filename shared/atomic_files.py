@@ -22,10 +22,7 @@ def write_json(path: Path, value: object, *, mode: int = 0o666) -> None:
 
 
 def read_json(path: Path, kind: TypeAdapter[T], remedy: str) -> T:
-    """What write_json wrote. Raises UserError, with the remedy, for a damaged file; OSError.
-
-    remedy: a clause that says what to do then.
-    """
+    """A file of write_json. Raises UserError for a damaged file, with this clause on what to do; OSError."""
     try:
         return kind.validate_json(path.read_bytes())
     except ValidationError as error:

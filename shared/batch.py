@@ -241,11 +241,10 @@ class ScoredBatch:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """Training data of one batch, which the server stores with the batch, for display.
+    """Training data of a batch, which the server stores with it for display.
 
-    step: training steps done, this one included. advantages: float32 (C,), those it trained with, 0 on tokens that did
-    not train. logps: float32 (C,), of the policy after that step, at the batch's temperature. Raises BatchError if a
-    field is invalid.
+    step: training steps done, this one included. advantages: float32 (C,), 0 on tokens that did not train. logps:
+    float32 (C,), of the policy after that step, at the batch's temperature. Raises BatchError if a field is invalid.
     """
 
     step: int

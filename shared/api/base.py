@@ -15,7 +15,7 @@ Version = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 
 # A bearer token, RFC 6750.
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-# The same, for error messages.
+# In error messages.
 TOKEN_CHARACTERS = "letters, digits and - . _ ~ + / ="
 
 

@@ -37,8 +37,8 @@ from shared.api import (
     Uploaded,
 )
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, Training
-from shared.client.connection import JSON, READ_SECONDS, ApiCall, as_record, no_answer, route, unready_reason
-from shared.client.errors import ClientError, RefServerError, UnusableBatch
+from shared.client.connection import JSON, READ_SECONDS, ApiCall, as_record, no_answer, route
+from shared.client.errors import ClientError, RefServerError, Unreachable, UnusableBatch
 from shared.client.runs import RunsClient
 
 T = TypeVar("T")
@@ -103,8 +103,14 @@ class RefServerClient(RunsClient):
         """Why the server would not score a batch now, or None. Tries once; no answer means not ready."""
         try:
             return self._send_once(ApiCall("GET", "/readyz", no_answer, read_seconds=_HEALTH_SECONDS))
-        except ClientError as error:
-            return unready_reason(error)
+        except RefServerError as error:
+            if error.status >= 500:
+                return error.message
+            raise
+        except Unreachable as error:
+            if error.passes:
+                return str(error)
+            raise
 
     def model(self) -> ModelInfo:
         """The reference model, and what a policy trained against it must match."""
@@ -131,7 +137,7 @@ class RefServerClient(RunsClient):
 
     def check_reference_role(self) -> None:
         """Raises RefServerError with status 401 or 403 unless the token may replace the reference."""
-        # names no snapshot: the server checks the token, and then refuses the body with 422
+        # The server checks the token first, and then refuses this body, which names no snapshot, with 422.
         nothing = ApiCall("PUT", "/v1/reference", as_record(ReferenceVersion), b"{}", JSON)
         try:
             self._send(nothing)

@@ -15,7 +15,7 @@ import tenacity
 from pydantic import BaseModel
 
 from shared.client.credentials import check_token, trust
-from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, refusal, unreachable
+from shared.client.errors import NotRefServer, RefServerError, Unreachable, refusal, unreachable
 from shared.client.transfers import WeightsDownload, pieces
 
 # Called before each retry with the reason and the seconds waited so far. May raise to give up.
@@ -130,7 +130,7 @@ class ServerConnection:
             download.write(piece)
         return begun
 
-    def _body(self, call: ApiCall[Any], response: httpx.Response) -> bytearray:
+    def _body(self, call: ApiCall[Any], response: httpx.Response) -> bytes:
         """The body of a response. Raises NotRefServer for one that is longer than any legal one."""
         body = bytearray()
         try:
@@ -138,7 +138,7 @@ class ServerConnection:
                 append(body, piece, call.most if response.is_success else JSON_BYTES)
         except ValueError as error:
             raise self._no_ref_server(f"{error} ({call.method} {call.path})") from None
-        return body
+        return bytes(body)
 
     def _read(self, call: ApiCall[T], response: httpx.Response) -> T:
         """Parses a response. Raises RefServerError, NotRefServer."""
@@ -172,7 +172,7 @@ class ServerConnection:
 class RetryPolicy:
     """Decides whether one request is retried, and after how many seconds.
 
-    The client's patience begins anew when more of a download has come since the last failure.
+    The client's patience starts again when more of a download has arrived since the last failure.
     """
 
     def __init__(self, client: ServerConnection, call: ApiCall[Any]) -> None:
@@ -244,15 +244,6 @@ def append(body: bytearray, piece: bytes, most: int) -> None:
     body += piece
     if len(body) > most:
         raise ValueError(f"its answer is longer than {most / 2**20:g} MiB, the limit")
-
-
-def unready_reason(error: ClientError) -> str:
-    """Why the server is not ready, from a failed readiness request. Raises errors that waiting cannot fix."""
-    if isinstance(error, RefServerError) and error.status >= 500:
-        return error.message
-    if isinstance(error, Unreachable) and error.passes:
-        return str(error)
-    raise error
 
 
 def _arguments(call: ApiCall[Any]) -> dict[str, Any]:

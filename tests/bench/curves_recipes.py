@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from policy_trainer.config import (
     CheckpointConfig,
-    DataConfig,
     EntropyConfig,
     EvaluationConfig,
     JudgingConfig,
@@ -15,10 +15,8 @@ from policy_trainer.config import (
     OptimizerConfig,
     PenaltyConfig,
     ReferenceConfig,
-    SamplingConfig,
     TrainConfig,
 )
-from policy_trainer.config.data import TaskName
 from policy_trainer.demo.base_model import cached_base_model
 from policy_trainer.presets import PRESETS
 from shared.settings import from_values
@@ -93,8 +91,6 @@ OVERLONG_TOKENS = 8
 # The learning rate of a whole step. Its updates share it, so that more updates do not mean a larger step.
 OPTIMIZER = OptimizerConfig(learning_rate=3e-4, warmup_steps=10, min_lr_rate=0.1, max_grad_norm=1.0)
 COUNTDOWN = "countdown"
-_JUDGING = JudgingConfig()
-_DATA = DataConfig()
 # Factor on the steps, since countdown is learnt more slowly.
 COUNTDOWN_STEPS = 3
 
@@ -134,7 +130,7 @@ def recipe(name: str, setup: RunSetup) -> TrainConfig:
 def _of_preset(name: str, setup: RunSetup) -> TrainConfig:
     """The algorithm is the preset's: loss, cadence, renewal, dynamic sampling, penalties. All else is the demo's."""
     preset = PRESETS[name].config()
-    taught = preset.loss.advantage == "distill"
+    distilled = preset.loss.advantage == "distill"
     overlong = "soft_overlong" in preset.rewards
     return _config(
         base_model(name),
@@ -147,20 +143,14 @@ def _of_preset(name: str, setup: RunSetup) -> TrainConfig:
         num_iterations=preset.num_iterations,
         minibatches=preset.minibatches,
         publish_every=preset.publish_every,
-        sync_steps=RENEW_EVERY if preset.reference.sync_steps else 0,
-        teacher=str(cached_teacher(BASE_MODELS)) if taught else None,
+        renewed=bool(preset.reference.sync_steps),
+        teacher=str(cached_teacher(BASE_MODELS)) if distilled else None,
     )
 
 
 def _of_algorithm(algorithm: Algorithm, base: Path, setup: RunSetup) -> TrainConfig:
-    return _config(
-        base,
-        setup,
-        task="arithmetic",
-        rewards=["accuracy", "tags"],
-        loss=algorithm.loss,
-        minibatches=algorithm.minibatches,
-    )
+    rewards, updates = ["accuracy", "tags"], algorithm.minibatches
+    return _config(base, setup, task="arithmetic", rewards=rewards, loss=algorithm.loss, minibatches=updates)
 
 
 def _countdown(setup: RunSetup) -> TrainConfig:
@@ -168,46 +158,24 @@ def _countdown(setup: RunSetup) -> TrainConfig:
     return _config(base_model(COUNTDOWN), setup, task="countdown", rewards=[], data=DATA, loss=LossConfig())
 
 
-def _config(
-    base: Path,
-    setup: RunSetup,
-    *,
-    task: TaskName,
-    rewards: list[str],
-    loss: LossConfig,
-    judging: JudgingConfig = _JUDGING,
-    data: DataConfig = _DATA,
-    max_resamples: int = 0,
-    num_iterations: int = 1,
-    minibatches: int = 1,
-    publish_every: int = 1,
-    sync_steps: int = 0,
-    teacher: str | None = None,
-) -> TrainConfig:
+def _config(base: Path, setup: RunSetup, *, renewed: bool = False, **fields: Any) -> TrainConfig:
+    """renewed: whether the reference is renewed. fields: of TrainConfig; resamples of groups as `max_resamples`."""
+    sampling = {"num_generations": 8, "prompts_per_round": 16, "max_completion_length": 40}
+    sampling["max_resamples"] = fields.pop("max_resamples", 0)
+    updates = fields.get("num_iterations", 1) * fields.get("minibatches", 1)
+    renewal = ReferenceConfig(sync_steps=RENEW_EVERY, snapshot_root=setup.snapshots)
     return from_values(
         TrainConfig,
         model=str(base),
-        teacher=teacher,
         seed=setup.seed,
         threads=1,
-        task=task,
-        rewards=rewards,
-        judging=judging,
-        data=data,
         run_dir=setup.run_dir,
         max_steps=setup.steps,
         groups_per_step=16,
-        sampling=SamplingConfig(
-            num_generations=8, prompts_per_round=16, max_completion_length=40, max_resamples=max_resamples
-        ),
-        loss=loss,
-        num_iterations=num_iterations,
-        minibatches=minibatches,
-        publish_every=publish_every,
-        optimizer=OPTIMIZER.model_copy(
-            update={"learning_rate": OPTIMIZER.learning_rate / (num_iterations * minibatches)}
-        ),
-        reference=ReferenceConfig(sync_steps=sync_steps, snapshot_root=setup.snapshots if sync_steps else None),
+        sampling=sampling,
+        optimizer=OPTIMIZER.model_copy(update={"learning_rate": OPTIMIZER.learning_rate / updates}),
+        reference=renewal if renewed else ReferenceConfig(),
         checkpoint=CheckpointConfig(save_steps=setup.steps, save_total_limit=1),
         evaluation=EvaluationConfig(eval_steps=max(1, setup.steps // EVALUATIONS), problems=PROBLEMS, batch_size=128),
+        **fields,
     )

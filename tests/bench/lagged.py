@@ -1,9 +1,15 @@
-"""Training in one process on samples of the weights of some steps ago: no server, and the same numbers every time."""
+"""Training in one process on samples of the weights of some steps ago: no server, and the same numbers every time.
 
+`settings` are those that off_policy.py and sensitivity.py share.
+"""
+
+import argparse
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import torch
@@ -23,6 +29,7 @@ from policy_trainer.tasks.registry import make_task
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer
+from shared.settings import from_values
 
 
 class LaggedSampler:
@@ -92,6 +99,28 @@ def accuracy_span(outcomes: Sequence[Outcome]) -> str:
     """The mean over the seeds, and the range."""
     accuracies = [outcome.accuracy for outcome in outcomes]
     return f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
+
+
+def settings(model: Path, *, seed: int, steps: int, **changes: Any) -> TrainConfig:
+    """The demo's task. changes: by field, `section__field` for one of a section."""
+    fields: dict[str, Any] = {
+        "model": str(model), "seed": seed, "max_steps": steps, "task": "arithmetic", "rewards": ["accuracy", "tags"],
+        "groups_per_step": 8, "sampling": {"num_generations": 8, "max_completion_length": 40},
+        "optimizer": {"learning_rate": 3e-4, "warmup_steps": 5}, "evaluation": {"problems": 256, "batch_size": 256},
+        "loss": {},
+    }  # fmt: skip
+    for name, value in changes.items():
+        section, _, field = name.rpartition("__")
+        (fields[section] if section else fields)[field] = value
+    return from_values(TrainConfig, **fields)
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Options that both tables have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=60)
+    return parser
 
 
 def outcome_of(config: TrainConfig, lag: int) -> Outcome:

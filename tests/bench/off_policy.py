@@ -5,17 +5,14 @@ All corrections see the same problems and random numbers, and so the same sample
 from. Prints a Markdown table, and the seconds of each cell on stderr.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from policy_trainer.config import EvaluationConfig, LossConfig, MaskConfig, OptimizerConfig, SamplingConfig, TrainConfig
+from policy_trainer.config import LossConfig, MaskConfig
 from shared.models import use_threads
-from shared.settings import from_values
 from tests.bench.curves_recipes import base_model
-from tests.bench.lagged import Outcome, accuracy_span, mean, outcome_of
+from tests.bench.lagged import Outcome, accuracy_span, arguments, mean, outcome_of, settings
 
 # No KL to the first weights, which would hold every one of them back.
 _CLIP = LossConfig(beta=0, aggregation="token_mean")
@@ -43,24 +40,6 @@ LOSSES: Mapping[str, LossConfig] = {
 }
 
 
-def settings(model: Path, loss: LossConfig, *, seed: int, steps: int, learning_rate: float) -> TrainConfig:
-    """Two updates a step, so that the ratio to the policy before the step is not always 1."""
-    return from_values(
-        TrainConfig,
-        model=str(model),
-        seed=seed,
-        task="arithmetic",
-        rewards=["accuracy", "tags"],
-        max_steps=steps,
-        groups_per_step=8,
-        minibatches=2,
-        sampling=SamplingConfig(num_generations=8, max_completion_length=40),
-        loss=loss,
-        optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=5),
-        evaluation=EvaluationConfig(problems=256, batch_size=256),
-    )
-
-
 def row(name: str, cells: Sequence[Sequence[Outcome]]) -> str:
     """One line of the table. cells: of each lag, the outcome of each seed."""
     kl, entropy, bounded = (mean(cells[-1], figure) for figure in ("kl", "entropy", "bounded"))
@@ -78,11 +57,9 @@ def header(lags: Sequence[int]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--lags", nargs="+", type=int, default=[0, 4, 16])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES), metavar="NAME")
-    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     options = parser.parse_args()
     use_threads(1)
@@ -92,8 +69,9 @@ def main() -> None:
         cells = []
         for lag in options.lags:
             began = time.monotonic()
-            more = {"steps": options.steps, "learning_rate": options.learning_rate}
-            configs = [settings(model, LOSSES[name], seed=seed, **more) for seed in options.seeds]
+            # Two updates a step, so that the ratio to the policy before the step is not always 1.
+            more = {"loss": LOSSES[name], "minibatches": 2, "optimizer__learning_rate": options.learning_rate}
+            configs = [settings(model, seed=seed, steps=options.steps, **more) for seed in options.seeds]
             cells.append([outcome_of(config, lag) for config in configs])
             print(f"{name}, lag {lag}: {time.monotonic() - began:.0f} s", file=sys.stderr)
         print(row(name, cells), flush=True)

@@ -4,29 +4,14 @@ Every row is the first one with a single setting changed, in one process, withou
 Prints a Markdown table. docs/choosing.md has it, with what changes little in one row.
 """
 
-import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from policy_trainer.config import TrainConfig
 from shared.models import use_threads
-from shared.settings import from_values
 from tests.bench.curves_recipes import base_model
-from tests.bench.lagged import Outcome, accuracy_span, mean, outcome_of
+from tests.bench.lagged import Outcome, accuracy_span, arguments, mean, outcome_of, settings
 
-# As a file would have them.
-_FIRST: Mapping[str, Any] = {
-    "task": "arithmetic",
-    "rewards": ["accuracy", "tags"],
-    "groups_per_step": 8,
-    "sampling.num_generations": 8,
-    "sampling.max_completion_length": 40,
-    "optimizer.learning_rate": 3e-4,
-    "optimizer.warmup_steps": 5,
-    "evaluation.problems": 256,
-    "evaluation.batch_size": 256,
-}
+# Each row changes a setting.
 CHANGES: tuple[Mapping[str, Any], ...] = (
     {},
     *({"optimizer.learning_rate": rate} for rate in (3e-5, 1e-4, 1e-3, 3e-3)),
@@ -42,14 +27,6 @@ CHANGES: tuple[Mapping[str, Any], ...] = (
 )
 
 
-def settings(model: Path, change: Mapping[str, Any], *, seed: int, steps: int) -> TrainConfig:
-    nested: dict[str, Any] = {"model": str(model), "seed": seed, "max_steps": steps}
-    for name, value in {**_FIRST, **change}.items():
-        section, _, field = name.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[field] = value
-    return from_values(TrainConfig, **nested)
-
-
 def row(change: Mapping[str, Any], outcomes: list[Outcome]) -> str:
     name = ", ".join(f"`{field} = {value}`" for field, value in change.items()) or "nothing"
     kl, entropy = mean(outcomes, "kl"), mean(outcomes, "entropy")
@@ -57,15 +34,13 @@ def row(change: Mapping[str, Any], outcomes: list[Outcome]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60)
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     use_threads(1)
     model = base_model("arithmetic")
     print("| changed | accuracy | KL | entropy |\n|---|---|---|---|", flush=True)
     for change in CHANGES:
-        configs = [settings(model, change, seed=seed, steps=options.steps) for seed in options.seeds]
+        changes = {name.replace(".", "__"): value for name, value in change.items()}
+        configs = [settings(model, seed=seed, steps=options.steps, **changes) for seed in options.seeds]
         print(row(change, [outcome_of(config, lag=0) for config in configs]), flush=True)
 
 

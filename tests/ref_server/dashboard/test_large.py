@@ -1,4 +1,4 @@
-"""What is long is drawn where it can be seen, and nowhere else. `python -m tests.bench.dashboard` has the times."""
+"""What is long is drawn where it can be seen, and nowhere else."""
 
 from collections.abc import Callable, Iterator
 
