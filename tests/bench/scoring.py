@@ -63,17 +63,9 @@ SIDES = ("ours", "classic")
 
 
 @dataclass(frozen=True)
-class Bars:
-    """Least ratios of classic to ours: of time and of memory, only scoring and with the backward."""
-
-    score_time: float
-    score_memory: float
-    step_time: float
-    step_memory: float
-
-
-@dataclass(frozen=True)
 class Shape:
+    """bars: least ratios of classic to ours: of time and memory, only scoring and with the backward."""
+
     name: str
     make_model: Callable[[], PreTrainedModel]
     prompt: int
@@ -81,23 +73,18 @@ class Shape:
     groups: int = 1
     dtype: torch.dtype = torch.float32
     repetitions: int = 3
-    bars: Bars | None = None
+    bars: tuple[tuple[float, float], tuple[float, float]] | None = None
 
     def make_groups(self, vocabulary: int) -> list[TokenGroup]:
         return [measure.random_group(self.prompt, self.lengths, vocabulary, seed) for seed in range(self.groups)]
 
 
 SHAPES = (
-    Shape("25M, P 400, fp32", measure.model_25m, 400, repetitions=5, bars=Bars(4.3, 12, 4.3, 4)),
-    Shape("25M, P 64, fp32", measure.model_25m, 64, repetitions=5, bars=Bars(2.8, 8, 2.8, 3)),
-    Shape("149M, P 400, fp32", measure.model_149m, 400, repetitions=1, bars=Bars(5, 18, 5, 5)),
+    Shape("25M, P 400, fp32", measure.model_25m, 400, repetitions=5, bars=((4.3, 12), (4.3, 4))),
+    Shape("25M, P 64, fp32", measure.model_25m, 64, repetitions=5, bars=((2.8, 8), (2.8, 3))),
+    Shape("149M, P 400, fp32", measure.model_149m, 400, repetitions=1, bars=((5, 18), (5, 5))),
     Shape(
-        "149M, P 400, bf16",
-        measure.model_149m,
-        400,
-        dtype=torch.bfloat16,
-        repetitions=1,
-        bars=Bars(3.3, 5, 3.3, 3.3),
+        "149M, P 400, bf16", measure.model_149m, 400, dtype=torch.bfloat16, repetitions=1, bars=((3.3, 5), (3.3, 3.3))
     ),
     Shape("demo, 16 groups", partial(make_model, 0), 12, DEMO_LENGTHS, 16, repetitions=15),
 )
@@ -231,19 +218,16 @@ def compare(shapes: Sequence[Shape]) -> list[list[str]]:
         for backward in (False, True):
             taken = times(shape, backward)
             peak = {side: measure.in_child(memory, shape, side, backward) for side in SIDES}
+            of_time, of_memory = shape.bars[backward] if shape.bars else (None, None)
             rows.append(
                 [f"{shape.name}, {'fwd + bwd' if backward else 'score'}"]
                 + [f"{taken[side]:.3f}" for side in SIDES]
-                + [marked(taken["classic"] / taken["ours"], bar(shape, backward, "time"))]
+                + [marked(taken["classic"] / taken["ours"], of_time)]
                 + [f"{peak[side]:.0f}" for side in SIDES]
-                + [marked(peak["classic"] / max(peak["ours"], 1), bar(shape, backward, "memory"))]
+                + [marked(peak["classic"] / max(peak["ours"], 1), of_memory)]
                 + [f"{exactness[side][backward]:.1e}" for side in SIDES]
             )
     return rows
-
-
-def bar(shape: Shape, backward: bool, what: str) -> float | None:
-    return shape.bars and getattr(shape.bars, f"{'step' if backward else 'score'}_{what}")
 
 
 def marked(ratio: float, least: float | None) -> str:
@@ -279,18 +263,11 @@ def growth() -> list[list[str]]:
 
 
 def run() -> None:
-    sides = [*SIDES]
+    seconds_of, peaks, errors_of = ([f"{side} {unit}" for side in SIDES] for unit in ("s", "MiB", "error"))
     measure.show(
         "Log-probs, one thread, CPU seconds; error: largest distance from float64 of a log-prob (bar 2e-5 in fp32) "
         "and, with the backward, of a gradient tensor (relative L2, bar 1e-5 in fp32)",
-        [
-            "",
-            *(f"{s} s" for s in sides),
-            "ratio",
-            *(f"{s} MiB" for s in sides),
-            "ratio",
-            *(f"{s} error" for s in sides),
-        ],
+        ["", *seconds_of, "ratio", *peaks, "ratio", *errors_of],
         compare(SHAPES),
     )
     measure.show(

@@ -51,19 +51,12 @@ LR = 1e-5
 _NOISE = 0.002
 
 
-@dataclass(frozen=True)
-class Seconds:
-    """CPU time of one step: of the reference's log-probs, and of the rest."""
+@dataclass(frozen=True, eq=False)
+class Took:
+    """A step. reference, update: CPU seconds of the reference's log-probs, and of the rest. weights: (N,), after it."""
 
     reference: float
     update: float
-
-
-@dataclass(frozen=True, eq=False)
-class Took:
-    """The result of one step. weights: (N,), the policy's after it."""
-
-    seconds: Seconds
     loss: float
     grad_norm: float
     weights: Array
@@ -114,8 +107,8 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
         referenced = time.process_time()
         scored = [ScoredBatch(*both, reference_version="0") for both in zip(sampled, ref_logps, strict=True)]
         stats = learner.step(scored, step=0)
-        seconds = Seconds(referenced - began, time.process_time() - referenced)
-        turns.send(Took(seconds, stats.loss, stats.grad_norm, weights(policy)))
+        seconds = referenced - began, time.process_time() - referenced
+        turns.send(Took(*seconds, stats.loss, stats.grad_norm, weights(policy)))
 
 
 def take_trl_steps(turns: Connection, directory: Path, groups: int) -> None:
@@ -177,8 +170,8 @@ class _Calls(TrainerCallback):
         self._ended = time.process_time()
 
     def on_log(self, *_: Any, model: nn.Module, logs: dict[str, float], **__: Any) -> None:
-        seconds = Seconds(self._referenced - self._began, self._ended - self._referenced)
-        self._turns.send(Took(seconds, logs["loss"], logs["grad_norm"], weights(model)))
+        seconds = self._referenced - self._began, self._ended - self._referenced
+        self._turns.send(Took(*seconds, logs["loss"], logs["grad_norm"], weights(model)))
 
 
 def _load(directory: Path) -> PreTrainedModel:
@@ -199,22 +192,11 @@ SIDES: dict[str, Side] = {
 }
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Of a step from the same step of ours. weights: relative to how far ours have moved since the start."""
-
-    loss: float
-    grad_norm: float
-    weights: float
-
-    @classmethod
-    def between(cls, ours: Took, theirs: Took, start: Array) -> "Difference":
-        moved = float(np.linalg.norm(ours.weights - start))
-        return cls(
-            loss=abs(ours.loss - theirs.loss),
-            grad_norm=abs(ours.grad_norm / theirs.grad_norm - 1),
-            weights=float(np.linalg.norm(ours.weights - theirs.weights)) / moved,
-        )
+def difference(ours: Took, theirs: Took, start: Array) -> tuple[float, float, float]:
+    """Of loss, gradient norm (relative) and weights (relative to how far ours have moved since the start)."""
+    moved = float(np.linalg.norm(ours.weights - start))
+    apart = float(np.linalg.norm(ours.weights - theirs.weights))
+    return abs(ours.loss - theirs.loss), abs(ours.grad_norm / theirs.grad_norm - 1), apart / moved
 
 
 @contextmanager
@@ -237,36 +219,26 @@ def started(side: Side, directory: Path, groups: int) -> Iterator[Callable[[], T
         process.join()
 
 
-def take_turns(directory: Path, groups: int) -> tuple[list[list[Seconds]], list[list[Difference]]]:
-    """Seconds and differences, by step and then by side."""
-    start, seconds, differences = weights(load_policy(directory)), [], []
+def take_turns(directory: Path, groups: int) -> list[list[Took]]:
+    """The steps, by side."""
     with ExitStack() as stack:
         sides = [stack.enter_context(started(side, directory, groups)) for side in SIDES.values()]
-        for _ in range(STEPS[groups]):
-            took = [step() for step in sides]
-            seconds.append([step.seconds for step in took])
-            differences.append([Difference.between(took[0], step, start) for step in took])
-    return seconds, differences
+        taken = [[step() for step in sides] for _ in range(STEPS[groups])]
+    return [list(side) for side in zip(*taken, strict=True)]
 
 
-def time_row(name: str, seconds: list[list[Seconds]], part: Callable[[Seconds], float]) -> list[str]:
-    medians = [median(map(part, side)) for side in zip(*seconds[1:], strict=True)]
+def time_row(name: str, sides: list[list[Took]], part: Callable[[Took], float]) -> list[str]:
+    medians = [median(map(part, steps[1:])) for steps in sides]
     ratios = [other / medians[0] for other in medians[1:]]
-    marks = ("" if ratio >= BAR else " below" for ratio in ratios)
-    cells = [f"{ratio:.2f}x{mark}" for ratio, mark in zip(ratios, marks, strict=True)]
-    return [name, *(f"{each:.2f}" for each in medians), *cells]
+    return [name, *(f"{each:.2f}" for each in medians), *(f"{r:.2f}x{'' if r >= BAR else ' below'}" for r in ratios)]
 
 
-def difference_rows(name: str, differences: list[list[Difference]]) -> Iterator[list[str]]:
-    for side, steps in list(zip(SIDES, zip(*differences, strict=True), strict=True))[1:]:
-        largest = (
-            max(step.loss for step in steps),
-            max(step.grad_norm for step in steps),
-            steps[0].weights,
-            steps[-1].weights,
-        )
-        marks = ("" if value <= bar else " beyond" for value, bar in zip(largest, DIFFERENCE_BARS, strict=True))
-        yield [f"{name}, {side}", *(f"{value:.1e}{mark}" for value, mark in zip(largest, marks, strict=True))]
+def difference_rows(name: str, sides: list[list[Took]], start: Array) -> Iterator[list[str]]:
+    ours, *others = sides
+    for side, theirs in zip([*SIDES][1:], others, strict=True):
+        losses, norms, moved = zip(*(difference(*pair, start) for pair in zip(ours, theirs, strict=True)), strict=True)
+        figures = zip((max(losses), max(norms), moved[0], moved[-1]), DIFFERENCE_BARS, strict=True)
+        yield [f"{name}, {side}", *(f"{value:.1e}{'' if value <= bar else ' beyond'}" for value, bar in figures)]
 
 
 def main() -> None:
@@ -276,10 +248,10 @@ def main() -> None:
         save_model(measure.model_25m(), make_tokenizer(), directory)
         for groups in STEPS:
             name = f"25M, P {PROMPT}, groups: {groups}"
-            seconds, differences = take_turns(directory, groups)
-            times.append(time_row(f"{name}, with reference", seconds, lambda took: took.reference + took.update))
-            times.append(time_row(f"{name}, without", seconds, lambda took: took.update))
-            exactness += difference_rows(name, differences)
+            sides = take_turns(directory, groups)
+            times.append(time_row(f"{name}, with reference", sides, lambda took: took.reference + took.update))
+            times.append(time_row(f"{name}, without", sides, lambda took: took.update))
+            exactness += difference_rows(name, sides, weights(load_policy(directory)))
     _, *others = SIDES
     columns = ["", *(f"{side} s" for side in SIDES), *(f"{side} / Tandem" for side in others)]
     measure.show(f"A training step, float32, one thread: median CPU seconds (bar {BAR}x)", columns, times)
