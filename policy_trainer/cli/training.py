@@ -89,10 +89,10 @@ def rollout(arguments: list[str]) -> int:
     config = read_settings(RolloutConfig, arguments, "rollout")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if len(config.devices) > 1:
-        from policy_trainer.rollout.device_workers import DeviceWorkers
+        from policy_trainer.rollout.device_workers import run_device_workers
 
         settings = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
-        DeviceWorkers(config, arguments, settings).run()
+        run_device_workers(config, arguments, settings)
         return 0
     from policy_trainer.rollout.run import run_worker
 

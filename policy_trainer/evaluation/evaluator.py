@@ -12,7 +12,6 @@ from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
-from policy_trainer.rewards import Sample
 from policy_trainer.rewards.failures import summary
 from policy_trainer.rewards.judging import Groups, Judge, Judgement
 from policy_trainer.rewards.registry import NOTHING, measures_correctness
@@ -28,17 +27,27 @@ _NOT_SUMMARISED = ("transcripts", "failed", "failures")
 
 @dataclass(frozen=True)
 class Transcript:
-    """A held-out problem and its answer. prompt: the problem's own text. reward: the total. parts: of each reward."""
+    """A held-out problem and its answer. prompt: the problem's text. right: 1 or 0, NaN where the answer could not be
+    judged. reward: the total. parts: of each reward."""
 
     prompt: str
     completion: str
     answer: str
-    correct: bool
+    right: float
     reward: float
     parts: Mapping[str, float]
     tokens: int
     finished: bool
     task: str
+
+    @property
+    def correct(self) -> bool:
+        return self.right == 1
+
+    @property
+    def was_judged(self) -> bool:
+        """False where the answer had to be compared with a gold answer, and could not."""
+        return not (math.isnan(self.right) and self.answer and measures_correctness(self.parts))
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Evaluation:
     right answers among those to problems with a gold answer, NaN where no problem has one and where no reward judges
     correctness. low, high: its 95% Wilson interval. reward: mean of the weighted totals. rewards: mean of each reward
     part. Both are over the answers that could be judged, and NaN where there are none. finished: share of answers that
-    ended by themselves. mean_tokens: mean length of the answers. left_out: problems whose prompt was too long or whose
+    were not cut off. mean_tokens: mean length of the answers. left_out: problems whose prompt was too long or whose
     gold answer cannot be judged. failed: the rewards that failed on every answer, with their first error. failures: a
     sentence for each reward that failed on some.
     """
@@ -75,14 +84,14 @@ class Evaluation:
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether a reward judges correctness, and any problem has a gold answer."""
+        """Whether a reward measures correctness, and any problem has a gold answer."""
         return not math.isnan(self.accuracy)
 
     @property
     def scores(self) -> tuple[float, ...]:
         """What checkpoints are compared by, the first figure first; empty where nothing could be judged.
 
-        Accuracy, then the mean reward. Where no reward judges correctness, the mean reward alone.
+        Accuracy, then the mean reward. Where no reward measures correctness, only the mean reward.
         """
         return tuple(figure for figure in (self.accuracy, self.reward) if not math.isnan(figure))
 
@@ -130,13 +139,13 @@ class Evaluator:
         on_progress: called with the number of answered problems and the number of all.
         """
         encoded = self._encode(self._task.eval_problems()[:problems])
-        answered: list[_Answered] = []
+        answered: list[Transcript] = []
         before = self._judge.failures
         on_progress(0, len(encoded))
         for start in range(0, len(encoded), self._batch_size):
             chunk = encoded[start : start + self._batch_size]
             completions = sampler.sample([ids for _, ids in chunk], params, seed + start)
-            groups = [(problem, own) for (problem, _), own in zip(chunk, completions, strict=True)]
+            groups = [(problem, answers) for (problem, _), answers in zip(chunk, completions, strict=True)]
             answered.extend(self._judged(groups))
             on_progress(len(answered), len(encoded))
         too_long = min(problems, len(self._task.eval_problems())) - len(encoded)
@@ -150,7 +159,7 @@ class Evaluator:
             ),
         )
 
-    def _judged(self, groups: Groups) -> "list[_Answered]":
+    def _judged(self, groups: Groups) -> list[Transcript]:
         judged = self._judge.judge(groups)
         parts = judged[0].parts
         if not measures_correctness(parts):
@@ -158,8 +167,8 @@ class Evaluator:
         elif judge := next((name for name in _ACCURACIES if name in parts), None):
             right = [item.parts[judge][0] for item in judged]
         else:
-            right = self._judge.right([one.samples[0] for one in judged])
-        return [_Answered(float(own), one) for own, one in zip(right, judged, strict=True)]
+            right = self._judge.right([item.samples[0] for item in judged])
+        return [_transcript(item, float(score)) for score, item in zip(right, judged, strict=True)]
 
     def _encode(self, problems: Sequence[Problem]) -> list[tuple[Problem, list[int]]]:
         encoded, too_long = [], ""
@@ -189,27 +198,10 @@ def make_evaluator(
     return Evaluator(encoder, judge, task, batch_size=batch_size, refuse_too_long=config.data.too_long == "refuse")
 
 
-@dataclass(frozen=True)
-class _Answered:
-    """An answer. right: 1 or 0, NaN where it could not be judged. judged: of this answer alone."""
-
-    right: float
-    judged: Judgement
-
-    @property
-    def sample(self) -> Sample:
-        return self.judged.samples[0]
-
-    @property
-    def needs_gold(self) -> bool:
-        """Whether the answer is compared with a gold answer."""
-        return bool(self.sample.problem.answer) and measures_correctness(self.judged.parts)
-
-
-def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_long: int) -> Evaluation:
-    graded = [item for item in answered if not math.isnan(item.right)]
-    # A problem without a gold answer has rewards alone. One whose gold answer cannot be judged is left out.
-    judged = [item for item in answered if not (math.isnan(item.right) and item.needs_gold)]
+def _summarise(answered: Sequence[Transcript], params: SamplingParams, *, too_long: int) -> Evaluation:
+    graded = [item.right for item in answered if not math.isnan(item.right)]
+    # A problem without a gold answer has only rewards. One whose gold answer cannot be judged is left out.
+    judged = [item for item in answered if item.was_judged]
     count = len(judged)
     if not count:
         raise UserError(
@@ -217,7 +209,7 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_lon
             f"{too_long} prompts are too long (data.max_prompt_length, or the model's context less sampling."
             f"max_completion_length), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
         )
-    right = sum(item.right for item in graded)
+    right = sum(graded)
     low, high = wilson_interval(right, len(graded)) if graded else (math.nan, math.nan)
     return Evaluation(
         decoding="greedy" if params.temperature == 0 else f"sampled at {params.temperature:g}",
@@ -225,14 +217,12 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_lon
         accuracy=right / len(graded) if graded else math.nan,
         low=low,
         high=high,
-        reward=_mean([float(item.judged.rewards[0]) for item in judged]),
-        rewards={
-            name: _mean([float(item.judged.parts[name][0]) for item in judged]) for name in judged[0].judged.parts
-        },
-        finished=sum(item.sample.finished for item in judged) / count,
-        mean_tokens=sum(item.sample.tokens for item in judged) / count,
+        reward=_mean([item.reward for item in judged]),
+        rewards={name: _mean([item.parts[name] for item in judged]) for name in judged[0].parts},
+        finished=sum(item.finished for item in judged) / count,
+        mean_tokens=sum(item.tokens for item in judged) / count,
         left_out=too_long + len(answered) - count,
-        transcripts=tuple(_transcript(item) for item in judged),
+        transcripts=tuple(judged),
     )
 
 
@@ -241,18 +231,20 @@ def _mean(scores: Sequence[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def _transcript(item: _Answered) -> Transcript:
-    problem = item.sample.problem
+def _transcript(judgement: Judgement, right: float) -> Transcript:
+    """judgement: of one answer."""
+    (sample,) = judgement.samples
+    problem = sample.problem
     prompt = problem.prompt or "\n".join(message["content"] for message in problem.messages)
     return Transcript(
         prompt,
-        item.sample.completion,
+        sample.completion,
         problem.answer,
-        item.right == 1,
-        float(item.judged.rewards[0]),
-        {name: float(part[0]) for name, part in item.judged.parts.items()},
-        item.sample.tokens,
-        item.sample.finished,
+        right,
+        float(judgement.rewards[0]),
+        {name: float(part[0]) for name, part in judgement.parts.items()},
+        sample.tokens,
+        sample.finished,
         problem.task,
     )
 

@@ -18,7 +18,6 @@ from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.presets import SETTINGS
 from policy_trainer.python_api.inputs import (
     Problems,
-    WrittenProblems,
     data_directory,
     placed,
     problem_input,
@@ -74,10 +73,9 @@ class GRPO:
         self._data = {
             kind: problem_input(problems, f"{kind}dataset") for kind, problems in given.items() if problems is not None
         }
-        chosen = reward_input(rewards)
-        self._functions = FunctionServer(chosen.here)
-        names = {"rewards": chosen.names} if chosen.names else {}
-        values = {**with_data(settings, self._data), "model": str(model), **names}
+        names, functions = reward_input(rewards)
+        self._functions = FunctionServer(functions)
+        values = {**with_data(settings, self._data), "model": str(model), **({"rewards": names} if names else {})}
         with _explained({}):
             self.config = placed(from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS), self._data)
 
@@ -122,8 +120,7 @@ class GRPO:
         """This process's only run: its data is written, and its functions can be called."""
         with _only_run(), ExitStack() as stack:
             for problems in self._data.values():
-                if isinstance(problems, WrittenProblems):
-                    problems.write(data_directory(self.config))
+                problems.write(data_directory(self.config))
             stack.enter_context(_explained(self._functions.errors))
             stack.enter_context(_environment(self._environment(stack)))
             yield stack

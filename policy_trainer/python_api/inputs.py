@@ -31,28 +31,25 @@ _TASKS = {"path": "jsonl", "dataset": "dataset"}
 
 
 @dataclass(frozen=True)
-class NamedProblems:
-    """Problems that every process reads from their place. settings: `path`, or `dataset`."""
+class ProblemInput:
+    """Problems that every process reads from their place. setting: `path`, or `dataset`. value: of the setting.
 
-    settings: Mapping[str, str]
+    save: writes them to a path; None for problems that are there already. Else `value` is the name of a file in the
+    run's directory.
+    """
 
-    def placed(self, directory: Path) -> Mapping[str, str]:
-        return self.settings
-
-
-@dataclass(frozen=True)
-class WrittenProblems:
-    """Problems that are written to a file in the run's directory. save: writes them to a path."""
-
-    file: str
-    save: Callable[[Path], object]
+    setting: str
+    value: str
+    save: Callable[[Path], object] | None = None
 
     def placed(self, directory: Path) -> Mapping[str, str]:
-        return {"path": str(directory / self.file)}
+        return {self.setting: str(directory / self.value) if self.save else self.value}
 
     def write(self, directory: Path) -> None:
         """Writes the file, unless it is there. Raises UserError if that fails."""
-        path, temporary = directory / self.file, directory / f".{self.file}.tmp"
+        if self.save is None:
+            return
+        path, temporary = directory / self.value, directory / f".{self.value}.tmp"
         try:
             if not path.exists():
                 directory.mkdir(parents=True, exist_ok=True)
@@ -62,9 +59,6 @@ class WrittenProblems:
             raise UserError(f"run_dir: {path} cannot be written: {error}; choose another run_dir") from error
 
 
-ProblemInput = NamedProblems | WrittenProblems
-
-
 def problem_input(problems: Problems, name: str) -> ProblemInput:
     """Problems for the processes of a run. name: the argument, for errors.
 
@@ -72,7 +66,7 @@ def problem_input(problems: Problems, name: str) -> ProblemInput:
     """
     if isinstance(problems, str | Path):
         is_file = Path(problems).suffix in _FILES or Path(problems).is_file()
-        return NamedProblems({"path" if is_file else "dataset": str(problems)})
+        return ProblemInput("path" if is_file else "dataset", str(problems))
     # The file's name has a hash of its content, so that a resumed run fails if the problems have changed.
     if isinstance(problems, Sequence) and problems and all(isinstance(row, Mapping) for row in problems):
         return _lines(problems, name)
@@ -101,8 +95,8 @@ def with_data(settings: Mapping[str, Any], data: Mapping[str, ProblemInput]) -> 
 
 def placed(config: TrainConfig, data: Mapping[str, ProblemInput]) -> TrainConfig:
     """The configuration, where problems that are written lie in the run's directory."""
-    written = {kind: problems for kind, problems in data.items() if isinstance(problems, WrittenProblems)}
-    paths = {f"{kind}path": data_directory(config) / problems.file for kind, problems in written.items()}
+    written = {kind: problems for kind, problems in data.items() if problems.save}
+    paths = {f"{kind}path": data_directory(config) / problems.value for kind, problems in written.items()}
     return config.model_copy(update={"data": config.data.model_copy(update=paths)})
 
 
@@ -111,14 +105,15 @@ def data_directory(config: TrainConfig) -> Path:
 
 
 def _is_dataset(problems: Any) -> "TypeGuard[Dataset]":
-    from datasets import Dataset  # slow to import, but whoever has a Dataset has done so
+    from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
 
     return isinstance(problems, Dataset) and len(problems) > 0
 
 
-def _table(dataset: "Dataset", name: str) -> WrittenProblems:
+def _table(dataset: "Dataset", name: str) -> ProblemInput:
     plain = dataset.with_format("arrow")
-    return WrittenProblems(f"{name}-{_hash(_batches(plain))}.parquet", lambda file: _write_parquet(plain[:], file))
+    name = f"{name}-{_hash(_batches(plain))}.parquet"
+    return ProblemInput("path", name, lambda file: _write_parquet(plain[:], file))
 
 
 def _batches(plain: Any) -> Iterator[bytes]:
@@ -132,11 +127,10 @@ def _write_parquet(table: Any, file: Path) -> None:
     parquet.write_table(table, file)
 
 
-def _lines(rows: Sequence[Mapping[str, Any]], name: str) -> WrittenProblems:
+def _lines(rows: Sequence[Mapping[str, Any]], name: str) -> ProblemInput:
     lines = [_line(row, f"{name}[{number}]") for number, row in enumerate(rows)]
-    return WrittenProblems(
-        f"{name}-{_hash(line.encode() for line in lines)}.jsonl", lambda file: file.write_text("".join(lines))
-    )
+    name = f"{name}-{_hash(line.encode() for line in lines)}.jsonl"
+    return ProblemInput("path", name, lambda file: file.write_text("".join(lines)))
 
 
 def _line(row: Mapping[str, Any], where: str) -> str:
@@ -156,16 +150,11 @@ def _hash(parts: Iterable[bytes]) -> str:
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class RewardInput:
-    """names: of all rewards, for `rewards`. here: those that run in this process, by the name after `caller:`."""
+def reward_input(rewards: str | Function | Iterable[str | Function]) -> tuple[list[str], dict[str, RewardFunction]]:
+    """The names of all rewards, for `rewards`; and those that run in this process, by the name after `caller:`.
 
-    names: list[str]
-    here: dict[str, RewardFunction]
-
-
-def reward_input(rewards: str | Function | Iterable[str | Function]) -> RewardInput:
-    """Raises UserError for what is neither a name nor a function."""
+    Raises UserError for what is neither a name nor a function.
+    """
     several = [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
     names, here = [], {}
     for reward in several:
@@ -179,7 +168,7 @@ def reward_input(rewards: str | Function | Iterable[str | Function]) -> RewardIn
             name = _unused(_name_of(reward), here)
             names.append(f"{MODULE}:{name}")
             here[name] = reward_function(name, reward)
-    return RewardInput(names, here)
+    return names, here
 
 
 def importable_name(function: Any) -> str | None:

@@ -29,36 +29,29 @@ def only_visible(device: str) -> tuple[str, dict[str, str]]:
     return "cuda:0", {"CUDA_VISIBLE_DEVICES": visible[int(number)] if visible else number}
 
 
-class DeviceWorkers:
-    """The workers `worker`, `worker` + 1, … of `workers`, one for each of `devices`."""
+def run_device_workers(config: RolloutConfig, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Runs the workers `worker`, `worker` + 1, … of `workers`, one for each of `devices`, until all have finished the
+    run, and restarts those that die. Ends all of them on an exception, such as Ctrl-C.
 
-    def __init__(self, config: RolloutConfig, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """arguments, environment: the command's own settings; each child gets them, and its device and number.
-
-        Raises UserError for a device that is not there.
-        """
-        self._children: list[Child] = []
-        for number, name in enumerate(config.devices, start=config.worker):
-            device, visible = only_visible(str(choose_device(name)))
-            options = ["--devices", device, "--worker", str(number), "--workers", str(config.workers)]
-            file = RunDirectory(config.run_dir).logs / f"rollout-{number}.log"
-            command = ["rollout", *arguments, *options]
-            self._children.append(
-                Child(f"rollout worker {number}", "policy_trainer", command, file, {**environment, **visible})
-            )
-            log.info("starting a worker", worker=number, workers=config.workers, device=name, log=str(file))
-
-    def run(self) -> None:
-        """Runs until all workers have finished the run, and restarts those that die. Ends all of them on an exception,
-        such as Ctrl-C. Raises RunFailed for a worker that dies again and again."""
-        restarted = {child: RestartedChild(child, log.warning, lasting=_LASTING_SECONDS) for child in self._children}
-        try:
-            for worker in restarted.values():
-                worker.start()
-            while unfinished := [worker for child, worker in restarted.items() if child.exit_status != 0]:
-                for worker in unfinished:
-                    worker.check()
-                time.sleep(_LOOK_SECONDS)
-        finally:
-            with ThreadPoolExecutor(len(self._children)) as pool:
-                list(pool.map(Child.stop, self._children))
+    arguments, environment: the command's settings; each child gets them, and its device and number. Raises UserError
+    for a missing device, RunFailed for a worker that dies again and again.
+    """
+    children: list[Child] = []
+    for number, name in enumerate(config.devices, start=config.worker):
+        device, visible = only_visible(str(choose_device(name)))
+        options = ["--devices", device, "--worker", str(number), "--workers", str(config.workers)]
+        file = RunDirectory(config.run_dir).logs / f"rollout-{number}.log"
+        command = ["rollout", *arguments, *options]
+        children.append(Child(f"rollout worker {number}", "policy_trainer", command, file, {**environment, **visible}))
+        log.info("starting a worker", worker=number, workers=config.workers, device=name, log=str(file))
+    restarted = {child: RestartedChild(child, log.warning, lasting=_LASTING_SECONDS) for child in children}
+    try:
+        for worker in restarted.values():
+            worker.start()
+        while unfinished := [worker for child, worker in restarted.items() if child.exit_status != 0]:
+            for worker in unfinished:
+                worker.check()
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        with ThreadPoolExecutor(len(children)) as pool:
+            list(pool.map(Child.stop, children))

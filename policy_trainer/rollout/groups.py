@@ -19,8 +19,8 @@ from policy_trainer.rewards.judging import Judgement
 from policy_trainer.weights.publication import Publication
 from shared.batch import StepRewards
 
-# Longer texts are cut in a batch's `sample`, which is for people and limited in size: gold answers behind these
-# characters, beginnings of answers in front of them.
+# Longer texts are cut in a batch's `sample`, which is for people and limited in size: gold answers keep their first
+# characters, beginnings of answers their last.
 _ANSWER_CHARACTERS = 1000
 _START_CHARACTERS = 200
 
@@ -47,8 +47,8 @@ class JudgedGroup:
 
     @property
     def compared_rewards(self) -> np.ndarray:
-        """The rewards that the learner compares: those of steps if steps are judged, several apart for gdpo, else those
-        of completions."""
+        """The rewards that the learner compares: of steps if steps are judged, of each part for gdpo, else of
+        completions."""
         return compared_rewards(self.judgement.rewards, self.steps, self.parts)
 
     @property
@@ -69,14 +69,14 @@ class JudgedGroup:
 
     def with_later(self, later: "JudgedGroup") -> "JudgedGroup":
         """Both groups' completions of the same problem, whose steps are not judged."""
-        ours, theirs = self.judgement, later.judgement
+        first, second = self.judgement, later.judgement
         return JudgedGroup(
             self.drawn,
             [*self.completions, *later.completions],
             Judgement(
-                np.concatenate([ours.rewards, theirs.rewards]),
-                {name: np.concatenate([part, theirs.parts[name]]) for name, part in ours.parts.items()},
-                [*ours.samples, *theirs.samples],
+                np.concatenate([first.rewards, second.rewards]),
+                {name: np.concatenate([part, second.parts[name]]) for name, part in first.parts.items()},
+                [*first.samples, *second.samples],
             ),
             None,
             np.concatenate([self.versions, later.versions]),
@@ -100,21 +100,14 @@ class JudgedGroup:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """All completions of a problem so far. since: the round of the first."""
-
-    group: JudgedGroup
-    since: int
-
-
 class Pool:
     """A worker's problems that wait for rewards that differ. Kept in memory only: a killed worker loses it."""
 
     def __init__(self, config: SamplingConfig, seed: int) -> None:
         self._config = config
         self._seed = seed
-        self._kept: dict[int, Kept] = {}
+        # By index: all completions of a problem so far, and the round of the first.
+        self._kept: dict[int, tuple[JudgedGroup, int]] = {}
         self._round = 0
         self._source: tuple[str, int] | None = None
 
@@ -124,21 +117,21 @@ class Pool:
         if self._source != (publication.lineage, publication.epoch):
             self._kept.clear()
             self._source = publication.lineage, publication.epoch
-        return [kept.group.drawn for kept in self._kept.values()][: self._config.prompts_per_round - 1]
+        return [group.drawn for group, _ in self._kept.values()][: self._config.prompts_per_round - 1]
 
     def sift(self, groups: list[JudgedGroup]) -> list[JudgedGroup]:
         """The groups to train on after a round: from the groups just sampled and those no longer kept. All have
         num_generations completions, in the order of their problems; the other groups are kept."""
         self._round += 1
         for group in groups:
-            earlier = self._kept.pop(group.drawn.index, None)
-            now = Kept(group, self._round) if earlier is None else Kept(earlier.group.with_later(group), earlier.since)
-            self._kept[group.drawn.index] = now
-        ready = sorted(index for index, kept in self._kept.items() if self._is_ready(kept))
-        return [self._choose(self._kept.pop(index).group) for index in ready]
-
-    def _is_ready(self, kept: Kept) -> bool:
-        return kept.group.has_variance or self._round - kept.since >= self._config.regroup
+            earlier, since = self._kept.pop(group.drawn.index, (None, self._round))
+            self._kept[group.drawn.index] = (earlier.with_later(group) if earlier else group, since)
+        ready = [
+            index
+            for index, (group, since) in self._kept.items()
+            if group.has_variance or self._round - since >= self._config.regroup
+        ]
+        return [self._choose(self._kept.pop(index)[0]) for index in sorted(ready)]
 
     def _choose(self, group: JudgedGroup) -> JudgedGroup:
         """num_generations of a problem's completions: with differing rewards if possible, else the newest."""
@@ -147,8 +140,8 @@ class Pool:
             return group
         if not group.has_variance:
             return group.only(range(size - wanted, size))
-        chance = np.random.default_rng((self._seed, group.drawn.index))
+        generator = np.random.default_rng((self._seed, group.drawn.index))
         while True:
-            chosen = group.only(np.sort(chance.choice(size, wanted, replace=False)).tolist())
+            chosen = group.only(np.sort(generator.choice(size, wanted, replace=False)).tolist())
             if chosen.has_variance:
                 return chosen

@@ -14,7 +14,7 @@ from policy_trainer.queue_client.server import connect
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.outbox import worker_directory
 from policy_trainer.rollout.rounds import Rounds
-from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
+from policy_trainer.rollout.worker import RolloutWorker, RunFinished, until_finished
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
 from policy_trainer.run_files.turns import load_rollout_sampler
@@ -47,7 +47,7 @@ def run_worker(config: RolloutConfig) -> None:
 def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     """The stack closes the worker's connections."""
     weights = _published_weights(config, stack)
-    wait = Waiting(weights)
+    wait = until_finished(weights)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)

@@ -23,6 +23,7 @@ from shared import wire
 from shared.api import State
 from shared.batch import BatchError, RolloutBatch
 from shared.client import RefServerClient
+from shared.client.connection import OnWait
 from shared.errors import UserError
 
 log = structlog.get_logger()
@@ -42,18 +43,17 @@ class AnotherTraining(Exception):
     """The run's directory holds another training than before: it was deleted and begun again."""
 
 
-class Waiting(LoggedWait):
-    """Also raises RunFinished once the run is finished."""
+def until_finished(weights: PublishedWeights) -> OnWait:
+    """Called while the worker waits: logs long waits, and raises RunFinished once the run is finished."""
+    log_wait = LoggedWait()
 
-    def __init__(self, weights: PublishedWeights) -> None:
-        super().__init__()
-        self._weights = weights
-
-    def __call__(self, reason: str, seconds: float) -> None:
-        publication = self._weights.newest()
+    def wait(reason: str, seconds: float) -> None:
+        publication = weights.newest()
         if publication and publication.finished:
             raise RunFinished
-        super().__call__(reason, seconds)
+        log_wait(reason, seconds)
+
+    return wait
 
 
 class RolloutWorker:
@@ -67,7 +67,7 @@ class RolloutWorker:
         rounds: Rounds,
         client: RefServerClient,
         weights: PublishedWeights,
-        wait: Waiting,
+        wait: OnWait,
     ) -> None:
         self._config = config
         self._sampler = sampler

@@ -101,7 +101,8 @@ def load_weights(model: PreTrainedModel, directory: Path) -> None:
         saved |= safetensors.torch.load_file(file, device=str(model.device))
     weights = model.state_dict()
     if not saved.keys() <= weights.keys():
-        # transformers saves some architectures in another layout than it computes in. With the model's configuration: that of the directory could name code.
+        # transformers saves some architectures in another layout than it computes in. This uses the model's
+        # configuration, since that of the directory could name code.
         options: dict[str, Any] = {"config": model.config, "dtype": model.dtype, "use_safetensors": True}
         saved = type(model).from_pretrained(directory, **options).state_dict()
     model.load_state_dict(saved, strict=False)

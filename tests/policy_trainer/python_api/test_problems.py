@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict
 
 from policy_trainer.config import SourceConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.python_api.inputs import ProblemInput, WrittenProblems, problem_input
+from policy_trainer.python_api.inputs import ProblemInput, problem_input
 from policy_trainer.tasks.user_rows import jsonl
 from shared.errors import UserError
 
@@ -17,7 +17,6 @@ ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range
 
 
 def problems_of(data: ProblemInput, directory: Path) -> list[Problem]:
-    assert isinstance(data, WrittenProblems)
     data.write(directory)
     task = jsonl(SourceConfig(path=Path(data.placed(directory)["path"])), 0, answers=False)
     return sorted((task.problem(i) for i in range(18)), key=lambda problem: problem.extras["level"])
@@ -69,6 +68,5 @@ def test_a_value_that_json_lacks_is_refused_with_its_place(tmp_path: Path) -> No
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     problems = problem_input(ROWS, "dataset")
-    assert isinstance(problems, WrittenProblems)
     with pytest.raises(UserError, match=r"run_dir: .* cannot be written"):
         problems.write(tmp_path / "file" / "data")

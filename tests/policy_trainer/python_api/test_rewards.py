@@ -24,7 +24,7 @@ class Stateful:
 
 def test_a_function_of_a_module_is_named() -> None:
     assert importable_name(faulty.hanging) == "tests.policy_trainer.rewards.faulty:hanging"
-    assert reward_input(["accuracy", faulty.hanging]).names == [
+    assert reward_input(["accuracy", faulty.hanging])[0] == [
         "accuracy",
         "tests.policy_trainer.rewards.faulty:hanging",
     ]
@@ -58,15 +58,15 @@ def shadowed() -> Any:
 )
 def test_functions_that_cannot_be_imported_run_here(function: Any) -> None:
     assert importable_name(function) is None
-    rewards = reward_input(function)
-    ((name, _),) = rewards.here.items()
-    assert rewards.names == [f"caller:{name}"]
+    names, here = reward_input(function)
+    (name,) = here
+    assert names == [f"caller:{name}"]
 
 
 def test_names_are_unique_and_parameters_decide_the_calls() -> None:
-    rewards = reward_input([lambda completion: 1.0, lambda completions: [1.0], Stateful(), "format"])
-    assert rewards.names == ["caller:function", "caller:function_2", "caller:Stateful", "format"]
-    assert [function.calls for function in rewards.here.values()] == ["each", "together", "together"]
+    names, here = reward_input([lambda completion: 1.0, lambda completions: [1.0], Stateful(), "format"])
+    assert names == ["caller:function", "caller:function_2", "caller:Stateful", "format"]
+    assert [function.calls for function in here.values()] == ["each", "together", "together"]
 
 
 def test_other_objects_are_refused() -> None:

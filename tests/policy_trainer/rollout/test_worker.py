@@ -18,7 +18,7 @@ from policy_trainer.data.completion import Completion, Probe
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.rounds import Rounds
-from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
+from policy_trainer.rollout.worker import RolloutWorker, RunFinished
 from policy_trainer.sampling.sampler import WeightsLost
 from policy_trainer.weights.directory import WeightsDirectory
 from shared import wire
@@ -36,7 +36,7 @@ class Enough(Exception):
     """The worker waits, as it should: the test is over."""
 
 
-class Waits(Waiting):
+class Waits:
     """Ends a worker that waits, once a condition holds."""
 
     def __init__(self, enough: Callable[[], bool]) -> None:
