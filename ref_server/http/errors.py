@@ -26,12 +26,10 @@ from ref_server.queue.errors import (
     WrongState,
 )
 from ref_server.scoring.reference import (
-    BadSnapshotName,
     Busy,
     NoModel,
-    NoSnapshot,
     NotReady,
-    ReferenceConflict,
+    ReferenceRefused,
     TooLarge,
 )
 from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest
@@ -88,6 +86,12 @@ def run_taken(error: RunTaken) -> HttpError:
     """409, with the seconds after which the run is free, unless its holder is heard again."""
     headers = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return HttpError(409, "run_taken", str(error), "run", headers)
+
+
+def reference_refused(error: ReferenceRefused) -> HttpError:
+    """422 for a bad name, 404 if there is no such snapshot, else 409."""
+    status = {"invalid_request": 422, "not_found": 404}.get(error.code)
+    return HttpError(status or 409, error.code, str(error), "snapshot" if status else None)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -155,9 +159,7 @@ _ANSWERS: dict[type[Exception], Callable[[Any], HttpError]] = {
     QueueFull: lambda error: no_room("queue_full", error),
     TooManyInFlight: lambda error: no_room("in_flight_full", error),
     NoModel: lambda error: HttpError(409, "no_model", str(error)),
-    BadSnapshotName: lambda error: HttpError(422, "invalid_request", str(error), "snapshot"),
-    NoSnapshot: lambda error: HttpError(404, "not_found", str(error), "snapshot"),
-    ReferenceConflict: lambda error: HttpError(409, error.code, str(error)),
+    ReferenceRefused: reference_refused,
     NoWeights: lambda error: HttpError(404, "not_found", str(error)),
     WeightsGone: lambda error: HttpError(410, "gone", str(error)),
     WeightsConflict: lambda error: HttpError(409, "conflict", str(error)),

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.config import ServeConfig
 from ref_server.scoring.device_maps import DeviceMap, describe_devices, device_map_of, device_maps
-from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
+from ref_server.scoring.reference import ReferenceRefused, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
 from ref_server.weights.catalog import version_of_snapshot
@@ -109,7 +109,7 @@ class FrozenModel:
         if (snapshot, version) == (self.info.snapshot, self.version):
             return self
         if version <= self.version:
-            raise ReferenceConflict(
+            raise ReferenceRefused(
                 "older_version",
                 f"version must be greater than {self.version}, which is in place; got {version}",
             )
@@ -120,14 +120,14 @@ class FrozenModel:
                 models, self._tokenizer, self._config, snapshot=snapshot, version=version, base=self.base
             )
         except UserError as error:
-            raise ReferenceConflict("bad_snapshot", str(error)) from error
+            raise ReferenceRefused("bad_snapshot", str(error)) from error
 
     def _find(self, snapshot: str) -> Path:
         if version_of_snapshot(snapshot) is not None:
             return find_snapshot(self._config.data_dir, snapshot)
         root = self._config.snapshot_root
         if root is None:
-            raise ReferenceConflict(
+            raise ReferenceRefused(
                 "no_snapshot_root",
                 "the reference cannot be replaced by this snapshot: start ref-server with --snapshot-root, or "
                 "publish the weights to it and name them weights/RUN/LINEAGE/EPOCH/VERSION",

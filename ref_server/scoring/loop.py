@@ -251,15 +251,6 @@ class _ClaimedBatch:
         self.claims.fail(self.claim, error)
 
 
-@dataclass(frozen=True)
-class _Result:
-    """A claimed batch that was scored or failed. save: stores that in the queue. saved: called afterwards."""
-
-    id: str
-    save: Callable[[], object]
-    saved: Callable[[], object]
-
-
 class _Claims:
     """Claims batches, and stores their scores or their failure.
 
@@ -271,7 +262,8 @@ class _Claims:
         self._queue = queue
         self._totals = totals
         self._on_ready = on_ready
-        self._unsaved: deque[_Result] = deque()
+        # Ids of claimed batches, what stores their result, and when they were claimed; None for a failure.
+        self._unsaved: deque[tuple[str, Callable[[], object], float | None]] = deque()
         self._paused_until = 0.0
 
     def take(self, max_tokens: int, reference_version: int) -> list[_ClaimedBatch]:
@@ -293,13 +285,13 @@ class _Claims:
         self._totals.batches.inc()
         self._totals.tokens.inc(sum(group.tokens for group in batch.groups))
         save = partial(self._queue.complete, batch.claim.id, body)
-        self._unsaved.append(_Result(batch.claim.id, save, partial(self._note_saved, batch.claimed_at)))
+        self._unsaved.append((batch.claim.id, save, batch.claimed_at))
 
     def fail(self, claim: Claim, error: Exception) -> None:
         self._totals.errors.inc()
         log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
         reason = f"{type(error).__name__}: {error}"[:1000]
-        self._unsaved.append(_Result(claim.id, partial(self._queue.fail, claim.id, reason), lambda: None))
+        self._unsaved.append((claim.id, partial(self._queue.fail, claim.id, reason), None))
 
     def _claim(self, max_tokens: int, reference_version: int) -> list[Claim]:
         self._save()
@@ -330,20 +322,18 @@ class _Claims:
         saved = False
         try:
             while self._unsaved:
-                self._save_one(self._unsaved[0])
+                self._save_result(*self._unsaved[0])
                 self._unsaved.popleft()
                 saved = True
         finally:
             if saved:
                 self._on_ready()
 
-    def _save_one(self, result: _Result) -> None:
+    def _save_result(self, id: str, save: Callable[[], object], claimed_at: float | None) -> None:
         try:
-            result.save()
+            save()
         except (KeyError, WrongState) as error:  # it was dropped meanwhile, for example; the others go on
-            log.error("the queue refuses the result of a batch", id=result.id, error=repr(error))
+            log.error("the queue refuses the result of a batch", id=id, error=repr(error))
         else:
-            result.saved()
-
-    def _note_saved(self, claimed_at: float) -> None:
-        self._totals.batch_seconds.observe(time.monotonic() - claimed_at)
+            if claimed_at is not None:
+                self._totals.batch_seconds.observe(time.monotonic() - claimed_at)

@@ -38,15 +38,7 @@ class DeviceLost(Exception):
     """The model's device has failed for good: only a new process can use it."""
 
 
-class BadSnapshotName(ValueError):
-    """The name of a snapshot is not that of a directory below the root."""
-
-
-class NoSnapshot(Exception):
-    """There is no snapshot of that name."""
-
-
-class ReferenceConflict(Exception):
+class ReferenceRefused(Exception):
     """The reference cannot be replaced by this snapshot. code: the API's error code."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -121,7 +113,7 @@ class ReferenceModel(Protocol):
         """Loads a reference with the weights of a snapshot below the root; None: of `--model`.
 
         This one does not change. Returns itself if it has that snapshot in that version already. Raises NoModel,
-        BadSnapshotName, NoSnapshot, ReferenceConflict.
+        ReferenceRefused.
         """
         ...
 

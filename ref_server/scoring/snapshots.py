@@ -14,7 +14,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ref_server.scoring.device_maps import DeviceMap
-from ref_server.scoring.reference import BadSnapshotName, NoSnapshot, ReferenceConflict
+from ref_server.scoring.reference import ReferenceRefused
 from shared.models import load_tokenizer, tokenizer_fingerprint
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*", re.ASCII)
@@ -26,19 +26,20 @@ _INCIDENTAL = {
 
 
 def find_snapshot(root: Path, name: str) -> Path:
-    """The directory of a snapshot. Raises BadSnapshotName, NoSnapshot, ReferenceConflict if it is unsafe."""
+    """The directory of a snapshot. Raises ReferenceRefused for a bad name, and if there is none or it is unsafe."""
     if not _NAME.fullmatch(name):
-        raise BadSnapshotName(
+        raise ReferenceRefused(
+            "invalid_request",
             "snapshot must be the name of a directory below the snapshot root: letters, digits, '.', '_' and '-', "
-            f"separated by '/', none beginning with a dot; got {name[:80]!r}"
+            f"separated by '/', none beginning with a dot; got {name[:80]!r}",
         )
     root = _real(root)
     directory = _real(root / name)
     if not directory.is_relative_to(root) or not (directory / "config.json").is_file():
-        raise NoSnapshot(f"there is no snapshot {name[:80]!r} below the snapshot root")
+        raise ReferenceRefused("not_found", f"there is no snapshot {name[:80]!r} below the snapshot root")
     for path in directory.rglob("*"):
         if not _real(path).is_relative_to(root):
-            raise ReferenceConflict("unsafe_snapshot", f"{name}/{path.relative_to(directory)} leads out of the root")
+            raise ReferenceRefused("unsafe_snapshot", f"{name}/{path.relative_to(directory)} leads out of the root")
     _check_files(directory, name)
     return directory
 
@@ -46,7 +47,7 @@ def find_snapshot(root: Path, name: str) -> Path:
 def load_like(model: PreTrainedModel, device_map: DeviceMap, fingerprint: str, directory: Path) -> PreTrainedModel:
     """A model of the same architecture and dtype with the weights of a directory, in evaluation mode.
 
-    fingerprint: of the tokenizer; a directory may have none. Raises ReferenceConflict when the architecture differs, or
+    fingerprint: of the tokenizer; a directory may have none. Raises ReferenceRefused when the architecture differs, or
     weights are missing, superfluous or damaged.
     """
     try:
@@ -62,10 +63,10 @@ def load_like(model: PreTrainedModel, device_map: DeviceMap, fingerprint: str, d
             if names:
                 raise _other(f"its weights have {problem.replace('_', ' ')}: {', '.join(map(str, sorted(names)[:3]))}")
         return loaded.eval()
-    except ReferenceConflict:
+    except ReferenceRefused:
         raise
     except Exception as error:  # damaged files can raise anything
-        raise ReferenceConflict("bad_snapshot", f"the snapshot cannot be loaded: {error}") from error
+        raise ReferenceRefused("bad_snapshot", f"the snapshot cannot be loaded: {error}") from error
 
 
 def _real(path: Path) -> Path:
@@ -76,16 +77,16 @@ def _real(path: Path) -> Path:
 def _check_files(directory: Path, name: str) -> None:
     """Refuses files that make transformers read elsewhere: an adapter names its base model, an index names files."""
     if (directory / "adapter_config.json").exists():
-        raise ReferenceConflict("unsafe_snapshot", f"{name} is an adapter: merge it into its base model first")
+        raise ReferenceRefused("unsafe_snapshot", f"{name} is an adapter: merge it into its base model first")
     index = directory / "model.safetensors.index.json"
     if index.exists():
         try:
             files = set(json.loads(index.read_bytes())["weight_map"].values())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ReferenceConflict("bad_snapshot", f"{name}/{index.name} is damaged: {error}") from None
+            raise ReferenceRefused("bad_snapshot", f"{name}/{index.name} is damaged: {error}") from None
         for file in files:
             if not isinstance(file, str) or Path(file).name != file:
-                raise ReferenceConflict("unsafe_snapshot", f"{name}/{index.name} names a file elsewhere: {file!r}")
+                raise ReferenceRefused("unsafe_snapshot", f"{name}/{index.name} names a file elsewhere: {file!r}")
 
 
 def _check_configuration(model: PreTrainedModel, directory: Path) -> None:
@@ -105,5 +106,5 @@ def _check_tokenizer(fingerprint: str, directory: Path) -> None:
         raise _other("it has another tokenizer, whose ids mean other texts")
 
 
-def _other(difference: str) -> ReferenceConflict:
-    return ReferenceConflict("other_architecture", f"the snapshot is of another architecture: {difference}")
+def _other(difference: str) -> ReferenceRefused:
+    return ReferenceRefused("other_architecture", f"the snapshot is of another architecture: {difference}")

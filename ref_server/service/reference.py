@@ -16,12 +16,10 @@ from ref_server.queue.queue import Queue
 from ref_server.queue.records import WantedReference
 from ref_server.scoring.loops import ScoringLoops
 from ref_server.scoring.reference import (
-    BadSnapshotName,
     NoModel,
-    NoSnapshot,
     NotReady,
-    ReferenceConflict,
     ReferenceModel,
+    ReferenceRefused,
 )
 
 log = structlog.get_logger()
@@ -31,7 +29,7 @@ LOOK_SECONDS = 1.0
 RETRY_SECONDS = 10.0
 # How long `replace` waits for a thread that is loading the wanted reference.
 _LOOKING_SECONDS = 1.0
-_Refused = (BadSnapshotName, NoModel, NoSnapshot, NotReady, ReferenceConflict)
+_Refused = (NoModel, NotReady, ReferenceRefused)
 
 
 class CurrentReference:
@@ -71,11 +69,11 @@ class CurrentReference:
         """Makes a snapshot the reference of all servers of the queue; None: the weights of `--model` again.
 
         Returns `version` once this server scores no batch with older weights; the others follow. The current weights
-        score until the new ones are loaded. Raises BadSnapshotName, NoSnapshot, ReferenceConflict, NoModel, NotReady,
-        and then changes nothing.
+        score until the new ones are loaded. Raises ReferenceRefused, NoModel, NotReady, and
+        then changes nothing.
         """
         if not self._replacing.acquire(timeout=_LOOKING_SECONDS):
-            raise ReferenceConflict("busy", "the reference is being replaced already: try again when that is over")
+            raise ReferenceRefused("busy", "the reference is being replaced already: try again when that is over")
         try:
             wanted = WantedReference(snapshot, version, self.current.base)
             replacement = self.current.replacement(snapshot, version)
@@ -120,7 +118,7 @@ class CurrentReference:
         self.lacking = f"it loads the reference that its queue wants: {name}, version {wanted.version}"
         try:
             if wanted.base != self.current.base:
-                raise ReferenceConflict("other_model", "it replaced the weights of another --model than this server's")
+                raise ReferenceRefused("other_model", "it replaced the weights of another --model than this server's")
             return self.current.replacement(wanted.snapshot, wanted.version)
         except _Refused as error:
             self.lacking = (
@@ -137,8 +135,8 @@ class CurrentReference:
 
 
 def _check_newest(requested: WantedReference, wanted: WantedReference) -> None:
-    """Raises ReferenceConflict unless the request is what is wanted already, or newer."""
+    """Raises ReferenceRefused unless the request is what is wanted already, or newer."""
     same = (requested.snapshot, requested.version) == (wanted.snapshot, wanted.version)
     if not same and requested.version <= wanted.version:
         message = f"version must be greater than {wanted.version}, which is in place; got {requested.version}"
-        raise ReferenceConflict("older_version", message)
+        raise ReferenceRefused("older_version", message)

@@ -11,7 +11,6 @@ Because both run the same code, the KL divergence between an unchanged policy an
     stacked.py    packed attention by SDPA, on any device
     varlen.py     packed attention by PyTorch's varlen kernel, on CUDA
     head.py       LM head and log-softmax in tiles, so that (C, V) logits are never in memory as a whole
-    tiles.py      the logits of one tile, and the gradients of log-prob and entropy with respect to them
 """
 
 from shared.logprobs.choice import attends_fully, choose_forward, embedding_rows, self_test_difference

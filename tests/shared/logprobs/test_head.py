@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.logprobs import head, tiles
+from shared.logprobs import head
 from shared.logprobs.head import LMHead, target_logps, target_logps_and_entropies
 from tests.rounding import rounding
 from tests.shared.logprobs.families import weights
@@ -31,7 +31,7 @@ class Inputs:
             self.bias = None
         self.targets = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
         self.targets[:2] = torch.tensor([0, VOCABULARY - 1])
-        self.temperatures = torch.linspace(0.6, 1.7, TOKENS).to(tiles.wide(dtype))
+        self.temperatures = torch.linspace(0.6, 1.7, TOKENS).to(head.wide(dtype))
 
     def head(self, softcap: float | None) -> LMHead:
         return LMHead(self.weight, self.bias, softcap)
@@ -52,8 +52,8 @@ def naive(inputs: Inputs, softcap: float | None) -> tuple[Tensor, Tensor]:
 @pytest.fixture(params=TILES, ids=str)
 def tiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, logits, kept = request.param
-    monkeypatch.setattr(tiles, "_TILE_TOKENS", tokens)
-    monkeypatch.setitem(tiles._TILE_LOGITS, "cpu", logits)
+    monkeypatch.setattr(head, "_TILE_TOKENS", tokens)
+    monkeypatch.setitem(head._TILE_LOGITS, "cpu", logits)
     monkeypatch.setattr(head, "_KEPT_LOGITS", kept)
 
 
@@ -176,8 +176,8 @@ def test_a_frozen_head_gets_no_gradient() -> None:
 
 def test_whole_logits_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the forward keeps for the backward, or makes on its way, is as large as (C, V)."""
-    monkeypatch.setattr(tiles, "_TILE_TOKENS", 8)
-    monkeypatch.setitem(tiles._TILE_LOGITS, "cpu", 160)
+    monkeypatch.setattr(head, "_TILE_TOKENS", 8)
+    monkeypatch.setitem(head._TILE_LOGITS, "cpu", 160)
     sizes: list[int] = []
 
     class Watch(torch.overrides.TorchFunctionMode):
