@@ -8,8 +8,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 from uuid6 import uuid7
 
-from shared import wire
 from shared.batch import RolloutBatch, StepRewards, TokenGroup
+from tests.ref_server import calls
+from tests.ref_server.calls import lease_key
 
 # A name may hold markup; other texts may also hold what would command a terminal or reorder a line.
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -43,24 +44,21 @@ def group(
     return RolloutBatch(**(defaults | fields))
 
 
+def lease(http: httpx.Client, run: str) -> dict[str, str]:
+    """The key of a lease of the run's next batch, once it is scored."""
+    return lease_key(calls.lease(http, run, wait_seconds=20))
+
+
 def upload(http: httpx.Client, batch: RolloutBatch) -> str:
-    answer = http.post("/v1/batches", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE})
-    assert answer.is_success, answer.text
+    calls.upload(http, batch).raise_for_status()
     return batch.id
 
 
-def lease(http: httpx.Client, run: str) -> dict[str, str]:
-    """Leases a run's next batch, once it is scored."""
-    answer = http.post("/v1/batches/lease", json={"consumer": "trainer", "run": run, "wait_seconds": 20})
-    assert answer.status_code == 200, answer.text
-    return {"id": answer.headers["Batch-Id"], "token": answer.headers["Lease-Token"]}
-
-
 def kill(http: httpx.Client, run: str, reason: str) -> str:
-    """Leases a run's next batch and gives it back with an error: it is dead where a batch has one delivery."""
-    held = lease(http, run)
-    http.post("/v1/leases/release", json={"leases": [held], "error": reason})
-    return held["id"]
+    """Releases a run's next batch with an error, so that it is dead on a server of one delivery; its id."""
+    key = lease(http, run)
+    calls.settle(http, "release", [key], error=reason)
+    return key["id"]
 
 
 def report(
@@ -69,15 +67,9 @@ def report(
     """Reports steps of a run whose reward rises, and more records; fields are those of every step."""
     waits = {"training_seconds": 1.0, "waiting_seconds": 3.0, "sampling_seconds": 4.0, "sampler_waiting_seconds": 0.1}
     records = [
-        {
-            "kind": "step",
-            "step": step,
-            "reward": step / 100,
-            "reward/accuracy": step / 200,
-            "kl": 0.01 * step,
-            **waits,
-            **fields,
-        }
+        {"kind": "step", "step": step, "reward": step / 100, "reward/accuracy": step / 200, "kl": step / 100}
+        | waits
+        | fields
         for step in steps
     ]
     body = {"lineage": lineage, "records": [*records, *more]}

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -12,17 +12,19 @@ from transformers import PreTrainedTokenizerBase
 from ref_server.http.app import create_app
 from ref_server.http.server import uvicorn_config
 from ref_server.service.service import Service
+from tests.ref_server.calls import MakeService, Serve, bearer
 from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import group, kill, upload
 from tests.ref_server.serving import serving
 
+OpenTab = Callable[..., Tab]
 TOKENS = {role: f"{role}-0123456789abcdef" for role in ("upload", "train", "admin")}
 
 
 @pytest.fixture(scope="module")
 def guarded(
-    make_service: Callable[..., Service],
-    serve: Callable[[Service], AbstractContextManager[httpx.Client]],
+    make_service: MakeService,
+    serve: Serve,
     tokenizer: PreTrainedTokenizerBase,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[httpx.Client]:
@@ -30,7 +32,7 @@ def guarded(
     file = tmp_path_factory.mktemp("tokens") / "tokens"
     file.write_text("".join(f"{role} {token}\n" for role, token in TOKENS.items()))
     with serve(make_service(token_file=file, queue={"max_deliveries": 1})) as http:
-        http.headers["Authorization"] = f"Bearer {TOKENS['admin']}"
+        http.headers.update(bearer(TOKENS["admin"]))
         upload(http, group(tokenizer, run="mine"))
         kill(http, "mine", "why not")
         yield http
@@ -41,12 +43,10 @@ def give(tab: Tab, token: str) -> None:
     tab.page.get_by_role("button", name="Continue").click()
 
 
-def test_a_wrong_token_is_said_to_be_wrong_and_the_right_one_opens(
-    open_tab: Callable[..., Tab], guarded: httpx.Client
-) -> None:
+def test_wrong_and_right_tokens(open_tab: OpenTab, guarded: httpx.Client) -> None:
     tab = open_tab(guarded)
-    asked: list[str] = []
-    tab.page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    tab.page.on("request", lambda request: urls.append(request.url))
     tab.at("#/batches")
     dialog = tab.page.get_by_role("dialog")
     expect(dialog).to_contain_text("This server needs an access token")
@@ -59,34 +59,22 @@ def test_a_wrong_token_is_said_to_be_wrong_and_the_right_one_opens(
     expect(dialog).to_have_count(0)
     tab.page.reload()
     expect(tab.page.get_by_text("1 batch.")).to_be_visible()
-    assert not any(TOKENS["train"] in url for url in [*asked, tab.page.url])
+    assert not any(TOKENS["train"] in url for url in [*urls, tab.page.url])
     assert tab.page.evaluate("Object.keys(localStorage).length") == 0
 
 
 @pytest.mark.parametrize(("place", "seen"), [("", "#/"), ("&/batches?state=dead", "#/batches?state=dead")])
-def test_a_link_brings_its_token(open_tab: Callable[..., Tab], guarded: httpx.Client, place: str, seen: str) -> None:
+def test_a_link_brings_its_token(open_tab: OpenTab, guarded: httpx.Client, place: str, seen: str) -> None:
     tab = open_tab(guarded)
-    asked: list[str] = []
-    tab.page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    tab.page.on("request", lambda request: urls.append(request.url))
     tab.at(f"#token={TOKENS['train']}{place}")
     expect(tab.page.get_by_text("1 batch.") if place else tab.page.locator(".states")).to_be_visible()
     assert tab.page.url == f"{tab.url}/{seen}"
-    assert not any(TOKENS["train"] in url for url in asked)
+    assert not any(TOKENS["train"] in url for url in urls)
 
 
-def test_a_link_that_is_opened_where_a_token_is_asked_for_answers(
-    open_tab: Callable[..., Tab], guarded: httpx.Client
-) -> None:
-    tab = open_tab(guarded)
-    tab.at("#/batches")
-    dialog = tab.page.get_by_role("dialog")
-    expect(dialog).to_be_visible()
-    tab.page.evaluate("location.hash = '#token=" + TOKENS["train"] + "&/batches'")
-    expect(dialog).to_have_count(0)
-    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
-
-
-def test_a_role_that_is_too_small_is_told_in_words(open_tab: Callable[..., Tab], guarded: httpx.Client) -> None:
+def test_a_role_that_is_too_small(open_tab: OpenTab, guarded: httpx.Client) -> None:
     tab = open_tab(guarded)
     tab.at("#/")
     give(tab, TOKENS["upload"])
@@ -95,7 +83,7 @@ def test_a_role_that_is_too_small_is_told_in_words(open_tab: Callable[..., Tab],
     expect(tab.page.get_by_role("alert")).to_contain_text("this needs a token of role train; yours is of role upload")
 
 
-def test_requeueing_needs_an_admin(open_tab: Callable[..., Tab], guarded: httpx.Client) -> None:
+def test_requeueing_needs_an_admin(open_tab: OpenTab, guarded: httpx.Client) -> None:
     tab = open_tab(guarded)
     tab.at("#/batches")
     give(tab, TOKENS["train"])
@@ -103,18 +91,6 @@ def test_requeueing_needs_an_admin(open_tab: Callable[..., Tab], guarded: httpx.
     tab.page.get_by_role("dialog").get_by_role("button", name="Requeue").click()
     expect(tab.page.locator(".wrong")).to_contain_text("this needs a token of role admin")
     assert guarded.get("/v1/queue").json()["states"]["dead"]["batches"] == 1
-
-
-def test_a_token_that_is_not_given_leaves_a_way_to_try_again(
-    open_tab: Callable[..., Tab], guarded: httpx.Client
-) -> None:
-    tab = open_tab(guarded)
-    tab.at("#/batches")
-    tab.page.get_by_role("button", name="Cancel").click()
-    expect(tab.page.get_by_role("alert")).to_contain_text("An access token is required")
-    tab.page.get_by_role("button", name="Try again").click()
-    give(tab, TOKENS["admin"])
-    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
 
 
 @contextmanager
@@ -129,9 +105,7 @@ def at_port(service: Service, port: int) -> Iterator[httpx.Client]:
         service.drain()
 
 
-def test_a_server_that_goes_away_is_asked_until_it_is_back(
-    open_tab: Callable[..., Tab], make_service: Callable[..., Service]
-) -> None:
+def test_the_page_reconnects(open_tab: OpenTab, make_service: MakeService) -> None:
     with at_port(make_service(), 0) as http:
         tab = open_tab(http)
         tab.at("#/")

@@ -47,14 +47,6 @@ def test_the_address_chooses_and_says_what_is_chosen(tab: Tab) -> None:
     expect(tab.page.get_by_text("3 batches.")).to_be_visible()
 
 
-def test_a_head_sorts_and_sorts_the_other_way(tab: Tab) -> None:
-    tab.at("#/batches?run=waits")
-    for times in ("1 2 3", "3 2 1"):
-        tab.page.get_by_role("button", name="group").click()
-        assert [line[6] for line in rows(tab)] == times.split()
-    expect(tab.page.get_by_role("columnheader", name="group")).to_have_attribute("aria-sort", "descending")
-
-
 def test_a_key_leads_to_the_search(tab: Tab) -> None:
     tab.at("#/batches")
     expect(tab.page.get_by_text("5 batches.")).to_be_visible()
@@ -80,15 +72,6 @@ def test_an_expired_batch_comes_back_once_that_is_confirmed(tab: Tab, server: ht
     # Its run has ended, so it may have expired again.
     history = [event["state"] for event in server.get(f"/v1/batches/{batches[1]}").json()["history"]]
     assert {"queued", "ready"} & {*history[history.index("expired") :]}
-
-
-def test_new_batches_appear_by_themselves(
-    tab: Tab, server: httpx.Client, tokenizer: PreTrainedTokenizerBase, batches: list[str]
-) -> None:
-    tab.at("#/batches?run=later")
-    expect(tab.page.get_by_text("No batches match.")).to_be_visible()
-    upload(server, group(tokenizer, run="later"))
-    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
 
 
 def test_a_server_without_batches_says_what_comes(

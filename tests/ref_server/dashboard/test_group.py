@@ -39,12 +39,6 @@ def test_a_group_is_shown_with_its_rewards_and_history(tab: Tab, ids: list[str])
     expect(tab.page.locator(".history")).to_contain_text("leased after")
 
 
-def test_white_space_can_be_seen(tab: Tab, ids: list[str]) -> None:
-    tab.at(f"#/batch/{ids[0]}")
-    expect(cards(tab).nth(2).locator(".tokens")).to_contain_text("know⏎")
-    assert "·" in cards(tab).nth(2).locator(".tokens").inner_text()
-
-
 def test_a_token_tells_its_values_under_the_pointer(tab: Tab, server: httpx.Client, ids: list[str]) -> None:
     row = server.get(f"/v1/batches/{ids[0]}/tokens").json()["rows"][0]
     tab.at(f"#/batch/{ids[0]}")
@@ -143,15 +137,6 @@ def test_keys_lead_to_the_next_group_of_the_list(tab: Tab, ids: list[str]) -> No
     expect(page.locator("h1")).to_have_text("Batches")
 
 
-def test_help_names_the_keys(tab: Tab, ids: list[str]) -> None:
-    page = tab.at(f"#/batch/{ids[0]}")
-    expect(cards(tab)).to_have_count(4)
-    page.keyboard.press("?")
-    expect(page.get_by_role("dialog")).to_contain_text("next colour scale")
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog")).to_have_count(0)
-
-
 def test_a_payload_that_is_gone_leaves_the_history(
     tab: Tab, server: httpx.Client, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -161,8 +146,3 @@ def test_a_payload_that_is_gone_leaves_the_history(
     tab.at(f"#/batch/{id}")
     expect(tab.page.get_by_text("Its tokens cannot be shown")).to_be_visible()
     expect(tab.page.locator(".history")).to_contain_text("given back")
-
-
-def test_a_batch_that_nobody_knows_is_said_to_be_unknown(tab: Tab) -> None:
-    tab.at("#/batch/none")
-    expect(tab.page.get_by_role("alert")).to_contain_text("no batch 'none' is known here")

@@ -49,10 +49,3 @@ def test_a_reason_is_text_in_the_question_before_a_requeue(tab: Tab, id: str) ->
     page.get_by_role("button", name="Requeue").first.click()
     expect(page.get_by_role("dialog")).to_contain_text(MARKUP)
     assert not HIDDEN & set(page.get_by_role("dialog").inner_text())
-
-
-def test_searching_for_markup_finds_it(tab: Tab, id: str) -> None:
-    page = tab.at(f"#/batch/{id}")
-    page.get_by_label("Search").fill("<script>")
-    expect(page.locator(".completion")).to_have_count(2)
-    expect(page.locator(".hit").first).to_be_attached()

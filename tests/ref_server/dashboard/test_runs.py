@@ -1,13 +1,10 @@
 """Learning curves, the way from a point to a group, and who waits for whom."""
 
-from collections.abc import Callable
-
 import httpx
 import pytest
 from playwright.sync_api import Locator, expect
 from transformers import PreTrainedTokenizerBase
 
-from ref_server.service.service import Service
 from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import group, report, upload
 
@@ -53,16 +50,6 @@ def test_runs_are_laid_over_each_other_and_the_address_says_which(tab: Tab) -> N
     expect(plot(tab, "Reward;")).not_to_contain_text("one")
 
 
-def test_hovering_shows_the_values_of_that_step_in_all_plots(tab: Tab) -> None:
-    tab.at("#/run/one")
-    over = plot(tab, "Reward;").locator(".u-over")
-    box = over.bounding_box()
-    assert box is not None
-    over.hover(position={"x": box["width"] * 9 / 19, "y": 20})
-    for title, value in (("Reward;", "0.1"), ("KL to the reference", "0.1"), ("reward/accuracy", "0.05")):
-        expect(plot(tab, title).locator(".values")).to_have_text(f"step 10{value}")
-
-
 def test_a_click_on_a_point_and_the_key_enter_open_the_step(tab: Tab) -> None:
     page = tab.at("#/run/one")
     plot(tab, "Reward;").focus()
@@ -98,12 +85,6 @@ def test_a_warning_is_shown_with_its_remedy(tab: Tab) -> None:
     expect(tab.page.locator(".warnings")).to_have_text("Step 7: kl is 3.5; healthy: below 1. raise loss.beta")
 
 
-def test_other_metrics_are_a_click_away(tab: Tab) -> None:
-    tab.at("#/run/one")
-    tab.page.get_by_text("4 other metrics").click()
-    expect(plot(tab, "sampling_seconds")).to_contain_text("step 20")
-
-
 def test_the_way_from_a_step_to_a_group(tab: Tab, ids: list[str]) -> None:
     page = tab.at("#/run/one/step/5")
     expect(page.get_by_text("2 of 3 groups are available")).to_be_visible()
@@ -136,20 +117,3 @@ def test_the_overview_names_the_bottleneck(tab: Tab) -> None:
     expect(card).to_contain_text("Policy trainerworking 25%, waiting 75%")
     expect(card).to_contain_text("Rollout workersworking 98%, waiting 2%")
     expect(card).to_contain_text("Sampling limits this run")
-
-
-def test_a_run_without_metrics_has_its_batches(tab: Tab) -> None:
-    page = tab.at("#/run/silent")
-    expect(page.get_by_text("has reported no metrics")).to_be_visible()
-    page.get_by_role("link", name="its batches").click()
-    expect(page.get_by_text("No batches match.")).to_be_visible()
-
-
-def test_without_runs_there_is_the_command_for_one(
-    open_tab: Callable[..., Tab], make_service: Callable[..., Service], serve: Callable
-) -> None:
-    with serve(make_service()) as http:
-        tab = open_tab(http)
-        tab.at("#/runs")
-        expect(tab.page.get_by_text("policy-trainer train")).to_be_visible()
-        tab.page.close()

@@ -144,13 +144,3 @@ def test_answers_that_asked_for_no_room_are_cut_off() -> None:
         flood = [unread(http, stack, "/large-without-room", token) for token in ("greedy", "modest")]
         assert all(len(rest(connection)) < answers.PIECE_BYTES for connection in flood)
         assert http.get("/small").content == b"small"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-def test_an_answer_that_was_cut_off_holds_no_memory() -> None:
-    with serve(2 * LARGE) as http, ExitStack() as stack:
-        unread(http, stack, "/large")
-        assert http.get("/large").status_code == 429
-        time.sleep(1.5)
-        assert http.get("/large").status_code == 200

@@ -38,12 +38,12 @@ def tensor(shape: list[int], start: int, end: int, dtype: str = "I64") -> dict[s
 
 METADATA = {"format": "rollout-batch/1", "id": "01890a5d-ac96-774b-bcce-b302099a8057", "run": "r", "epoch": "0"}
 
+# All kinds are in `tests/shared/test_wire.py`; these cost a server the most.
 HOSTILE: dict[str, bytes] = {
     "nothing": b"",
     "zeros": bytes(MIB),
     "a header of 2^63 bytes": raw(b"{}", size=2**63),
     "a header of 2^64 - 1 bytes": raw(b"{}", size=2**64 - 1),
-    "a header that is longer than the body": raw(b"{}", size=3),
     "300,000 tensors": raw(  # written out, since json would take seconds
         b"{"
         + b",".join(b'"reward/%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % n for n in range(300_000))
@@ -52,24 +52,14 @@ HOSTILE: dict[str, bytes] = {
     "1,000 tensors in a header that is small enough": raw(
         {"__metadata__": METADATA} | {f"reward/{n}": tensor([0], 0, 0, "F32") for n in range(1000)}
     ),
-    "2^40 tokens": raw({"prompt_ids": tensor([2**40], 0, 2**43)}),
     "2^40 tokens in 8 bytes": raw({"prompt_ids": tensor([2**40], 0, 8)}, bytes(8)),
     "a shape whose product overflows": raw({"prompt_ids": tensor([2**32, 2**32, 2], 0, 0)}),
-    "a shape of 2^64": raw({"prompt_ids": tensor([2**64], 0, 0)}),
-    "a negative shape": raw({"prompt_ids": tensor([-1], 0, 8)}, bytes(8)),
-    "offsets backwards": raw({"prompt_ids": tensor([1], 8, 0)}, bytes(8)),
-    "offsets of 2^64 - 1": raw({"prompt_ids": tensor([1], 2**64 - 9, 2**64 - 1)}, bytes(8)),
     "overlapping tensors": raw(
         {name: tensor([2], 0, 16) for name in ("prompt_ids", "completion_ids", "completion_lengths")}, bytes(16)
     ),
-    "a hole between tensors": raw({"prompt_ids": tensor([1], 0, 8), "completion_ids": tensor([1], 16, 24)}, bytes(24)),
     "deep JSON": raw(b"[" * 60_000),
-    "deep objects": raw(b'{"a":' * 12_000),
-    "a key twice": raw(b'{"__metadata__":{"format":"rollout-batch/1","format":"scored-batch/1"}}'),
     "a tensor twice": raw(b'{"prompt_ids":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},' * 2 + b'"x":1}', bytes(8)),
-    "a number of 60,000 digits": raw(b'{"prompt_ids":' + b"9" * 60_000 + b"}"),
     "a lone surrogate": raw(b'{"__metadata__":{"run":"\\ud800"}}'),
-    "no UTF-8": raw(b'{"\xff\xfe":1}'),
     "NaN for a shape": raw(b'{"prompt_ids":{"dtype":"I64","shape":[NaN],"data_offsets":[0,8]}}', bytes(8)),
     "a pickle": b"\x80\x04cos\nsystem\n(S'true'\ntR.",
     "a zip": b"PK\x03\x04" + bytes(1000),
@@ -89,14 +79,10 @@ DEEP = {
     "deep lists": b"[" * 1_000_000,
     "deep objects": b'{"a":' * 200_000,
     "many lists": b'{"leases": [' + b"[]," * 340_000 + b"[]]}",
-    "many leases": json.dumps({"leases": [{"id": "", "token": ""}] * 30_000}).encode(),
-    "many fields": b"{" + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}",
     "a long number": b'{"consumer": "c", "wait_seconds": ' + b"9" * 1_000_000 + b"}",
     "a long name": json.dumps({"consumer": "x" * 1_000_000}).encode(),
     "many completions": b'{"prompt_ids": [1], "completions": [' + b"[1]," * 250_000 + b"[1]]}",
-    "many bad completions": b'{"prompt_ids": [1], "completions": [' + b"[]," * 340_000 + b"[1]]}",
     "many token ids": b'{"prompt_ids": [' + b"1," * 500_000 + b'1], "completions": [[1]]}',
-    "a key twice": b'{"consumer": "a", "consumer": 1}',
     "no JSON": b"\xff\xfe",
 }
 

@@ -85,7 +85,6 @@ def test_a_handshake_counts_and_ends(monkeypatch: pytest.MonkeyPatch, certificat
     [
         (128, 128, 128, 64),
         (256, 4096, 4096, 3840),
-        (1024, 2**20, 65_536, 65_280),
         (1024, resource.RLIM_INFINITY, 65_536, 65_280),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, 65_280),
     ],
@@ -99,13 +98,6 @@ def test_connections_leave_files_for_the_store(
     with listening(ServeConfig(no_model=True, port=free_port())) as (listener,):
         assert listener.connections.most == connections
     assert limits[-1][0] == (soft if raised is None else raised)
-
-
-def test_a_name_with_two_addresses_is_listened_on_at_both() -> None:
-    port = free_port()
-    with listening(ServeConfig(no_model=True, host="localhost", port=port)) as sockets:
-        addresses = {listener.getsockname()[0] for listener in sockets}
-    assert addresses == {address[4][0] for address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM)}
 
 
 def test_a_socket_of_the_parent_process_is_served() -> None:

@@ -99,12 +99,6 @@ def test_uploads_that_were_let_in_before_use_up_no_probes() -> None:
     assert count_admitted(shedder, full_for()) == MAX_PROBES
 
 
-def test_each_run_is_full_by_itself() -> None:
-    shedder = LoadShedder(Clock())
-    assert count_admitted(shedder, full_for()) == 1 + MAX_PROBES
-    assert shedder.refusal("run") and shedder.refusal("other") is None and shedder.refusal(None) is None
-
-
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ref_server.http.load_shedder.DELAY_SECONDS", 0.0)
     monkeypatch.setattr("ref_server.http.load_shedder.PROBES_PER_SECOND", 0.0)

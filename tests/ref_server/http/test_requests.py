@@ -78,11 +78,9 @@ def test_a_request_is_one_line(http: httpx.Client, events: Events, rollout: Roll
 @pytest.mark.parametrize(
     ("method", "path", "status", "level", "route", "code"),
     [
-        ("GET", "/livez", 200, "debug", "/livez", None),
         ("GET", "/v1/batches/nowhere", 404, "debug", "/v1/batches/{id}", "not_found"),
         ("GET", f"/{SECRET}", 404, "debug", "unmatched", "not_found"),
         ("GET", f"/v1/batches?state={SECRET}", 422, "info", "/v1/batches", "invalid_request"),
-        ("PUT", "/livez", 405, "info", "/livez", "method_not_allowed"),
         ("BREW", "/livez", 405, "info", "/livez", "method_not_allowed"),
         ("x" * 9000, "/livez", 405, "info", "/livez", "method_not_allowed"),
         ("POST", "/v1/batches/lease", 415, "info", "/v1/batches/lease", "unsupported_media_type"),
@@ -118,13 +116,7 @@ class LoggingQueue:
     ("error", "status", "code"), [(StorageBroken("gone"), 503, "storage_broken"), (KeyError("bug"), 500, "internal")]
 )
 def test_lines_from_threads_carry_the_request_s_id(
-    make_service: MakeService,
-    serve: Serve,
-    events: Events,
-    rollout: Rollout,
-    error: Exception,
-    status: int,
-    code: str,
+    make_service: MakeService, serve: Serve, events: Events, rollout: Rollout, error: Exception, status: int, code: str
 ) -> None:
     with serve(make_service(wrap=lambda queue: LoggingQueue(queue, error))) as http:
         answer = upload(http, rollout())
@@ -165,12 +157,6 @@ def test_a_client_that_goes_away(http: httpx.Client, events: Events) -> None:
         connection.sendall(head("POST", "/v1/batches", *lines) + b"half")
     (event,) = of_request(events, httpx.Response(200, headers={"X-Request-Id": "gone"}))
     assert (event["status"], event["bytes_in"], event["route"]) == (499, 4, "/v1/batches")
-
-
-def test_ids_do_not_leak_into_other_requests(http: httpx.Client, events: Events) -> None:
-    answers = [http.get("/livez", headers={"X-Request-Id": f"request-{number}"}) for number in range(3)]
-    for answer in answers:
-        assert len(of_request(events, answer)) == 1
 
 
 def test_an_id_that_cannot_be_printed_is_replaced(http: httpx.Client) -> None:

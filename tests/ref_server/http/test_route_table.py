@@ -16,38 +16,18 @@ from tests.ref_server.calls import MakeService, Rollout, Serve, bearer, lease, u
 SECRET = "s3cret-" * 4
 TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
 FILE = "".join(f"{role.name.lower()} {token}\n" for role, token in TOKENS.items())
-ROLES = [
-    ("GET", "/", Role.OPEN),
-    ("GET", "/dashboard/main.js", Role.OPEN),
-    ("GET", "/livez", Role.OPEN),
-    ("GET", "/readyz", Role.OPEN),
-    ("GET", "/metrics", Role.UPLOAD),
-    ("GET", "/openapi.json", Role.UPLOAD),
-    ("GET", "/v1/model", Role.UPLOAD),
-    ("GET", "/v1/queue", Role.UPLOAD),
-    ("POST", "/v1/logprobs", Role.UPLOAD),
-    ("POST", "/v1/batches", Role.UPLOAD),
-    ("GET", "/v1/batches", Role.TRAIN),
-    ("GET", "/v1/batches/3f", Role.TRAIN),
-    ("GET", "/v1/batches/3f/tokens", Role.TRAIN),
-    ("GET", "/v1/batches/3f/rewards", Role.TRAIN),
-    ("PUT", "/v1/batches/3f/training", Role.TRAIN),
-    ("POST", "/v1/batches/lease", Role.TRAIN),
-    ("POST", "/v1/leases/ack", Role.TRAIN),
-    ("POST", "/v1/leases/extend", Role.TRAIN),
-    ("POST", "/v1/leases/release", Role.TRAIN),
-    ("POST", "/v1/runs/mine/finish", Role.TRAIN),
-    ("POST", "/v1/batches/3f/requeue", Role.ADMIN),
-    ("DELETE", "/v1/batches/3f", Role.ADMIN),
-    ("POST", "/v1/batches/purge", Role.ADMIN),
-    ("PUT", "/v1/reference", Role.ADMIN),
-    ("PUT", "/v1/weights/r/l/0/1/f", Role.TRAIN),
-    ("POST", "/v1/weights/r/l/0/1/commit", Role.TRAIN),
-    ("GET", "/v1/weights/r", Role.UPLOAD),
-    ("GET", "/v1/weights/r/l/0/1", Role.UPLOAD),
-    ("GET", "/v1/weights/r/l/0/1/f", Role.UPLOAD),
-    ("GET", "/surprise", Role.ADMIN),
-]
+_WEIGHTS = "/v1/weights/r/l/0/1"
+_ROUTES = {
+    Role.OPEN: "GET / | GET /dashboard/main.js | GET /livez | GET /readyz",
+    Role.UPLOAD: "GET /metrics | GET /openapi.json | GET /v1/model | GET /v1/queue | POST /v1/logprobs | "
+    f"POST /v1/batches | GET /v1/weights/r | GET {_WEIGHTS} | GET {_WEIGHTS}/f",
+    Role.TRAIN: "GET /v1/batches | GET /v1/batches/3f | GET /v1/batches/3f/tokens | GET /v1/batches/3f/rewards | "
+    "PUT /v1/batches/3f/training | POST /v1/batches/lease | POST /v1/leases/ack | POST /v1/leases/extend | "
+    f"POST /v1/leases/release | POST /v1/runs/mine/finish | PUT {_WEIGHTS}/f | POST {_WEIGHTS}/commit",
+    Role.ADMIN: "POST /v1/batches/3f/requeue | DELETE /v1/batches/3f | POST /v1/batches/purge | PUT /v1/reference | "
+    "GET /surprise",
+}
+ROLES = [(*route.split(), role) for role, routes in _ROUTES.items() for route in routes.split(" | ")]
 
 
 @pytest.fixture(scope="module")

@@ -90,8 +90,8 @@ def launch(tmp_path: Path, model_dir: Path) -> Iterator[Launch]:
         server.process.kill()
         server.process.wait()
         server.http.close()
-        if server.process.stdout:
-            server.process.stdout.close()
+        assert server.process.stdout
+        server.process.stdout.close()
 
 
 @pytest.fixture

@@ -133,15 +133,6 @@ def test_a_token_of_one_run_serves_a_whole_training(http: httpx.Client, rollout:
     assert http.post("/v1/runs/mine/finish", json={}, headers=MINE).json() == {"expired": 1}
 
 
-def test_a_token_of_one_run_sees_only_its_metrics(http: httpx.Client) -> None:
-    for run, who in (("mine", MINE), ("yours", TWIN)):
-        body = {"records": [{"kind": "step", "step": 1, "reward": 0.5}]}
-        assert http.post(f"/v1/runs/{run}/metrics", json=body, headers=who).json() == {"kept": 1}
-    assert {each["run"] for each in http.get("/v1/runs", headers=MINE).json()["runs"]} == {"mine"}
-    assert {each["run"] for each in http.get("/v1/runs", headers=ADMIN).json()["runs"]} == {"mine", "yours"}
-    assert http.get("/v1/runs/mine/metrics", headers=MINE).json()["values"] == {"reward": [0.5]}
-
-
 def test_a_token_of_one_run_cannot_end_another_s_leases_by_a_consumer_s_name(
     http: httpx.Client, rollout: Rollout
 ) -> None:

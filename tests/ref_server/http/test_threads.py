@@ -32,16 +32,3 @@ def test_some_run_some_wait_and_the_rest_are_sent_away() -> None:
         return [await threads.run(work) for _ in range(4)]
 
     assert asyncio.run(scenario()) == [4, 5, 6, 7]
-
-
-def test_a_call_that_fails_makes_room() -> None:
-    def fail() -> None:
-        raise KeyError("x")
-
-    async def scenario() -> None:
-        threads = BodyThreads(threads=1, most=1)
-        for _ in range(3):
-            with pytest.raises(KeyError):
-                await threads.run(fail)
-
-    asyncio.run(scenario())

@@ -120,24 +120,6 @@ def test_watchers_are_bounded_and_give_their_places_back(
             assert next(events)[0] == "queue"
 
 
-def test_the_store_is_read_once_for_all_streams_and_not_without_one(
-    make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watchers, "EVERY_SECONDS", 3600.0)
-    service = make_service()
-    reads: list[None] = []
-    curves = service.queue.curves
-    monkeypatch.setattr(service.queue, "curves", lambda run=None: reads.append(None) or curves(run))
-    with serve(service) as http:
-        http.get("/livez")
-        assert not reads
-        with watching(http) as first_stream:
-            next(first_stream)
-            with watching(http) as other:
-                next(other)
-                assert len(reads) == 1
-
-
 def test_a_comment_comes_in_a_silence(make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers, "COMMENT_SECONDS", 0.05)
     with serve(make_service()) as http, http.stream("GET", "/v1/events") as answer:

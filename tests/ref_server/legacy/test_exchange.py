@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import Claim
-from tests.ref_server.calls import MakeService, Rollout, Serve, admit, error, lease
+from tests.ref_server.calls import MakeService, Rollout, Serve, error, lease
 from tests.ref_server.calls import upload as upload_batch
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor, make_bytes_list, tensor_to_bytes
@@ -168,14 +168,6 @@ def test_a_full_queue_drops_the_oldest(make_service: MakeService, serve: Serve) 
         assert service.queue.activity.counts()[Count.EXPIRED_DISPLACED] == 3
         assert [bytes_to_tensor(get(http)[2])[0].item() for _ in range(2)] == [4, 3]
         assert http.get("/get").content == b"empty"
-
-
-def test_a_queue_full_of_other_runs_answers_429(make_service: MakeService, serve: Serve, rollout: Rollout) -> None:
-    with serve(make_service(legacy=True, queue={"max_batches": 2})) as http:
-        admit(http, rollout())
-        answer = http.post("/upload", content=upload())
-        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-        assert "Retry-After" in answer.headers
 
 
 class Failing:

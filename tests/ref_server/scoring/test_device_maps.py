@@ -56,8 +56,3 @@ def test_a_replica_has_one_device(model_dir: Path, settings: dict[str, str | lis
     model = load_mapped_model(str(model_dir), revision=None, device_map=maps[0], dtype="auto")
     assert describe_devices(model) == "cpu"
     assert device_map_of(model) == maps[0]
-
-
-def test_a_gpu_that_is_not_there_is_named(model_dir: Path) -> None:
-    with pytest.raises(UserError, match="device: there is no cuda:97 here"):
-        device_maps(ServeConfig(model=str(model_dir), devices=["cpu", "cuda:97"]))

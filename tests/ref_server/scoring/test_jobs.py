@@ -9,7 +9,7 @@ import torch
 
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.scoring.jobs import DirectRequest, DirectRequests, Replacement, read_payload
-from ref_server.scoring.reference import Busy, NotReady, Scores
+from ref_server.scoring.reference import NotReady, Scores
 from ref_server.scoring.scorer import Scorer
 from shared import wire
 from shared.batch import ScoredBatch, TokenGroup
@@ -58,23 +58,6 @@ def test_cancelled_requests_are_skipped() -> None:
     assert line.take(10) == [small]
     behind.answer.cancel()
     assert line.take(10) == []
-
-
-def test_a_full_line_is_busy() -> None:
-    line = line_of(direct(), direct())
-    with pytest.raises(Busy, match="2 direct requests wait already"):
-        line.add(direct(), most=2)
-    line.take(2)
-    line.add(direct(), most=2)
-
-
-def test_a_closed_line_serves_waiting_requests() -> None:
-    before = direct()
-    line = line_of(before)
-    line.close()
-    with pytest.raises(NotReady, match="shutting down"):
-        line.add(direct(), most=10)
-    assert line.take(10) == [before]
 
 
 def test_every_request_is_answered() -> None:

@@ -74,11 +74,8 @@ def loop_of(queue: Queue, totals: ScoringTotals) -> Iterator[Callable[..., Scori
     loops: list[ScoringLoop] = []
 
     def make(reference: Any, queue: Any, tokens: int = 160) -> ScoringLoop:
-        loops.append(
-            ScoringLoop(
-                reference, queue, totals.of("cpu"), ScoringGate(), tokens_per_forward=tokens, on_ready=lambda: None
-            )
-        )
+        options: Any = {"tokens_per_forward": tokens, "on_ready": lambda: None}
+        loops.append(ScoringLoop(reference, queue, totals.of("cpu"), ScoringGate(), **options))
         return loops[-1]
 
     yield make
@@ -88,7 +85,7 @@ def loop_of(queue: Queue, totals: ScoringTotals) -> Iterator[Callable[..., Scori
 
 
 @pytest.fixture
-def named(rollout: Rollout) -> Callable[..., RolloutBatch]:
+def named(rollout: Rollout) -> Rollout:
     """A batch of ten tokens, or of `length` more, whose first token is given."""
 
     def make(first: int, length: int = 0, **fields: Any) -> RolloutBatch:
@@ -137,9 +134,7 @@ def test_direct_requests_and_batches_share_a_forward(
     assert samples("tandem_forward_seconds_sum", {"device": "cpu"}) == counts["working_seconds"]
 
 
-def test_direct_requests_do_not_starve_the_queue(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
-) -> None:
+def test_direct_requests_starve_no_batch(loop_of: Any, reference: Reference, queue: Queue, named: Rollout) -> None:
     """They get three quarters of a forward while batches wait, small or large."""
     refilling = threading.Event()
     refilling.set()
@@ -163,7 +158,7 @@ def test_direct_requests_do_not_starve_the_queue(
 
 
 def test_batches_do_not_delay_a_direct_request(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+    loop_of: Any, reference: Reference, queue: Queue, named: Rollout
 ) -> None:
     answers: list[Future[Scores]] = []
 
@@ -185,8 +180,8 @@ def test_batches_do_not_delay_a_direct_request(
     assert after == [[1]] * 3, "in the forward after the one that was in hand, before what is queued"
 
 
-def test_an_interrupted_batch_is_scored_first_and_in_its_own_forward(
-    loop_of: Any, reference: Reference, tmp_path: Path, named: Callable[..., RolloutBatch]
+def test_an_interrupted_batch_is_scored_first(
+    loop_of: Any, reference: Reference, tmp_path: Path, named: Rollout
 ) -> None:
     config = ServeConfig(no_model=True, data_dir=tmp_path / "other")
     config.data_dir.mkdir()
@@ -211,12 +206,7 @@ def test_an_interrupted_batch_is_scored_first_and_in_its_own_forward(
 
 
 def test_only_jobs_at_fault_fail(
-    loop_of: Any,
-    reference: Reference,
-    queue: Queue,
-    named: Callable[..., RolloutBatch],
-    naive_logps: Naive,
-    totals: ScoringTotals,
+    loop_of: Any, reference: Reference, queue: Queue, named: Rollout, naive_logps: Naive, totals: ScoringTotals
 ) -> None:
     def before(groups: Sequence[TokenGroup]) -> None:
         if any(group.prompt_ids[0] == POISON for group in groups):
@@ -242,9 +232,7 @@ def test_only_jobs_at_fault_fail(
     assert [forward for forward in recorded.forwards if POISON not in forward] == [[1, 2], [3], [4, 5], [6]]
 
 
-def test_scores_that_are_not_finite_fail_only_their_job(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
-) -> None:
+def test_scores_that_are_not_finite(loop_of: Any, reference: Reference, queue: Queue, named: Rollout) -> None:
     """And the forward is repeated for no other job."""
     recorded = reference()
     score = recorded.score
@@ -271,9 +259,7 @@ def test_scores_that_are_not_finite_fail_only_their_job(
     assert together == [1, POISON, 3, 4, POISON] and again == [[POISON]] * 4
 
 
-def test_a_body_that_cannot_be_read_is_dead(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
-) -> None:
+def test_a_body_that_cannot_be_read_is_dead(loop_of: Any, reference: Reference, queue: Queue, named: Rollout) -> None:
     bad, good = named(2), named(3)
     queue.put(Upload(bad.id, b"." * 32, "test", 0, 0, 5, 5, 2, b"damaged"))
     put(queue, good)
@@ -287,12 +273,8 @@ def test_a_body_that_cannot_be_read_is_dead(
     assert recorded.forwards == [[1, 3]]
 
 
-def test_a_result_that_the_queue_refuses_delays_no_other(
-    loop_of: Any,
-    reference: Reference,
-    queue: Queue,
-    named: Callable[..., RolloutBatch],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_refused_result_delays_no_other(
+    loop_of: Any, reference: Reference, queue: Queue, named: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone, batch = named(2), named(3)
     complete = queue.complete
@@ -327,11 +309,7 @@ class Broken:
 
 
 def test_direct_requests_need_no_store(
-    loop_of: Any,
-    reference: Reference,
-    queue: Queue,
-    named: Callable[..., RolloutBatch],
-    monkeypatch: pytest.MonkeyPatch,
+    loop_of: Any, reference: Reference, queue: Queue, named: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ref_server.scoring.loop.REST_SECONDS", 1.0)
     batch = named(2)
@@ -347,8 +325,8 @@ def test_direct_requests_need_no_store(
 
 
 @pytest.mark.parametrize("error", [DeviceLost, SystemExit])
-def test_a_loop_that_ends_with_an_error_answers_all(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], error: type[BaseException]
+def test_a_loop_that_ends_answers_all(
+    loop_of: Any, reference: Reference, queue: Queue, named: Rollout, error: type[BaseException]
 ) -> None:
     def before(_: object) -> None:
         raise error("gone")
@@ -372,9 +350,7 @@ def test_a_loop_that_ends_with_an_error_answers_all(
 # Order
 
 
-def test_a_request_is_scored_with_the_weights_of_its_arrival(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
-) -> None:
+def test_replaced_weights(loop_of: Any, reference: Reference, queue: Queue, named: Rollout) -> None:
     other = randomly_changed_model()
     first, second, third = reference(), Recorded(other, 1, lambda _: None), reference(version=2)
     loop = loop_of(first, queue)
@@ -399,33 +375,7 @@ def test_a_request_is_scored_with_the_weights_of_its_arrival(
     assert stored(queue, batch).reference_version == "2"
 
 
-def test_weights_are_not_replaced_while_their_forward_runs(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
-) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def before(_: object) -> None:
-        begun.set()
-        go_on.wait()
-
-    loop = loop_of(reference(before), queue)
-    batch = named(2)
-    put(queue, batch)
-    (answer,) = submit(loop, named(1))
-    loop.start()
-    begun.wait()
-    replaced = loop.replace(reference(version=1))
-    time.sleep(0.05)
-    assert not replaced.done() and not answer.done()
-    go_on.set()
-    replaced.result(20)
-    assert answer.result(0).reference_version == 0
-    assert stored(queue, batch).reference_version == "0"
-
-
-def test_a_stopping_loop_answers_waiting_requests_and_claims_nothing(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
-) -> None:
+def test_a_stopping_loop(loop_of: Any, reference: Reference, queue: Queue, named: Rollout) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def before(_: object) -> None:

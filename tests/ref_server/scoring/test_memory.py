@@ -56,7 +56,7 @@ def make_small(make_service: MakeService, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 def test_batches_that_do_not_fit_together_are_scored(
-    make_small: Callable[..., Service], serve: Serve, rollout: Rollout, naive_logps: Naive
+    make_small: MakeService, serve: Serve, rollout: Rollout, naive_logps: Naive
 ) -> None:
     service = make_small(40)
     batches = [rollout(lengths=(9, 30, 1, 20)), rollout(lengths=(3,)), rollout(prompt=12, lengths=(8, 7, 6))]
@@ -78,7 +78,7 @@ def test_batches_that_do_not_fit_together_are_scored(
         assert "a row of 55 tokens, for which the memory of the device does not suffice" in detail["message"]
 
 
-def test_the_budget_shrinks_and_grows_back(make_small: Callable[..., Service], serve: Serve, rollout: Rollout) -> None:
+def test_the_budget_shrinks_and_grows_back(make_small: MakeService, serve: Serve, rollout: Rollout) -> None:
     service = make_small(40, scoring_tokens=160)
     for _ in range(23):
         service.admit(wire.encode(rollout(prompt=5, lengths=(12,))))  # 17 tokens

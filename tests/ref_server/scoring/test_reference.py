@@ -29,7 +29,7 @@ from shared.api import WeightsName
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from shared.models import save_model
-from tests.ref_server.calls import SAFETENSORS, Rollout, Serve, admit, error
+from tests.ref_server.calls import SAFETENSORS, MakeService, Rollout, Serve, admit, error
 from tests.ref_server.scoring.changed_models import randomly_changed_model as other_model
 from tests.ref_server.scoring.queued import lease_scored, scored
 from tests.rounding import rounding
@@ -45,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service_below(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Service]:
+def service_below(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeService:
     """A service whose reference was loaded as the command loads it."""
 
     def below(root: Path | None, **settings: Any) -> Service:
@@ -57,7 +57,7 @@ def service_below(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def serve_below(service_below: Callable[..., Service], serve: Serve) -> Callable[..., AbstractContextManager[Any]]:
+def serve_below(service_below: MakeService, serve: Serve) -> Callable[..., AbstractContextManager[Any]]:
     return lambda root, **settings: serve(service_below(root, **settings))
 
 
@@ -349,15 +349,6 @@ def test_servers_whose_reference_cannot_be_replaced(
 def no_model(tmp_path: Path, root: Path) -> Service:
     config = ServeConfig(no_model=True, data_dir=tmp_path, snapshot_root=root)
     return Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
-
-
-def test_a_server_that_is_ending_takes_no_other_weights(
-    root: Path, service_below: Callable[..., Service], serve: Serve
-) -> None:
-    service = service_below(root)
-    with serve(service) as http:
-        service.drain()
-        assert refusal(put(http, "run/step-1", 1)) == (503, "not_ready")
 
 
 def test_weights_in_several_files(tmp_path: Path, serve_below: Any, rollout: Rollout) -> None:

@@ -157,7 +157,3 @@ class TestRefusals:
     def test_no_such_directory(self, folder: Path, tmp_path: Path) -> None:
         message = self.refused(folder, tmp_path / "nothing")
         assert message.startswith("teacher: there is no directory")
-
-    def test_without_a_model(self) -> None:
-        with pytest.raises(ValueError, match="a teacher alone is the --model"):
-            ServeConfig(no_model=True, teacher="t")

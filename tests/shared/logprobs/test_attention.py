@@ -104,11 +104,6 @@ def test_many_short_completions_share_copies_of_a_long_prompt(monkeypatch: pytes
     assert 4096 + 2000 <= sum(keys) < 10 * 4096
 
 
-def test_similar_spans_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = keys_of_calls(monkeypatch, layout_of([(12, [31, 30, 28, 16])] * 16))
-    assert len(keys) == 2  # the prompts, and the completions
-
-
 @pytest.mark.parametrize("name", ["softcap", "sliding_window", "s_aux", "position_bias"])
 def test_packed_attention_refuses_what_it_would_ignore(name: str) -> None:
     zeros = torch.zeros(1, 1, 2, 4)

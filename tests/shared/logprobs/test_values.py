@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, PaddedForward, PlainForward, choose_forward
 from shared.logprobs.attention import PACKED_ATTENTION
 from tests.rounding import rounding
@@ -85,31 +83,3 @@ def test_a_model_does_not_differ_from_itself(form: Form) -> None:
         bound = rounding(logps.abs().max())
         assert x.abs().max() < bound < 1e-3
         assert (torch.expm1(x) - x).max() < bound**2  # k3, per token: x^2 / 2
-
-
-def test_the_cache_is_not_used() -> None:
-    """A cache that one forward fills and another uses again is wrong by nats; here repeating changes nothing."""
-    model = make("qwen2")
-    assert model.config.use_cache
-    for form in FORMS:
-        forward = form(model)
-        with torch.no_grad():
-            first, second = forward(SHAPES["ragged"], [1.0]), forward(SHAPES["ragged"], [1.0])
-        assert torch.equal(first, second)
-
-
-def test_sampled_and_scored_log_probs_agree() -> None:
-    """The log-probs that greedy generation saw are those of the packed forward: sampler and learner agree."""
-    model = make("qwen2")
-    forward = choose_forward(model)
-    prompt = torch.tensor([[5, 9, 33, 12, 7]])
-    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "output_logits": True}
-    out: Any = model.generate(prompt, return_dict_in_generate=True, **options)  # type: ignore[operator]
-    completion = out.sequences[0, 5:]
-    seen = torch.stack([step[0].log_softmax(-1)[token] for step, token in zip(out.logits, completion, strict=True)])
-    sampled = TokenGroup(prompt[0].numpy(), completion.numpy(), np.array([len(completion)]))
-    with torch.no_grad():
-        # Greedy tokens are likely: their log-probs are far smaller than the logits.
-        assert (forward([sampled], [1.0]) - seen).abs().max() < rounding(
-            max(step[0].abs().max() for step in out.logits)
-        )

@@ -192,19 +192,6 @@ def test_runs_beyond_the_bound_are_summed() -> None:
     assert seen["tandem_batches", labels(run="other", state="done")] == 150_000
 
 
-def test_a_run_that_is_called_other() -> None:
-    runs = {f"r{n:03}": {State.READY: Depth(batches=2, bytes=1)} for n in range(101)}
-    seen = depths_of({**runs, "other": {State.READY: Depth(batches=100, bytes=1)}})
-    assert seen["tandem_batches", labels(run="other", state="ready")] == 104
-    assert sum(value for (name, _), value in seen.items() if name == "tandem_batches") == 302
-
-
-@pytest.mark.parametrize("run", ['a "b" \\ c', "{run='x'}", "a\\nb", "\U0001f600"])
-def test_odd_run_names_come_through(http: httpx.Client, rollout: Rollout, run: str) -> None:
-    assert upload(http, rollout(run=run)).status_code == 201
-    assert any(dict(values).get("run") == run for _, values in scrape(http))
-
-
 def test_many_checks_of_readiness_flush_the_disk_once(
     make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

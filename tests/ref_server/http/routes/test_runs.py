@@ -54,13 +54,6 @@ def test_columns_of_what_was_reported(http: httpx.Client, run: str) -> None:
     assert http.get(f"/v1/runs/{run}/metrics/1").json() == {"records": [first]}
 
 
-def test_pages(http: httpx.Client, run: str) -> None:
-    report(http, run, *(step(number) for number in range(5)))
-    first = look(http, run, limit=3)
-    assert (first["steps"], first["next_after"]) == ([0, 1, 2], 2)
-    assert (look(http, run, limit=3, after=2)["next_after"], look(http, run, after=4)["steps"]) == (None, [])
-
-
 def test_lineages_and_the_list_of_runs(http: httpx.Client, run: str) -> None:
     report(http, run, step(8), step(8, kind="evaluation"), lineage="old")
     report(http, run, step(1), lineage="new")

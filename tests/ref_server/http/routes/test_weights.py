@@ -159,18 +159,6 @@ def test_a_poll_ends_with_the_commit(http: httpx.Client, at: str) -> None:
     assert http.get(run, params={"after": "x"}).status_code == 422
 
 
-def test_a_poll_ends_when_the_newest_is_committed_again(http: httpx.Client, at: str) -> None:
-    publish(http, f"{at}/0/1", finished=False)
-    with ThreadPoolExecutor(1) as pool:
-        params = {"lineage": "first", "after": "0.1", "wait_seconds": 50}
-        poll = pool.submit(http.get, at.rpartition("/")[0], params=params)
-        commits = count()
-        while not poll.done():  # the poll may begin at any moment
-            http.post(f"{at}/0/1/commit", json=manifest(finished=True, number=next(commits))).raise_for_status()
-            time.sleep(0.01)
-        assert poll.result().json()["finished"] is True
-
-
 def test_a_poll_sees_what_another_server_commits(
     make_service: MakeService, serve: Serve, at: str, tmp_path: Path
 ) -> None:
@@ -239,13 +227,6 @@ def test_an_upload_that_breaks_off_leaves_nothing(http: httpx.Client, service: S
         until(lambda: any(staging.rglob("parts/*")))
     until(lambda: not any(staging.rglob("parts/*")))
     assert put(http, f"{at}/0/1/file", b"a").status_code == 201
-
-
-def test_a_full_disk(make_service: MakeService, serve: Serve, at: str) -> None:
-    with serve(make_service(queue={"min_free_mib": 2**40})) as http:
-        refused = put(http, f"{at}/0/1/model.safetensors", FILES["model.safetensors"])
-        assert refusal(refused) == (507, "storage_full", None)
-        assert http.get("/livez").status_code == 200  # on the next connection: the body was not read
 
 
 def test_an_early_refusal_reaches_a_client_that_still_sends(make_service: MakeService, serve: Serve, at: str) -> None:
