@@ -78,7 +78,7 @@ class Rests:
 class Body:
     """The body of one request. If it is answered before the body has arrived, the rest is discarded.
 
-    receive, send: those of ASGI. They replace the server's for whoever answers the request.
+    receive, send: those of ASGI. They replace the server's for the code that answers the request.
     """
 
     def __init__(self, headers: Headers, receive: Receive, send: Send, rests: Rests) -> None:
@@ -105,8 +105,8 @@ class Body:
     async def read(self, take: Callable[[int], bool], most: int) -> bytes | None:
         """The whole body, or None when the client went away. Raises HttpError 408, 413, 429.
 
-        take: whether there is memory for so many bytes more. They count as they arrive: a large Content-Length alone
-        blocks no other request.
+        take: whether there is memory for so many bytes more. They count as they arrive: a large Content-Length by
+        itself blocks no other request.
         """
         body = bytearray()
         more = True

@@ -68,7 +68,7 @@ def test_no_text_becomes_markup_and_nothing_is_loaded_from_elsewhere(path: Path)
     assert " style=" not in source
 
 
-def test_the_page_is_open_and_beside_the_old_protocol(
+def test_the_page_needs_no_token(
     make_service: Callable[..., Service], serve: Callable[[Service], AbstractContextManager[httpx.Client]]
 ) -> None:
     with serve(make_service(token="0123456789abcdef-secret", legacy=True, legacy_insecure=True)) as http:

@@ -19,10 +19,10 @@ MINUS = "\N{MINUS SIGN}"
 @pytest.fixture(scope="module")
 def ids(server: httpx.Client, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Three batches of one run, the first uploaded first; scored."""
-    found = [upload(server, group(tokenizer, run="seen")) for _ in range(3)]
-    for _ in found:
+    uploaded = [upload(server, group(tokenizer, run="seen")) for _ in range(3)]
+    for _ in uploaded:
         lease(server, "seen")
-    return found
+    return uploaded
 
 
 def cards(tab: Tab) -> Locator:

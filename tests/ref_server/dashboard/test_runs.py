@@ -15,10 +15,10 @@ EVALUATION = {"kind": "evaluation", "step": 10, "accuracy": 0.75}
 @pytest.fixture(scope="module", autouse=True)
 def ids(server: httpx.Client, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Runs `one` and `two` have reported steps. The groups of step 5 of `one`: two there, one gone."""
-    found = [upload(server, group(tokenizer, run="one")) for _ in range(2)]
+    uploaded = [upload(server, group(tokenizer, run="one")) for _ in range(2)]
     report(server, "two", range(1, 6), lineage="m")
-    report(server, "one", range(1, 21), WARNING, EVALUATION, batch_ids=[*found, "gone"])
-    return found
+    report(server, "one", range(1, 21), WARNING, EVALUATION, batch_ids=[*uploaded, "gone"])
+    return uploaded
 
 
 def plot(tab: Tab, title: str) -> Locator:

@@ -1,4 +1,4 @@
-"""Work on threads of its own: how much of it runs, and how much may wait."""
+"""Bodies processed in threads: how many at once, and how many may wait."""
 
 import asyncio
 import threading

@@ -67,7 +67,7 @@ class Generator:
 
 
 def get_batch(url: str) -> dict[str, Any] | None:
-    """What the trainer asks for, again and again until there is one."""
+    """The next batch; the trainer repeats this until there is one."""
     answer = requests.get(f"{url}/get").content
     if answer == b"empty":
         return None

@@ -29,11 +29,11 @@ def bytes_of(model: PreTrainedModel) -> int:
 
 def test_a_model_that_fits_on_no_gpu_lies_on_two_in_the_order_of_the_forward(outline: PreTrainedModel) -> None:
     room = int(bytes_of(outline) * 0.7)
-    found = balanced_map(outline, {0: room, 1: room}, torch.float32)
-    assert set(found.values()) == {0, 1}
-    layers = [found[f"model.layers.{n}"] for n in range(24)]
+    device_map = balanced_map(outline, {0: room, 1: room}, torch.float32)
+    assert set(device_map.values()) == {0, 1}
+    layers = [device_map[f"model.layers.{n}"] for n in range(24)]
     assert layers == sorted(layers)
-    assert not any(name.count(".") > 2 for name in found), "a layer is never cut"
+    assert not any(name.count(".") > 2 for name in device_map), "a layer is never cut"
 
 
 def test_half_precision_needs_half_the_room(outline: PreTrainedModel) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
@@ -222,18 +221,3 @@ def test_interrupted_batches_come_first_one_by_one(tmp_path: Path, rollout: Roll
         [State.SCORING, State.QUEUED, State.QUEUED],
         [State.READY, State.SCORING, State.QUEUED],
     ]
-
-
-def test_each_replica_halves_forwards_by_itself(serve_devices: Start, rollout: Rollout) -> None:
-    seen: set[int] = set()
-
-    def small() -> None:
-        if threading.get_ident() not in seen:
-            seen.add(threading.get_ident())
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    batches = [rollout() for _ in range(6)]
-    with serve_devices("cpu", "cpu", before=small) as http:
-        admit(http, *batches)
-        assert {lease_scored(http).rollout.id for _ in batches} == {batch.id for batch in batches}
-        assert http.get("/v1/queue").json()["scoring"]["splits"] == len(seen) >= 1

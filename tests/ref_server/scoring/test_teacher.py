@@ -59,7 +59,7 @@ def start(folder: Path, tmp_path: Path, serve: Serve) -> Start:
 
 @pytest.fixture
 def naive_of(folder: Path) -> Callable[[str, RolloutBatch], np.ndarray]:
-    """(C,) log-probs of a batch by a model of the folder alone, row by row."""
+    """(C,) log-probs of a batch by one model of the folder, row by row."""
 
     def compute(name: str, batch: RolloutBatch) -> np.ndarray:
         model = load_model(str(folder / name), revision=None, device="cpu", dtype="float32")

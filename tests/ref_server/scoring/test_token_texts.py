@@ -1,4 +1,4 @@
-"""Each token's text alone, with tokenizers of the three common kinds."""
+"""The text of each token by itself, with two common kinds of tokenizers."""
 
 from collections.abc import Sequence
 

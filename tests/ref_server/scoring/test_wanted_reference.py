@@ -115,16 +115,16 @@ def database(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.slow
 def test_servers_of_one_queue_follow(start: Any, rollout: Rollout, database: str) -> None:
     with ExitStack() as opened:
-        one, two = (opened.enter_context(start(store=database)) for _ in range(2))
-        assert put(one, "one", 3).status_code == 200
-        until(lambda: served(two) == ("one", 3))
-        assert unready(two) == ""
-        assert put(two, "one", 2).json()["error"]["code"] == "older_version"
-        assert put(two, None, 4).status_code == 200
-        until(lambda: served(one) == (None, 4))
+        first, second = (opened.enter_context(start(store=database)) for _ in range(2))
+        assert put(first, "one", 3).status_code == 200
+        until(lambda: served(second) == ("one", 3))
+        assert unready(second) == ""
+        assert put(second, "one", 2).json()["error"]["code"] == "older_version"
+        assert put(second, None, 4).status_code == 200
+        until(lambda: served(first) == (None, 4))
         for _ in range(4):
-            admit(one, rollout())
-        assert {lease_scored(two).reference_version for _ in range(4)} == {"4"}
+            admit(first, rollout())
+        assert {lease_scored(second).reference_version for _ in range(4)} == {"4"}
     with start(store=database) as late:
         assert served(late) == (None, 4)
 
@@ -133,8 +133,8 @@ def test_servers_of_one_queue_follow(start: Any, rollout: Rollout, database: str
 def test_a_server_behind_leaves_the_batches_to_those_that_have_it(
     folder: Path, start: Any, rollout: Rollout, database: str
 ) -> None:
-    with start(store=database) as one, start(store=database, snapshot_root=folder / "elsewhere") as blind:
-        assert put(one, "one", 3).status_code == 200
+    with start(store=database) as first, start(store=database, snapshot_root=folder / "elsewhere") as blind:
+        assert put(first, "one", 3).status_code == 200
         for _ in range(8):
             admit(blind, rollout())
         assert {lease_scored(blind).reference_version for _ in range(8)} == {"3"}

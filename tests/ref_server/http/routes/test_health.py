@@ -23,5 +23,5 @@ def test_the_server_is_asked_itself(tmp_path: Path, proxied: bool) -> None:
     assert (kind, command) == ("CMD", "python")
     environment = {**os.environ, **({"HTTP_PROXY": f"http://127.0.0.1:{free_port()}"} if proxied else {})}
     with running(tmp_path, "--no-model") as server:
-        asked = [argument.replace("8400", str(server.http.base_url.port)) for argument in arguments]
-        assert subprocess.run([sys.executable, *asked], env=environment).returncode == 0
+        replaced = [argument.replace("8400", str(server.http.base_url.port)) for argument in arguments]
+        assert subprocess.run([sys.executable, *replaced], env=environment).returncode == 0
