@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
 import tomli_w
@@ -15,12 +15,14 @@ from rich.console import Console
 
 from policy_trainer.config.marks import Change, Resume, changes, marked
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from policy_trainer.run_files.locks import hold, is_held
 from shared.api.base import Version
 from shared.atomic_files import read_json, write_json, write_text
 from shared.errors import UserError
 from shared.settings.files import read_known
+
+if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
+    from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 
 REPLAY = "a replay cannot be continued: choose another --run-dir"
 _CONTINUE = "add --resume to continue it, or choose another --run-dir"
@@ -252,9 +254,9 @@ class RunFiles:
     """
 
     directory: RunDirectory
-    checkpoints: Checkpoints
+    checkpoints: "Checkpoints"
     resumed_from: Path | None
-    state: TrainState
+    state: "TrainState"
     lineage: str = ""
     trial: bool = False
 
