@@ -44,9 +44,3 @@ def test_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--plan", "--json", "--model", model, *lengths, "--gpu-memory-gib", "0.001"]) == 1
     plan = json.loads(capsys.readouterr().out)
     assert plan["needs"][0]["process"] == "trainer" and plan["short"][0]["memory"] == "cuda:0"
-
-
-def test_takes_the_command_line_of_train(model: str) -> None:
-    train = ("--task", "gsm8k", "--max-steps", "9", "--run-dir", "/nowhere", "--loss.beta", "0.1")
-    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
-    assert run(["--plan", "--model", model, *train, *lengths]) == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.doctor.examination import CHECKS, Check, examine
+from policy_trainer.doctor.examination import Check, examine
 from policy_trainer.doctor.findings import Finding, Subject, Verdict, ok, warning
 from shared.errors import UserError
 from tests.policy_trainer.doctor.subjects import subject_of
@@ -27,13 +27,13 @@ def test_what_needs_something_wrong_is_not_checked(model: Path) -> None:
         Check("a", bad), Check("b", good), Check("c", good, ("a",)), Check("d", good, ("c",)), Check("e", good, ("b",)),
     )  # fmt: skip
     with subject_of(model) as subject:
-        found = list(examine(subject, checks))
-    assert [(name, finding.verdict) for name, finding in found] == [
+        findings = list(examine(subject, checks))
+    assert [(name, finding.verdict) for name, finding in findings] == [
         ("a", Verdict.OK), ("a", Verdict.WRONG), ("b", Verdict.OK), ("b", Verdict.WARNING), ("c", Verdict.NOT_CHECKED),
         ("d", Verdict.NOT_CHECKED), ("e", Verdict.OK), ("e", Verdict.WARNING),
     ]  # fmt: skip
-    assert (found[1][1].seen, found[1][1].remedy) == ("task: it is empty", "fill it")
-    assert "`a`" in found[4][1].seen
+    assert (findings[1][1].seen, findings[1][1].remedy) == ("task: it is empty", "fill it")
+    assert "`a`" in findings[4][1].seen
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,6 @@ def test_what_needs_something_wrong_is_not_checked(model: Path) -> None:
 )
 def test_one_cause_is_one_finding_with_a_remedy(model: Path, settings: dict[str, Any], check: str) -> None:
     with subject_of(model, **settings) as subject:
-        problems = [(name, found) for name, found in examine(subject) if found.verdict is Verdict.WRONG]
+        problems = [(name, finding) for name, finding in examine(subject) if finding.verdict is Verdict.WRONG]
     assert [name for name, _ in problems] == [check]
     assert problems[0][1].remedy
-
-
-def test_a_check_needs_only_earlier_ones() -> None:
-    names = [check.name for check in CHECKS]
-    for place, check in enumerate(CHECKS):
-        assert set(check.needs) <= set(names[:place])

@@ -23,23 +23,20 @@ def shown(record: dict[str, Any], *, terminal: bool, width: int = 200) -> str:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-class TestStep:
-    def test_a_noise_floor_is_shown_beside_the_kl(self, terminal: bool) -> None:
-        words = shown({**STEP, "kl_noise_floor": 0.0002}, terminal=terminal)
-        assert "0.0003 (noise floor 0.0002)" in words and "1.250" in words
-
-    @pytest.mark.parametrize("floor", [None, 0.0, 3e-15, math.nan])
-    def test_without_noise_the_kl_is_shown_alone(self, terminal: bool, floor: float | None) -> None:
-        words = shown({**STEP, "kl_noise_floor": floor}, terminal=terminal)
-        assert "0.0003" in words and "noise" not in words
-
-    def test_unrewarded_completions_are_counted(self, terminal: bool) -> None:
-        assert "unrewarded 3" in shown({**STEP, "unrewarded": 3}, terminal=terminal)
-        assert "unrewarded" not in shown({**STEP, "unrewarded": 0}, terminal=terminal)
-
-    def test_a_missing_metric_is_a_dash(self, terminal: bool) -> None:
-        words = shown({"step": 10, "reward": math.nan, "kl": None}, terminal=terminal)
-        assert "nan" not in words and "None" not in words
+@pytest.mark.parametrize(
+    ("record", "present", "absent"),
+    [
+        ({**STEP, "kl_noise_floor": 0.0002}, "0.0003 (noise floor 0.0002)", "None"),
+        *(({**STEP, "kl_noise_floor": floor}, "0.0003", "noise") for floor in (None, 0.0, 3e-15, math.nan)),
+        ({**STEP, "unrewarded": 3}, "unrewarded 3", "None"),
+        ({**STEP, "unrewarded": 0}, "1.250", "unrewarded"),
+        ({"step": 10, "reward": math.nan}, "reward -", "nan"),
+        ({"step": 10, "kl": None}, "KL -", "None"),
+    ],
+)
+def test_numbers_of_a_step(record: dict[str, Any], present: str, absent: str, terminal: bool) -> None:
+    text = shown(record, terminal=terminal)
+    assert present in text and absent not in text
 
 
 # Figures as wide as they come.
@@ -81,27 +78,26 @@ FIGURES = (
 
 
 @pytest.mark.parametrize("width", [80, 100, 300])
-def test_the_panel_shows_what_matters_in_a_hundred_columns(width: int) -> None:
-    panel = shown(WIDE, terminal=True, width=width)
+def test_the_panel_shows_all_figures_in_at_most_a_hundred_columns(width: int) -> None:
+    panel, line = shown(WIDE, terminal=True, width=width), shown(WIDE, terminal=False)
     assert max(len(line) for line in panel.splitlines()) <= 100 + len("\x1b[?25h")
-    assert [figure for figure in FIGURES if figure not in panel] == []
-
-
-def test_a_line_shows_them_too() -> None:
-    line = shown(WIDE, terminal=False)
-    assert [figure for figure in FIGURES if figure not in line] == []
+    assert [figure for figure in FIGURES if figure not in panel or figure not in line] == []
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_note_is_printed_unchanged(terminal: bool) -> None:
+def test_a_note_is_printed_unchanged_and_a_wait_with_its_reason(terminal: bool) -> None:
     output = io.StringIO()
-    display = make_display(Console(file=output, force_terminal=terminal, width=60), steps=20, first_step=0)
+    display = make_display(Console(file=output, force_terminal=terminal, width=90), steps=20, first_step=0)
     text = "step 7: kl is 2, healthy is [below] 1 nat a token: " + "lower optimizer.learning_rate " * 5
     display.note(text)
     assert text in output.getvalue()
+    display.start()
+    display.waiting("the reference server scores 3 batches", 4.0)
+    display.stop()
+    assert "waited 4 s so far: the reference server scores 3 batches" in output.getvalue()
 
 
-def test_lines_begin_with_the_first_step_of_a_process_and_say_how_they_go_on() -> None:
+def test_lines_begin_with_the_first_step_of_a_process() -> None:
     output = io.StringIO()
     display = make_display(Console(file=output, width=300), steps=50, first_step=12)
     for step in range(13, 32):
@@ -113,16 +109,6 @@ def test_lines_begin_with_the_first_step_of_a_process_and_say_how_they_go_on() -
         "step 30/50",
     ]
     assert "every 10 steps; docs/metrics.md" in lines[1]
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_wait_is_told_as_a_sentence(terminal: bool) -> None:
-    output = io.StringIO()
-    display = make_display(Console(file=output, force_terminal=terminal, width=90), steps=20, first_step=0)
-    display.start()
-    display.waiting("the reference server scores 3 batches", 4.0)
-    display.stop()
-    assert "waited 4 s so far: the reference server scores 3 batches" in output.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +130,7 @@ def test_a_step_that_trained_nothing_says_so(terminal: bool, unrewarded: int, eq
     assert "trained nothing" not in shown({**STEP, **idle, "tokens": 5}, terminal=terminal)
 
 
-def test_lines_tell_of_the_first_evaluation_at_once_and_of_long_ones_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_show_the_first_evaluation_at_once_and_long_ones_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("policy_trainer.reporting.display.time.monotonic", lambda: now)
     output = io.StringIO()

@@ -97,10 +97,6 @@ class TestFile:
         truncate_metrics(path, 0)
         assert read_metrics(path) == []
 
-    def test_truncation_of_nothing(self, tmp_path: Path) -> None:
-        truncate_metrics(tmp_path / "missing", 2)
-        assert not (tmp_path / "missing").exists()
-
     def test_a_crash_while_truncating_loses_nothing_that_stays(self, tmp_path: Path, fuse: Any) -> None:
         path = tmp_path / "metrics.jsonl"
         for number in range(1, 20):
@@ -242,11 +238,6 @@ class TestBatchMetrics:
         batch = replace(batch, rollout=replace(batch.rollout, sample=sample))
         leased = [Leased(batch, batch.rollout.id, "token", 1)]
         assert batch_metrics(leased, version=0)["problems"] == [None] and next_index(leased) == 0
-
-    def test_are_json(self, leased: list[Leased], tmp_path: Path) -> None:
-        path = tmp_path / "metrics.jsonl"
-        write(path, batch_metrics(leased, version=6))
-        assert read_metrics(path)[0]["reward"] == 1.0
 
 
 @pytest.mark.slow

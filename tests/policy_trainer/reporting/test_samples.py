@@ -18,7 +18,6 @@ from policy_trainer.learner.groups import make_group
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
-from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.sample_views import TerminalSamples, columns_and_rows, markdown
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, Samples, SamplesFile, read_samples
 from shared.batch import RolloutBatch
@@ -101,12 +100,6 @@ def test_a_text_begins_as_rewards_saw_it(batch: RolloutBatch, tokenizer: PreTrai
     assert texts == ["Well.\n<think>42", "Well.\n<think>41,", "Well.\n<think>40"]
 
 
-def test_a_group_that_did_not_train_has_no_advantages(batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast) -> None:
-    kept = Kept()
-    make_samples(tokenizer, kept).of_step(1, [batch], [make_group(batch, LossConfig(beta=0))])
-    assert [item.advantage for item in kept[0][0].completions] == [None] * 3
-
-
 @pytest.mark.parametrize(("every", "expected"), [(3, [1, 3, 6]), (1, [1, 2, 3, 4, 5, 6]), (0, [])])
 def test_the_first_step_and_every_nth(
     batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast, every: int, expected: list[int]
@@ -141,18 +134,6 @@ def test_half_a_surrogate_pair_is_escaped(
     (read,) = read_samples(path)
     assert (read.prompt, read.answer, read.completions[0].text) == ("\\udfff?", "\x1b[31m\nb\\ud800", "a\\ud800")
     assert "\\x1b[31m\\nb\\ud800" in shown.getvalue() and "\x1b" not in shown.getvalue()
-
-
-def test_a_resumed_run_drops_later_samples(
-    tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    path = tmp_path / "samples.jsonl"
-    samples = make_samples(tokenizer, SamplesFile(path), every=1)
-    for step in (1, 2, 3):
-        samples.of_step(step, [batch], [trained(batch)])
-    path.write_text(path.read_text() + '{"step": 4, "ki')  # killed while it wrote
-    truncate_metrics(path, 2)
-    assert [group.step for group in read_samples(path)] == [1, 2]
 
 
 def test_the_terminal_gets_the_best_and_the_worst_of_one_group(

@@ -87,17 +87,6 @@ class TestTensorBoard:
             board.close()
         assert series(tmp_path, "train/kl") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0)]
 
-    def test_shows_samples_as_text(self, tmp_path: Path) -> None:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        board = TRACKERS["tensorboard"](tracked(tmp_path))
-        board.write_samples([SAMPLED])
-        board.close()
-        events = EventAccumulator(str(tmp_path / "tensorboard"))
-        events.Reload()
-        (event,) = events.Tensors("samples/train/text_summary")
-        assert event.step == 3 and "6\\*7" not in str(event) and b"6*7=?" in event.tensor_proto.string_val[0]
-
 
 class FakeRun:
     """A run of W&B or trackio that keeps what it is given."""
@@ -160,13 +149,6 @@ class TestWandb:
         for first in (0, 5, 0):
             Wandb(tracked(tmp_path, first))
         assert [run.options["id"] for run in fakes] == [None, "made-up", None]
-
-    def test_the_environment_names_the_project(
-        self, tmp_path: Path, fakes: list[FakeRun], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("WANDB_PROJECT", "mine")
-        Wandb(tracked(tmp_path))
-        assert fakes[0].options["project"] == "mine" and "mode" not in fakes[0].options  # nor is WANDB_MODE overruled
 
 
 def test_trackio_is_told_the_numbers(tmp_path: Path, fakes: list[FakeRun]) -> None:
