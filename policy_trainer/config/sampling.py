@@ -49,11 +49,13 @@ class SamplingConfig(Section):
     @model_validator(mode="after")
     def _check_regroup(self) -> "SamplingConfig":
         if self.regroup and self.num_generations < 2:
-            raise ValueError("regroup: rewards of a group of 1 never differ: use more num_generations")
+            raise ValueError("sampling.regroup: rewards of a group of 1 never differ: use more num_generations")
         if self.regroup and self.max_resamples:
-            raise ValueError("regroup: max_resamples replaces the problems that it keeps: use one of them")
+            raise ValueError("sampling.regroup: max_resamples replaces the problems that it keeps: use one of them")
         if self.regroup and self.prompts_per_round < 2:
-            raise ValueError("regroup: a round of one prompt has no place for a kept one: use more prompts_per_round")
+            raise ValueError(
+                "sampling.regroup: a round of one prompt has no place for a kept one: use more prompts_per_round"
+            )
         return self
 
 

@@ -42,15 +42,15 @@ class OptimizerConfig(Section):
     @model_validator(mode="after")
     def _betas_in_range(self) -> "OptimizerConfig":
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+            raise ValueError(f"optimizer.betas: must lie in [0, 1), got {self.betas}")
         return self
 
     @model_validator(mode="after")
     def _offloads_float32(self) -> "OptimizerConfig":
         if self.offload == "cpu" and self.master_weights == "none":
             raise ValueError(
-                "offload: cpu steps float32 weights in main memory, master_weights = none bfloat16 weights on the GPU: "
-                'leave master_weights at "float32", which takes no memory of the GPU then'
+                "optimizer.offload: cpu steps float32 weights in main memory, master_weights = none bfloat16 weights "
+                'on the GPU: leave master_weights at "float32", which takes no memory of the GPU then'
             )
         return self
 

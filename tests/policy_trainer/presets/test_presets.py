@@ -37,13 +37,6 @@ class TestFile:
         for key in preset.unpublished:
             assert setting(preset.config(), key) == setting(defaults, key), key
 
-    def test_says_where_everything_in_the_table_comes_from(self, name: str) -> None:
-        preset = PRESETS[name]
-        known = {*preset.settings, *preset.unpublished, "publish_every", "reference.sync_steps"}
-        if {"num_iterations", "minibatches"} & known:  # the table has their product
-            known |= {"num_iterations", "minibatches"}
-        assert _read_by_row(preset) - known - _SILENT_BY_DEFAULT == set()
-
     def test_states_deviations_in_sentences(self, name: str) -> None:
         preset = PRESETS[name]
         stated = [*preset.deviations, *(item.deviation for item in preset.settings.values() if item.deviation)]
@@ -86,46 +79,6 @@ class TestReading:
     def test_a_setting_that_there_is_not_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"loss\.gamma"):
             self.read(tmp_path, own=_OWN + 'loss.gamma = [1, "page 3"]').config()
-
-
-# Of which the table says something where a recipe has set them, and nothing else.
-_SILENT_BY_DEFAULT = {
-    "loss.scale_rewards",
-    "loss.importance_sampling_level",
-    "loss.epsilon_high",
-    "loss.kl_in",
-    "sampling.top_p",
-    "optimizer.lr_scheduler_type",
-    "optimizer.weight_decay",
-}
-
-
-def _read_by_row(preset: Preset) -> set[str]:
-    """Names of the settings that a preset's words are made of."""
-    names = {"loss.old_logps", "loss.aggregation"}  # as they are
-    config: Any = _Noting(preset.config(), "", names)
-    for part in (say.sampling, say.cadence, say.reference):
-        part(config)
-    for part in (say.surrogate, say.kl, say.advantage):
-        part(config.loss)
-    return names
-
-
-class _Noting:
-    """A configuration that notes the name of every setting that is read."""
-
-    def __init__(self, section: Any, prefix: str, names: set[str]) -> None:
-        self._section, self._prefix, self._names = section, prefix, names
-
-    def __getattr__(self, name: str) -> Any:
-        computed = getattr(type(self._section), name, None)
-        if isinstance(computed, property):
-            return computed.__get__(self)
-        value = getattr(self._section, name)
-        if hasattr(value, "model_dump"):
-            return _Noting(value, f"{self._prefix}{name}.", self._names)
-        self._names.add(f"{self._prefix}{name}")
-        return value
 
 
 # What a preset leaves to the user.

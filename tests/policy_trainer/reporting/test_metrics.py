@@ -114,61 +114,32 @@ def leased(make_scored: Any) -> list[Leased]:
     """Two groups: four judged rewards of five, lengths 1, 2, 3 and 4, 2; versions 3 and 5."""
 
     def group(
-        number: int, lengths: list[int], rewards: list[float], parts: dict[str, list[float]], **extra: Any
-    ) -> Any:
-        batch = make_scored([3], [[4] * length for length in lengths], rewards, number=number, version=extra["version"])
+        number: int, lengths: list[int], rewards: list[float], parts: dict[str, list[float]], **given: Any
+    ) -> Leased:
+        batch = make_scored([3], [[4] * length for length in lengths], rewards, number=number, version=given["version"])
         rollout = replace(
             batch.rollout,
             reward_parts={name: np.array(part, np.float32) for name, part in parts.items()},
-            finished=np.array(extra["finished"]),
-            sample=extra["sample"],
+            finished=np.array(given["finished"]),
+            sample=json.dumps(given["sample"]),
         )
-        scored = replace(batch, rollout=rollout, reference_version=extra["reference"])
-        return Leased(scored, rollout.id, "token", extra["deliveries"])
+        scored = replace(batch, rollout=rollout, reference_version=given["reference"])
+        return Leased(scored, rollout.id, "token", given["deliveries"])
 
+    first = {"index": 7, "sampling_seconds": 0.5, "waiting_seconds": 0.25, "dropped_prompts": 2}
+    first |= {"resampled_groups": 2, "resampled_tokens": 30}
+    second = {"index": 4, "sampling_seconds": 1.5, "judging_seconds": 0.5, "resampled_groups": 1, "resampled_tokens": 5}
+    second |= {"probe_logp_difference": 0.25, "probe_logp_difference_max": 0.5}
     return [
         group(
-            0,
-            [1, 2, 3],
-            [0.0, 2.0, math.nan],
-            {"accuracy": [0, 1, math.nan], "tags": [0, 1, 1]},
-            version=3,
-            finished=[True, False, True],
-            sample=json.dumps(
-                {
-                    "index": 7,
-                    "sampling_seconds": 0.5,
-                    "waiting_seconds": 0.25,
-                    "dropped_prompts": 2,
-                    "resampled_groups": 2,
-                    "resampled_tokens": 30,
-                }
-            ),
-            deliveries=1,
-            reference="12",
+            0, [1, 2, 3], [0.0, 2.0, math.nan], {"accuracy": [0, 1, math.nan], "tags": [0, 1, 1]},
+            version=3, reference="12", deliveries=1, finished=[True, False, True], sample=first,
         ),
         group(
-            1,
-            [4, 2],
-            [1.0, 1.0],
-            {"accuracy": [1, 1]},
-            version=5,
-            finished=[True, True],
-            sample=json.dumps(
-                {
-                    "index": 4,
-                    "sampling_seconds": 1.5,
-                    "probe_logp_difference": 0.25,
-                    "probe_logp_difference_max": 0.5,
-                    "judging_seconds": 0.5,
-                    "resampled_groups": 1,
-                    "resampled_tokens": 5,
-                }
-            ),
-            deliveries=3,
-            reference="3",
+            1, [4, 2], [1.0, 1.0], {"accuracy": [1, 1]},
+            version=5, reference="3", deliveries=3, finished=[True, True], sample=second,
         ),
-    ]
+    ]  # fmt: skip
 
 
 class TestBatchMetrics:
