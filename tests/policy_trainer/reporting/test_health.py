@@ -129,8 +129,7 @@ class TestWhatBelongsToTheLoss:
     def test_unscaled_advantages_have_any_deviation(self, loss: dict[str, Any]) -> None:
         assert sick("advantage_std", 0.1, **loss) == sick("advantage_std", 9.0, **loss) == []
 
-    @pytest.mark.parametrize("scale", ["group", "batch"])
-    @pytest.mark.parametrize("advantage", ["outcome", "rloo"])
+    @pytest.mark.parametrize(("advantage", "scale"), [("outcome", "group"), ("rloo", "batch")])
     def test_scaled_advantages_have_not(self, advantage: str, scale: str) -> None:
         loss: dict[str, Any] = {"advantage": advantage, "scale_rewards": scale}
         assert sick("advantage_std", 0.1, **loss) == sick("advantage_std", 9.0, **loss) == ["advantage_std"]
@@ -172,6 +171,7 @@ class TestReporting:
         return [record["step"] for record in steps if health.observe(record)]
 
     def test_once_and_again_after_it_was_gone(self) -> None:
+        assert self.reported(Health(LossConfig()), run(40, staleness=100.0), 1) == [WINDOW]
         health = Health(LossConfig())
         assert self.reported(health, run(30), 1) == []
         first = self.reported(health, run(100, staleness=100.0), 31)
@@ -181,9 +181,6 @@ class TestReporting:
         )  # a flicker
         assert self.reported(health, run(3 * WINDOW), 153) == []
         assert len(self.reported(health, run(100, staleness=100.0), 213)) == 1
-
-    def test_at_the_end_of_the_first_window(self) -> None:
-        assert self.reported(Health(LossConfig()), run(40, staleness=100.0), 1) == [WINDOW]
 
     def test_a_resumed_run_remembers_how_it_began(self) -> None:
         past = [*run(WINDOW), {"kind": "evaluation", "step": WINDOW}, {"kind": "health", "name": "kl", "step": 1}]

@@ -127,19 +127,17 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
 
 
 class TestWandb:
-    def test_is_told_the_settings_and_the_numbers(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
+    def test_gets_settings_numbers_and_samples(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
         tracker = Wandb(tracked(tmp_path))
         for record in (STEP, HEALTH):
             tracker.write(record)
+        tracker.write_samples([SAMPLED])
         tracker.close()
         (run,) = fakes
         assert (run.options["project"], run.options["name"], run.options["dir"]) == ("tandem", "a run", tmp_path)
         assert run.options["config"] == {"loss": {"beta": 0.04}, "steps": 9}
-        assert run.logged == [({**scalars(STEP), "step": 3}, None)] and run.finished
-
-    def test_gets_samples_as_a_table(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
-        Wandb(tracked(tmp_path)).write_samples([SAMPLED])
-        (logged, _) = fakes[0].logged[0]
+        assert run.logged[0] == ({**scalars(STEP), "step": 3}, None) and run.finished
+        (logged, _) = run.logged[1]
         table: Any = logged["samples/train"]
         assert logged["step"] == 3
         row = dict(zip(table.columns, table.data[0], strict=True))
