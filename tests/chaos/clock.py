@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import httpx
 
-from shared import wire
+from shared.api import LeaseBody
+from shared.client import Leased, RefServerClient
 from tests.chaos.batches import random_batch
 from tests.chaos.processes import serving, tiny_model
 from tests.chaos.proof import Proof, broken, store_options
@@ -105,42 +105,32 @@ def _is_early(move: Move) -> bool:
 
 def _move(server: Server, put_clock: Callable[[int], None], chance: random.Random, offset: int) -> Move:
     """Leases three batches, one of them for a short time, moves the clock, and records what happens to the leases."""
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with RefServerClient(server.url) as client:
         for _ in range(3):
-            body = wire.encode(random_batch(chance, _RUN))
-            client.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
-        first, second = (_lease(client, _LONG_LEASE) for _ in range(2))
+            client.upload(random_batch(chance, _RUN))
+
+        def lease(seconds: float) -> Leased | None:
+            return client.lease(LeaseBody(consumer="clock", run=_RUN, lease_seconds=seconds, wait_seconds=10))
+
+        first, second = lease(_LONG_LEASE), lease(_LONG_LEASE)
         began = time.monotonic()  # before the lease, so that came_back < _SHORT_LEASE proves an early expiry
-        short = _lease(client, _SHORT_LEASE)
+        short = lease(_SHORT_LEASE)
         assert first and second and short, "the batches were not scored in time"
         put_clock(offset)
-        seen = until(lambda: _offset_seen(client, offset), "the server's clock to have moved", server)
-        kept = [_use(client, "extend", first, lease_seconds=_LONG_LEASE), _use(client, "ack", second)]
-        again = _lease(client, _LONG_LEASE)
-        came_back = time.monotonic() - began if again and again["id"] == short["id"] else None
-        others = int(again is not None and again["id"] in (first["id"], second["id"]))
-        kept.append(_use(client, "ack", first))
+        seen = until(lambda: _offset_seen(server, offset), "the server's clock to have moved", server)
+        kept = [client.extend([first], _LONG_LEASE)[first.id], client.ack([second])[second.id]]
+        again = lease(_LONG_LEASE)
+        came_back = time.monotonic() - began if again and again.id == short.id else None
+        others = int(again is not None and again.id in (first.id, second.id))
+        kept.append(client.ack([first])[first.id])
         if again:
-            _use(client, "ack", again)
+            client.ack([again])
         return Move(offset, seen, kept, came_back, others)
 
 
-def _lease(client: httpx.Client, seconds: float) -> dict[str, str] | None:
-    body = {"consumer": "clock", "run": _RUN, "lease_seconds": seconds, "wait_seconds": 10}
-    answer = client.post("/v1/batches/lease", json=body).raise_for_status()
-    headers = answer.headers
-    return None if answer.status_code == 204 else {"id": headers["Batch-Id"], "token": headers["Lease-Token"]}
-
-
-def _use(client: httpx.Client, verb: str, key: dict[str, str], **more: Any) -> str:
-    """The outcome."""
-    answer = client.post(f"/v1/leases/{verb}", json={"leases": [key], **more}).raise_for_status()
-    return answer.json()["results"][0]["outcome"]
-
-
-def _offset_seen(client: httpx.Client, wanted: float) -> float | None:
+def _offset_seen(server: Server, wanted: float) -> float | None:
     """Offset of the server's clock in seconds, by the Date header of its answer; None until it is near `wanted`."""
-    date = parsedate_to_datetime(client.get("/livez").headers["Date"])
+    date = parsedate_to_datetime(httpx.get(f"{server.url}/livez").headers["Date"])
     seen = date.timestamp() - time.time()
     time.sleep(0.02)
     return seen if abs(seen - wanted) < _CLOCK_ERROR else None

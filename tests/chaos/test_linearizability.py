@@ -53,9 +53,6 @@ class Clock:
         reply: dict[str, Any] = {"state": "ready"} if status == 200 else {}
         return self.call("requeue", status, id="a", **reply)
 
-    def finish(self, **fields: Any) -> Event:
-        return self.call("finish", 200, **{"run": "run", "lineage": None, **fields})
-
     def drop(self, status: int | None = 204) -> Event:
         return self.call("drop", status, id="a")
 
@@ -69,8 +66,6 @@ GOOD: dict[str, list[Event]] = {
     "a lost answer to a lease": [
         c.upload(), c.lease(status=None, request_id="r"), c.look("leased"), c.lease(request_id="r"), c.ack(),
     ],
-    "refusals": [c.upload(status=429), c.look(None), c.upload(status=507), c.look(None), c.upload(), c.lease()],
-    "a lease that nobody knows of": [c.upload(), c.lease(status=None), c.look("leased"), c.lease(), c.ack()],
     "a lease that ran out": [
         c.upload(), c.lease(seconds=5.0), c.lease(token="u", at=c.now + 5), c.ack("stale"), c.ack("ok", "u"),
     ],
@@ -82,32 +77,17 @@ GOOD: dict[str, list[Event]] = {
         c.upload(), c.lease(), c.settle("release", "ok", error=True), c.lease(token="u", deliveries=2),
         c.settle("release", "ok", "u", error=True), c.look("dead", 2), c.requeue(200), c.look("ready"),
     ],
-    "a lease of several": [
-        c.upload(), c.upload("b"), c.lease("a b", request_id="r"), c.ack(), c.lease("b", request_id="r"), c.ack(id="b"),
-    ],
-    "a drop": [c.upload(), c.lease(), c.drop(), c.ack("stale"), c.look("expired"), c.requeue(409), c.drop()],
     "another lineage": [
         c.upload(lineage="one"), c.lease(None, status=204, run="run", lineage="two"), c.look("expired"), c.requeue(200),
         c.upload("b", state="expired", lineage="one"),
     ],
-    "the end of its run": [
-        c.upload(), c.finish(), c.look("expired"), c.upload("b", state="expired"), c.lease(None, status=204, run="run"),
-        c.requeue(200), c.lease(run="run"),
-    ],
 }  # fmt: skip
 
 BAD: dict[str, list[Event]] = {
-    "leased to two before the first can have run out": [c.upload(), c.lease(seconds=5.0), c.lease(token="u")],
     "one lease in two hands": [c.upload(), c.lease(), c.settle("release", "ok"), c.lease()],
     "an ack undone": [c.upload(), c.lease(), c.ack(), c.look("ready")],
     "two acks": [c.upload(), c.lease(), c.ack(), c.ack("ok")],
-    "an ack of a lease taken over": [
-        c.upload(), c.lease(incarnation="1"), c.lease(None, status=204, incarnation="2"), c.ack("ok"),
-    ],
-    "a refused upload admitted": [c.upload(status=429), c.look("ready")],
     "a lease ended too early": [c.upload(), c.lease(), c.ack("stale")],
-    "admitted twice": [c.upload(), c.upload(status=201)],
-    "other content taken for the same": [c.upload(), c.upload(status=200, content="other")],
     "leased with other content": [c.upload(), c.lease(content="other")],
     "an admitted batch lost": [c.upload(), c.look(None)],
     "a dropped one leased": [c.upload(), c.drop(), c.lease()],
@@ -117,10 +97,6 @@ BAD: dict[str, list[Event]] = {
     ],
     "a delivery not counted": [c.upload(), c.lease(), c.settle("release", "ok", error=True), c.lease(token="u")],
     "leased by nobody": [c.upload(), c.look("leased")],
-    "expired for the end of another lineage": [c.upload(lineage="one"), c.finish(lineage="two"), c.look("expired")],
-    "a repeat that names one of two": [
-        c.upload(), c.upload("b"), c.lease("a b", request_id="r"), c.lease(request_id="r"),
-    ],
     "a lost ack seen done, then not": [c.upload(), c.lease(), c.ack(None), c.look("done"), c.look("leased")],
 }  # fmt: skip
 

@@ -74,22 +74,6 @@ def test_a_stopped_and_killed_run_resumes_and_grpo_trains_its_model(
     assert steps_of(tmp_path / "grpo")[0]["kl_at_step_0"] < 1e-9
 
 
-def test_two_at_a_time_in_one_directory_are_refused(
-    random_model: Path, data: Path, tmp_path: Path, start: Callable[..., Any]
-) -> None:
-    run_dir = tmp_path / "sft"
-    first = start(sft(random_model, data, run_dir, "--num-train-epochs", "1000"))  # still there when the others come
-    until(lambda: len(steps_of(run_dir)) >= 2, "steps", first)
-    for options in ((), ("--resume",)):
-        second = start(sft(random_model, data, run_dir, *options))
-        assert second.wait() == 2
-        assert f"run_dir: another trainer is at work in {run_dir}" in second.output()
-    os.kill(first.popen.pid, signal.SIGINT)
-    assert first.wait() == 130, first.output()
-    steps = [record["step"] for record in steps_of(run_dir)]
-    assert steps == list(range(1, len(steps) + 1))
-
-
 @pytest.fixture
 def demo(base_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts the command on the base model that other tests share, for a demo of seed 1."""
