@@ -55,11 +55,13 @@ class PromptEncoder:
 
     def _too_long(self, problem: Problem, length: int, limit: int) -> str:
         bounds = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
-        said = f"a prompt has {length} tokens and may have {limit}: {bounds}"
+        message = f"a prompt has {length} tokens and may have {limit}: {bounds}"
         if not self.in_chat(problem) or not (system := self._system_prompt(problem)):
-            return said
+            return message
         count = len(self._tokenizer.encode(system, add_special_tokens=False))
-        return f"{said}; {count} of them are the system prompt, which --data.system-prompt replaces, or '' leaves out"
+        return (
+            f"{message}; {count} of them are the system prompt, which --data.system-prompt replaces, or '' leaves out"
+        )
 
     def prefill(self, problem: Problem) -> str:
         """The beginning of the answer, with which the prompt ends. It is part of the prompt and never sampled."""
@@ -75,7 +77,7 @@ class PromptEncoder:
         return not problem.prompt or (has_template and not self._is_rendered(problem.prompt))
 
     def answer_start(self, problem: Problem) -> str:
-        """The beginning of the answer that stands in the prompt: the tag that the chat template opens it with, and the
+        """The beginning of the answer that is in the prompt: the tag that the chat template opens it with, and the
         prefill. Rewards judge it together with the completion."""
         opening, continuation = "", self.prefill(problem)
         if self.in_chat(problem):
@@ -86,8 +88,8 @@ class PromptEncoder:
         return (opened[0] if opened else "") + continuation
 
     def _chat_text(self, problem: Problem) -> str:
-        asked, opening, continuation = self._chat_parts(problem)
-        return asked + opening + continuation
+        messages, opening, continuation = self._chat_parts(problem)
+        return messages + opening + continuation
 
     def _chat_parts(self, problem: Problem) -> tuple[str, str, str]:
         """The messages, the template's opening of the answer, and the prefill as it follows that."""
@@ -115,23 +117,23 @@ class PromptEncoder:
             raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
 
     def _is_rendered(self, text: str) -> bool:
-        """Whether a text is the chat template's writing already: it contains the opening of an answer."""
+        """Whether a text is the output of the chat template already: it contains the opening of an answer."""
         return bool(text and self._opening) and self._opening in text
 
     @cached_property
     def _opening(self) -> str:
-        """What the chat template opens an answer with; empty where it writes nothing or there is none."""
+        """What the chat template opens an answer with; empty if there is none."""
         if self._tokenizer.chat_template is None:
             return ""
-        asked = [{"role": "user", "content": "?"}]
-        whole = self._rendered(asked, add_generation_prompt=True)
-        return whole.removeprefix(self._rendered(asked, add_generation_prompt=False)).strip()
+        messages = [{"role": "user", "content": "?"}]
+        whole = self._rendered(messages, add_generation_prompt=True)
+        return whole.removeprefix(self._rendered(messages, add_generation_prompt=False)).strip()
 
     def _plain_text(self, problem: Problem) -> str:
         if problem.messages and not problem.prompt:
             texts = [*(message["content"] for message in self._messages(problem)), self.prefill(problem)]
             return "\n\n".join(text for text in texts if text)
-        # A text that is taken as it stands gets no words but those that the settings ask for.
+        # A text that is used as it is gets only the system prompt and prefill of the settings.
         system = self._prompts.system_prompt if problem.messages else self._system_prompt(problem)
         if system and self._prompts.prompt_style == "chat":
             raise UserError("data.system_prompt needs problems with messages, or --data.prompt-style plain")

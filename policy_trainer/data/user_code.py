@@ -1,4 +1,4 @@
-"""Errors in a user's own module, told with the user's lines and without ours."""
+"""Imports a user's module, and explains its errors with the user's lines and without ours."""
 
 import importlib
 import inspect

@@ -118,13 +118,15 @@ class HttpReward:
 
     def _check_status(self, response: httpx.Response, answer: bytes) -> None:
         """Raises NotJudging for a server that is overloaded or has failed, UserError for one that refuses."""
-        words = f"{response.status_code} {response.reason_phrase}: {_excerpt(answer)}".rstrip(": ")
+        message = f"{response.status_code} {response.reason_phrase}: {_excerpt(answer)}".rstrip(": ")
         if response.is_server_error or response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-            raise NotJudging(words, retry_after(response))
+            raise NotJudging(message, retry_after(response))
         if response.is_redirect:
-            words += f" to {response.headers.get('Location', '')}; redirects are not followed: name that URL in rewards"
+            message += (
+                f" to {response.headers.get('Location', '')}; redirects are not followed: name that URL in rewards"
+            )
         if not response.is_success:
-            raise self._refusal(words)
+            raise self._refusal(message)
 
     def _read(self, answer: bytes, count: int) -> list[Score]:
         """The rewards of `count` samples. Raises UserError where the answer has none."""
@@ -145,8 +147,8 @@ class HttpReward:
         error = state.outcome.exception() if state.outcome else None
         self._wait(f"the reward server at {self._url} does not judge: {error}", state.seconds_since_start or 0.0)
 
-    def _refusal(self, words: str) -> UserError:
-        return UserError(f"rewards: {self._url} answered {words}")
+    def _refusal(self, message: str) -> UserError:
+        return UserError(f"rewards: {self._url} answered {message}")
 
 
 def _encode(samples: Sequence[Sample]) -> bytes:

@@ -25,7 +25,7 @@ _MAX_REFUSED_IN_A_ROW = 10
 _MAX_UNWANTED_IN_A_ROW = 10
 # Concurrent uploads: the server can store them with one fsync and score them in one forward.
 _AT_ONCE = 8
-# How often the delivering thread looks whether it is to end.
+# How often the delivering thread checks whether to end.
 _LOOK_SECONDS = 0.5
 
 
@@ -39,7 +39,7 @@ class Delivery:
         self._client = client
         self._outbox = outbox
         self._waiting: queue.Queue[tuple[Path, bytes]] = queue.Queue(maxsize=ahead)
-        # Batches of an earlier process; listed before this one adds to the outbox.
+        # Batches of an earlier process; listed before this process adds to the outbox.
         self._left = [(path, body) for path, body in outbox.undelivered() if _is_whole(path, body)]
         self._failure: Exception | None = None
         self._refused_in_a_row = 0

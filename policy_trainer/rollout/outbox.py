@@ -32,7 +32,7 @@ class Outbox:
     def __init__(self, directory: Path, *, worker: int, workers: int, start: int, lineage: str = "") -> None:
         """start: the lowest index that the worker may take, when the directory has no cursor of this lineage.
 
-        What another training left in the directory is removed: its batches are of no use to this one.
+        Batches of another training in the directory are removed.
         """
         self._directory = directory
         self._worker = worker
@@ -50,7 +50,7 @@ class Outbox:
 
     @property
     def is_there(self) -> bool:
-        """False once somebody has deleted the directory."""
+        """False once the directory has been deleted."""
         return self._cursor.exists()
 
     @property

@@ -56,7 +56,7 @@ class VllmClient:
         return await self._ask("POST", path, json=body, params=params)
 
     async def info(self) -> Mapping[str, Any]:
-        """What the server was started with. Refused with 404 without its development mode."""
+        """The settings of the server. Refused with 404 without its development mode."""
         return await self.get("/server_info?config_format=json")
 
     async def config(self, *path: str, kind: Any) -> Any:

@@ -67,8 +67,8 @@ class CountdownDraws:
         self._config = config
         self._seed = seed
         rng = Random(_EVAL_SEED)
-        drawn = [found for _ in range(_EVAL_DRAWS) if (found := self._draw(rng)) is not None]
-        eval_problems = {_key(found): found for found in drawn if _is_eval(found)}
+        drawn = [problem for _ in range(_EVAL_DRAWS) if (problem := self._draw(rng)) is not None]
+        eval_problems = {_key(problem): problem for problem in drawn if _is_eval(problem)}
         self.eval_problems = list(islice(eval_problems.values(), EVAL_PROBLEMS))
         if not eval_problems or all(map(_is_eval, drawn)):
             raise UserError(
@@ -79,7 +79,7 @@ class CountdownDraws:
         """The training problem at this index: a pure function of (seed, index)."""
         rng = Random(f"{self._seed} {index}")  # a text seed uses all its characters
         draws = (self._draw(rng) for _ in count())
-        return next(found for found in draws if found is not None and not _is_eval(found))
+        return next(problem for problem in draws if problem is not None and not _is_eval(problem))
 
     def _draw(self, rng: Random) -> Drawn | None:
         """Draws numbers and combines them at random into a target. None if that is below 1 or not a whole number."""

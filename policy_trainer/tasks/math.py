@@ -42,8 +42,8 @@ def last_boxed(text: str) -> str | None:
 def _math_problem(row: Row, where: str) -> Problem:
     # Open-R1's reward compares with the solution.
     extras = {SOLUTION: row[SOLUTION]} if row.get(SOLUTION) else {}
-    asked = user_message(text_of(row, PROBLEM, where))
-    return Problem(_gold(row, where), asked, extras=extras, system_prompt=THINK_THEN_ANSWER)
+    messages = user_message(text_of(row, PROBLEM, where))
+    return Problem(_gold(row, where), messages, extras=extras, system_prompt=THINK_THEN_ANSWER)
 
 
 def _gold(row: Row, where: str) -> str:

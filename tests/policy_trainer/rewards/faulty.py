@@ -1,4 +1,4 @@
-"""Rewards of a user's own, each with a fault of its own. Imported by name, as a user's are."""
+"""A user's reward functions, each with a fault. Imported by name."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def hanging(completion: str) -> float:
-    """Only a kill ends it: it holds the interpreter's lock."""
+    """Only a kill ends it: it holds the interpreter lock."""
     if completion == "hang":
         sum(range(10**15))
     return len(completion)
@@ -62,7 +62,7 @@ def talking(completion: str) -> float:
 
 
 def seeing(**known: Any) -> float:
-    """Whether it is told everything, and is in a process without PyTorch."""
+    """Whether it gets all arguments, in a process without PyTorch."""
     expected = {
         "completion": "said",
         "answer": "2",
@@ -76,7 +76,7 @@ def seeing(**known: Any) -> float:
 
 
 def forking(completion: str) -> float:
-    """Two come back from it."""
+    """Returns twice."""
     return -1.0 if completion == "fork" and os.fork() == 0 else len(completion)
 
 
@@ -93,8 +93,8 @@ def choosing(numbers: Any, answer: str, beyond: int = 5) -> float:
 
 
 def together(prompts: Any, completions: Any, completion_ids: Any, hint: Any, **columns: Any) -> list[float | None]:
-    """One call for all: it tells what it saw by its rewards."""
-    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+    """One call for all; the rewards are the number of completions."""
+    texts = [item if isinstance(item, str) else item[0]["content"] for item in completions]
     if "hang" in texts:
         time.sleep(1000)
     if "raise" in texts:
@@ -110,7 +110,7 @@ async def together_async(completions: Any, **columns: Any) -> list[float]:
 
 
 async def one_async(completion: str) -> float:
-    """Waits for all other calls: one after the other they would wait for ever."""
+    """Waits for all other calls: one after the other they would wait forever."""
     global waiting
     waiting += 1
     while waiting < 3:
@@ -126,10 +126,10 @@ waiting = 0
 def as_trl_calls(
     prompts: Any, completions: Any, completion_ids: Any, answer: Any, hint: Any, **rest: Any
 ) -> list[float]:
-    """Whether it is told everything in TRL's form."""
-    asked, text = [{"role": "user", "content": "1+1=?"}], "1+1="
+    """Whether it gets all arguments in TRL's form."""
+    question, text = [{"role": "user", "content": "1+1=?"}], "1+1="
     right = (
-        prompts == [asked, asked, text]
+        prompts == [question, question, text]
         and completions == [[{"role": "assistant", "content": "a"}], [{"role": "assistant", "content": "b"}], "c"]
         and completion_ids == [[5], [6, 7], [8]]
         and answer == [2, 2, None]
@@ -140,7 +140,7 @@ def as_trl_calls(
 
 
 def process(completion: str) -> float:
-    """The process that judges, which takes a moment so that others come to work."""
+    """The id of the process. It takes a moment, so that others take part."""
     time.sleep(0.05)
     return float(os.getpid())
 

@@ -1,4 +1,4 @@
-"""docs/rewards.md: its example runs, and it tells of every reward and no other."""
+"""docs/rewards.md: its examples run, and it names every reward and no other."""
 
 import re
 import subprocess
@@ -35,8 +35,8 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer:
     config = TrainConfig(model="m", rewards=["accuracy", "my_rewards:concise"])
     judge = Judge(tokenizer, Arithmetic(0), config)
     right, wrong = "<answer>5</answer>", "5"
-    said = [(right, 100), (right, 450), (right, 900), (wrong, 1)]
-    judged = judge.score([Sample(Problem("5"), text, tokens) for text, tokens in said])
+    completions = [(right, 100), (right, 450), (right, 900), (wrong, 1)]
+    judged = judge.score([Sample(Problem("5"), text, tokens) for text, tokens in completions])
     assert judged.rewards.tolist() == pytest.approx([1.8, 1.1, 1.1, 0])
     without = judge.score([Sample(Problem("five"), "<answer>five</answer>")])
     assert without.rewards.tolist() == [1] and np.isnan(without.parts["my_rewards:concise"]).all()
@@ -50,9 +50,11 @@ def test_the_example_of_many_completions(
     (tmp_path / "many_rewards.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     judge = Judge(tokenizer, Arithmetic(0), TrainConfig(model="m", rewards=["many_rewards:hinted"]))
-    asked = ({"role": "user", "content": "?"},)
-    problems = [Problem("", asked, extras={"hint": hint}) for hint in ("carry", "carry", None)]
-    judged = judge.score([Sample(one, text) for one, text in zip(problems, ("carry 1", "no", "no"), strict=True)])
+    question = ({"role": "user", "content": "?"},)
+    problems = [Problem("", question, extras={"hint": hint}) for hint in ("carry", "carry", None)]
+    judged = judge.score(
+        [Sample(problem, text) for problem, text in zip(problems, ("carry 1", "no", "no"), strict=True)]
+    )
     assert judged.rewards.tolist() == pytest.approx([1, 0, np.nan], nan_ok=True)
     assert judge.failures == {"many_rewards:hinted": 0}
 
@@ -77,12 +79,12 @@ def test_the_example_of_a_server(tmp_path: Path, tokenizer: PreTrainedTokenizerF
     assert judge.failures == {name: 0}
 
 
-def test_every_reward_is_told_of() -> None:
+def test_every_reward_is_documented() -> None:
     rules, _, _ = PAGE.partition("## Your own")
     lines = [line for line in rules.splitlines() if line.startswith("| ")]
     cells = [re.match(r"`([\w/]+)`", cell.strip()) for line in lines for cell in line.split("|")[1:3]]
-    told = {cell[1] for cell in cells if cell}
-    assert told == {*RULES, *SUMS, *CONFIGURED} - {"model"}
+    documented = {cell[1] for cell in cells if cell}
+    assert documented == {*RULES, *SUMS, *CONFIGURED} - {"model"}
     for whole, parts in SUMS.items():
         for part, weight in parts.items():
             assert weight == 1 or f"`{part}` ({weight:g})" in PAGE, whole
