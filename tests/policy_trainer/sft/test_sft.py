@@ -87,13 +87,6 @@ def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], c
     assert all(item.finished for item in answers)
 
 
-def test_the_rate_follows_the_schedule(configure: Callable[..., SftConfig], console: Console) -> None:
-    config = configure(optimizer={**FAST, "warmup_steps": 4, "min_lr_rate": 0.5})
-    sft(config, console)
-    rates = [record["learning_rate"] / 3e-3 for record in steps_of(config.run_dir)]
-    assert rates == pytest.approx([min(1, (i + 1) / 4) * (1 - 0.5 * i / 7) for i in range(8)])
-
-
 @pytest.mark.parametrize("steps", [3, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 5))])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_resumed_run_ends_with_the_same_weights(
