@@ -50,7 +50,7 @@ def test_a_loop_that_fails_for_days_goes_on() -> None:
     assert loop.pause == 60
 
 
-def test_pauses_grow_and_several_failures_in_a_row_are_told() -> None:
+def test_pauses_grow_and_several_failures_in_a_row_are_reported() -> None:
     loop, pauses, failures = BackgroundLoop("the work"), [], []
     with structlog.testing.capture_logs() as logs:
         for _ in range(8):
@@ -102,7 +102,7 @@ def test_a_loop_that_keeps_failing_makes_the_server_unready_until_it_works(
 
 
 @pytest.mark.usefixtures("hasty")
-def test_leases_that_wait_get_their_batches_though_nobody_can_look_for_them(
+def test_waiting_leases_get_their_batches_though_polling_fails(
     make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
 ) -> None:
     service = make_service(wrap=Odd)

@@ -1,4 +1,4 @@
-"""HTTPS, with an authority of the test's own."""
+"""HTTPS, with a private authority."""
 
 import re
 import ssl

@@ -1,4 +1,4 @@
-"""Under which names the server is asked, and whose pages may ask it."""
+"""Which `Host` names the server accepts, and which pages may use it."""
 
 import socket
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def test_an_allowed_host_has_no_scheme_and_no_port(name: str) -> None:
     ("host", "local"),
     [("127.255.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("gpu-box", False), ("", False)],
 )
-def test_listening_beyond_loopback_must_be_asked_for(host: str, local: bool) -> None:
+def test_listening_beyond_loopback_needs_tokens_or_insecure(host: str, local: bool) -> None:
     assert is_loopback(host) is local
     assert ServeConfig(model="m", host=host, insecure=True).host == host
     if not local:

@@ -28,7 +28,7 @@ def test_greedy_holders_get_equal_parts_and_leave_as_much(holders: int) -> None:
     assert got.total() <= 1000
 
 
-def test_a_newcomer_finds_room_beside_a_greedy_one() -> None:
+def test_a_newcomer_finds_room_next_to_a_greedy_holder() -> None:
     shares = Shares(1000)
     fill(shares, "greedy")
     assert fill(shares, "newcomer") == {"newcomer": 250}

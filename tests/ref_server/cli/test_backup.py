@@ -1,4 +1,4 @@
-"""`ref-server queue backup`: for people, and beside a server at work, which may be killed meanwhile."""
+"""`ref-server queue backup`: its messages, and backups of a server at work, which may be killed meanwhile."""
 
 import os
 import subprocess

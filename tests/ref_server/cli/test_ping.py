@@ -1,4 +1,4 @@
-"""`ref-server ping`: what it says of a server that is ready, is not, is none, or lets nobody in."""
+"""`ref-server ping`: a server that is ready, one that is not, none at all, and one that refuses the client."""
 
 import json
 import re
@@ -118,7 +118,7 @@ def test_help(command: Command) -> None:
 
 @pytest.mark.slow
 def test_a_server_with_tokens_and_tls(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As processes: a server with a private authority, which tells its model to those who have a token."""
+    """As processes: a server with a private authority, which describes its model to clients with a token."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))

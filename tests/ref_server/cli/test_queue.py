@@ -43,7 +43,7 @@ def service(make_service: Callable[..., Service]) -> Service:
 
 @pytest.fixture
 def run() -> str:
-    """A run of the test's own, so that tests share a server."""
+    """A run for this test, so that tests share a server."""
     return f"run-{next(NUMBERS)}"
 
 
@@ -61,7 +61,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Terminal]:
-    """Gives the command a terminal on which somebody types this; what it asks there."""
+    """Gives the command a terminal with this input; returns its output."""
 
     def sit_down(typed: str) -> Terminal:
         screen = Terminal()
@@ -254,7 +254,7 @@ def test_requeue_all_of_a_state(
     assert status == 0
     assert json.loads(out) == {"requeued": [{"id": id, "state": "ready"} for id in ids], "failed": []}
     assert state(http, other) == "dead"
-    # What was dropped cannot come back, and is no failure when nobody named it.
+    # A dropped batch cannot come back; that is a failure only for a batch that was named.
     assert command("requeue", "--state", "expired", "--run", run) == (0, "0 batches brought back\n", "")
 
 

@@ -25,7 +25,7 @@ def score(command: Command, http: httpx.Client, monkeypatch: pytest.MonkeyPatch)
     return lambda *arguments: command("score", *arguments)
 
 
-def asked(http: httpx.Client, **body: Any) -> Any:
+def answered(http: httpx.Client, **body: Any) -> Any:
     return http.post("/v1/logprobs", json=body).raise_for_status().json()
 
 
@@ -37,12 +37,12 @@ def lines(path: Path, *values: Any) -> str:
 def test_texts(score: Command, http: httpx.Client) -> None:
     status, out, err = score("--prompt", "2+3=", "--completion", "5", "--completion=6 1")
     assert (status, err) == (0, "")
-    right = asked(http, prompt="2+3=", completions=["5", "6 1"])
-    told = [line.split() for line in out.splitlines()]
+    right = answered(http, prompt="2+3=", completions=["5", "6 1"])
+    printed = [line.split() for line in out.splitlines()]
     five, six = right["logprobs"]
-    assert ["'5'", f"{five[0]:.4f}", f"{np.exp(five[0]):.4f}"] in told
+    assert ["'5'", f"{five[0]:.4f}", f"{np.exp(five[0]):.4f}"] in printed
     assert f"completion 1: 3 tokens, log-prob {sum(six):.4f}" in out
-    assert ["'", "'", f"{six[1]:.4f}", f"{np.exp(six[1]):.4f}"] in told, "a blank is seen"
+    assert ["'", "'", f"{six[1]:.4f}", f"{np.exp(six[1]):.4f}"] in printed, "a blank is seen"
     assert out.endswith("reference version 0\n")
 
 
@@ -52,7 +52,7 @@ def test_texts(score: Command, http: httpx.Client) -> None:
 def test_texts_are_taken_as_they_stand(score: Command, http: httpx.Client, completion: str) -> None:
     status, out, err = score("--prompt", f" {completion}", f"--completion={completion}", "--json")
     assert (status, err) == (0, "")
-    assert json.loads(out) == asked(http, prompt=f" {completion}", completions=[completion])
+    assert json.loads(out) == answered(http, prompt=f" {completion}", completions=[completion])
 
 
 def test_jsonl(score: Command, http: httpx.Client, tmp_path: Path) -> None:
@@ -61,13 +61,13 @@ def test_jsonl(score: Command, http: httpx.Client, tmp_path: Path) -> None:
     file = lines(tmp_path / "in.jsonl", texts, "\n", ids)
     status, out, err = score("--file", file)
     assert (status, err) == (0, "")
-    assert [json.loads(line) for line in out.splitlines()] == [asked(http, **texts), asked(http, **ids)]
+    assert [json.loads(line) for line in out.splitlines()] == [answered(http, **texts), answered(http, **ids)]
 
 
 def test_jsonl_from_standard_input(score: Command, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "1", "completions": ["2"]}\n'))
     status, out, _ = score("--file", "-")
-    assert (status, json.loads(out)) == (0, asked(http, prompt="1", completions=["2"]))
+    assert (status, json.loads(out)) == (0, answered(http, prompt="1", completions=["2"]))
 
 
 def test_a_line_that_is_wrong_says_nothing_about_the_others(score: Command, tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_batch_to_look_at(score: Command, rollout: Rollout, tmp_path: Path) ->
     status, out, _ = score("--file", str(source))
     assert status == 0
     assert "completion 0: 4 tokens" in out and "completion 2: 7 tokens" in out
-    told = json.loads(score("--file", str(source), "--json")[1])
-    assert [len(row) for row in told["logprobs"]] == [4, 1, 7]
+    printed = json.loads(score("--file", str(source), "--json")[1])
+    assert [len(row) for row in printed["logprobs"]] == [4, 1, 7]
 
 
 @pytest.mark.parametrize(

@@ -153,12 +153,12 @@ def test_a_traceback_shows_no_values(log_format: str) -> None:
     assert SECRET not in output
 
 
-# A model may bring code of its own
+# A model may contain code
 
 
 @pytest.fixture
 def with_code(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
-    """A model directory whose configuration asks that its own Python files be run."""
+    """A model directory whose configuration names Python files of the directory to run."""
     directory = tmp_path / "model"
     save_model(model, tokenizer, directory)
     marker = tmp_path / "it ran"

@@ -49,7 +49,7 @@ def test_a_queue_outlives_its_server(model_dir: Path, tmp_path: Path, rollout: R
         upload(http, leased)
         keys = [{"id": leased.id, "token": lease(http).headers["Lease-Token"]}]
 
-        # A long poll waits on an empty queue while the process is told to end.
+        # A long poll waits on an empty queue while the process gets SIGTERM.
         poll = socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=60)
         body = b'{"consumer": "poll", "wait_seconds": 60}'
         head = (

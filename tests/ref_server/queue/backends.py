@@ -24,7 +24,7 @@ Open = Callable[..., Queue]
 
 
 class Clock:
-    """Seconds that pass only when told to: the monotonic clock and, counted from elsewhere, the wall clock."""
+    """Seconds that pass only when a test advances them: the monotonic clock, and the wall clock with another origin."""
 
     def __init__(self) -> None:
         self.now = 5.0
@@ -102,7 +102,7 @@ _running = ExitStack()
 
 @cache
 def _cluster() -> Postgres:
-    """One for the whole process, made when it is first asked for; conftest.py stops it."""
+    """One for the whole process, started at first use; conftest.py stops it."""
     try:
         return _running.enter_context(postgres(settings=("fsync = off", "max_connections = 200")))
     except PostgresMissing as missing:

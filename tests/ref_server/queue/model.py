@@ -230,7 +230,9 @@ class ModelQueue:
 
     def lease(self, request: LeaseBody) -> list[Entry]:
         self._check_presence(request)
-        if request.run is not None:  # first: what comes back belongs to a run that is asked for, even a finished one
+        if (
+            request.run is not None
+        ):  # first: batches that come back then belong to a run in use, even if it had finished
             self._enter(request.run, request.lineage_name)
         self._supersede_older(request)
         if request.run is not None:
@@ -296,7 +298,7 @@ class ModelQueue:
         for run, lineage in alive:
             self._hear(run, lineage)
         leased = [entry for entry in self.entries if entry.state is State.LEASED]
-        found = {}
+        counts = {}
         for wanted, requests in waiting.items():
             request = LeaseBody(consumer="c", run=wanted.run, lineage=wanted.lineage or None, epoch=wanted.epoch)
             ready = sum(entry.state is State.READY and self._suits(entry, request) for entry in self.entries)
@@ -304,8 +306,8 @@ class ModelQueue:
             while room < min(requests, ready) and self._may_lease(leased, wanted.run, room):
                 room += 1
             if room:
-                found[wanted] = room
-        return found
+                counts[wanted] = room
+        return counts
 
     def _may_lease(self, leased: Sequence[Entry], run: str | None, more: int) -> bool:
         """Whether one more may be leased after `more` were."""
@@ -563,8 +565,8 @@ class ModelQueue:
     def _suits(entry: Entry, request: LeaseBody) -> bool:
         if request.run is None:
             return True
-        whose = (entry.upload.run, entry.upload.lineage) == (request.run, request.lineage_name)
-        return whose and (request.epoch is None or entry.upload.epoch <= request.epoch)
+        of_lineage = (entry.upload.run, entry.upload.lineage) == (request.run, request.lineage_name)
+        return of_lineage and (request.epoch is None or entry.upload.epoch <= request.epoch)
 
     def _apply_to_leases(
         self, keys: Sequence[LeaseKey], effect: Callable[[Entry], None], once_released: Outcome = Outcome.STALE

@@ -97,7 +97,7 @@ def payloads(queue: SqliteQueue) -> list[bool]:
     return [batch.payload_bytes > 0 for batch in queue.list(None, None, 1000, None).batches]
 
 
-def test_payloads_that_nobody_needs_make_room_on_the_disk_too(open_queue: Open) -> None:
+def test_payloads_of_settled_batches_make_room_on_the_disk(open_queue: Open) -> None:
     """The limit of stored bytes may be larger than the disk."""
     queue = open_queue()
     count = fill(queue)

@@ -103,7 +103,7 @@ def test_an_upload_is_at_most_one_epoch_ahead_of_its_trainer(queue: Queue) -> No
     assert queue.put(upload("ahead", lineage="one", epoch=5)).created
 
 
-# --- whose batches
+# --- batches of several lineages
 
 
 @pytest.mark.parametrize("left", ["old", ""])

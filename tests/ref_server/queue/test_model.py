@@ -1,4 +1,4 @@
-"""Each store beside a queue of plain lists: whatever is asked in whatever order, both answer the same.
+"""Each store compared with a queue of plain lists: random operations, and both must answer the same.
 
 `make queue-model` does it 50,000 times; here it is a thousand.
 """
@@ -156,9 +156,9 @@ class Machine(RuleBasedStateMachine):
         id = self.an_id(data, State.SCORING)
         self.same(lambda: self.queue.fail(id, "boom"), lambda: self.model.fail(id, "boom"))
 
-    @rule(asked=st.lists(requests(), min_size=1, max_size=3))
-    def lease(self, asked: list[LeaseBody]) -> None:
-        for request in asked:
+    @rule(several=st.lists(requests(), min_size=1, max_size=3))
+    def lease(self, several: list[LeaseBody]) -> None:
+        for request in several:
             self._lease(request)
 
     def _lease(self, request: LeaseBody) -> None:

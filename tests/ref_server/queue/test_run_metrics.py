@@ -27,10 +27,10 @@ def record(step: int, kind: str = "step", **fields: Any) -> MetricsRecord:
 
 def steps(queue: Queue, run: str = "run", lineage: str = "", kind: Kind = Kind.STEP) -> list[int]:
     """All steps of a curve, page by page."""
-    found: list[int] = []
-    while page := queue.metrics_page(run, lineage, kind, found[-1] if found else -1, 1000):
-        found += [point.step for point in page]
-    return found
+    collected: list[int] = []
+    while page := queue.metrics_page(run, lineage, kind, collected[-1] if collected else -1, 1000):
+        collected += [point.step for point in page]
+    return collected
 
 
 def summary(queue: Queue) -> list[tuple[Any, ...]]:

@@ -14,19 +14,19 @@ from ref_server.service.polls import Polls
 
 
 class Store:
-    """Answers looks with what a test puts there, once, and remembers what it was asked."""
+    """Answers looks with what a test puts there, once, and records its arguments."""
 
     def __init__(self) -> None:
-        self.found: dict[Wanted, int] = {}
+        self.ready: dict[Wanted, int] = {}
         self.broken = False
-        self.asked: list[tuple[dict[Wanted, int], set[tuple[str, str]]]] = []
+        self.looks: list[tuple[dict[Wanted, int], set[tuple[str, str]]]] = []
 
     def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
-        self.asked.append((dict(waiting), set(alive)))
+        self.looks.append((dict(waiting), set(alive)))
         if self.broken:
             raise StorageBroken("gone")
-        found, self.found = self.found, {}
-        return found
+        ready, self.ready = self.ready, {}
+        return ready
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ class Line:
                 self.woken.append(name)
 
     async def wakes(self, expected: list[str], act: Callable[[], Any]) -> None:
-        """Asserts that an act wakes these, and soon after nobody else."""
+        """Asserts that an act wakes these, and soon after no others."""
         self.woken.clear()
         act()
         async with asyncio.timeout(30):
@@ -98,7 +98,7 @@ def test_as_many_are_woken_as_there_are_batches_in_the_order_of_arrival() -> Non
         await asyncio.sleep(0.02)
         await line.wakes(["a1"], lambda: polls.ring("a"))
         await line.wakes(["any"], lambda: polls.ring("a"))
-        await line.wakes(["a2", "b1"], lambda: store.found.update({Wanted("a"): 1, Wanted("b"): 3}))
+        await line.wakes(["a2", "b1"], lambda: store.ready.update({Wanted("a"): 1, Wanted("b"): 3}))
 
     play(scenario)
 
@@ -107,36 +107,36 @@ def test_a_look_wakes_those_who_may_have_what_was_found() -> None:
     async def scenario(polls: Polls, store: Store, line: Line) -> None:
         for epoch in (0, 1, 0):
             await line.join(f"{epoch} {len(line.tasks)}", Wanted("a", "l", epoch))
-        await line.wakes(["1 1"], lambda: store.found.update({Wanted("a", "l", 1): 2}))
+        await line.wakes(["1 1"], lambda: store.ready.update({Wanted("a", "l", 1): 2}))
 
     play(scenario)
 
 
-def test_one_look_asks_for_all_who_wait_and_tells_who_is_alive() -> None:
+def test_one_look_serves_all_waiting_requests_and_reports_their_lineages() -> None:
     async def scenario(polls: Polls, store: Store, line: Line) -> None:
         for number in range(100):
             await line.join(str(number), Wanted("a", "l"))
         await line.join("any", Wanted(None))
         await asyncio.sleep(0.1)
 
-    asked = play(scenario).asked
-    assert {Wanted("a", "l"): 100, Wanted(None): 1} in [waiting for waiting, _ in asked]
-    told = [alive for _, alive in asked if alive]
-    assert told[0] == {("a", "l")}
-    assert len(told) < len(asked), "not at every look"
+    looks = play(scenario).looks
+    assert {Wanted("a", "l"): 100, Wanted(None): 1} in [waiting for waiting, _ in looks]
+    reports = [alive for _, alive in looks if alive]
+    assert reports[0] == {("a", "l")}
+    assert len(reports) < len(looks), "not at every look"
 
 
-def test_the_store_is_left_alone_while_nobody_waits() -> None:
+def test_the_store_is_not_polled_while_no_request_waits() -> None:
     async def scenario(polls: Polls, store: Store, line: Line) -> None:
         with polls.join(Wanted("a"), "someone"):
             pass
         polls.look_now()
         await asyncio.sleep(0.1)
 
-    assert len(play(scenario).asked) <= 1
+    assert len(play(scenario).looks) <= 1
 
 
-def test_whoever_leaves_passes_on_what_it_was_woken_for() -> None:
+def test_a_request_that_leaves_passes_its_wake_on() -> None:
     async def scenario(polls: Polls, store: Store, line: Line) -> None:
         with polls.join(Wanted("a"), "first") as first:
             await line.join("second", Wanted("a"))

@@ -1,4 +1,4 @@
-"""The store of weights on a real disk: what is visible is whole, whenever it is asked and wherever it was killed."""
+"""The store of weights on a real disk: visible versions are whole, wherever the server was killed."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def weights(make: Callable[..., WeightsStore]) -> WeightsStore:
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has asked for a part of a version does not read it any more."""
+    """A client that has requested a part of a version does not count as reading it."""
     monkeypatch.setattr(store, "PAUSE_SECONDS", 0.0)
 
 
@@ -118,8 +118,8 @@ def test_a_wrong_digest_leaves_no_file(weights: WeightsStore, root: Path) -> Non
 
 def test_the_newest_is_of_the_lineage_that_committed_last(weights: WeightsStore) -> None:
     def newest(lineage: str | None = None) -> WeightsName | None:
-        found = weights.newest("run", lineage)
-        return found and found.name
+        newest_version = weights.newest("run", lineage)
+        return newest_version and newest_version.name
 
     publish(weights, version(10))
     publish(weights, version(9))
@@ -193,7 +193,7 @@ def test_a_run_that_is_over_goes(make: Callable[..., WeightsStore], root: Path) 
     assert not (root / "run").exists()
 
 
-def test_uploads_that_nobody_goes_on_with_go(
+def test_abandoned_uploads_are_removed(
     make: Callable[..., WeightsStore], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = make()
@@ -209,7 +209,7 @@ def test_uploads_that_nobody_goes_on_with_go(
 
 
 def test_what_a_killed_process_left_goes_at_once(make: Callable[..., WeightsStore], root: Path) -> None:
-    """A part that nobody holds open has no writer."""
+    """A part that no process holds open has no writer."""
     weights = make()
     put(weights, version(), "model.safetensors", b"a")
     (left,) = root.rglob("parts")
@@ -239,10 +239,10 @@ def test_a_kill_at_any_moment_leaves_whole_versions(
         survived = fuse.lives(operations, work)
         again = make()
         again.tidy([])
-        found = again.newest("run")
-        assert found is not None and found.words == {"step": found.name.version}
-        assert found.name.version >= (newer.version if survived else 3)
-        assert whole(again, found.name)
+        newest_version = again.newest("run")
+        assert newest_version is not None and newest_version.words == {"step": newest_version.name.version}
+        assert newest_version.name.version >= (newer.version if survived else 3)
+        assert whole(again, newest_version.name)
         publish(again, newer, step=newer.version)  # its client repeats what was not answered
         assert whole(again, newer)
     assert operations > 10
@@ -298,7 +298,7 @@ def test_all_weights_are_bounded_and_what_is_published_counts(make: Callable[...
         again.begin(version(3), 2**20)
 
 
-def test_whoever_uploads_to_a_version_answers_for_it(make: Callable[..., WeightsStore]) -> None:
+def test_a_version_counts_for_the_token_that_uploaded_to_it_last(make: Callable[..., WeightsStore]) -> None:
     weights = make(most_of_token=2 * 2**20)
     put(weights, version(1), "a", bytes(2**20), token="one")
     put(weights, version(1), "b", b"b", token="two")

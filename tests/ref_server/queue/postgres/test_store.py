@@ -1,4 +1,4 @@
-"""What the queue on PostgreSQL promises besides: to several servers at once, and about its database."""
+"""The queue on PostgreSQL: several servers at once, and a database that fails."""
 
 import threading
 import time
@@ -294,7 +294,7 @@ def test_texts_of_a_database_without_an_encoding(backend: PostgresBackend) -> No
         assert state(queue, "Ä") is State.READY
 
 
-def test_a_read_only_database_is_told_and_survived(backend: PostgresBackend) -> None:
+def test_a_read_only_database_is_reported_and_survived(backend: PostgresBackend) -> None:
     database = backend.url.rpartition("/")[2]
     with opened(backend) as queue:
         with psycopg.connect(backend.url, autocommit=True) as db:
@@ -397,7 +397,7 @@ def _end_others(db: psycopg.Connection) -> None:
 
 @pytest.fixture
 def lazy() -> Iterator[Postgres]:
-    """A database whose log is flushed for nothing but commits that wait for it."""
+    """A database that flushes its log only for commits that wait for it."""
     try:
         with postgres(settings=("wal_writer_delay = 10s", "wal_writer_flush_after = 1GB")) as cluster:
             yield cluster

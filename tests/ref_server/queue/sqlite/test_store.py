@@ -1,4 +1,4 @@
-"""What the embedded queue promises besides: about its file, its process, and its disk."""
+"""The embedded queue: its file, its process, its disk."""
 
 import itertools
 import subprocess
@@ -92,7 +92,7 @@ def test_a_new_data_directory_is_closed_to_other_users(tmp_path: Path) -> None:
         assert S_IMODE((tmp_path / name).stat().st_mode) == mode
 
 
-def test_a_batch_that_ends_its_server_time_and_again_is_dead_and_takes_no_other_along(path: Path) -> None:
+def test_a_batch_that_ends_its_server_again_and_again_is_dead(path: Path) -> None:
     def claimed_at_start() -> list[str]:
         with opened(path, max_deliveries=3) as queue:
             queue.put(upload("poison"))
@@ -361,7 +361,7 @@ def test_on_a_full_disk_what_stores_nothing_is_tried_again_after_room_was_made(d
     assert written(db) == [2]
 
 
-def test_a_failing_commit_is_told_to_all_and_undone(db: apsw.Connection, writer: Writer) -> None:
+def test_a_failing_commit_is_undone_for_its_group(db: apsw.Connection, writer: Writer) -> None:
     def break_a_promise() -> None:
         db.execute("INSERT INTO children VALUES (1)")
 
@@ -374,9 +374,7 @@ def test_a_failing_commit_is_told_to_all_and_undone(db: apsw.Connection, writer:
     assert written(db) == [3]
 
 
-def test_an_error_that_ends_the_writer_is_told_to_all(db: apsw.Connection) -> None:
-    """It used to end the thread alone: those who waited, and all who came, waited for ever."""
-
+def test_an_error_that_ends_the_writer_reaches_every_caller(db: apsw.Connection) -> None:
     def end() -> None:
         raise SystemExit("the interpreter ends")
 
@@ -426,25 +424,25 @@ def test_what_is_forgotten_leaves_nothing_behind(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "expected"),
     [
         ({"at_write": apsw.FullError}, StorageFull),
         ({"at_write": apsw.IOError}, StorageBroken),
         ({"at_flush": apsw.IOError}, StorageBroken),
     ],
 )
-def test_a_failing_disk_is_told_and_survived(
-    path: Path, disk: Disk, failure: dict[str, type[Exception]], told: type[Exception]
+def test_a_failing_disk_is_reported_and_survived(
+    path: Path, disk: Disk, failure: dict[str, type[Exception]], expected: type[Exception]
 ) -> None:
     with opened(path) as queue:
         make_ready(queue, upload("before"))
         held = key(lease(queue))
         vars(disk).update(failure)
-        with pytest.raises(told):
+        with pytest.raises(expected):
             queue.put(upload("during"))
-        with pytest.raises(told):
+        with pytest.raises(expected):
             queue.ack([held])
-        with pytest.raises(told):
+        with pytest.raises(expected):
             queue.check()
         assert state(queue, "before") is State.LEASED
         vars(disk).update(at_write=None, at_flush=None)
