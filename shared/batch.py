@@ -23,10 +23,10 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """Logits are divided by it in float32: beyond these it makes them infinite, or all equal."""
 
 MAX_REWARD = 1e6
-"""Of a reward's magnitude: squares and weighted sums of larger ones overflow float32."""
+"""The largest magnitude of a reward: squares and weighted sums of larger ones could overflow float32."""
 
 MAX_LOGP = 1e-3
-"""Of a log-prob: at most 0, plus rounding."""
+"""The largest log-prob that is accepted: 0, plus a tolerance for rounding."""
 
 MAX_NAME_CHARACTERS = 200
 # The pattern of a lineage, which is also part of URLs and of directory names.
@@ -241,7 +241,7 @@ class ScoredBatch:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """Training data of a batch, which the server stores with it for display.
+    """What a training step computed for one batch. The server stores it with the batch, for display.
 
     step: training steps done, this one included. advantages: float32 (C,), 0 on tokens that did not train. logps:
     float32 (C,), of the policy after that step, at the batch's temperature. Raises BatchError if a field is invalid.
@@ -313,4 +313,4 @@ def _check_sample(text: str) -> None:
 
 def _check_id(value: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", value) or UUID(value).version is None:
-        raise BatchError("id", f"must be a UUID (version 7) in its lower-case form, got {value[:40]!r}")
+        raise BatchError("id", f"must be a lower-case UUID (best of version 7), got {value[:40]!r}")

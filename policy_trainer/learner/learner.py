@@ -225,7 +225,7 @@ class Learner:
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the current policy and the reference, over whole batches, without training. NaN
-        where nothing has the reference's log-probs."""
+        if a batch lacks the reference's log-probs."""
         total, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:

@@ -18,9 +18,9 @@ from policy_trainer.objective.group import LossTokens
 from policy_trainer.objective.kl import KL_ESTIMATORS
 from policy_trainer.objective.ratios import log_ratio, masked, sequence_sums
 
-# VESPO, as in the paper's code and in TRL: bounds of a token's log-ratio, and of a completion's.
-_TOKEN = 20.0
-_LEAST, _HIGHEST = 1e-8, 20.0
+# VESPO, as in the paper's code and in TRL: bounds of a token's log-ratio, and of a completion's weight.
+_MAX_TOKEN_LOG_RATIO = 20.0
+_MIN_WEIGHT, _MAX_LOG_WEIGHT = 1e-8, 20.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _mismatch(logps: Tensor, tokens: LossTokens) -> Tensor:
 
 
 def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossTokens, config: LossConfig) -> Tensor:
-    """bool (C,): tokens that train and keep their surrogate. The sampler's log-probs are the old ones where unknown."""
+    """bool (C,): tokens that train and keep their surrogate. Unknown sampler log-probs are replaced by the old ones."""
     if not config.mask.active:
         return tokens.mask
     known = torch.full_like(logps, torch.nan) if tokens.sampler_logps is None else tokens.sampler_logps
@@ -125,10 +125,14 @@ def vespo_weights(
     difference: l - l_old. S is its sum over a completion's tokens, and that of the logarithms of `corrections`: weights
     for a sampler that is not the learner, which are not applied again. All (C,).
     """
-    log_ratios = difference.clamp(-_TOKEN, _TOKEN)
+    log_ratios = difference.clamp(-_MAX_TOKEN_LOG_RATIO, _MAX_TOKEN_LOG_RATIO)
     if corrections is not None:
-        log_ratios = log_ratios + corrections.clamp(min=_LEAST).log().clamp(max=_HIGHEST)  # a weight may be 0
-    log_weight = sequence_sums(masked(log_ratios, mask), sequence_ids)[sequence_ids].clamp(math.log(_LEAST), _HIGHEST)
+        log_ratios = log_ratios + corrections.clamp(min=_MIN_WEIGHT).log().clamp(
+            max=_MAX_LOG_WEIGHT
+        )  # a weight may be 0
+    log_weight = sequence_sums(masked(log_ratios, mask), sequence_ids)[sequence_ids].clamp(
+        math.log(_MIN_WEIGHT), _MAX_LOG_WEIGHT
+    )
     gains = advantages >= 0
     k = torch.where(gains, config.vespo_k_pos, config.vespo_k_neg)
     decay = torch.where(gains, config.vespo_lambda_pos, config.vespo_lambda_neg)

@@ -172,7 +172,7 @@ class LeaseFeed:
 
     def trained(self, leased: Sequence[Leased]) -> None:
         """Marks batches as trained."""
-        self._ledger.train(leased)
+        self._ledger.mark_trained(leased)
 
     @property
     def unsettled(self) -> int:

@@ -1,4 +1,4 @@
-"""The ledger of leased and of trained batches. With it each batch is trained exactly once."""
+"""The ledger of leased and of trained batches. It ensures that no batch is trained twice."""
 
 import threading
 from collections import Counter
@@ -30,8 +30,10 @@ class Fate(Enum):
 class Ledger:
     """Live leases, and batches that were trained and not yet acked. Threads may share it: one lock guards all.
 
-    ids: batches that were trained and not yet acked, from the checkpoint that a run resumes from. A batch that is
-    leased again has several leases; only the newest can be live.
+    ids: batches that were trained and not yet acked, from the checkpoint that a run resumes from. An id is added by
+    `mark_trained`, and leaves only when the server has confirmed its ack, or reports the batch as done. `unsettled`
+    are those of the ids that no durable checkpoint includes: they must not be acked yet. A batch that is leased again
+    has several leases; only the newest can be live.
     """
 
     def __init__(self, ids: Iterable[str] = ()) -> None:
@@ -91,8 +93,7 @@ class Ledger:
             self._refused += 1
             self._forget([lease])
 
-    def train(self, leases: Iterable[Leased]) -> None:
-        """Marks batches as trained."""
+    def mark_trained(self, leases: Iterable[Leased]) -> None:
         with self._lock:
             ids = {lease.id for lease in leases}
             self._ids |= ids
@@ -115,7 +116,7 @@ class Ledger:
             self._forget(leases)
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Removes ids that the server has as done: their batches never come again."""
+        """Removes ids of batches that the server reports as done: they are never leased again."""
         with self._lock:
             self._ids -= set(ids) - self._unsettled
 
@@ -126,7 +127,7 @@ class Ledger:
 
     def _is_live(self, lease: Leased | UnusableBatch) -> bool:
         live = self._live.get(lease.id)
-        return live is not None and live.token == lease.token  # the batch may have been scored again meanwhile
+        return live is not None and live.token == lease.token  # a newer lease of it has another token
 
 
 def drop_done(client: RefServerClient, ledger: Ledger, ids: Iterable[str], stopped: Callable[[], bool]) -> None:

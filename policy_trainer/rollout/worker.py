@@ -39,8 +39,8 @@ class RunFinished(Exception):
     """The trainer has finished the run."""
 
 
-class AnotherTraining(Exception):
-    """The run's directory holds another training than before: it was deleted and begun again."""
+class LineageChanged(Exception):
+    """The run's directory holds a new lineage: it was deleted, and the run was started again."""
 
 
 def until_finished(weights: PublishedWeights) -> OnWait:
@@ -88,7 +88,7 @@ class RolloutWorker:
             self._lineage = None
             try:
                 self._serve(self._load_newest())
-            except AnotherTraining:
+            except LineageChanged:
                 log.info("another training has begun in the run's directory", run=self._config.run)
             except WeightsLost as error:
                 log.warning("loading the newest weights", reason=str(error))
@@ -168,7 +168,7 @@ class RolloutWorker:
             where = self._weights.describe()
             raise UserError(f"run: {where} holds weights of run {publication.run!r}, not {self._config.run!r}")
         if self._lineage not in (None, publication.lineage):
-            raise AnotherTraining
+            raise LineageChanged
         if publication != self._loaded:
             try:
                 reader = f"{self._config.worker}-of-{self._config.workers}"
@@ -219,7 +219,8 @@ def compare(sampler: Sampler, publication: Publication, bound: float, vocabulary
     """How far the sampler's log-probs are from the learner's, as metrics of the batches that it samples.
 
     An engine may silently keep a copy of old weights, and the run would train on samples of another policy. bound: the
-    largest mean difference, in nats. vocabulary: rows of the model's embedding. Raises UserError beyond either.
+    largest mean difference, in nats. vocabulary: rows of the model's embedding. Raises UserError if the mean is
+    larger, or a token id lies outside the vocabulary.
     """
     if publication.probe is None:
         return {}
@@ -232,7 +233,7 @@ def compare(sampler: Sampler, publication: Publication, bound: float, vocabulary
             "the model that the run trains"
         ) from None
     mean, largest = publication.probe.difference(sampler.logps(group))
-    if not mean <= bound:
+    if not mean <= bound:  # also if it is NaN
         raise UserError(
             f"sampling.max_logp_difference: after loading version {publication.version} the sampler's log-probs differ "
             f"from the trainer's by {mean:.3g} nats on average, {largest:.3g} at most; the bound is {bound:g}.\n"

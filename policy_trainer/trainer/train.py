@@ -33,7 +33,7 @@ _WAITING_STEPS = 3
 
 
 def max_waiting(config: TrainConfig) -> int:
-    """How many groups may wait for training. Those of more than max_lag + 1 steps would expire untrained."""
+    """How many groups may wait for training: by default at most max_lag + 1 steps of them, since more would expire."""
     steps = _WAITING_STEPS if config.max_lag is None else min(_WAITING_STEPS, config.max_lag + 1)
     return config.max_waiting or steps * config.groups_per_step
 
@@ -73,7 +73,7 @@ class Trainer:
             if state.step == 0:
                 self._evaluate()
             if state.step >= config.max_steps:
-                self._reporters.display.note(f"step {state.step} was the last; a higher --max-steps goes on")
+                self._reporters.display.note(f"all {state.step} steps are done; raise --max-steps to continue")
             while state.step < config.max_steps and not self._stop:
                 began = time.monotonic()
                 self._ensure_reference()
@@ -95,13 +95,13 @@ class Trainer:
                         continue
                     self._trained = batches
                     feed.trained(leased)
-                    self._refuse(self._bad_groups.pop())
+                    self._refuse(self._bad_groups.pop())  # the step succeeds without them: they are at fault
                     self._count(leased, stats)
                     seconds = {"waiting": taken - requested, "working": time.monotonic() - taken}
                     self._record(leased, groups, stats, kl_at_step_0, **seconds)
                     if self._reporters.recording is not None:
                         self._reporters.recording.keep(state.step, batches)
-                    self._sample([lease.rollout for lease in leased], groups)
+                    self._keep_samples([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
                     if state.step % config.publish_every == 0:
                         self._publish()
@@ -305,8 +305,8 @@ class Trainer:
         self._reporters.step(record, [lease.rollout for lease in leased])
         self._source.workers.delivered()
 
-    def _sample(self, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
-        """Shows a few groups of the step, where one is due, and has the server keep them."""
+    def _keep_samples(self, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
+        """If samples are due, shows a few groups of the step and asks the server to keep them."""
         sampled = self._reporters.samples.of_step(self._state.step, batches, groups)
         if sampled and self._source.samples is not None:
             with self._stopwatch("samples"):

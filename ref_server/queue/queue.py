@@ -90,7 +90,7 @@ class Queue(ABC):
     def claim(self, max_tokens: int, reference_version: int = 0) -> list[Claim]:
         """Claims queued batches for scoring, oldest first: as many as fit max_tokens (P + C each), but at least one.
 
-        None for a server whose weights have another version than the wanted reference.
+        Returns no claims if the wanted reference has another version than `reference_version`.
         """
         return self._run(lambda tx: batches.claim(tx, max_tokens, reference_version))
 
@@ -117,11 +117,11 @@ class Queue(ABC):
         return self._run(lambda tx: batches.fail(tx, id, error))
 
     def lease(self, request: LeaseBody) -> list[Lease]:
-        """Leases ready batches: up to request.count, or one; fewer if fewer are ready or may be in flight.
+        """Leases ready batches: up to request.count (default 1), fewer if fewer are ready or at the limit in flight.
 
         At most MAX_LEASE_BYTES of payload, unless a single batch is larger. First expires what the request makes stale
-        or abandoned. A request_id that already holds leases gets those again. A request with a run makes it its
-        lineage's: batches of the run's other lineages that still wait are abandoned.
+        or abandoned. A request_id that already holds leases gets those again. A request that names
+        a run gives the run to the request's lineage: waiting batches of its other lineages are abandoned.
         Raises RunTaken while another lineage is present, Superseded, TooManyInFlight if not one may be in flight.
         """
         return self._run(lambda tx: grants.lease(tx, request))
@@ -156,7 +156,7 @@ class Queue(ABC):
         return self._run(lambda tx: leases.extend(tx, keys, lease_seconds, started))
 
     def release(self, keys: Sequence[LeaseKey], error: str | None = None) -> list[Outcome]:
-        """Gives batches back. It counts as a delivery only if an error is given."""
+        """Gives batches back. This counts as a delivery only if an error is given."""
         return self._run(lambda tx: leases.release(tx, keys, error))
 
     def finish(self, run: str, lineage: str) -> int:

@@ -169,8 +169,8 @@ class ScoringLoop:
             self._claims.save()
 
     def _score_together(self, jobs: Sequence[Job]) -> None:
-        """One forward for all; those that it gives no scores are tried again in halves. So only the job at fault fails,
-        and a forward that succeeds is repeated for no other job. Raises DeviceLost."""
+        """One forward for all jobs. Jobs without scores are split in two and tried again, until only the faulty job
+        fails; scored jobs are not repeated. Raises DeviceLost."""
         if not jobs:
             return
         failed, error = self._try(jobs)
@@ -208,7 +208,8 @@ class ScoringLoop:
 
 
 def _deliver(jobs: Sequence[Job], shares: Sequence[Scores]) -> tuple[list[Job], Exception | None]:
-    """Those whose scores are not finite get none. Perhaps another of the same forward spoiled them: NaN spreads."""
+    """Delivers the scores. Returns the jobs whose scores are not finite, for another try: NaN may have spread from
+    another job of the same forward."""
     failed: list[Job] = []
     last: Exception | None = None
     for job, share in zip(jobs, shares, strict=True):

@@ -32,7 +32,10 @@ class _AttentionOfDevices:
 
 
 class PackedForward(HiddenForward):
-    """Requires full attention through transformers' attention interface, and a plain nn.Linear head."""
+    """Log-probs from one packed sequence, in which all completions of a group attend to a single copy of their prompt.
+
+    Requires full attention through transformers' attention interface, and a plain nn.Linear head.
+    """
 
     name = "packed"
     _attention: ClassVar[Callable[..., SpanAttention]] = StackedAttention
@@ -42,6 +45,7 @@ class PackedForward(HiddenForward):
         model.set_attn_implementation(PACKED_ATTENTION)
 
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
+        """(C, hidden size) at the positions that predict the completion tokens of all groups."""
         device = self._model.device
         layout = PackedLayout.of(groups)
         ids = np.concatenate([part for group in groups for part in (group.prompt_ids, group.completion_ids)])

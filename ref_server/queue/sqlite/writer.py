@@ -54,8 +54,8 @@ def storage_error(error: Exception) -> Exception:
 class _Task:
     """An operation and its caller's future.
 
-    durable: answer only once the commit survives a power cut. stores: it adds payloads, which others never wait for on
-    a full disk.
+    durable: answer only once the commit survives a power cut. stores: the operation adds payloads. On a full disk it
+    fails, and operations that add none are tried again without it.
     """
 
     operation: Callable[[], Any]
@@ -198,10 +198,10 @@ class Writer:
         return answer
 
     def _make_room(self) -> None:
-        """Makes a little room on a full disk: for what settles batches, which makes more."""
+        """Frees a little space on a full disk, so that batches can be settled, which frees more."""
         self._give_way()
         with suppress(apsw.Error):  # the next commit shows whether it was enough
-            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)  # the log begins anew in the room that it has
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)  # the write-ahead log reuses its space
 
     def _roll_back(self) -> None:
         if self._db.in_transaction:

@@ -20,13 +20,13 @@ def ledger_with(*leases: Leased, trained: Sequence[Leased] = ()) -> Ledger:
     ledger = Ledger()
     for lease in leases:
         ledger.add(lease)
-    ledger.train(trained)
+    ledger.mark_trained(trained)
     return ledger
 
 
 def test_ids_are_sorted_and_those_of_an_earlier_process_wait_for_no_checkpoint(lease: Callable[..., Leased]) -> None:
     ledger = Ledger(["c", "a"])
-    ledger.train([lease("b")])
+    ledger.mark_trained([lease("b")])
     assert ledger.ids() == ["a", "b", "c"] and ledger.unsettled == 1
     assert ledger.add(lease("a")) is Fate.ACK
 
@@ -60,7 +60,7 @@ def test_a_batch_that_trained_while_the_checkpoint_was_written_stays_unsettled(l
     first, second = lease("a"), lease("b")
     ledger = ledger_with(first, second, trained=[first])
     saved = ledger.ids()
-    ledger.train([second])
+    ledger.mark_trained([second])
     assert ledger.settle(saved) == [first] and ledger.unsettled == 1
     assert ledger.add(lease("b", "again")) is Fate.WAIT
 
@@ -68,6 +68,6 @@ def test_a_batch_that_trained_while_the_checkpoint_was_written_stays_unsettled(l
 def test_an_id_that_waits_for_a_checkpoint_is_not_dropped(lease: Callable[..., Leased]) -> None:
     """The weights on disk do not hold its batch yet."""
     ledger = Ledger(["done"])
-    ledger.train([lease("a")])
+    ledger.mark_trained([lease("a")])
     ledger.drop(["a", "done"])
     assert ledger.ids() == ["a"]

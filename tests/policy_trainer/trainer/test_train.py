@@ -69,7 +69,7 @@ class Feed:
         return [lease]
 
     def trained(self, leased: list[Leased]) -> None:
-        self.ledger.train(leased)
+        self.ledger.mark_trained(leased)
         if not self.batches:
             self.writing.set_result(None)
 
