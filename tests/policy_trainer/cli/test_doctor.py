@@ -1,4 +1,4 @@
-"""`policy-trainer doctor --plan`: a table and a status, from a model's configuration alone."""
+"""`policy-trainer doctor --plan`: a table and a status, from nothing but a model's configuration."""
 
 import json
 from collections.abc import Callable

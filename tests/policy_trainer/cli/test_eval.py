@@ -1,4 +1,4 @@
-"""`policy-trainer eval --samples` prints texts beside the table, and adds them to the JSON for programs."""
+"""`policy-trainer eval --samples` prints texts after the table, and adds them to the JSON for programs."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a run's directory alone says is answered before PyTorch is imported, and one process at a time trains in it."""
+"""Questions that a run's directory answers need no PyTorch, and one process at a time trains in it."""
 
 import json
 import sys

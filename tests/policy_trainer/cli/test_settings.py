@@ -61,8 +61,8 @@ class TestFiles:
         self, capsys: pytest.CaptureFixture[str], command: str, text: str, name: str, owners: str
     ) -> None:
         Path("mine.toml").write_text(text)
-        told = f"policy-trainer {command}: mine.toml: {name} is not a setting here; it belongs to {owners}"
-        assert refused(capsys, command, "--config", "mine.toml").startswith(told)
+        message = f"policy-trainer {command}: mine.toml: {name} is not a setting here; it belongs to {owners}"
+        assert refused(capsys, command, "--config", "mine.toml").startswith(message)
 
     def test_a_worker_without_one_is_told_what_it_needs_instead(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "without --config RUN_DIR/config.toml give the URL" in refused(capsys, "rollout")
@@ -160,8 +160,8 @@ class TestResume:
         run.config.write_text("gone = 1\n" + values.replace("[loss]", "[loss]\nalso_gone = 2", 1))
         assert tomllib.loads(run.config.read_text())["loss"]["also_gone"] == 2
         assert read("train", *RUN).loss.beta == 0.1
-        told = "policy-trainer train: runs/a/config.toml: {} is not a setting of this version: it is left out"
-        assert capsys.readouterr().err.splitlines() == [told.format("gone"), told.format("loss.also_gone")]
+        message = "policy-trainer train: runs/a/config.toml: {} is not a setting of this version: it is left out"
+        assert capsys.readouterr().err.splitlines() == [message.format("gone"), message.format("loss.also_gone")]
 
     def test_of_sft(self) -> None:
         run = RunDirectory(Path("runs/sft"))

@@ -1,4 +1,4 @@
-"""What is said of settings that may not do what they seem to."""
+"""Warnings about settings that may not do what they seem to."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.config.train import cautions
 
 
-def said(**settings: Any) -> list[str]:
+def cautions_of(**settings: Any) -> list[str]:
     return cautions(TrainConfig.model_validate({"model": "m"} | settings))
 
 
@@ -34,8 +34,8 @@ def said(**settings: Any) -> list[str]:
     ],
 )
 def test_a_caution(settings: dict[str, Any], word: str) -> None:
-    (words,) = said(**settings)
-    assert word in words
+    (caution,) = cautions_of(**settings)
+    assert word in caution
 
 
 @pytest.mark.parametrize(
@@ -53,5 +53,5 @@ def test_a_caution(settings: dict[str, Any], word: str) -> None:
         {"judging": {"model": {"path": "judge"}}, "rewards": ["model"]},
     ],
 )
-def test_nothing_to_say(settings: dict[str, Any]) -> None:
-    assert said(**settings) == []
+def test_no_caution(settings: dict[str, Any]) -> None:
+    assert cautions_of(**settings) == []

@@ -36,7 +36,7 @@ RENEWED = ["--reference.sync-steps", "5", "--reference.snapshot-root", "snapshot
 THINKING = ["--data.chat-template-kwargs", '{"enable_thinking": false}']
 ASLEEP = ["--sampler", "vllm", "--vllm.enable-sleep-mode"]
 DISTILL = ["--loss.advantage", "distill", "--loss.beta", "0"]
-ALONE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
+SINGLE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +71,8 @@ class TestRefusals:
             (TrainConfig, [*RENEWED, "--run", "my run"], "run: "),
             (TrainConfig, [*RENEWED, "--run", ".hidden"], "run: "),
             (TrainConfig, ["--sampling.num-generations", "1"], "sampling.num_generations"),
-            (TrainConfig, [*ALONE, "--loss.drop-zero-variance"], "sampling.num_generations"),
-            (TrainConfig, [*ALONE, "--sampling.max-resamples", "1"], "sampling.num_generations"),
+            (TrainConfig, [*SINGLE, "--loss.drop-zero-variance"], "sampling.num_generations"),
+            (TrainConfig, [*SINGLE, "--sampling.max-resamples", "1"], "sampling.num_generations"),
             (TrainConfig, DISTILL, "teacher: distillation needs a model to learn from"),
             (TrainConfig, ["--teacher", "t"], "teacher: nothing would use it"),
             (
@@ -156,8 +156,8 @@ class TestRefusals:
         sampled = ["--model", "m", "--sampler", "vllm", "--sampling.top-p", "0.9"]
         with pytest.raises(SystemExit):
             load(TrainConfig, *sampled, "--loss.old-logps", old_logps)
-        said = " ".join(capsys.readouterr().err.split())
-        assert " sampling.top_p: " in said and f"the ratio of loss.old_logps = {old_logps} would be wrong" in said
+        message = " ".join(capsys.readouterr().err.split())
+        assert " sampling.top_p: " in message and f"the ratio of loss.old_logps = {old_logps} would be wrong" in message
 
 
 # What TOML, the command line or pydantic could change: None, lists, nested groups, paths, quotes, other alphabets.

@@ -1,4 +1,4 @@
-"""Settings of where problems are that a task would ignore are refused by name, whoever gave them."""
+"""Settings of where problems are that a task would ignore are refused by name, from any source."""
 
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,10 @@ def test_the_refusal_names_the_tasks_that_would_look(capsys: pytest.CaptureFixtu
     assert refusal(capsys, "--data.answer-rule", "math") == (
         "eval: data.answer_rule: task arithmetic does not use it: leave it out, or use --task dataset, jsonl\n"
     )
-    own = ("--task", "mixture", "--data.mixture", SOME_MIXTURE)
-    assert "task mixture does not use it; a task of data.mixture" in refusal(capsys, *own, "--data.path", "p")
+    mixture = ("--task", "mixture", "--data.mixture", SOME_MIXTURE)
+    assert "task mixture does not use it; a task of data.mixture" in refusal(capsys, *mixture, "--data.path", "p")
     for task in ("gsm8k", "words:Own"):
-        assert f"data.mixture: task {task} does not use it" in refusal(capsys, "--task", task, *own[2:])
+        assert f"data.mixture: task {task} does not use it" in refusal(capsys, "--task", task, *mixture[2:])
 
 
 def test_a_task_of_a_mixture_has_settings_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def tables(name: str, value: Any) -> dict[str, Any]:
-    """The setting alone, in a run that trains adapters, which publishes its model too."""
+    """Only this setting, in a run that trains adapters, which publishes its model too."""
     whole: dict[str, Any] = {"lora": {"rank": 1}}
     *path, last = name.split(".")
     inner = whole

@@ -43,7 +43,7 @@ class TestFile:
         assert all(text.endswith(".") and text[0].isupper() for text in stated), stated
 
 
-_OWN = """
+_MINIMAL = """
 summary = "s"
 origin = "o"
 data = "d"
@@ -60,25 +60,27 @@ class TestReading:
         return read_preset(directory / f"{list(files)[-1]}.toml")
 
     def test_a_file_is_a_preset(self, tmp_path: Path) -> None:
-        preset = self.read(tmp_path, own=_OWN)
+        preset = self.read(tmp_path, own=_MINIMAL)
         assert (preset.name, preset.config().max_steps, preset.config().loss.beta) == ("own", 7, 0.5)
         assert preset.settings["loss.beta"].deviation == "Half of what it was."
         assert not preset.deviations and not preset.wants
 
     def test_a_file_that_extends_another_says_what_differs(self, tmp_path: Path) -> None:
-        preset = self.read(tmp_path, own=_OWN, other='extends = "own"\n[settings]\nloss.beta = [0.1, "page 3"]\n')
+        preset = self.read(tmp_path, own=_MINIMAL, other='extends = "own"\n[settings]\nloss.beta = [0.1, "page 3"]\n')
         assert (preset.name, preset.origin, list(preset.settings)) == ("other", "o", ["max_steps", "loss.beta"])
         assert (preset.config().max_steps, preset.config().loss.beta) == (7, 0.1)
         assert not preset.settings["loss.beta"].deviation
 
-    @pytest.mark.parametrize("text", ["sumary = 's'\n" + _OWN, _OWN + "task = 'gsm8k'", _OWN + "task = ['gsm8k']"])
+    @pytest.mark.parametrize(
+        "text", ["sumary = 's'\n" + _MINIMAL, _MINIMAL + "task = 'gsm8k'", _MINIMAL + "task = ['gsm8k']"]
+    )
     def test_other_forms_are_refused(self, text: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"sumary|settings\.task"):
             self.read(tmp_path, own=text)
 
     def test_a_setting_that_there_is_not_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"loss\.gamma"):
-            self.read(tmp_path, own=_OWN + 'loss.gamma = [1, "page 3"]').config()
+            self.read(tmp_path, own=_MINIMAL + 'loss.gamma = [1, "page 3"]').config()
 
 
 # What a preset leaves to the user.
@@ -159,10 +161,10 @@ class TestCommand:
     ) -> None:
         text = self.output(capsys, "show", name)
         assert max(map(len, text.splitlines())) <= COLUMNS
-        told, preset = _letters(text), PRESETS[name]
+        letters, preset = _letters(text), PRESETS[name]
         for key, item in preset.settings.items():
             assert key in text
-            assert all(word in told for word in map(_letters, f"{item.source} {item.deviation}".split())), key
+            assert all(word in letters for word in map(_letters, f"{item.source} {item.deviation}".split())), key
         for key in (*preset.unpublished, *preset.wants):
             assert key in text
 
@@ -170,8 +172,8 @@ class TestCommand:
     def test_shows_the_same_to_scripts(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
         shown = json.loads(self.output(capsys, "show", name, "--json"))
         assert json.loads(self.output(capsys, "--json", "show", name)) == shown
-        told = {key: (item["value"], item["source"], item["deviation"]) for key, item in shown["settings"].items()}
-        assert told == PRESETS[name].settings
+        settings = {key: (item["value"], item["source"], item["deviation"]) for key, item in shown["settings"].items()}
+        assert settings == PRESETS[name].settings
         assert shown["deviations"] == list(PRESETS[name].deviations)
         listed = json.loads(self.output(capsys, "--json"))
         assert [item["name"] for item in listed] == list(PRESETS)

@@ -133,5 +133,5 @@ def test_texts_can_be_read_and_a_phone_never_scrolls_sideways(
         page = open_tab(file, width=360, height=740, scheme=scheme).at("")
         page.wait_for_timeout(700)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        found: dict[str, Any] = page.evaluate(CONTRAST)
-        assert found["texts"] > 20 and found["wrong"] == []
+        result: dict[str, Any] = page.evaluate(CONTRAST)
+        assert result["texts"] > 20 and result["wrong"] == []

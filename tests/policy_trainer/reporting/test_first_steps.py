@@ -1,4 +1,4 @@
-"""After the first steps a run that cannot learn says so, with the cause that has to be mended first."""
+"""After the first steps a run that cannot learn is reported, with the cause to fix first."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,23 +42,23 @@ def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., RolloutBatch]:
     return make
 
 
-def said(
+def troubles(
     tokenizer: Any, *steps: list[RolloutBatch], tagged: frozenset[str] = TAGS, loss: LossConfig = LOSS
 ) -> list[str]:
     first = FirstSteps(2, tokenizer, tagged, causes_of(loss))
     return [str(trouble) for number, step in enumerate(steps, 1) for trouble in first.observe(number, step)]
 
 
-def test_rewards_that_differ_are_left_alone(tokenizer: Any, make_batch: Any) -> None:
+def test_rewards_that_differ_are_no_trouble(tokenizer: Any, make_batch: Any) -> None:
     learns, alike = make_batch([RIGHT, WRONG], [1.0, 0.0]), make_batch([WRONG, WRONG], [0.0, 0.0])
-    assert said(tokenizer, [alike, alike], [alike, learns]) == []
-    assert said(tokenizer, [learns], [alike]) == []
+    assert troubles(tokenizer, [alike, alike], [alike, learns]) == []
+    assert troubles(tokenizer, [learns], [alike]) == []
 
 
 def test_rewards_that_are_compared_apart_may_have_equal_sums(tokenizer: Any, make_batch: Any) -> None:
     batch = make_batch([RIGHT, WRONG], [1.0, 1.0])
     batch = replace(batch, reward_parts={"a": np.array([1, 0], np.float32), "b": np.array([0, 1], np.float32)})
-    assert len(said(tokenizer, [batch], [batch])) == 1
+    assert len(troubles(tokenizer, [batch], [batch])) == 1
     first = FirstSteps(2, tokenizer, TAGS, causes_of(LOSS), apart={"a": 1.0, "b": 1.0})
     assert [*first.observe(1, [batch]), *first.observe(2, [batch])] == []
 
@@ -89,13 +89,13 @@ ASKING = {"prompt": "6*7=? in <answer> tags"}
 )
 def test_each_cause(batch: dict[str, Any], tagged: frozenset[str], words: list[str], tokenizer: Any, make_batch: Any):
     made = make_batch(**batch)
-    (told,) = said(tokenizer, [made], [made], [made], tagged=tagged)
-    assert told.startswith("the first steps teach little or nothing: ") and len(told) < 450
+    (trouble,) = troubles(tokenizer, [made], [made], [made], tagged=tagged)
+    assert trouble.startswith("the first steps teach little or nothing: ") and len(trouble) < 450
     for word in words:
-        assert word in told
+        assert word in trouble
 
 
-def test_a_run_that_goes_on_later_is_not_told_again(tokenizer: Any, make_batch: Any) -> None:
+def test_a_resumed_run_is_not_checked_again(tokenizer: Any, make_batch: Any) -> None:
     first = FirstSteps(2, tokenizer, TAGS, causes_of(LOSS))
     assert first.observe(7, [make_batch(**PLAIN)]) == []
 
@@ -110,12 +110,12 @@ def test_where_most_completions_are_cut_off_this_is_the_cause(
     cut: int, words: str, tokenizer: Any, make_batch: Any
 ) -> None:
     wrong = make_batch([WRONG] * 4, [0.0] * 4)
-    (told,) = said(tokenizer, [], [replace(wrong, finished=np.arange(4) >= cut)])
-    assert words in told
+    (trouble,) = troubles(tokenizer, [], [replace(wrong, finished=np.arange(4) >= cut)])
+    assert words in trouble
 
 
-def test_with_a_teacher_only_completions_that_cannot_be_judged_are_told_of(tokenizer: Any, make_batch: Any) -> None:
+def test_with_a_teacher_only_unjudged_completions_are_reported(tokenizer: Any, make_batch: Any) -> None:
     loss = LossConfig(advantage="distill")
     alike, unjudged = make_batch([WRONG, WRONG], [0.0, 0.0]), make_batch([WRONG, WRONG], [NAN, NAN])
-    assert said(tokenizer, [alike], [alike], loss=loss) == []
-    assert len(said(tokenizer, [unjudged], [unjudged], loss=loss)) == 1
+    assert troubles(tokenizer, [alike], [alike], loss=loss) == []
+    assert len(troubles(tokenizer, [unjudged], [unjudged], loss=loss)) == 1

@@ -112,9 +112,9 @@ class TestInertRatio:
     def test_it_is_told_once_whatever_comes_between(self) -> None:
         steps = [{**WELL, "clip_ratio": float(step == 100) / 1000, "step": step} for step in range(1, 400)]
         health = Health(LossConfig())
-        told = [health_record(trouble, record["step"]) for record in steps for trouble in health.observe(record)]
-        assert [record["name"] for record in told] == ["clip_ratio"]
-        later = Health(LossConfig(), past=[*steps[:150], *told])
+        reports = [health_record(trouble, record["step"]) for record in steps for trouble in health.observe(record)]
+        assert [record["name"] for record in reports] == ["clip_ratio"]
+        later = Health(LossConfig(), past=[*steps[:150], *reports])
         assert [trouble for record in steps[150:] for trouble in later.observe(record)] == []
 
     def test_several_updates_make_a_ratio_possible(self) -> None:

@@ -1,4 +1,4 @@
-"""What the server is told of a run: all of it, in order, without holding up the run; little where it cannot be told."""
+"""The server gets all records of a run, in order, and never holds up the run."""
 
 import json
 import threading
@@ -31,12 +31,12 @@ def step(number: int, **fields: Any) -> dict[str, Any]:
     return {"kind": "step", "step": number, **fields}
 
 
-def told(site: Site) -> list[dict[str, Any]]:
-    """All records that came, in order."""
+def received(site: Site) -> list[dict[str, Any]]:
+    """All records that the server got, in order."""
     return [record for request in site.requests for record in json.loads(request.body)["records"]]
 
 
-class Told:
+class Sender:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -48,12 +48,12 @@ class Told:
 
 
 @pytest.fixture
-def watch() -> Told:
-    return Told()
+def sender() -> Sender:
+    return Sender()
 
 
-def test_a_bug_costs_the_records_that_met_it_and_is_told(
-    open_site: Opener, watch: Told, monkeypatch: pytest.MonkeyPatch
+def test_a_bug_costs_only_the_records_that_met_it_and_is_reported(
+    open_site: Opener, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = RefServerClient.report_metrics
 
@@ -63,41 +63,41 @@ def test_a_bug_costs_the_records_that_met_it_and_is_told(
 
     monkeypatch.setattr(RefServerClient, "report_metrics", fail_first)
     site = open_site(lambda _: site.answer(200, KEPT))
-    with watch.sending(site.url) as metrics:
+    with sender.sending(site.url) as metrics:
         metrics.write(step(1))
-        until(lambda: bool(watch.notes))
+        until(lambda: bool(sender.notes))
         metrics.write(step(2))
         until(lambda: bool(site.requests))
-    assert [record["step"] for record in told(site)] == [2]
-    assert "only metrics.jsonl has them: TypeError('a bug')" in watch.notes[0]
+    assert [record["step"] for record in received(site)] == [2]
+    assert "only metrics.jsonl has them: TypeError('a bug')" in sender.notes[0]
 
 
-def test_all_records_arrive_in_order_by_the_end(open_site: Opener, watch: Told) -> None:
+def test_all_records_arrive_in_order_by_the_end(open_site: Opener, sender: Sender) -> None:
     site = open_site(lambda _: site.answer(200, KEPT))
-    with watch.sending(site.url, after=4, past=(step(3), step(4))) as metrics:
+    with sender.sending(site.url, after=4, past=(step(3), step(4))) as metrics:
         for number in range(5, 600):
             metrics.write(step(number, kl=float("nan"), parts={"a": float("inf")}))
-    assert [record["step"] for record in told(site)] == list(range(3, 600))
-    assert told(site)[-1] == step(599, kl=None, parts={"a": None})
+    assert [record["step"] for record in received(site)] == list(range(3, 600))
+    assert received(site)[-1] == step(599, kl=None, parts={"a": None})
     bodies = [json.loads(request.body) for request in site.requests]
     assert {(request.method, request.path) for request in site.requests} == {("POST", "/v1/runs/my%20run/metrics")}
     assert {body["lineage"] for body in bodies} == {"one"}
     assert [body.get("after") for body in bodies] == [4] + [None] * (len(bodies) - 1)
     assert max(len(body["records"]) for body in bodies) <= 256
-    assert not watch.notes
+    assert not sender.notes
 
 
-def test_a_server_that_is_away_for_a_while_gets_it_later(open_site: Opener, watch: Told) -> None:
+def test_a_server_that_is_away_for_a_while_gets_it_later(open_site: Opener, sender: Sender) -> None:
     answers = iter([None, open_answer(503), open_answer(429), open_answer(500), open_answer(507)])
     site = open_site(lambda _: next(answers, site.answer(200, KEPT)))
-    with watch.sending(site.url, after=7) as metrics:
+    with sender.sending(site.url, after=7) as metrics:
         metrics.write(step(8))
         until(lambda: len(site.requests) == 6)
         metrics.write(step(9))
     bodies = [json.loads(request.body) for request in site.requests]
     assert [body.get("after") for body in bodies[:6]] == [7] * 6
     assert [record["step"] for record in bodies[-1]["records"]] == [9]
-    assert not watch.notes
+    assert not sender.notes
 
 
 def open_answer(status: int) -> Any:
@@ -105,38 +105,38 @@ def open_answer(status: int) -> Any:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_server_that_does_not_allow_it_is_left_alone(open_site: Opener, watch: Told, status: int) -> None:
+def test_a_server_that_does_not_allow_it_gets_no_second_request(open_site: Opener, sender: Sender, status: int) -> None:
     site = open_site(lambda _: open_answer(status))
-    with watch.sending(site.url) as metrics:
+    with sender.sending(site.url) as metrics:
         metrics.write(step(1))
-        until(lambda: watch.notes)
+        until(lambda: sender.notes)
         for number in range(2, 20):
             metrics.write(step(number))
-    assert len(site.requests) == len(watch.notes) == 1
-    assert "keeps no metrics" in watch.notes[0]
+    assert len(site.requests) == len(sender.notes) == 1
+    assert "keeps no metrics" in sender.notes[0]
 
 
-def test_a_record_that_is_refused_holds_up_no_other(open_site: Opener, watch: Told) -> None:
+def test_a_record_that_is_refused_holds_up_no_other(open_site: Opener, sender: Sender) -> None:
     def respond(request: Any) -> Any:
         bad = any(record["step"] % 2 for record in json.loads(request.body)["records"])
         return open_answer(422) if bad else site.answer(200, KEPT)
 
     site = open_site(respond)
-    with watch.sending(site.url) as metrics:
+    with sender.sending(site.url) as metrics:
         for number in range(1, 5):
             metrics.write(step(number))
-            until(lambda number=number: told(site)[-1:] == [step(number)])
-    assert [record["step"] for record in told(site)] == [1, 2, 3, 4]
-    assert len(watch.notes) == 1
+            until(lambda number=number: received(site)[-1:] == [step(number)])
+    assert [record["step"] for record in received(site)] == [1, 2, 3, 4]
+    assert len(sender.notes) == 1
 
 
 def test_a_server_that_hangs_holds_up_neither_a_step_nor_the_end(
-    open_site: Opener, watch: Told, monkeypatch: pytest.MonkeyPatch
+    open_site: Opener, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_metrics, "_CLOSING_SECONDS", 0.05)
     answered = threading.Event()
     site = open_site(lambda _: (answered.wait(), site.answer(200, KEPT))[1])
-    with watch.sending(site.url) as metrics:
+    with sender.sending(site.url) as metrics:
         for number in range(10):
             metrics.write(step(number))
         until(lambda: site.requests)
@@ -144,31 +144,31 @@ def test_a_server_that_hangs_holds_up_neither_a_step_nor_the_end(
     answered.set()
 
 
-def test_the_oldest_are_dropped_while_nobody_takes_them(
-    open_site: Opener, watch: Told, monkeypatch: pytest.MonkeyPatch
+def test_the_oldest_are_dropped_while_the_server_is_away(
+    open_site: Opener, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_metrics, "_MOST", 3)
     there = threading.Event()
     site = open_site(lambda _: site.answer(200, KEPT) if there.is_set() else None)
-    with watch.sending(site.url) as metrics:
+    with sender.sending(site.url) as metrics:
         for number in range(8):
             metrics.write(step(number))
         before = len(site.requests)
         there.set()
-        until(lambda: told(site)[-1:] == [step(7)] and len(site.requests) > before)
+        until(lambda: received(site)[-1:] == [step(7)] and len(site.requests) > before)
     assert json.loads(site.requests[-1].body)["records"] == [step(5), step(6), step(7)]
-    assert len(watch.notes) == 1 and "oldest" in watch.notes[0]
+    assert len(sender.notes) == 1 and "oldest" in sender.notes[0]
 
 
-def test_a_step_of_very_many_batches_is_told_without_their_names(open_site: Opener, watch: Told) -> None:
+def test_a_step_of_very_many_batches_is_sent_without_their_ids(open_site: Opener, sender: Sender) -> None:
     site = open_site(lambda _: site.answer(200, KEPT))
-    with watch.sending(site.url) as metrics:
+    with sender.sending(site.url) as metrics:
         metrics.write(step(1, reward=0.5, batch_ids=["x" * 36] * (MAX_RECORD_BYTES // 36)))
-    assert told(site) == [step(1, reward=0.5)]
+    assert received(site) == [step(1, reward=0.5)]
 
 
-def test_a_run_that_records_nothing_says_nothing(open_site: Opener, watch: Told) -> None:
+def test_a_run_that_records_nothing_sends_nothing(open_site: Opener, sender: Sender) -> None:
     site = open_site(lambda _: site.answer(200, KEPT))
-    with watch.sending(site.url, past=(step(1),)):
+    with sender.sending(site.url, past=(step(1),)):
         pass
     assert not site.requests

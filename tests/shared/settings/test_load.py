@@ -116,7 +116,7 @@ def test_order_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (settings.port, settings.loss.clip, settings.loss.drop_groups) == (2000, 0.3, False)
     settings = load("--config", file, "--port", "3000", "--loss.clip", "0.5", "--loss.drop-groups", "--model=m")
     assert (settings.model, settings.port, settings.loss.clip) == ("m", 3000, 0.5)
-    # What the stronger sources leave alone comes from the weaker, field by field.
+    # What the stronger sources do not set comes from the weaker, field by field.
     assert (settings.loss.kind, settings.loss.drop_groups, settings.loss.betas) == ("reinforce", True, (0.9, 0.999))
 
 
@@ -164,8 +164,8 @@ def test_unknown_variables(
     name: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, "1")
-    told = f"serve: the environment variable {name} is not a setting; did you mean {meant}?\n"
-    assert refused(capsys, "--model", "m") == told
+    message = f"serve: the environment variable {name} is not a setting; did you mean {meant}?\n"
+    assert refused(capsys, "--model", "m") == message
 
 
 @pytest.mark.parametrize(
@@ -307,13 +307,13 @@ class Chosen(Serve):
     """Serve things, by a recipe if need be."""
 
     preset: str | None = None
-    """Whose settings hold where nothing else is said."""
+    """Whose settings hold unless another source sets them."""
 
 
 PRESETS: dict[str, PresetSettings] = {
-    "fast": lambda said: {"port": 4000, "loss": {"clip": 0.4, "betas": (0.1, 0.2)}, "other": 5},
-    "slow": lambda said: {"port": 4001},
-    "apt": lambda said: {"port": 2, "threads": 3} if said["loss"]["kind"] == "clip" else {"port": 4},
+    "fast": lambda others: {"port": 4000, "loss": {"clip": 0.4, "betas": (0.1, 0.2)}, "other": 5},
+    "slow": lambda others: {"port": 4001},
+    "apt": lambda others: {"port": 2, "threads": 3} if others["loss"]["kind"] == "clip" else {"port": 4},
 }
 
 
@@ -338,7 +338,7 @@ class TestPresets:
         assert self.load("--config", file, "--preset", "fast").loss.clip == 0.3
         assert self.load("--model", "m").port == 8400
 
-    def test_may_depend_on_what_others_said(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_may_depend_on_the_other_sources(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = write(tmp_path, 'model = "m"\npreset = "apt"\n[loss]\nkind = "clip"\n')
         assert (self.load("--config", file).port, self.load("--config", file).threads) == (2, 3)
         monkeypatch.setenv("TANDEM_TEST_LOSS__KIND", "reinforce")
