@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,18 @@ def trained(batch: RolloutBatch) -> Group:
     return replace(group, advantages=advantages([group], loss)[0])
 
 
+@pytest.fixture
+def sample(tokenizer: PreTrainedTokenizerFast) -> Callable[[RolloutBatch], SampledGroup]:
+    """What step 1 keeps of a batch."""
+
+    def sample(batch: RolloutBatch) -> SampledGroup:
+        kept = Kept()
+        make_samples(tokenizer, kept).of_step(1, [batch], [trained(batch)])
+        return kept[0][0]
+
+    return sample
+
+
 def make_samples(tokenizer: PreTrainedTokenizerFast, *writers: Any, every: int = 10, prompts: int = 4) -> Samples:
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
@@ -75,9 +87,7 @@ def test_a_line_has_the_texts_rewards_and_advantages(
     assert [item["tokens"] for item in completions] == [3, 3, 2]
     assert [item["finished"] for item in completions] == [True, False, True]
     assert [item["reward"] for item in completions] == [1.5, 0.5, None]
-    assert completions[2]["parts"] == {"accuracy": 1.0, "tags": None} and sorted(completions[0]["parts"]) == list(
-        completions[0]["parts"]
-    )
+    assert list(completions[2]["parts"].items()) == [("accuracy", 1.0), ("tags", None)], "sorted by name"
     right, wrong, unjudged = (item["advantage"] for item in completions)
     assert right == -wrong > 0.5 and unjudged is None
     assert [item.reward for item in read_samples(path)[0].completions][:2] == [1.5, 0.5]
@@ -92,12 +102,9 @@ def test_a_full_disk_ends_the_run_with_the_file_and_a_remedy(
         make_samples(tokenizer, SamplesFile(path)).of_step(1, [batch], [trained(batch)])
 
 
-def test_a_text_begins_as_rewards_saw_it(batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast) -> None:
-    kept = Kept()
-    started = replace(batch, sample=json.dumps({"start": "Well.\n<think>"}))
-    make_samples(tokenizer, kept).of_step(1, [started], [trained(batch)])
-    texts = [item.text for item in kept[0][0].completions]
-    assert texts == ["Well.\n<think>42", "Well.\n<think>41,", "Well.\n<think>40"]
+def test_a_text_begins_as_rewards_saw_it(batch: RolloutBatch, sample: Any) -> None:
+    group = sample(replace(batch, sample=json.dumps({"start": "Well.\n<think>"})))
+    assert [item.text for item in group.completions] == [f"Well.\n<think>{text}" for text in ("42", "41,", "40")]
 
 
 @pytest.mark.parametrize(("every", "expected"), [(3, [1, 3, 6]), (1, [1, 2, 3, 4, 5, 6]), (0, [])])
@@ -112,14 +119,10 @@ def test_the_first_step_and_every_nth(
     assert all(len(groups) == 2 for groups in kept)
 
 
-@pytest.mark.parametrize("sample", [None, "[1]", '{"index": "x", "answer": 3, "start": 4}'])
-def test_an_outside_clients_sample_may_say_nothing(
-    batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast, sample: str | None
-) -> None:
-    kept = Kept()
-    make_samples(tokenizer, kept).of_step(1, [replace(batch, sample=sample)], [trained(batch)])
-    assert (kept[0][0].problem, kept[0][0].answer) == (None, None)
-    assert kept[0][0].completions[0].text == "42"
+@pytest.mark.parametrize("about", [None, "[1]", '{"index": "x", "answer": 3, "start": 4}'])
+def test_an_outside_clients_sample_may_be_any_json(batch: RolloutBatch, sample: Any, about: str | None) -> None:
+    group = sample(replace(batch, sample=about))
+    assert (group.problem, group.answer, group.completions[0].text) == (None, None, "42")
 
 
 def test_half_a_surrogate_pair_is_escaped(
@@ -148,15 +151,12 @@ def test_the_terminal_gets_the_best_and_the_worst_of_one_group(
     assert "    42\n" in shown and "    41,\n" in shown and "    40\n" not in shown
 
 
-def test_tables_and_markdown_have_a_row_for_each_completion(
-    batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    kept = Kept()
-    make_samples(tokenizer, kept).of_step(1, [batch], [trained(batch)])
-    columns, rows = columns_and_rows(kept[0])
+def test_tables_and_markdown_have_a_row_for_each_completion(batch: RolloutBatch, sample: Any) -> None:
+    group = sample(batch)
+    columns, rows = columns_and_rows([group])
     table = [dict(zip(columns, row, strict=True)) for row in rows]
     assert [(row["prompt"], row["completion"], row["reward/accuracy"]) for row in table] == [
         ("6*7=?", "42", 1.0), ("6*7=?", "41,", 0.0), ("6*7=?", "40", 1.0)
     ]  # fmt: skip
     assert table[2]["reward"] is None
-    assert "\n    42\n" in markdown(kept[0])
+    assert "\n    42\n" in markdown([group])

@@ -52,8 +52,14 @@ def sender() -> Sender:
     return Sender()
 
 
+@pytest.fixture
+def site(open_site: Opener) -> Site:
+    """A server that keeps what it gets."""
+    return open_site(lambda _: Site.answer(200, KEPT))
+
+
 def test_a_bug_costs_only_the_records_that_met_it_and_is_reported(
-    open_site: Opener, sender: Sender, monkeypatch: pytest.MonkeyPatch
+    site: Site, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = RefServerClient.report_metrics
 
@@ -62,7 +68,6 @@ def test_a_bug_costs_only_the_records_that_met_it_and_is_reported(
         raise TypeError("a bug")
 
     monkeypatch.setattr(RefServerClient, "report_metrics", fail_first)
-    site = open_site(lambda _: site.answer(200, KEPT))
     with sender.sending(site.url) as metrics:
         metrics.write(step(1))
         until(lambda: bool(sender.notes))
@@ -72,8 +77,7 @@ def test_a_bug_costs_only_the_records_that_met_it_and_is_reported(
     assert "only metrics.jsonl has them: TypeError('a bug')" in sender.notes[0]
 
 
-def test_all_records_arrive_in_order_by_the_end(open_site: Opener, sender: Sender) -> None:
-    site = open_site(lambda _: site.answer(200, KEPT))
+def test_all_records_arrive_in_order_by_the_end(site: Site, sender: Sender) -> None:
     with sender.sending(site.url, after=4, past=(step(3), step(4))) as metrics:
         for number in range(5, 600):
             metrics.write(step(number, kl=float("nan"), parts={"a": float("inf")}))
@@ -160,15 +164,13 @@ def test_the_oldest_are_dropped_while_the_server_is_away(
     assert len(sender.notes) == 1 and "oldest" in sender.notes[0]
 
 
-def test_a_step_of_very_many_batches_is_sent_without_their_ids(open_site: Opener, sender: Sender) -> None:
-    site = open_site(lambda _: site.answer(200, KEPT))
+def test_a_step_of_very_many_batches_is_sent_without_their_ids(site: Site, sender: Sender) -> None:
     with sender.sending(site.url) as metrics:
         metrics.write(step(1, reward=0.5, batch_ids=["x" * 36] * (MAX_RECORD_BYTES // 36)))
     assert received(site) == [step(1, reward=0.5)]
 
 
-def test_a_run_that_records_nothing_sends_nothing(open_site: Opener, sender: Sender) -> None:
-    site = open_site(lambda _: site.answer(200, KEPT))
+def test_a_run_that_records_nothing_sends_nothing(site: Site, sender: Sender) -> None:
     with sender.sending(site.url, past=(step(1),)):
         pass
     assert not site.requests

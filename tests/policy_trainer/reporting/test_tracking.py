@@ -39,12 +39,8 @@ STEP: dict[str, Any] = {
     "eval_accuracy": None,
 }
 EVALUATION: dict[str, Any] = {
-    "kind": "evaluation",
-    "step": 4,
-    "decoding": "greedy",
-    "accuracy": 0.25,
-    "rewards": {"tags": 1.0},
-}
+    "kind": "evaluation", "step": 4, "decoding": "greedy", "accuracy": 0.25, "rewards": {"tags": 1.0},
+}  # fmt: skip
 SAMPLED = SampledGroup(
     3, "train", "b", "t", 7, "6*7=?", "42", (SampledCompletion("41", math.nan, {"accuracy": 0.0}, -0.5, 2, True),)
 )
@@ -58,7 +54,6 @@ def tracked(directory: Path, first_step: int = 0) -> TrackedRun:
 def test_numbers_by_name() -> None:
     assert scalars(STEP) == {"train/kl": 0.5, "train/reward/tags": 1.0, "train/not_finite": 0.0}
     assert scalars(EVALUATION) == {"evaluation/accuracy": 0.25, "evaluation/rewards/tags": 1.0}
-    assert scalars(HEALTH) == {}
 
 
 def series(directory: Path, name: str) -> list[tuple[int, float]]:
@@ -149,7 +144,7 @@ class TestWandb:
         assert [run.options["id"] for run in fakes] == [None, "made-up", None]
 
 
-def test_trackio_is_told_the_numbers(tmp_path: Path, fakes: list[FakeRun]) -> None:
+def test_trackio_gets_the_numbers(tmp_path: Path, fakes: list[FakeRun]) -> None:
     for first in (0, 5):
         tracker = TRACKERS["trackio"](tracked(tmp_path, first))
         tracker.write(STEP)
