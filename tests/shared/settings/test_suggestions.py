@@ -23,6 +23,7 @@ HINTS = Hints({"sft": Other}, {"kl_coef": ("loss.beta",), "num_epochs": ("max_st
         ("loss.bta", "did you mean --loss.beta?"),
         ("epsilom", "did you mean --loss.epsilon?"),
         ("batch", "did you mean --eval.batch or --judge.batch?"),
+        ("judge.batch", "did you mean --judge.batch?"),  # written with the wrong dashes
         ("kl_coef", "did you mean --loss.beta?"),
         ("kl.coef", "did you mean --loss.beta?"),
         ("use_vllm", "there is none"),
