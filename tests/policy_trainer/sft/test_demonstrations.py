@@ -92,7 +92,7 @@ def test_a_completion_ends_with_a_token_that_samplers_stop_at(
     path = write({"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"})
     config = from_values(SftConfig, model="none", data={"path": path})
     model = make_tiny(vocabulary=len(tokenizer))
-    for ends, end in (([7, 9], 7), ([7, 1], 1)):
+    for ends, end in (([7, 9], 7), ([0, 1], 1)):
         model.generation_config.eos_token_id = ends  # type: ignore[union-attr]
         data = load_demonstrations(config, model, tokenizer, print)
         assert data.rows[0].completion_ids[-1] == end
