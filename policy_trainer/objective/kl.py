@@ -30,7 +30,7 @@ def k2(x: Tensor) -> Tensor:
 def k3(x: Tensor) -> Tensor:
     """exp(x) - x - 1: unbiased and never negative.
 
-    By expm1, since the plain form loses all digits near 0. Both terms are clamped: if x alone grew, the gradient beyond
+    By expm1, since the plain form loses all digits near 0. Both terms are clamped: if only x grew, the gradient beyond
     the clamp would drive the policy away from the reference.
     """
     x = x.clamp(max=MAX_EXPONENT)

@@ -160,7 +160,7 @@ def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) 
 
 
 def _reinforce(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
-    """The policy gradient alone: no ratio, no clip (nano-aha-moment, GRPO:Zero). VESPO weighs it."""
+    """The policy gradient: no ratio, no clip (nano-aha-moment, GRPO:Zero). VESPO weighs it."""
     return Surrogate(-advantages * logps, *_never(ratio))
 
 

@@ -107,7 +107,7 @@ class LeaseTerms:
             raise RunFailed(
                 f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
                 f"{self.run!r}, lineage {self.lineage!r}.\n"
-                "The reference server mixes runs: use one of this version, with a --data-dir of its own"
+                "The reference server mixes runs: use one of this version, with a separate --data-dir"
             )
 
     def foreign(self, batch: RolloutBatch, version: int) -> str | None:

@@ -21,7 +21,7 @@ class Workers:
             self._process.start()
 
     def check(self) -> None:
-        """Called while the trainer waits. Restarts a worker of its own that has died, after a pause. Raises RunFailed
+        """Called while the trainer waits. Restarts the trainer's worker if it has died, after a pause. Raises RunFailed
         if a restart does not help."""
         if self._process is not None:
             self._process.check()

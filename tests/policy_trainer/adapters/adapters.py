@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def ignore_peft() -> Iterator[None]:
-    """Of peft's warnings those that are not ours to mend."""
+    """Ignores warnings that peft causes itself."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # it sees GPT-2, and sets it
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # it asks for it

@@ -1,4 +1,4 @@
-"""Beside peft's own merge, in float64."""
+"""Merged weights against peft's, in float64."""
 
 import json
 from pathlib import Path
@@ -28,9 +28,9 @@ def test_merged_weights_are_those_of_peft(model: PreTrainedModel, tmp_path: Path
     changes = read_adapter(tmp_path)
     assert len(changes) >= 8
     for name, weight in state.items():
-        own = changes[name].merged(weight) if name in changes else weight
-        assert own.dtype == torch.float32
-        torch.testing.assert_close(own.double(), expected[name], rtol=0, atol=1e-6)
+        merged = changes[name].merged(weight) if name in changes else weight
+        assert merged.dtype == torch.float32
+        torch.testing.assert_close(merged.double(), expected[name], rtol=0, atol=1e-6)
         assert (name in changes) == (not torch.equal(expected[name], weight.double()))
 
 

@@ -1,4 +1,4 @@
-"""How many bytes are alive that some code allocated, at their peak: counted, since a CPU has no counter of its own."""
+"""How many bytes are alive that some code allocated, at their peak: counted, since a CPU has no such counter."""
 
 import weakref
 from collections.abc import Callable

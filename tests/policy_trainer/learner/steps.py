@@ -47,4 +47,4 @@ def ready_groups(batches: Sequence[Batch], loss: LossConfig) -> list[Group]:
     groups = [group for group in (make_group(batch, loss) for batch in batches) if trains(group, loss)]
     groups = with_old_logps(groups, loss, recompute)
     values = advantages(groups, loss)
-    return [replace(group, advantages=own) for group, own in zip(groups, values, strict=True)]
+    return [replace(group, advantages=computed) for group, computed in zip(groups, values, strict=True)]

@@ -58,11 +58,11 @@ def trained(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def adapters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    return {name: own for name, own in model.named_parameters() if ".lora_" in name}
+    return {name: tensor for name, tensor in model.named_parameters() if ".lora_" in name}
 
 
 def frozen(model: PreTrainedModel) -> dict[str, Tensor]:
-    return {name: own.detach().clone() for name, own in model.named_parameters() if ".lora_" not in name}
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters() if ".lora_" not in name}
 
 
 def logps(model: PreTrainedModel) -> Tensor:
@@ -102,8 +102,8 @@ def test_adapters_begin_as_the_base_which_stays_as_it_is(
     with adapters_off(model):
         assert torch.equal(logps(model), base)
     assert not torch.equal(logps(model), base)
-    assert all(torch.equal(own, weights[name]) for name, own in frozen(model).items())
-    assert all(not torch.equal(own, begun[name]) for name, own in adapters(model).items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in frozen(model).items())
+    assert all(not torch.equal(tensor, begun[name]) for name, tensor in adapters(model).items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,28 +111,27 @@ def test_gradients_are_those_of_the_chain_rule(family: str, batches: list[Scored
     """Of W + scale B A: dL/dA = scale B^T dL/dW, and dL/dB = scale dL/dW A^T, in float64."""
     model = trained(adapted(make(family)))
     whole = in_double(make(family))
-    parameters = dict(whole.named_parameters())
-    own = adapters(model)
+    weights, parameters = dict(whole.named_parameters()), adapters(model)
     parts: dict[str, tuple[str, str]] = {}
-    for name in own:
+    for name in parameters:
         layer, _, part = name.partition(".lora_")
         if part.startswith("A"):
             parts[layer] = (name, f"{layer}.lora_B{part[1:]}")
     scale, transposed = LORA.alpha / LORA.rank, family == "gpt2"
-    values = {name: parameter.detach().double() for name, parameter in own.items()}
+    values = {name: parameter.detach().double() for name, parameter in parameters.items()}
     with torch.no_grad():
         for layer, (a, b) in parts.items():
             added = scale * values[b] @ values[a]
-            parameters[f"{layer}.weight"] += added.T if transposed else added  # type: ignore[assignment]
+            weights[f"{layer}.weight"] += added.T if transposed else added  # type: ignore[assignment]
     loss = LossConfig(beta=0.1)
     naive_loss(whole, batches, loss).backward()
     learner(model, loss=loss, reference="server").step(batches, step=0)
     for layer, (a, b) in parts.items():
-        slope = parameters[f"{layer}.weight"].grad
+        slope = weights[f"{layer}.weight"].grad
         assert slope is not None
         slope = slope.T if transposed else slope
         for name, expected in ((a, scale * values[b].T @ slope), (b, scale * slope @ values[a].T)):
-            gradient = own[name].grad
+            gradient = parameters[name].grad
             assert gradient is not None and expected.abs().max() > 0
             torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=1e-4 * float(expected.abs().max()))
 
@@ -141,16 +140,16 @@ def test_gradients_are_those_of_the_chain_rule(family: str, batches: list[Scored
 def test_the_reference_is_the_servers_or_its_own(source: Any, make_tiny: Make, batches: list[ScoredBatch]) -> None:
     """The batches' log-probs are all -1: a reference that nobody would take for the base."""
     model = adapted(make_tiny())
-    own = learner(model, reference=source)
-    assert (own.kl(batches) == 0) is (source == "adapter-off")
+    policy = learner(model, reference=source)
+    assert (policy.kl(batches) == 0) is (source == "adapter-off")
     rollouts: list[RolloutBatch] = [batch.rollout for batch in batches]
     if source == "server":
         with pytest.raises(ValueError, match="it has no ref_logps"):
-            own.step(rollouts, step=0)
+            policy.step(rollouts, step=0)
         return
     with_own = learner(copy.deepcopy(model))
-    assert with_own.step(rollouts, step=0) == own.step(batches, step=0)
-    assert all(torch.equal(one, policy_state(model)[name]) for name, one in policy_state(with_own.model).items())
+    assert with_own.step(rollouts, step=0) == policy.step(batches, step=0)
+    assert all(torch.equal(tensor, policy_state(model)[name]) for name, tensor in policy_state(with_own.model).items())
 
 
 def test_without_a_penalty_nothing_is_computed_for_it(make_tiny: Make, batches: list[ScoredBatch]) -> None:
@@ -180,8 +179,8 @@ def test_the_seed_decides_and_the_random_state_stays(make_tiny: Make) -> None:
         assert torch.equal(torch.get_rng_state(), before)
         states.append(policy_state(model))
     first, same, other = states
-    assert all(torch.equal(own, same[name]) for name, own in first.items())
-    assert any(not torch.equal(own, other[name]) for name, own in first.items())
+    assert all(torch.equal(tensor, same[name]) for name, tensor in first.items())
+    assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -194,10 +193,10 @@ def test_a_resumed_run_goes_on_bit_for_bit(
         return adapted(make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype)), seed=seed)
 
     optimizer = OptimizerConfig(learning_rate=1e-2, offload=offload)
-    own = learner(fresh(0), optimizer=optimizer)
+    policy = learner(fresh(0), optimizer=optimizer)
     for step in range(2):
-        own.step(batches, step=step)
-    write = partial(write_weights, own.model, tokenizer, own.weights)
+        policy.step(batches, step=step)
+    write = partial(write_weights, policy.model, tokenizer, policy.weights)
     checkpoint = Checkpoints(tmp_path, keep=1).begin(TrainState(step=2), write).finish()
     assert sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) < 100_000
     resumed = fresh(1)
@@ -205,10 +204,10 @@ def test_a_resumed_run_goes_on_bit_for_bit(
     again = learner(resumed, optimizer=optimizer)
     restore(checkpoint, again.weights)
     for step in (2, 3):
-        assert again.step(batches, step=step) == own.step(batches, step=step)
-    for name, value in policy_state(own.model).items():
+        assert again.step(batches, step=step) == policy.step(batches, step=step)
+    for name, value in policy_state(policy.model).items():
         assert torch.equal(policy_state(again.model)[name], value)
-    for name, value in own.weights.stepped.items():
+    for name, value in policy.weights.stepped.items():
         assert torch.equal(again.weights.stepped[name], value)
 
 
@@ -238,27 +237,27 @@ class TestSaved:
         self, family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
     ) -> None:
         model = trained(adapted(make(family)))
-        before = {name: own.clone() for name, own in model.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         save_whole(model, tokenizer, tmp_path)
         whole = load_model(str(tmp_path), revision=None, device="cpu", dtype="auto")
         assert not (tmp_path / "adapter_config.json").exists() and whole.dtype == torch.float32
         expected = logps(model)
         torch.testing.assert_close(logps(whole), expected, rtol=0, atol=rounding(expected.abs().max()))
-        assert all(torch.equal(own, before[name]) for name, own in model.state_dict().items())
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_bfloat16_model_is_merged_in_float32_and_rounded_once(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = trained(adapted(make("qwen2-tied", torch.bfloat16)))
-    own = model.state_dict()
+    state = model.state_dict()
     save_whole(model, tokenizer, tmp_path)
     whole = load_model(str(tmp_path), revision=None, device="cpu", dtype="auto").state_dict()
     for name, weight in make("qwen2-tied", torch.bfloat16).state_dict().items():
         layer = name.removesuffix(".weight")
         expected = weight
-        if f"{layer}.lora_A.default.weight" in own:
-            a, b = (own[f"{layer}.lora_{part}.default.weight"].float() for part in "AB")
+        if f"{layer}.lora_A.default.weight" in state:
+            a, b = (state[f"{layer}.lora_{part}.default.weight"].float() for part in "AB")
             expected = (weight.float() + LORA.alpha / LORA.rank * (b @ a)).bfloat16()
             assert not torch.equal(expected, weight)
         assert torch.equal(whole[name], expected)

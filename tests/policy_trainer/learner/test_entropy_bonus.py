@@ -34,19 +34,19 @@ def batch(make_scored: Make) -> ScoredBatch:
     return make_scored([3, 4], [[5, 6, 7], [8], [9, 10]], [0.0, 1.0, 0.5])
 
 
-def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
-    return all(torch.equal(own, other.state_dict()[name]) for name, own in one.state_dict().items())
+def same(model: PreTrainedModel, other: PreTrainedModel) -> bool:
+    return all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_resumed_run_is_the_same_to_the_bit(
     tmp_path: Path, make_tiny: Make, tokenizer: Any, batch: ScoredBatch
 ) -> None:
     """Four steps of two updates, or two, a new process, and two more."""
-    one = learner(make_tiny(vocabulary=len(tokenizer)), ADAPTIVE)
+    first = learner(make_tiny(vocabulary=len(tokenizer)), ADAPTIVE)
     for step in range(2):
-        one.step([batch], step=step)
-    state = TrainState(step=2, entropy_coef=one.bonus.coef, last_entropy=one.bonus.entropy)
-    path = Checkpoints(tmp_path, keep=1).save(state, one.model, tokenizer, one.weights)
+        first.step([batch], step=step)
+    state = TrainState(step=2, entropy_coef=first.bonus.coef, last_entropy=first.bonus.entropy)
+    path = Checkpoints(tmp_path, keep=1).save(state, first.model, tokenizer, first.weights)
     assert read_state(path) == state and state.last_entropy is not None and state.entropy_coef > 0.5
 
     def resumed() -> Learner:
@@ -56,12 +56,12 @@ def test_a_resumed_run_is_the_same_to_the_bit(
 
     restored, forgetful = resumed(), resumed()
     restored.restore_bonus(read_state(path).entropy_coef, state.last_entropy)
-    for own in (one, restored, forgetful):
+    for learns in (first, restored, forgetful):
         for step in range(2, 4):
-            own.step([batch], step=step)
-    assert (restored.bonus.coef, restored.bonus.entropy) == (one.bonus.coef, one.bonus.entropy)
-    assert same(restored.model, one.model)
-    assert not same(forgetful.model, one.model)
+            learns.step([batch], step=step)
+    assert (restored.bonus.coef, restored.bonus.entropy) == (first.bonus.coef, first.bonus.entropy)
+    assert same(restored.model, first.model)
+    assert not same(forgetful.model, first.model)
 
 
 def test_updates_that_are_skipped_or_train_nothing_leave_the_coefficient(
@@ -69,23 +69,23 @@ def test_updates_that_are_skipped_or_train_nothing_leave_the_coefficient(
 ) -> None:
     nothing = make_scored([3], [[4], [5]], [0.0, 1.0], loss_mask=[False, False])
     broken = make_scored([3], [[4], [5]], [0.0, 1.0])
-    own = learner(make_tiny(), ADAPTIVE)
-    own.step([batch], step=0)
-    before = own.bonus.coef, own.bonus.entropy
-    own.step([nothing], step=1)
-    assert (own.bonus.coef, own.bonus.entropy) == before
+    learns = learner(make_tiny(), ADAPTIVE)
+    learns.step([batch], step=0)
+    before = learns.bonus.coef, learns.bonus.entropy
+    learns.step([nothing], step=1)
+    assert (learns.bonus.coef, learns.bonus.entropy) == before
     with torch.no_grad():
-        next(own.model.parameters()).fill_(np.nan)
-    assert own.step([broken], step=2).not_finite
-    assert (own.bonus.coef, own.bonus.entropy) == before
+        next(learns.model.parameters()).fill_(np.nan)
+    assert learns.step([broken], step=2).not_finite
+    assert (learns.bonus.coef, learns.bonus.entropy) == before
 
 
 def test_a_bonus_raises_the_entropy(make_tiny: Make, batch: ScoredBatch) -> None:
-    found = []
+    entropies = []
     for coef in (0.0, 1.0):
-        own = learner(make_tiny(), EntropyConfig(coef=coef), old_logps="current", top_entropy_quantile=0.5)
-        found.append([own.step([batch], step=step).entropy for step in range(5)])
-    assert found[1][-1] > found[0][-1] + 0.5
+        learns = learner(make_tiny(), EntropyConfig(coef=coef), old_logps="current", top_entropy_quantile=0.5)
+        entropies.append([learns.step([batch], step=step).entropy for step in range(5)])
+    assert entropies[1][-1] > entropies[0][-1] + 0.5
 
 
 @pytest.mark.parametrize("surrogate", ["clip", "reinforce", "cispo", "sapo"])
@@ -100,11 +100,11 @@ def test_degenerate_batches_have_finite_gradients(make_tiny: Make, make_scored: 
     for quantile in (0.0, 0.2):
         model = make_tiny()
         for part in (batches, *([batch] for batch in batches)):
-            own = learner(
+            learns = learner(
                 copy.deepcopy(model), EntropyConfig(coef=0.5), surrogate=surrogate, top_entropy_quantile=quantile
             )
-            assert not own.step(part, step=0).not_finite
-            assert all(parameter.isfinite().all() for parameter in own.model.parameters())
+            assert not learns.step(part, step=0).not_finite
+            assert all(parameter.isfinite().all() for parameter in learns.model.parameters())
 
 
 @pytest.mark.parametrize(("quantile", "forwards"), [(1.0, 2), (0.5, 4)])

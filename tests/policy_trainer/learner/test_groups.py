@@ -80,7 +80,7 @@ class TestParticipation:
         assert train(batch, truncated=truncated, drop_zero_variance=False) is trained
 
     def test_a_completion_with_a_step_that_could_not_be_made(self, make_scored: Make) -> None:
-        """Under process supervision alone."""
+        """Only under process supervision."""
         batch = with_steps(
             make_scored([3], [[4, 5], [6], [7]], [0.0, 1.0, 1.0]), [0, NAN, 1, 2], [0, 1, 0, 0], [2, 1, 1]
         )

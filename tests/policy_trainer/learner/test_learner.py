@@ -65,8 +65,10 @@ def batches(model: PreTrainedModel, make_scored: Make) -> list[ScoredBatch]:
         completions = [generator.integers(2, 64, length).tolist() for length in lengths]
         temperature = extra.get("temperature", 1.0)
         with torch.no_grad():
-            own = torch.cat([row_logps(model, prompt, completion, temperature) for completion in completions]).numpy()
-        old, ref = (own + generator.normal(0, 0.5, len(own)) for _ in range(2))
+            sampled = torch.cat(
+                [row_logps(model, prompt, completion, temperature) for completion in completions]
+            ).numpy()
+        old, ref = (sampled + generator.normal(0, 0.5, len(sampled)) for _ in range(2))
         return make_scored(prompt, completions, rewards, old_logps=old, ref_logps=ref, number=number, **extra)
 
     return [
@@ -130,15 +132,15 @@ class TestAgainstTheNaiveLoop:
     ) -> None:
         """Masked tokens, unrewarded completions and groups that do not train do not count."""
         with torch.no_grad():
-            completions = [one for i in (0, 2, 3) for one in completions_of(model, [batches[i]])[0]]
-        judged = [one for one in completions if not math.isnan(one.reward)]
-        expected = [float(one.entropies[t]) for one in judged for t in one.trained]
+            completions = [completion for i in (0, 2, 3) for completion in completions_of(model, [batches[i]])[0]]
+        judged = [completion for completion in completions if not math.isnan(completion.reward)]
+        expected = [float(completion.entropies[t]) for completion in judged for t in completion.trained]
         assert len(expected) == 12 + 14 + 5
         stats, _, _ = stepped(model, batches, forward=forward, micro_batch_tokens=micro_batch_tokens)
         assert stats.entropy == pytest.approx(np.mean(expected), rel=1e-6)
 
     def test_kl_and_clip_ratio(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        """Of the first group alone, token by token."""
+        """Of the first group only, token by token."""
         batch = batches[0]
         rollout = batch.rollout
         assert rollout.sampler_logps is not None
@@ -212,8 +214,8 @@ class TestLeftOut:
     def test_groups_without_variance_do_not_count_in_the_mean(
         self, model: PreTrainedModel, batches: list[ScoredBatch]
     ) -> None:
-        alone = stepped(model, batches[:1])
-        TestInvariance.assert_same(stepped(model, [batches[1], batches[0], batches[4]]), alone)
+        single = stepped(model, batches[:1])
+        TestInvariance.assert_same(stepped(model, [batches[1], batches[0], batches[4]]), single)
 
     def test_unjudged_completions_neither_train_nor_count(
         self, model: PreTrainedModel, batches: list[ScoredBatch], make_scored: Make
@@ -286,7 +288,7 @@ class TestNotFinite:
         before, stepped_before = weights(model), copy.deepcopy(learns.weights.stepped)
         stats = learns.step([good, make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])], step=1)
         assert stats.not_finite and torch.equal(weights(model), before)
-        assert all(torch.equal(learns.weights.stepped[name], own) for name, own in stepped_before.items())
+        assert all(torch.equal(learns.weights.stepped[name], weight) for name, weight in stepped_before.items())
 
     def test_a_gradient_of_nan_changes_nothing_and_is_forgotten(
         self, model: PreTrainedModel, batches: list[ScoredBatch]
@@ -323,15 +325,17 @@ class TestKl:
         prompt, completions = [3, 4, 5], [[6, 7, 8, 9], [10], [11, 12]]
         group = make_scored(prompt, completions, [0.0, 1.0, 0.0]).rollout.group
         with torch.no_grad():
-            own = forward(model)([group], [temperature]).numpy()
-        batch = make_scored(prompt, completions, [0.0, 1.0, 0.0], old_logps=own, ref_logps=own, temperature=temperature)
+            sampled = forward(model)([group], [temperature]).numpy()
+        batch = make_scored(
+            prompt, completions, [0.0, 1.0, 0.0], old_logps=sampled, ref_logps=sampled, temperature=temperature
+        )
         learns = learner(model, forward=forward)
         assert 0 <= learns.kl([batch, batch]) < 1e-9
         assert learns.step([batch], step=0).kl < 1e-9
         assert learns.kl([batch]) > 1e-6
 
     def test_is_the_mean_over_all_tokens(self, model: PreTrainedModel, make_scored: Make) -> None:
-        one = make_scored([3], [[4, 5], [6]], [0.0, 1.0], ref_logps=[-2, -3, -4])
+        first = make_scored([3], [[4, 5], [6]], [0.0, 1.0], ref_logps=[-2, -3, -4])
         two = make_scored([7, 8], [[9]], [0.0], ref_logps=[-1], temperature=2.0)
         with torch.no_grad():
             logps = torch.cat(
@@ -339,7 +343,7 @@ class TestKl:
             ).numpy()
         x = np.array([-2, -3, -4, -1]) - logps
         before = weights(model)
-        assert learner(model).kl([one, two]) == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-6)
+        assert learner(model).kl([first, two]) == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-6)
         assert torch.equal(weights(model), before)
         assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -348,10 +352,10 @@ class TestLogps:
     """What is shown of a sampled group."""
 
     def test_of_each_batch_at_its_temperature(self, model: PreTrainedModel, make_scored: Make) -> None:
-        one = make_scored([3], [[4, 5], [6]], [0.0, 1.0]).rollout
+        first = make_scored([3], [[4, 5], [6]], [0.0, 1.0]).rollout
         two = make_scored([7, 8], [[9]], [0.0], ref_logps=[-1], temperature=2.0)
         before = weights(model)
-        first, second = learner(model).logps([one, two])
+        first, second = learner(model).logps([first, two])
         with torch.no_grad():
             expected = torch.cat([row_logps(model, [3], [4, 5], 1), row_logps(model, [3], [6], 1)])
             np.testing.assert_allclose(first, expected.numpy(), atol=1e-6)
@@ -398,8 +402,8 @@ class TestNoiseFloor:
         for number, rows in lengths.items():
             first = len(rows) // 2
             for place, length in enumerate(rows):
-                alone = first if place < first else len(rows) - first
-                x += [0.1 * (together[number] - alone)] * length
+                half = first if place < first else len(rows) - first
+                x += [0.1 * (together[number] - half)] * length
         expected = np.mean(np.exp(x) - np.array(x) - 1)
         got = learner(model, forward=Noisy, micro_batch_tokens=micro_batch_tokens).noise_floor(batches)
         assert got == pytest.approx(expected, rel=1e-5)
@@ -505,8 +509,8 @@ class TestSeveralUpdates:
     ) -> None:
         copied = copy.deepcopy(model)
         stats = learner(copied, num_iterations=3).step(batches, step=0)
-        one = learner(model)
-        each = [one.step(batches, step=0) for _ in range(3)]
+        single = learner(model)
+        each = [single.step(batches, step=0) for _ in range(3)]
         assert torch.equal(weights(copied), weights(model))
         assert (stats.updates, stats.groups, stats.tokens) == (3, 3, each[0].tokens)
         for name in ("loss", "kl", "entropy", "clip_ratio", "grad_norm", "ratio_mean"):
@@ -519,14 +523,14 @@ class TestSeveralUpdates:
         """Three groups train: one, and then two."""
         copied = copy.deepcopy(model)
         stats = learner(copied, minibatches=2).step(batches, step=0)
-        one = learner(model)
-        each = [one.step(part, step=0) for part in (batches[:2], batches[2:])]
+        single = learner(model)
+        each = [single.step(part, step=0) for part in (batches[:2], batches[2:])]
         assert torch.equal(weights(copied), weights(model))
         assert stats.updates == 2 and stats.tokens == each[0].tokens + each[1].tokens
         assert stats.loss == pytest.approx((each[0].loss + each[1].loss) / 2)
 
     def test_advantages_are_those_of_the_whole_step(self, model: PreTrainedModel, make_scored: Make) -> None:
-        """Under reinforce++ a group of one learns from the others, also where it is updated on alone."""
+        """Under reinforce++ a group of one learns from the others, also if it is a minibatch by itself."""
         tokens = [[[4, 5]], [[6]], [[7, 8, 9]]]
         step = [make_scored([3], rows, [reward]) for rows, reward in zip(tokens, (0.0, 1.0, 3.0), strict=True)]
         loss = LossConfig(advantage="reinforce++", beta=0, drop_zero_variance=False)
@@ -538,11 +542,11 @@ class TestSeveralUpdates:
     def test_one_that_is_not_finite_is_left_out(self, make_tiny: Make, make_scored: Make) -> None:
         good = make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])
         bad = make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])
-        model, alone = make_tiny(), make_tiny()
+        model, other = make_tiny(), make_tiny()
         stats = learner(model, loss=LossConfig(beta=100.0), minibatches=2).step([good, bad], step=0)
         assert stats.not_finite and stats.updates == 1
-        learner(alone, loss=LossConfig(beta=100.0)).step([good], step=0)
-        assert torch.equal(weights(model), weights(alone))
+        learner(other, loss=LossConfig(beta=100.0)).step([good], step=0)
+        assert torch.equal(weights(model), weights(other))
 
 
 class TestWithoutAReference:

@@ -71,6 +71,6 @@ def test_totals_count_what_trains(groups: list[Group]) -> None:
 
 def test_tokens_of_high_entropy_are_joined_and_counted(groups: list[Group]) -> None:
     masks = [np.array([True, False, True]), np.array([True, True, True])]
-    told = [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
-    assert join(told, torch.device("cpu")).explored.tolist() == [True, False, True, True, False, False]
-    assert (totals(told, 7).tokens, totals(told, 7).explored) == (4, 3)
+    marked = [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
+    assert join(marked, torch.device("cpu")).explored.tolist() == [True, False, True, True, False, False]
+    assert (totals(marked, 7).tokens, totals(marked, 7).explored) == (4, 3)

@@ -29,7 +29,7 @@ class Recompute:
     def __call__(self, groups: Sequence[Group]) -> list[Array]:
         self.calls += 1
         assert [len(group.mask) for group in groups] == [2, 3]
-        return [np.array(own, np.float32) for own in LEARNER]
+        return [np.array(row, np.float32) for row in LEARNER]
 
 
 @pytest.fixture

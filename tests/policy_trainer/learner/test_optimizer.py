@@ -1,4 +1,4 @@
-"""Learning rates by hand; masters beside AdamW by hand in float64, and what bfloat16 rounds away without them."""
+"""Learning rates by hand; masters against AdamW by hand in float64, and what bfloat16 rounds away without them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -196,8 +196,8 @@ class TestOffloaded:
             assert norms[0] == pytest.approx(norms[1], rel=NEAR[device]) and norms[0] > 0.5
         (model, weights), (offloaded_model, offloaded) = pair
         for name, parameter in model.named_parameters():
-            own, other = weights.stepped[name].detach().cpu(), offloaded.stepped[name].detach()
-            torch.testing.assert_close(other, own, atol=NEAR[device], rtol=0)
+            plain, other = weights.stepped[name].detach().cpu(), offloaded.stepped[name].detach()
+            torch.testing.assert_close(other, plain, atol=NEAR[device], rtol=0)
             returned = offloaded_model.get_parameter(name).cpu()
             assert torch.equal(returned, other.to(dtype))
             assert device == "cuda" or torch.equal(returned, parameter)

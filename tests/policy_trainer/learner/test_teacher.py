@@ -53,8 +53,8 @@ def test_the_server_s_only_model_is_the_teacher_unless_the_penalty_uses_it(
             assert "it has no teacher_logps, which distillation needs" in str(missing_input(scored, config, reference))
             continue
         assert missing_input(scored, config, reference) is None
-        found = make_group(scored, config, reference).teacher_logps
-        assert found is (None if name is None else getattr(scored, name))
+        teacher_logps = make_group(scored, config, reference).teacher_logps
+        assert teacher_logps is (None if name is None else getattr(scored, name))
 
 
 def test_a_batch_that_nobody_scored_is_refused(batch: ScoredBatch) -> None:
@@ -64,9 +64,9 @@ def test_a_batch_that_nobody_scored_is_refused(batch: ScoredBatch) -> None:
 @pytest.mark.parametrize("loss", [DISTILL, {"distillation_coef": 0.1, "beta": 0}])
 def test_equal_rewards_and_single_completions_train(loss: dict[str, Any], batch: Any, make_scored: Make) -> None:
     config = LossConfig.model_validate(loss)
-    for own in (batch, make_scored([3], [[4]], [0.0])):
-        assert trains(make_group(own, config), config)
-        assert not trains(make_group(own, LossConfig(beta=0)), LossConfig(beta=0))
+    for either in (batch, make_scored([3], [[4]], [0.0])):
+        assert trains(make_group(either, config), config)
+        assert not trains(make_group(either, LossConfig(beta=0)), LossConfig(beta=0))
     unjudged = make_scored([3], [[4], [5]], [math.nan, math.nan])
     assert not trains(make_group(unjudged, config), config)
 
@@ -86,14 +86,16 @@ def test_steps_bring_the_policy_to_the_teacher(old_logps: str, make_tiny: Make, 
     for step in range(8):
         groups: list[Group] = []
         with torch.no_grad():
-            own = PackedForward(policy)([batch.rollout.group], [1.0]).numpy()
-        fresh = replace(scored, rollout=replace(batch.rollout, sampler_logps=own if old_logps == "sampler" else None))
+            sampled = PackedForward(policy)([batch.rollout.group], [1.0]).numpy()
+        fresh = replace(
+            scored, rollout=replace(batch.rollout, sampler_logps=sampled if old_logps == "sampler" else None)
+        )
         stats = made.step([fresh], step=step, on_groups=groups.extend)
         assert stats.groups == 1 and math.isfinite(stats.loss)
-        bound = rounding(np.abs(own).max())
-        np.testing.assert_allclose(groups[0].advantages, scored.teacher_logps - own, rtol=0, atol=bound)
-        assert teacher_kl(groups) == pytest.approx(float(np.mean(own - scored.teacher_logps)), abs=bound)
-        seen.append(float(np.abs(own - scored.teacher_logps).mean()))
+        bound = rounding(np.abs(sampled).max())
+        np.testing.assert_allclose(groups[0].advantages, scored.teacher_logps - sampled, rtol=0, atol=bound)
+        assert teacher_kl(groups) == pytest.approx(float(np.mean(sampled - scored.teacher_logps)), abs=bound)
+        seen.append(float(np.abs(sampled - scored.teacher_logps).mean()))
     assert seen[-1] < seen[0]
 
 

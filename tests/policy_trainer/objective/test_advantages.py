@@ -122,11 +122,11 @@ def test_a_shift_of_all_rewards_changes_nothing_and_a_factor_is_scaled_away(
     settings = {"advantage": name, "scale_rewards": scale, "advantage_eps": 1e-12}
     made = [make_group(np.array(rewards)) for rewards in groups]
     moved = [make_group(group.rewards * factor + shift) for group in made]
-    for rewards, one, other in zip(
+    for rewards, before, after in zip(
         groups, *(advantages(each, LossConfig.model_validate(settings)) for each in (made, moved)), strict=True
     ):
         if max(rewards) - min(rewards) > 0.1:
-            assert other == pytest.approx(one * (factor if scale == "none" else 1), rel=1e-4, abs=1e-5)
+            assert after == pytest.approx(before * (factor if scale == "none" else 1), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ def test_a_sampler_that_told_nothing_is_the_old_policy() -> None:
     assert not loss_of(sampler=None, mask=strict).untrusted.any()
     config = LossConfig.model_validate({"beta": 0, "old_logps": "recomputed", "mask": {"ipo": 0.22}})
     unknown = torch.tensor([True, True, True, False, False])
-    told = torch.where(unknown, torch.nan, NOW)  # by the second completion's group alone
-    tokens = LossTokens(SEQUENCE_IDS, MASK, ADVANTAGES, old_logps=SAMPLER, sampler_logps=told)
+    known = torch.where(unknown, torch.nan, NOW)  # unknown in the second completion's group
+    tokens = LossTokens(SEQUENCE_IDS, MASK, ADVANTAGES, old_logps=SAMPLER, sampler_logps=known)
     assert token_loss(NOW, tokens, config).untrusted.tolist() == [False, True, False, False, False]
 
 

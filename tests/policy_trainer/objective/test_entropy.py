@@ -38,11 +38,11 @@ class TestHighEntropy:
     def test_groups_get_theirs(self) -> None:
         groups = [make_group(np.array([0.0, 1.0])), make_group(np.array([math.nan, 1.0]))]
 
-        def entropies(asked: object) -> list[Array]:
+        def entropies(groups: object) -> list[Array]:
             return [np.array([1.0, 2.0]), np.array([9.0, 3.0])]
 
-        found: list[Group] = with_high_entropy(groups, LossConfig(top_entropy_quantile=0.5), entropies)
-        assert [group.explored.tolist() for group in found] == [[False, True], [False, True]]
+        marked: list[Group] = with_high_entropy(groups, LossConfig(top_entropy_quantile=0.5), entropies)
+        assert [group.explored.tolist() for group in marked] == [[False, True], [False, True]]
 
 
 def test_the_mean_is_over_the_whole_update() -> None:
@@ -75,9 +75,9 @@ class TestBonus:
             before = bonus.applied
             bonus.observe(entropy)
             seen.append((before, bonus.coef))
-        assert [own for pair in seen for own in pair] == pytest.approx(
-            [own for pair in [
+        assert [value for pair in seen for value in pair] == pytest.approx(
+            [value for pair in [
                 (0, 0.03), (0.03, 0.04), (0.04, 0.04), (0.04, 0.03), (0, 0.02), (0, 0.01), (0, 0.01), (0, 0.02),
-            ] for own in pair]
+            ] for value in pair]
         )  # fmt: skip
         assert bonus.applied == pytest.approx(0.02)

@@ -33,7 +33,7 @@ def loss_of(
     importance_weights: Tensor | None = None,
     **settings: Any,
 ) -> TokenLoss:
-    """Default: advantages of 1, no KL, each token a completion of its own, a ratio against the current log-probs."""
+    """Default: advantages of 1, no KL, each token a completion, a ratio against the current log-probs."""
     defaults = {"beta": 0.0, "aggregation": "token_mean", "old_logps": "current" if old is None else "sampler"}
     tokens = LossTokens(
         sequence_ids=torch.arange(len(logps)) if sequence_ids is None else sequence_ids,

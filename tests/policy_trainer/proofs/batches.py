@@ -22,7 +22,7 @@ STEP = 4
 
 
 def row_logps(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
-    """Log-probs of one completion, its row alone."""
+    """Log-probs of a single completion."""
     return row_logps_and_entropies(model, prompt, completion, temperature)[0]
 
 

@@ -91,7 +91,7 @@ def combined(rng: random.Random, combination: tuple[Any, ...]) -> LossConfig | N
 
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 def test_a_step_is_the_same_however_it_is_cut_packed_and_ordered(advantage: str, model: PreTrainedModel) -> None:
-    """Beside the plain forward of everything at once: other forwards, micro-batches, orders of groups and rows."""
+    """Against the plain forward of everything at once: other forwards, micro-batches, orders of groups and rows."""
     rng = random.Random(advantage)
     forwards = cycle((PackedForward, PaddedForward, PlainForward))
     sizes = cycle((1, 25, 40, WHOLE))
@@ -111,7 +111,7 @@ def test_a_step_is_the_same_however_it_is_cut_packed_and_ordered(advantage: str,
 
 
 def test_masks_take_the_old_policy_where_one_group_has_no_sampler(model: PreTrainedModel) -> None:
-    """Also beside a group that has one, in whichever micro-batch."""
+    """Also next to a group that has one, in any micro-batch."""
     told, *others = random_batches(random.Random(5), model)
     untold = [replace(batch, rollout=replace(batch.rollout, sampler_logps=None)) for batch in others]
     settings = {"beta": 0.1, "drop_zero_variance": False, "mask": {"ipo": 0.003, "geometric_high": 1.02}}

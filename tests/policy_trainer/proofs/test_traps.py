@@ -1,4 +1,4 @@
-"""Where implementations of GRPO go wrong: each trap beside the formula that falls into it, which is written out here.
+"""Where implementations of GRPO go wrong: each trap with the formula that falls into it.
 
 Traps that are proved elsewhere, in tests/policy_trainer if no other folder is named:
 

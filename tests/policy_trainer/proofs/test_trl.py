@@ -1,4 +1,4 @@
-"""The formulas beside TRL's own trainers, from rewards to gradient, over random settings in float64.
+"""The formulas against TRL's trainers, from rewards to gradient, over random settings in float64.
 
 Where TRL defines something otherwise trl_cases.py converts it by name; docs/mathematics.md lists them all.
 """
@@ -78,7 +78,7 @@ REWARDS: Sequence[Callable[[random.Random, Case, Groups, Sequence[float]], Group
 
 
 def micro_batches(rng: random.Random, case: Case, rows: int) -> int:
-    """Into how many TRL may cut the step: not where its parts are averages of their own."""
+    """Into how many TRL may cut the step: not if its parts have separate averages."""
     uncut = case.theirs["loss_type"] == "bnpo" or {"entropy_coef", "top_entropy_quantile"} & case.theirs.keys()
     return 1 if uncut else rng.choice([parts for parts in (1, 2, 3, 4) if rows % parts == 0])
 
@@ -114,7 +114,7 @@ def test_steps_are_the_same() -> None:
 
 
 def test_groups_without_variance_are_dropped() -> None:
-    """Ours without them is TRL on the others alone."""
+    """Ours without them is TRL on the others."""
     rng = random.Random(1)
     for _ in range(30):
         case = random_case(rng, "grpo")

@@ -197,7 +197,7 @@ def test_batches_of_an_earlier_run_of_the_name_are_no_reason(clock: list[float])
 
 
 def test_samplers_of_an_epoch_that_has_ended_are_named(clock: list[float]) -> None:
-    """Not of one's own worker: its outbox may have held some when the run was killed."""
+    """But not the trainer's worker, whose outbox may have held some when the run was killed."""
     for external, calls in ((True, 2), (False, 0)):
         client = Client(queue_of(), queue_of(expired=3), queue_of(expired=3), queue_of(expired=4))
         watched = QueueWatch(cast(RefServerClient, client), "ours", external=external)

@@ -1,4 +1,4 @@
-"""What each rank of a test runs: `torchrun job.py SETTINGS`. Rank 0 trains, and writes what became of it."""
+"""What each rank of a test runs: `torchrun job.py SETTINGS`. Rank 0 trains and writes the results."""
 
 import json
 import sys
@@ -32,11 +32,11 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
     sampled = loaded.sampler.sample([[1, 2, 3], [4, 5], [6]], SamplingParams(1, 6, 0.0), 0)
     (checkpoint := directory / f"checkpoint-{last}{'-again' * (first == last)}").mkdir()
     writing = loaded.write(checkpoint)
-    found = {
+    results = {
         "stats": stats,
         "kl": loaded.learner.kl(batches),
         "probe": loaded.learner.probe(batches).logps,
-        "logps": [own.tolist() for own in loaded.learner.logps(batches)],
+        "logps": [values.tolist() for values in loaded.learner.logps(batches)],
         "sampled": [group[0].ids.tolist() for group in sampled],
         "form": loaded.form,
         "bonus": [loaded.learner.bonus.coef, loaded.learner.bonus.entropy],
@@ -44,7 +44,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
     assert writing is not None
     writing.result()
     loaded.save(directory / f"whole-{last}")
-    (directory / f"found-{last}.json").write_text(json.dumps(found))
+    (directory / f"found-{last}.json").write_text(json.dumps(results))
     safetensors.torch.save_file(loaded.learner.parameters(), directory / f"parameters-{last}.safetensors")
     state = {name: tensor.clone() for name, tensor in loaded.learner.state().items()}
     safetensors.torch.save_file(state, directory / f"state-{last}.safetensors")

@@ -77,7 +77,9 @@ def launch(ranks: int, place: Path, config: TrainConfig, first: int = 0, last: i
     return json.loads((place / f"found-{last}.json").read_text())
 
 
-def alone(model: PreTrainedModel, config: TrainConfig, steps: Sequence[Sequence[ScoredBatch]]) -> tuple[Learner, Any]:
+def in_one_process(
+    model: PreTrainedModel, config: TrainConfig, steps: Sequence[Sequence[ScoredBatch]]
+) -> tuple[Learner, Any]:
     adapt(model, config)
     learner = Learner(model, choose_forward(model), config)
     return learner, [asdict(learner.step(batches, step=number)) for number, batches in enumerate(steps)]
@@ -91,10 +93,12 @@ def configured(place: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 def difference(place: Path, learner: Learner, last: int = len(SIZES)) -> float:
     """Between what ranks trained and what one process did: the norm of it all over the norm of the weights."""
-    found = safetensors.torch.load_file(place / f"parameters-{last}.safetensors")
-    own = learner.parameters()
-    assert found.keys() == own.keys()
-    ranks, process = (torch.cat([values[name].double().flatten() for name in own]) for values in (found, own))
+    results = safetensors.torch.load_file(place / f"parameters-{last}.safetensors")
+    parameters = learner.parameters()
+    assert results.keys() == parameters.keys()
+    ranks, process = (
+        torch.cat([values[name].double().flatten() for name in parameters]) for values in (results, parameters)
+    )
     return float((ranks - process).norm() / process.norm())
 
 
@@ -139,18 +143,18 @@ def test_twenty_steps_on_several_ranks_are_those_of_one_process(
 ) -> None:
     model = make_tiny(vocabulary=len(tokenizer), tied=tied)
     config = configured(place, model, tokenizer, **settings)
-    found = launch(ranks, place, config)
-    learner, stats = alone(model, config, steps)
-    assert "packed" in found["form"]
+    results = launch(ranks, place, config)
+    learner, stats = in_one_process(model, config, steps)
+    assert "packed" in results["form"]
     assert difference(place, learner) < bound(config, learner)
-    for own, expected in zip(found["stats"], stats, strict=True):
-        assert own == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)
-    assert found["kl"] == pytest.approx(learner.kl(steps[0]), rel=1e-3)
-    assert found["probe"] == pytest.approx(learner.probe(steps[0]).logps, abs=rounding(16))
-    for own, expected in zip(found["logps"], learner.logps(steps[0]), strict=True):
-        assert own == pytest.approx(expected, abs=rounding(16))
+    for got, expected in zip(results["stats"], stats, strict=True):
+        assert got == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)
+    assert results["kl"] == pytest.approx(learner.kl(steps[0]), rel=1e-3)
+    assert results["probe"] == pytest.approx(learner.probe(steps[0]).logps, abs=rounding(16))
+    for got, expected in zip(results["logps"], learner.logps(steps[0]), strict=True):
+        assert got == pytest.approx(expected, abs=rounding(16))
     greedy = HFSampler(model, tokenizer).sample([[1, 2, 3], [4, 5], [6]], SamplingParams(1, 6, 0.0), 0)
-    assert found["sampled"] == [group[0].ids.tolist() for group in greedy]
+    assert results["sampled"] == [group[0].ids.tolist() for group in greedy]
 
 
 @pytest.mark.slow
@@ -166,7 +170,7 @@ def test_other_architectures_go_the_same_way(
     model = MODELS[family]()
     config = configured(place, model, tokenizer, **settings)
     launch(ranks, place, config)
-    learner, _ = alone(model, config, steps)
+    learner, _ = in_one_process(model, config, steps)
     assert difference(place, learner) < bound(config, learner)
 
 
@@ -178,7 +182,7 @@ def test_one_rank_is_one_process_to_the_bit(
     model = make_tiny(vocabulary=len(tokenizer))
     config = configured(place, model, tokenizer, **settings)
     launch(1, place, config)
-    assert difference(place, alone(model, config, steps)[0]) == 0
+    assert difference(place, in_one_process(model, config, steps)[0]) == 0
 
 
 @pytest.mark.slow
@@ -190,7 +194,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(
     config = configured(place, model, tokenizer, **LORA)
     for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
         launch(ranks, place, config, first, last)
-    learner, _ = alone(model, config, steps)
+    learner, _ = in_one_process(model, config, steps)
     assert difference(place, learner) < bound(config, learner)
 
 
@@ -202,10 +206,10 @@ def test_the_entropy_bonus_goes_on_with_another_number_of_ranks(
     model = make_tiny(vocabulary=len(tokenizer))
     config = configured(place, model, tokenizer, loss={"beta": 0.1, **EXPLORING})
     for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
-        found = launch(ranks, place, config, first, last)
-    learner, _ = alone(model, config, steps)
+        results = launch(ranks, place, config, first, last)
+    learner, _ = in_one_process(model, config, steps)
     assert difference(place, learner) < bound(config, learner)
-    assert found["bonus"] == pytest.approx([learner.bonus.coef, learner.bonus.entropy], rel=1e-3)
+    assert results["bonus"] == pytest.approx([learner.bonus.coef, learner.bonus.entropy], rel=1e-3)
 
 
 def restored(checkpoint: Path, config: TrainConfig) -> PreTrainedModel:
@@ -219,7 +223,7 @@ def restored(checkpoint: Path, config: TrainConfig) -> PreTrainedModel:
 
 def saved_alone(place: Path, model: PreTrainedModel, tokenizer: Any, config: TrainConfig, steps: Any) -> Learner:
     """A learner in one process after ten steps, and its checkpoint."""
-    learner, _ = alone(model, config, steps[:10])
+    learner, _ = in_one_process(model, config, steps[:10])
     write_weights(model, tokenizer, learner.weights, place / "checkpoint-10")
     return learner
 
@@ -239,10 +243,12 @@ def test_a_checkpoint_crosses_from_one_process_to_ranks_and_back_to_the_bit(
     again = Learner(back, choose_forward(back), config)
     restore_from_shards(again.weights, place / "checkpoint-10-again")
     assert difference(place, again, 10) == 0
-    assert all(torch.equal(own, back.state_dict()[name]) for name, own in model.state_dict().items())
-    moments, expected = (one.weights.optimizer.state_dict()["state"] for one in (again, learner))
+    assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items())
+    moments, expected = (each.weights.optimizer.state_dict()["state"] for each in (again, learner))
     assert moments.keys() == expected.keys()
-    assert all(torch.equal(moments[place][name], own) for place in expected for name, own in expected[place].items())
+    assert all(
+        torch.equal(moments[place][name], tensor) for place in expected for name, tensor in expected[place].items()
+    )
 
 
 @pytest.mark.slow
@@ -268,14 +274,15 @@ def test_bfloat16_computes_in_half_precision_and_keeps_float32_weights(
     before = copy.deepcopy(model)
     config = configured(place, model, tokenizer, dtype="bfloat16")
     launch(2, place, config)
-    learner, _ = alone(model, config, steps)
-    found = safetensors.torch.load_file(place / f"parameters-{len(SIZES)}.safetensors")
-    assert any((own != own.bfloat16()).any() for own in found.values())
+    learner, _ = in_one_process(model, config, steps)
+    results = safetensors.torch.load_file(place / f"parameters-{len(SIZES)}.safetensors")
+    assert any((tensor != tensor.bfloat16()).any() for tensor in results.values())
     state = safetensors.torch.load_file(place / f"state-{len(SIZES)}.safetensors")
-    assert {own.dtype for own in state.values()} == {torch.bfloat16} and state.keys() == copy_state(model).keys()
+    assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16} and state.keys() == copy_state(model).keys()
     masters, begin = learner.parameters(), dict(before.named_parameters())
     way, expected = (
-        torch.cat([(own[name] - begin[name].float()).flatten() for name in masters]) for own in (found, masters)
+        torch.cat([(weights[name] - begin[name].float()).flatten() for name in masters])
+        for weights in (results, masters)
     )
     assert torch.nn.functional.cosine_similarity(way, expected, dim=0) > 0.9
 
@@ -289,17 +296,19 @@ def test_adapters_alone_are_kept_and_published_and_the_whole_model_has_them(
     model = make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype))
     base = copy.deepcopy(model)
     config = configured(place, model, tokenizer, dtype=dtype, **LORA)
-    found = launch(2, place, config, 0, 3)
-    learner, stats = alone(model, config, steps[:3])
+    results = launch(2, place, config, 0, 3)
+    learner, stats = in_one_process(model, config, steps[:3])
     state = safetensors.torch.load_file(place / "state-3.safetensors")
-    assert state.keys() == learner.state().keys() and {str(own.dtype) for own in state.values()} == {f"torch.{dtype}"}
-    assert found["stats"][0]["kl"] == stats[0]["kl"] == 0
+    assert state.keys() == learner.state().keys() and {str(tensor.dtype) for tensor in state.values()} == {
+        f"torch.{dtype}"
+    }
+    assert results["stats"][0]["kl"] == stats[0]["kl"] == 0
     checkpoint = place / "checkpoint-3"
     assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == 3
     keys = set(FileSystemReader(checkpoint / "shards").read_metadata().state_dict_metadata)
     assert {key for key in keys if key.startswith("model.")} == {f"model.{name}" for name in state}
     masters = safetensors.torch.load_file(place / "parameters-3.safetensors")
-    assert any((own != own.bfloat16()).any() for own in masters.values())
+    assert any((tensor != tensor.bfloat16()).any() for tensor in masters.values())
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -311,7 +320,7 @@ def test_adapters_alone_are_kept_and_published_and_the_whole_model_has_them(
         load_model(str(place / name), revision=None, device="cpu", dtype="auto").state_dict()
         for name in ("whole-3", "exported", "expected")
     )
-    for name, own in whole.items():
-        assert torch.equal(own, expected[name]) and torch.equal(own, exported[name])
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, expected[name]) and torch.equal(tensor, exported[name])
     with adapters_off(model):
-        assert torch.equal(*(choose_forward(one)([steps[0][0].rollout.group], [1.0]) for one in (model, base)))
+        assert torch.equal(*(choose_forward(each)([steps[0][0].rollout.group], [1.0]) for each in (model, base)))

@@ -39,7 +39,7 @@ EVERY, CHECKPOINT_EVERY = 2, 3
 class RefServer:
     """PUT /v1/reference as API.md has it, in a few attributes. weights: as read at the request.
 
-    staged, committed: files of published weights. Of those that are committed it keeps the reference alone.
+    staged, committed: files of published weights. Of the committed ones it only keeps the reference.
     """
 
     def __init__(self, open_site: Callable[..., Any], root: Path | None) -> None:
@@ -128,7 +128,7 @@ def _files(directory: Path) -> dict[str, bytes]:
 
 
 def drift(step: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """What one step adds to a parameter, a function of the step alone."""
+    """What a step adds to a parameter: a function of the step."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(step)).to(dtype) / 8
 
 
@@ -165,18 +165,19 @@ class Run:
     def policy(self, step: int) -> dict[str, Tensor]:
         """The optimizer's parameter after so many steps."""
         kept = torch.float32 if self.master_weights == "float32" else self.base.dtype
-        weights = {name: own.detach().to(kept) for name, own in self.base.named_parameters()}
+        weights = {name: weight.detach().to(kept) for name, weight in self.base.named_parameters()}
         for number in range(step):
-            weights = {name: own + drift(number, own.shape, kept) for name, own in weights.items()}
+            weights = {name: weight + drift(number, weight.shape, kept) for name, weight in weights.items()}
         return weights
 
     def reference(self, step: int) -> dict[str, Tensor]:
         """The right reference at a step, in float64."""
-        reference = {name: own.double() for name, own in self.policy(0).items()}
+        reference = {name: weight.double() for name, weight in self.policy(0).items()}
         for renewed in range(self.every, step + 1, self.every):
             policy = self.policy(renewed)
             reference = {
-                name: self.decay * own + (1 - self.decay) * policy[name].double() for name, own in reference.items()
+                name: self.decay * weight + (1 - self.decay) * policy[name].double()
+                for name, weight in reference.items()
             }
         return reference
 
@@ -222,10 +223,10 @@ class Life:
 
     @torch.no_grad()
     def update(self) -> None:
-        for own in self.weights.stepped.values():
-            own += drift(self.state.step, own.shape, own.dtype)
-        for name, own in self.model.named_parameters():
-            own.copy_(self.weights.stepped[name])
+        for weight in self.weights.stepped.values():
+            weight += drift(self.state.step, weight.shape, weight.dtype)
+        for name, weight in self.model.named_parameters():
+            weight.copy_(self.weights.stepped[name])
         self.state.step += 1
 
     def save(self) -> Path:
@@ -239,16 +240,16 @@ def assert_right(life: Life) -> None:
     assert (run.served(state.reference), state.reference_version) == (server.snapshot, server.version)
     expected = run.reference(state.step)
     dtype = run.base.dtype
-    for name, own in server.weights.items():
-        assert own.dtype == dtype
+    for name, weight in server.weights.items():
+        assert weight.dtype == dtype
         torch.testing.assert_close(
-            own, expected[name].to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 0, atol=1e-6
+            weight, expected[name].to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 0, atol=1e-6
         )
     assert server.weights.keys() == expected.keys()
     if life.renewal.average is not None:
-        for name, own in life.renewal.average.items():
-            assert own.dtype == torch.float32
-            torch.testing.assert_close(own.double(), expected[name], rtol=0, atol=1e-6)
+        for name, weight in life.renewal.average.items():
+            assert weight.dtype == torch.float32
+            torch.testing.assert_close(weight.double(), expected[name], rtol=0, atol=1e-6)
 
 
 def assert_kept(life: Life) -> None:
@@ -332,7 +333,7 @@ def test_a_copy_is_exact_and_brings_its_tokenizer(make_run: Callable[..., Run]) 
     assert life.state.reference is not None
     directory = str(run.root / life.state.reference)
     copy = load_model(directory, revision=None, device="cpu", dtype="auto")
-    assert all(torch.equal(own, copy.get_parameter(name)) for name, own in life.model.named_parameters())
+    assert all(torch.equal(weight, copy.get_parameter(name)) for name, weight in life.model.named_parameters())
     both = (load_tokenizer(name) for name in (directory, str(life.save())))
     assert len({tokenizer_fingerprint(tokenizer) for tokenizer in both}) == 1
 
@@ -342,14 +343,14 @@ def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> No
     run = make_run(decay=0.99, every=1, dtype=torch.bfloat16)
     life = run.begin()
     life.renewal.ensure()
-    before = {name: own.clone() for name, own in life.renewal.average.items()}
+    before = {name: weight.clone() for name, weight in life.renewal.average.items()}
     life.update()
     for step in range(1, 10):
         life.state.step = step
         life.renewal.ensure()
-    for name, own in life.renewal.average.items():
+    for name, weight in life.renewal.average.items():
         expected = life.weights.masters[name] - 0.99**9 * (life.weights.masters[name] - before[name])
-        torch.testing.assert_close(own, expected.detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(weight, expected.detach(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -596,8 +597,8 @@ class TestOtherSettings:
         life = run.begin()
         life.renewal.ensure()
         assert life.state.renewed_at == 5
-        for name, own in run.server.weights.items():
-            torch.testing.assert_close(own, run.policy(5)[name], rtol=0, atol=1e-6)
+        for name, weight in run.server.weights.items():
+            torch.testing.assert_close(weight, run.policy(5)[name], rtol=0, atol=1e-6)
 
     def test_an_average_that_comes_later_begins_with_the_reference(self, make_run: Callable[..., Run]) -> None:
         run = make_run()
@@ -608,9 +609,9 @@ class TestOtherSettings:
         life.renewal.ensure()
         life.update()
         life.renewal.ensure()
-        for name, own in life.renewal.average.items():
+        for name, weight in life.renewal.average.items():
             expected = 0.75 * before[name] + 0.25 * run.policy(4)[name].double()
-            torch.testing.assert_close(own.double(), expected, rtol=0, atol=1e-6)
+            torch.testing.assert_close(weight.double(), expected, rtol=0, atol=1e-6)
 
     def test_the_same_step_saved_on_both_sides_of_a_renewal(self, make_run: Callable[..., Run]) -> None:
         """A stop is requested just after the renewal: the average goes with the reference."""
@@ -620,7 +621,7 @@ class TestOtherSettings:
         life.save()
         again = run.begin()
         assert again.state.renewed_at == 3
-        assert all(torch.equal(own, life.renewal.average[name]) for name, own in again.renewal.average.items())
+        assert all(torch.equal(weight, life.renewal.average[name]) for name, weight in again.renewal.average.items())
         again.until(7)
 
 

@@ -18,12 +18,12 @@ def test_a_second_one_is_refused_until_the_first_lets_go(tmp_path: Path) -> None
 
 
 def test_other_users_cannot_open_a_lock(tmp_path: Path) -> None:
-    """Whoever may read a file may lock it."""
+    """A process that may read a file may lock it."""
     with hold(tmp_path / "lock", "it is taken"):
         assert not stat.S_IMODE((tmp_path / "lock").stat().st_mode) & 0o007
 
 
-def test_whoever_waits_is_told_for_how_long_and_may_stop(tmp_path: Path) -> None:
+def test_a_wait_reports_its_length_and_may_be_stopped(tmp_path: Path) -> None:
     earlier, waits = hold(tmp_path / "lock", "it is taken"), []
 
     def wait(seconds: float) -> None:

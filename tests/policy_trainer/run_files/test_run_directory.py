@@ -19,7 +19,7 @@ class TestRunDirectory:
         directory = RunDirectory(tmp_path / "run")
         assert not directory.holds_a_run()
         directory.write_config(TrainConfig(model="m"))
-        assert not directory.holds_a_run(), "a configuration alone is no run"
+        assert not directory.holds_a_run(), "a configuration is no run"
         directory.metrics.touch()
         assert not directory.holds_a_run(), "nor is a file that a refused command has opened"
         directory.metrics.write_text("{}\n")

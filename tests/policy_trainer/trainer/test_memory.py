@@ -1,4 +1,4 @@
-"""The formulas of memory beside what forwards and backwards of a small model allocate, counted on the CPU."""
+"""The formulas of memory against what forwards and backwards of a small model allocate, counted on the CPU."""
 
 from collections.abc import Callable
 
@@ -52,7 +52,7 @@ class TestOfActivations:
     def test_a_backward_allocates_them(
         self, dtype: torch.dtype, sizes: tuple[int, int, int, int, int], recompute: bool
     ) -> None:
-        """Beside gradients of parameters, which are freed at once."""
+        """Without gradients of parameters, which are freed at once."""
         model = make(*sizes, dtype=dtype)
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
@@ -72,8 +72,8 @@ class TestOfActivations:
         add_adapters(model, LoraConfig(rank=16), seed=0, base="base", revision=None)
         if recompute:
             checkpoint_layers(model)
-        forward, own = logps(model), sum(parameter.nbytes for parameter in trained(model).values())
-        measured = peak_bytes(lambda: forward().sum().backward()) - own
+        forward, trained_bytes = logps(model), sum(parameter.nbytes for parameter in trained(model).values())
+        measured = peak_bytes(lambda: forward().sum().backward()) - trained_bytes
         planned = activations(shape, WIDTHS[dtype], TOKENS, COMPLETION_TOKENS, recompute=recompute)
         assert 1 < planned / measured < 1.3
 
@@ -110,8 +110,8 @@ def test_ranks_divide_what_one_device_holds() -> None:
     """docs/fsdp.md has what real ranks hold and send: tests/policy_trainer/ranks/test_costs.py."""
     shape, config = Shape.of(make(2, 64, 128, 2, 2, torch.bfloat16)), OptimizerConfig()
     parts = {ranks: divided(shape, 2, config, ranks=ranks, micro_batches=1) for ranks in (2, 4)}
-    for ranks, own in parts.items():
-        assert own["weights"] + own["gradients"] + own["AdamW"] == 16 * shape.parameters // ranks
+    for ranks, share in parts.items():
+        assert share["weights"] + share["gradients"] + share["AdamW"] == 16 * shape.parameters // ranks
     assert parts[2]["whole layers"] == parts[4]["whole layers"]
     pure = divided(shape, 2, OptimizerConfig(master_weights="none"), ranks=2, micro_batches=1)
     assert pure["weights"] + pure["gradients"] + pure["AdamW"] == 4 * shape.parameters

@@ -69,14 +69,14 @@ def test_its_remedies_suffice(outline: PreTrainedModel) -> None:
 
 
 def test_only_adapters_have_gradients_and_moments(outline: PreTrainedModel) -> None:
-    """Rank 16 beside seven layers' matrices of 28 layers: 40.4 million parameters, of 4 + 4 + 8 bytes."""
+    """Rank 16 for seven matrices in each of 28 layers: 40.4 million parameters, of 4 + 4 + 8 bytes."""
     config = run(lora={"rank": 16}, reference={"source": "adapter-off"}, gradient_checkpointing=True)
     needs = plan(config, outline, 80 * GIB)
     assert [need.process for need in needs] == ["trainer", "trainer", "worker"]
     trainer, host, _ = needs
     assert trainer.parts["weights"] == pytest.approx(15.2e9 + 2 * 40.4e6, 0.01)
-    own = trainer.parts["masters"] + trainer.parts["gradients"] + trainer.parts["AdamW"]
-    assert own == 16 * 40_370_176 and host.total == 2 * 40_370_176
+    trained = trainer.parts["masters"] + trainer.parts["gradients"] + trainer.parts["AdamW"]
+    assert trained == 16 * 40_370_176 and host.total == 2 * 40_370_176
     assert "--lora" not in str(shortages(config, needs, 20 * GIB)[0])
     served = plan(run(lora={"rank": 16}), outline, 80 * GIB)
     assert [need.process for need in served] == ["trainer", "trainer", "reference server", "worker"]
@@ -147,5 +147,5 @@ def test_train_warns_before_anything_is_loaded(
     outline.config.layer_types = None
     outline.config.save_pretrained(tmp_path)
     warn_of_memory(run(model=str(tmp_path), device="cpu"), None, LineDisplay(Console(), 1, 0), ranks=ranks)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "this may run out of memory: main memory has" in said and "--reference.device" not in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "this may run out of memory: main memory has" in output and "--reference.device" not in output

@@ -90,7 +90,7 @@ def test_it_serves_the_model_of_the_run_to_this_machine(home: Home) -> None:
     assert home.option("--data-dir") == str(root / "server")
     assert home.option("--snapshot-root") == str(server.snapshot_root) == str(root / "snapshots")
     assert child.log == root / "logs" / "ref_server.log"
-    assert "--host" not in child.arguments and "--insecure" not in child.arguments, "it listens on loopback alone"
+    assert "--host" not in child.arguments and "--insecure" not in child.arguments, "it only listens on loopback"
     assert server.url == f"http://127.0.0.1:{home.option('--port')}" == read_url(home.directory)
     assert home.option("--fd") == str(child.inherited[1])
     assert home.notes[0].startswith(f"reference server: process 1, on cpu; its dashboard: {server.url} ")

@@ -38,8 +38,8 @@ def recorded(make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> Path:
     for step in range(1, STEPS + 1):
         completions = random.integers(5, 60, size=(2, 4, 6)).tolist()
         batches = [
-            make_scored([7, 8, step], own, [0.0, 1.0, 0.5, 0.0], number=10 * step + place, version=step - 1)
-            for place, own in enumerate(completions)
+            make_scored([7, 8, step], rows, [0.0, 1.0, 0.5, 0.0], number=10 * step + place, version=step - 1)
+            for place, rows in enumerate(completions)
         ]
         recording.keep(step, batches)
     return tmp_path / "recorded"

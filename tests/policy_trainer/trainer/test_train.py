@@ -268,10 +268,10 @@ def test_a_trainer_that_waits_publishes_weights_again_that_were_lost(
 
     def lose(on_idle: Callable[[float], None]) -> None:
         newest = WeightsDirectory(directory.weights).newest
-        until(lambda: (found := newest()) is not None and found.version == len(versions))
+        until(lambda: (published := newest()) is not None and published.version == len(versions))
         shutil.rmtree(directory.weights)
         until(lambda: on_idle(1.0) or newest() is not None)
-        versions.append((found := newest()) and found.version)
+        versions.append((published := newest()) and published.version)
 
     feed.idle = lose
     assert trainer.run()
@@ -353,12 +353,12 @@ def test_the_best_step_has_the_best_scores(
 
 
 @pytest.mark.parametrize(
-    ("max_lag", "own", "groups"), [(None, None, 24), (0, None, 8), (1, None, 16), (16, None, 24), (0, 40, 40)]
+    ("max_lag", "given", "groups"), [(None, None, 24), (0, None, 8), (1, None, 16), (16, None, 24), (0, 40, 40)]
 )
 def test_workers_pause_before_they_sample_what_would_be_too_old_to_train(
-    max_lag: int | None, own: int | None, groups: int
+    max_lag: int | None, given: int | None, groups: int
 ) -> None:
-    config = TrainConfig(model="m", task="arithmetic", groups_per_step=8, max_lag=max_lag, max_waiting=own)
+    config = TrainConfig(model="m", task="arithmetic", groups_per_step=8, max_lag=max_lag, max_waiting=given)
     assert max_waiting(config) == groups
 
 

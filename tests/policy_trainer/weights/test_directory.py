@@ -28,9 +28,9 @@ def publication(version: int, *, epoch: int = 0, finished: bool = False) -> Publ
     return Publication("test", epoch, version, next_index=version * 10, max_waiting=12, finished=finished)
 
 
-def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+def same(model: PreTrainedModel, other: PreTrainedModel) -> bool:
     other_state = other.state_dict()
-    return all(torch.equal(tensor, other_state[name]) for name, tensor in one.state_dict().items())
+    return all(torch.equal(tensor, other_state[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.fixture
@@ -192,5 +192,5 @@ def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path: Path, monkeyp
         return read(path)
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    found = WeightsDirectory(tmp_path).newest()
-    assert found is not None and found.version == 2
+    newest = WeightsDirectory(tmp_path).newest()
+    assert newest is not None and newest.version == 2

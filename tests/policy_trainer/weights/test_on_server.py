@@ -183,15 +183,15 @@ def test_the_end_of_a_run_ends_the_looking(
 
 def test_a_server_that_hangs_keeps_no_worker(tmp_path: Path, open_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("policy_trainer.weights.download._ENDING_SECONDS", 0.05)
-    asked, answer = threading.Event(), threading.Event()
+    requested, answer = threading.Event(), threading.Event()
 
     def hang(request: Any) -> None:
-        asked.set()
+        requested.set()
         assert answer.wait(60)
 
     reader = DownloadedWeights(RefServerClient(open_site(hang).url), "run", tmp_path)
     assert reader.newest() is None
-    assert asked.wait(60)
+    assert requested.wait(60)
     reader.close()
     assert not answer.is_set()
     answer.set()
@@ -307,8 +307,8 @@ def test_files_that_the_server_lost_are_uploaded_again(
 
     monkeypatch.setattr(client, "commit_weights", lose_once)
     publisher.publish(copies(2.0), replace(first, finished=finished))
-    found = client.newest_weights(first.run)
-    assert found is not None and (found.words["finished"], len(commits)) == (finished, 2)
+    newest = client.newest_weights(first.run)
+    assert newest is not None and (newest.words["finished"], len(commits)) == (finished, 2)
 
 
 def test_a_resumed_run_begins_a_later_epoch(
@@ -406,10 +406,10 @@ class TestSettings:
         arguments = self.arguments(client, first, tmp_path)
         with pytest.raises(SystemExit):
             read_settings(RolloutConfig, [*arguments, "--trust-settings"], "rollout")
-        told = r"model: run .* trains adapters of .*/base, .* give --model .*, and --weights server"
-        assert re.search(told, capsys.readouterr().err)
-        own = ["--model", str(tmp_path / "here"), "--weights", "server"]
-        assert read_settings(RolloutConfig, [*arguments, *own], "rollout").model == str(tmp_path / "here")
+        pattern = r"model: run .* trains adapters of .*/base, .* give --model .*, and --weights server"
+        assert re.search(pattern, capsys.readouterr().err)
+        given = ["--model", str(tmp_path / "here"), "--weights", "server"]
+        assert read_settings(RolloutConfig, [*arguments, *given], "rollout").model == str(tmp_path / "here")
 
     def test_each_refused_setting_is_named_with_its_option(
         self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
@@ -435,11 +435,11 @@ class TestSettings:
         assert not list((tmp_path / "w").rglob("*.safetensors"))
         problems = tmp_path / "problems.jsonl"
         problems.write_text('{"prompt": "?", "answer": "1"}\n')
-        own = [
+        given = [
             *("--model", "mine", "--weights", "server", "--rewards", "accuracy"),
             *("--data.mixture", json.dumps([{"task": "jsonl", "path": str(problems)}])),
         ]
-        config = read_settings(RolloutConfig, [*arguments, *own], "rollout")
+        config = read_settings(RolloutConfig, [*arguments, *given], "rollout")
         assert (config.model, config.rewards, config.seed) == ("mine", ["accuracy"], 7)
         assert [source.path for source in config.data.mixture] == [problems]
 
