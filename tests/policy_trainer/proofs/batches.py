@@ -46,9 +46,9 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int) -> Sc
     rows = [rng.choices(words, k=rng.randint(1, 6)) for _ in range(size)]
     temperature = rng.choice((0.75, 1.0, 1.25))  # which float32 holds exactly, as forwards may do
     with torch.no_grad():
-        own = torch.cat([row_logps(model, prompt, row, temperature) for row in rows]).tolist()
+        logps_of_rows = torch.cat([row_logps(model, prompt, row, temperature) for row in rows]).tolist()
     sampler, reference, teacher = (
-        np.array([min(logp + rng.gauss(0, 0.3), 0) for logp in own], np.float32) for _ in range(3)
+        np.array([min(logp + rng.gauss(0, 0.3), 0) for logp in logps_of_rows], np.float32) for _ in range(3)
     )
     versions = np.array([rng.randint(0, STEP) for _ in rows])
     rollout = RolloutBatch(
@@ -62,7 +62,7 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int) -> Sc
         rewards=np.array([math.nan if rng.random() < 0.1 else rng.choice(REWARDS) for _ in rows], np.float32),
         finished=np.array([rng.random() < 0.8 for _ in rows]),
         sampler_logps=sampler,
-        loss_mask=np.array([rng.random() < 0.8 for _ in own]) if rng.random() < 0.7 else None,
+        loss_mask=np.array([rng.random() < 0.8 for _ in logps_of_rows]) if rng.random() < 0.7 else None,
         steps=_random_steps(rng, rows),
         reward_parts={
             name: np.array([math.nan if rng.random() < 0.1 else rng.choice(REWARDS) for _ in rows], np.float32)

@@ -30,22 +30,28 @@ def loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: i
     """The loss of a step, and its gradient to the log-prob and the entropy of each token of all groups."""
     taught = [teaches(group, config) for group in groups]
     kept = [group for group, teaching in zip(groups, taught, strict=True) if teaching]
-    everyone = [one for group in kept for one in group]
+    everyone = [completion for group in kept for completion in group]
     if not everyone:
-        return 0.0, [0.0] * sum(2 * len(one.logps) for group in groups for one in group)
-    leaves = [torch.tensor([float(own) for one in everyone for own in values(one)]).requires_grad_() for values in TOLD]
+        return 0.0, [0.0] * sum(2 * len(completion.logps) for group in groups for completion in group)
+    leaves = [
+        torch.tensor([float(element) for completion in everyone for element in values(completion)]).requires_grad_()
+        for values in TOLD
+    ]
     loss = _loss(leaves[0], leaves[1], kept, everyone, config, max_tokens)
     loss.backward()
     gradient: list[float] = []
     for leaf in leaves:
-        grads = iter(gradient_of(leaf).split([sum(len(one.logps) for one in group) for group in kept]))
+        grads = iter(gradient_of(leaf).split([sum(len(completion.logps) for completion in group) for group in kept]))
         for group, teaching in zip(groups, taught, strict=True):
-            gradient += next(grads).tolist() if teaching else [0.0] * sum(len(one.logps) for one in group)
+            gradient += next(grads).tolist() if teaching else [0.0] * sum(len(completion.logps) for completion in group)
     return loss.item(), gradient
 
 
 # What the loss has a gradient to.
-TOLD: tuple[Callable[[Completion], Sequence[Any]], ...] = (lambda one: one.logps, lambda one: one.entropies)
+TOLD: tuple[Callable[[Completion], Sequence[Any]], ...] = (
+    lambda completion: completion.logps,
+    lambda completion: completion.entropies,
+)
 
 
 def gradient_of(leaf: Tensor) -> Tensor:
@@ -57,7 +63,7 @@ def token_advantages(groups: Sequence[Group], config: LossConfig) -> list[list[f
     """Of every token of each group, in float64."""
     made = [_group(group, config) for group in groups]
     values = ADVANTAGES[config.advantage](made, config)
-    return [with_teacher(own, group, config).tolist() for own, group in zip(values, made, strict=True)]
+    return [with_teacher(row, group, config).tolist() for row, group in zip(values, made, strict=True)]
 
 
 def _loss(
@@ -68,11 +74,11 @@ def _loss(
     config: LossConfig,
     max_tokens: int,
 ) -> Tensor:
-    sequence_ids = torch.tensor([row for row, one in enumerate(everyone) for _ in one.logps])
-    part = torch.tensor([trains(one, config) for one in everyone])
-    mask = torch.tensor([trained for one in everyone for trained in one.mask]) & part[sequence_ids]
+    sequence_ids = torch.tensor([row for row, completion in enumerate(everyone) for _ in completion.logps])
+    part = torch.tensor([trains(completion, config) for completion in everyone])
+    mask = torch.tensor([trained for completion in everyone for trained in completion.mask]) & part[sequence_ids]
     sampler, old, reference = (
-        torch.tensor([value for one in everyone for value in getattr(one, name)])
+        torch.tensor([value for completion in everyone for value in getattr(completion, name)])
         for name in ("sampler", "old", "reference")
     )
     linear = config.old_logps == "log_linear"
@@ -83,7 +89,7 @@ def _loss(
         old_logps={"sampler": sampler, "recomputed": old, "current": None, "log_linear": sampler}[config.old_logps],
         ref_logps=reference,
         sampler_logps=sampler,
-        staleness=torch.tensor([one.staleness for one in everyone])[sequence_ids] if linear else None,
+        staleness=torch.tensor([completion.staleness for completion in everyone])[sequence_ids] if linear else None,
         high_entropy=_high_entropy(entropies, mask, config),
     )
     learners = tokens.denominator(logps.detach()) if linear else old
@@ -105,28 +111,29 @@ def _high_entropy(entropies: Tensor, mask: Tensor, config: LossConfig) -> Tensor
 def _group(group: Group, config: LossConfig) -> TrainedGroup:
     name = "sampler" if config.old_logps in ("sampler", "log_linear") else "old"
     ref, old, teacher = (
-        np.array([value for one in group for value in getattr(one, field)]) for field in ("reference", name, "teacher")
+        np.array([value for completion in group for value in getattr(completion, field)])
+        for field in ("reference", name, "teacher")
     )
     made = make_group(
-        np.array([one.reward if counts(one, config) else math.nan for one in group]),
-        np.array([len(one.logps) for one in group]),
-        loss_mask=np.array([trained for one in group for trained in one.mask]),
+        np.array([completion.reward if counts(completion, config) else math.nan for completion in group]),
+        np.array([len(completion.logps) for completion in group]),
+        loss_mask=np.array([trained for completion in group for trained in completion.mask]),
         kl_penalty=kl_penalty(ref, old, config) if config.penalises_rewards else None,
         reverse_kl=reverse_kl(old, teacher) if config.distillation else None,
         steps=_steps(group) if config.advantage == "process" else None,
         parts=_parts(group) if config.advantage == "gdpo" else None,
     )
-    return replace(made, sequence_mask=np.array([trains(one, config) for one in group]))
+    return replace(made, sequence_mask=np.array([trains(completion, config) for completion in group]))
 
 
 def _parts(group: Group) -> RewardParts:
-    values = np.array([[reward for _, reward in one.parts] for one in group]).T
+    values = np.array([[reward for _, reward in completion.parts] for completion in group]).T
     return RewardParts(values, np.array([weight for weight, _ in group[0].parts]))
 
 
 def _steps(group: Group) -> StepRewards:
     return StepRewards(
-        rewards=np.array([reward for one in group for reward, _ in one.steps], np.float32),
-        ends=np.array([end for one in group for _, end in one.steps], np.int64),
-        counts=np.array([len(one.steps) for one in group], np.int64),
+        rewards=np.array([reward for completion in group for reward, _ in completion.steps], np.float32),
+        ends=np.array([end for completion in group for _, end in completion.steps], np.int64),
+        counts=np.array([len(completion.steps) for completion in group], np.int64),
     )

@@ -54,9 +54,9 @@ def step_loss(
     per_completion: list[tuple[Completion, list[Any]]] = []
     threshold = entropy_threshold([group for group, _ in everything[start:end]], config)
     for group, group_advantages in everything[start:end]:
-        for completion, own in zip(group, group_advantages, strict=True):
+        for completion, per_token in zip(group, group_advantages, strict=True):
             if trains(completion, config):
-                per_completion.append((completion, token_losses(completion, own, config, threshold)))
+                per_completion.append((completion, token_losses(completion, per_token, config, threshold)))
     total: Any = torch.zeros(())
     tokens = sum(len(completion.trained) for completion, _ in per_completion)
     for completion, losses in per_completion:
@@ -77,11 +77,11 @@ def entropy_threshold(groups: Sequence[Group], config: LossConfig) -> float:
     if config.top_entropy_quantile == 1:
         return -math.inf
     known = sorted(
-        float(stopped(one.entropies[t]))
+        float(stopped(completion.entropies[t]))
         for group in groups
-        for one in group
-        if trains(one, config)
-        for t in one.trained
+        for completion in group
+        if trains(completion, config)
+        for t in completion.trained
     )
     place = (1 - config.top_entropy_quantile) * max(len(known) - 1, 0)
     below, above = known[math.floor(place) :][:1], known[math.ceil(place) :][:1]
@@ -92,7 +92,10 @@ def entropy_threshold(groups: Sequence[Group], config: LossConfig) -> float:
 def entropy_bonus(completions: Sequence[Completion], config: LossConfig, threshold: float) -> Any:
     """Of a fixed coefficient: over all kept tokens alike, whatever the aggregation."""
     kept = [
-        one.entropies[t] for one in completions for t in one.trained if one.entropies and one.entropies[t] >= threshold
+        completion.entropies[t]
+        for completion in completions
+        for t in completion.trained
+        if completion.entropies and completion.entropies[t] >= threshold
     ]
     return config.entropy.coef * sum(kept) / max(len(kept), 1)
 
@@ -117,13 +120,13 @@ def teaches(group: Group, config: LossConfig) -> bool:
     if config.advantage == "gdpo":
         varied = [len(set(part_of(group, place, config).values())) > 1 for place in range(len(group[0].parts))]
         dropped = not any(varied) and config.drop_zero_variance and not coefficient(config)
-        return any(trains(one, config) for one in group) and not dropped
+        return any(trains(completion, config) for completion in group) and not dropped
     raw = set()
     for completion in group:
         if counts(completion, config):
             raw |= {reward for reward, _ in completion.steps} if config.advantage == "process" else {completion.reward}
     dropped = len(raw) < 2 and config.drop_zero_variance and not coefficient(config)
-    return any(trains(one, config) for one in group) and not dropped
+    return any(trains(completion, config) for completion in group) and not dropped
 
 
 # Advantages.
@@ -133,10 +136,10 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> PerToken:
     """What rewards say of each token, less what it departs from the teacher."""
     result = rewarded(groups, config)
     for group, values in zip(groups, result, strict=True):
-        for completion, own in zip(group, values, strict=True):
+        for completion, per_token in zip(group, values, strict=True):
             old = completion.sampler if config.old_logps in ("sampler", "log_linear") else completion.old
             for t in completion.trained if coefficient(config) and trains(completion, config) else ():
-                own[t] -= coefficient(config) * (old[t] - completion.teacher[t])
+                per_token[t] -= coefficient(config) * (old[t] - completion.teacher[t])
     return result
 
 
@@ -159,10 +162,10 @@ def rewarded(groups: Sequence[Group], config: LossConfig) -> PerToken:
     everyone = [reward for group in groups for reward in rewards(group, config) if not math.isnan(reward)]
     result: PerToken = []
     for group in groups:
-        own = rewards(group, config)
-        known = [reward for reward in own if not math.isnan(reward)]
+        of_group = rewards(group, config)
+        known = [reward for reward in of_group if not math.isnan(reward)]
         result.append([])
-        for completion, reward in zip(group, own, strict=True):
+        for completion, reward in zip(group, of_group, strict=True):
             if math.isnan(reward):
                 value = 0.0
             elif config.advantage == "rloo":
@@ -179,7 +182,7 @@ def rewarded(groups: Sequence[Group], config: LossConfig) -> PerToken:
 
 def part_of(group: Group, place: int, config: LossConfig) -> dict[int, float]:
     """One of several rewards, of the completions that have it."""
-    given = {row: one.parts[place][1] for row, one in enumerate(group) if counts(one, config)}
+    given = {row: completion.parts[place][1] for row, completion in enumerate(group) if counts(completion, config)}
     return {row: reward for row, reward in given.items() if not math.isnan(reward)}
 
 
@@ -190,19 +193,19 @@ def gdpo(groups: Sequence[Group], config: LossConfig) -> PerToken:
         for place, (weight, _) in enumerate(group[0].parts):
             known = part_of(group, place, config)
             for row, reward in known.items():
-                own = [*known.values()]
-                normalised = (reward - sum(own) / len(own)) / (deviation(own, config) + config.advantage_eps)
+                judged = [*known.values()]
+                normalised = (reward - sum(judged) / len(judged)) / (deviation(judged, config) + config.advantage_eps)
                 sums[number, row] += weight * normalised
     pool = [sums[number, row] for number, row in sums if counts(groups[number][row], config)]
     return [
         [
             [
                 (sums[number, row] - sum(pool) / len(pool)) / (deviation(pool, config) + config.advantage_eps)
-                if counts(one, config)
+                if counts(completion, config)
                 else 0.0
             ]
-            * len(one.logps)
-            for row, one in enumerate(group)
+            * len(completion.logps)
+            for row, completion in enumerate(group)
         ]
         for number, group in enumerate(groups)
     ]
@@ -227,7 +230,10 @@ def frozen(completion: Completion, config: LossConfig) -> list[tuple[float, floa
 
 def process(groups: Sequence[Group], config: LossConfig) -> PerToken:
     """All step rewards of a group are normalised together; a token gets those of its step and of the later ones."""
-    pools = [[reward for one in group if counts(one, config) for reward, _ in one.steps] for group in groups]
+    pools = [
+        [reward for completion in group if counts(completion, config) for reward, _ in completion.steps]
+        for group in groups
+    ]
     scale = config.scale_rewards or "group"
     everything = [reward for pool in pools for reward in pool]
     result: PerToken = []
@@ -235,14 +241,14 @@ def process(groups: Sequence[Group], config: LossConfig) -> PerToken:
         divisor = {"group": deviation(pool, config), "batch": deviation(everything, config)}.get(scale)
         result.append([])
         for completion in group:
-            own = [0.0] * len(completion.logps)
+            per_token = [0.0] * len(completion.logps)
             if counts(completion, config):
-                for t in range(len(own)):
+                for t in range(len(per_token)):
                     for reward, end in completion.steps:
                         if end >= t:
                             value = reward - sum(pool) / len(pool)
-                            own[t] += value if divisor is None else value / (divisor + config.advantage_eps)
-            result[-1].append(own)
+                            per_token[t] += value if divisor is None else value / (divisor + config.advantage_eps)
+            result[-1].append(per_token)
     return result
 
 
@@ -253,23 +259,23 @@ def reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> PerToken
     for group in groups:
         returns.append([])
         for completion in group:
-            own = [0.0] * len(completion.logps)
+            per_token = [0.0] * len(completion.logps)
             if counts(completion, config):
                 penalties = dict(zip(completion.trained, frozen(completion, config), strict=True))
                 for t in completion.trained:
-                    own[t] = completion.reward
+                    per_token[t] = completion.reward
                     for later, (reference, old) in penalties.items():
                         if later >= t and config.kl_in in ("reward", "both"):
-                            own[t] -= config.beta * (old - reference)
-                    pool.append(own[t])
-            returns[-1].append(own)
+                            per_token[t] -= config.beta * (old - reference)
+                    pool.append(per_token[t])
+            returns[-1].append(per_token)
     for group, group_returns in zip(groups, returns, strict=True):
-        for completion, own in zip(group, group_returns, strict=True):
-            for t in range(len(own)):
+        for completion, per_token in zip(group, group_returns, strict=True):
+            for t in range(len(per_token)):
                 trained = counts(completion, config) and completion.mask[t]
-                own[t] = own[t] - sum(pool) / len(pool) if trained else 0.0
+                per_token[t] = per_token[t] - sum(pool) / len(pool) if trained else 0.0
                 if config.scale_rewards != "none":
-                    own[t] /= deviation(pool, config) + config.advantage_eps
+                    per_token[t] /= deviation(pool, config) + config.advantage_eps
     return returns
 
 

@@ -11,8 +11,8 @@ from policy_trainer.config import LossConfig, TrainConfig
 def choices(name: str) -> tuple[Any, ...]:
     """The names that a setting knows; of an optional one, None besides."""
     annotation: Any = LossConfig.model_fields[name].annotation
-    names = [own for part in get_args(annotation) for own in (get_args(part) or (part,))]
-    return tuple(None if own is type(None) else own for own in names)
+    names = [choice for part in get_args(annotation) for choice in (get_args(part) or (part,))]
+    return tuple(None if choice is type(None) else choice for choice in names)
 
 
 def setting_exists(name: str) -> bool:

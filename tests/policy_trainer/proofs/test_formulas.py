@@ -26,18 +26,24 @@ def float64():
 
 def naive_loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: int) -> tuple[float, list[float]]:
     leaves = [
-        torch.tensor([float(own) for group in groups for one in group for own in values(one)]).requires_grad_()
+        torch.tensor(
+            [float(element) for group in groups for completion in group for element in values(completion)]
+        ).requires_grad_()
         for values in TOLD
     ]
     logps, entropies = (iter(leaf.unbind()) for leaf in leaves)
-    told = [
+    given = [
         [
-            replace(one, logps=[next(logps) for _ in one.logps], entropies=[next(entropies) for _ in one.logps])
-            for one in group
+            replace(
+                completion,
+                logps=[next(logps) for _ in completion.logps],
+                entropies=[next(entropies) for _ in completion.logps],
+            )
+            for completion in group
         ]
         for group in groups
     ]
-    loss: Tensor = step_loss(told, config, max_tokens=max_tokens)
+    loss: Tensor = step_loss(given, config, max_tokens=max_tokens)
     if loss.requires_grad:  # it does not where nothing trains
         loss.backward()
     return loss.item(), torch.cat([gradient_of(leaf) for leaf in leaves]).tolist()
@@ -52,8 +58,8 @@ def test_loss_and_gradient(surrogate: str, ratio: str) -> None:
         groups = random_groups(rng, count=3, unrewarded=0.1, unfinished=0.2)
         got, want = (f(groups, config, 8) for f in (loss_and_gradient, naive_loss_and_gradient))
         size = max(1e-6, *(abs(value) for value in (want[0], *want[1])))  # where all cancels, only rounding is left
-        for own, exact in zip((got[0], *got[1]), (want[0], *want[1]), strict=True):
-            assert abs(own - exact) <= 1e-9 * size, config
+        for got_value, exact in zip((got[0], *got[1]), (want[0], *want[1]), strict=True):
+            assert abs(got_value - exact) <= 1e-9 * size, config
 
 
 @pytest.mark.parametrize("advantage", choices("advantage"))
@@ -65,5 +71,7 @@ def test_advantages(advantage: str) -> None:
         groups = [group for group in groups if teaches(group, config)]
         if not groups:
             continue
-        for own, exact in zip(token_advantages(groups, config), advantages(groups, config), strict=True):
-            assert own == pytest.approx([value for one in exact for value in one], rel=1e-9, abs=1e-9), config
+        for got_value, exact in zip(token_advantages(groups, config), advantages(groups, config), strict=True):
+            assert got_value == pytest.approx(
+                [value for completion in exact for value in completion], rel=1e-9, abs=1e-9
+            ), config

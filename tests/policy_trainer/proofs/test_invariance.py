@@ -112,12 +112,12 @@ def test_a_step_is_the_same_however_it_is_cut_packed_and_ordered(advantage: str,
 
 def test_masks_take_the_old_policy_where_one_group_has_no_sampler(model: PreTrainedModel) -> None:
     """Also next to a group that has one, in any micro-batch."""
-    told, *others = random_batches(random.Random(5), model)
+    given, *others = random_batches(random.Random(5), model)
     untold = [replace(batch, rollout=replace(batch.rollout, sampler_logps=None)) for batch in others]
     settings = {"beta": 0.1, "drop_zero_variance": False, "mask": {"ipo": 0.003, "geometric_high": 1.02}}
     config = LossConfig.model_validate({"old_logps": "recomputed", **settings})
     want, cut = (
-        stepped(model, [told, *untold], config, micro_batch_tokens=size, num_iterations=2) for size in (WHOLE, 1)
+        stepped(model, [given, *untold], config, micro_batch_tokens=size, num_iterations=2) for size in (WHOLE, 1)
     )
     assert 0 < want[0].masked_ratio < 1
     assert_same(cut, want, config)
@@ -128,11 +128,11 @@ def test_an_adaptive_bonus_moves_alike_however_a_step_is_cut(model: PreTrainedMo
     batches = random_batches(random.Random(6), model, count=4)
     entropy = EntropyConfig(coef=0.5, target=9.0, delta=0.3, max=2.0)
     settings: dict[str, Any] = {"beta": 0.1, "drop_zero_variance": False, "top_entropy_quantile": 0.5}
-    without, config = (LossConfig(entropy=own, **settings) for own in (EntropyConfig(), entropy))
+    without, config = (LossConfig(entropy=bonus, **settings) for bonus in (EntropyConfig(), entropy))
     want = stepped(model, batches, config, num_iterations=2, minibatches=2)
     cut = stepped(model, batches, config, forward=PackedForward, micro_batch_tokens=1, num_iterations=2, minibatches=2)
     assert_same(cut, want, config)
-    once, never = (stepped(model, batches, own) for own in (config, without))
+    once, never = (stepped(model, batches, loss) for loss in (config, without))
     assert torch.equal(once[1], never[1]), "nothing is applied in the first update"
     assert not torch.equal(want[1], stepped(model, batches, without, num_iterations=2, minibatches=2)[1])
 
@@ -144,10 +144,13 @@ def naive_step(
     model = copy.deepcopy(model)
     before, losses = weights(model), []
     with torch.no_grad():
-        old = [[one.logps for one in group] for group in completions_of(model, batches)]
+        old = [[completion.logps for completion in group] for group in completions_of(model, batches)]
     for _, minibatch in product(range(num_iterations), range(minibatches)):
         groups = [
-            [replace(one, old=[float(value) for value in before]) for one, before in zip(*pair, strict=True)]
+            [
+                replace(completion, old=[float(value) for value in before])
+                for completion, before in zip(*pair, strict=True)
+            ]
             for pair in zip(completions_of(model, batches), old, strict=True)
         ]
         kept = sum(teaches(group, config) for group in groups)

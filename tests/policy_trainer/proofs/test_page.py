@@ -16,7 +16,7 @@ from tests.policy_trainer.proofs.settings import choices, setting_exists
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "mathematics.md").read_text()
 COMING_FROM_TRL = (DOCS / "coming-from-trl.md").read_text()
-OURS = PAGE[: PAGE.index("## Beside TRL")]
+OURS = PAGE[: PAGE.index("## Differences from TRL")]
 CODE = re.findall(r"`([^`]+)`", OURS)
 SETTINGS: dict[str, Any] = LossConfig.model_fields
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = LossConfig.model_fields
 def test_every_setting_and_every_choice_is_there() -> None:
     named = set(re.findall(r"[\w.+]+", " ".join(CODE)))
     assert set(SETTINGS) <= named
-    names = {str(own) for name in SETTINGS for own in choices(name) if isinstance(own, str)}
+    names = {str(choice) for name in SETTINGS for choice in choices(name) if isinstance(choice, str)}
     assert len(names) > 25 and names <= named
 
 

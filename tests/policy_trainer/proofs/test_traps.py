@@ -45,10 +45,12 @@ class TestNothingToDivideBy:
     @pytest.mark.parametrize("advantage", ["outcome", "dr_grpo", "rloo", "reinforce++"])
     @pytest.mark.parametrize("rewards", [[1.0], [math.nan], [math.nan, math.nan], [math.nan, 1.0]])
     def test_a_group_of_one_and_rewards_that_are_all_nan(self, rewards: list[float], advantage: str) -> None:
-        own = torch.tensor(rewards)
-        judged = own[~own.isnan()]
+        group_rewards = torch.tensor(rewards)
+        judged = group_rewards[~group_rewards.isnan()]
         assert (
-            ((own - judged.mean()) / ((judged - judged.mean()).square().sum() / (len(judged) - 1)).sqrt()).isnan().all()
+            ((group_rewards - judged.mean()) / ((judged - judged.mean()).square().sum() / (len(judged) - 1)).sqrt())
+            .isnan()
+            .all()
         )
         group = make_group(np.array(rewards), np.full(len(rewards), 2))
         (values,) = ADVANTAGES[advantage]([group], LossConfig(advantage=advantage, beta=0))  # type: ignore[arg-type]
@@ -76,7 +78,7 @@ class TestSampling:
         model = make_tiny()
         (group,) = HFSampler(model, tokenizer).sample([[3, 4]], SamplingParams(4, 8, temperature=0.7), seed=0)
         _, logps, _ = group_tokens([3, 4], group)
-        completions = [one.ids.tolist() for one in group]
+        completions = [completion.ids.tolist() for completion in group]
 
         def ratios(temperature: float) -> tuple[float, float]:
             batch = make_scored([3, 4], completions, [0, 1, 0, 1], old_logps=logps, temperature=temperature)
@@ -102,9 +104,9 @@ class TestSampling:
         pad = eos = 0
         model = make_tiny(eos=eos, vocabulary=4)
         (group,) = HFSampler(model, tokenizer).sample([[2, 3]], SamplingParams(6, 8, temperature=1.0), seed=0)
-        ended = [one for one in group if one.finished]
-        assert ended and all(one.ids[-1] == eos for one in ended)
-        rows = [one.ids.tolist() for one in ended]
+        ended = [completion for completion in group if completion.finished]
+        assert ended and all(completion.ids[-1] == eos for completion in ended)
+        rows = [completion.ids.tolist() for completion in ended]
         naive = sum(token != pad for row in rows for token in row)
         batch = make_scored([2, 3], rows, [float(n % 2) for n in range(len(rows))])
         assert naive == sum(map(len, rows)) - len(rows)

@@ -46,18 +46,18 @@ def float64() -> Iterator[None]:
 
 def with_one(rng: random.Random, case: Case, groups: Groups, weights: Sequence[float]) -> Groups:
     """Its weight is 1 in ours, too."""
-    return [[replace(one, parts=[(1.0, one.reward)]) for one in group] for group in groups]
+    return [[replace(completion, parts=[(1.0, completion.reward)]) for completion in group] for group in groups]
 
 
 def with_sum(rng: random.Random, case: Case, groups: Groups, weights: Sequence[float]) -> Groups:
     """TRL's sum_then_normalize. Without a reward all its parts are missing: TRL takes a single one that is for 0."""
 
-    def judged(one: Completion) -> Completion:
-        missing = math.isnan(one.reward)
+    def judged(completion: Completion) -> Completion:
+        missing = math.isnan(completion.reward)
         parts = [(weight, math.nan if missing else rng.uniform(-1, 1)) for weight in weights]
-        return replace(one, parts=parts, reward=sum(weight * part for weight, part in parts))
+        return replace(completion, parts=parts, reward=sum(weight * part for weight, part in parts))
 
-    return [[judged(one) for one in group] for group in groups]
+    return [[judged(completion) for completion in group] for group in groups]
 
 
 def apart(rng: random.Random, case: Case, groups: Groups, weights: Sequence[float]) -> Groups:
@@ -67,11 +67,11 @@ def apart(rng: random.Random, case: Case, groups: Groups, weights: Sequence[floa
         {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "group"},
     )
 
-    def judged(one: Completion) -> Completion:
+    def judged(completion: Completion) -> Completion:
         parts = [(weight, math.nan if rng.random() < 0.2 else rng.uniform(-1, 1)) for weight in weights]
-        return replace(one, parts=parts, reward=math.nan if all(math.isnan(part) for _, part in parts) else 0.0)
+        return replace(completion, parts=parts, reward=math.nan if all(math.isnan(part) for _, part in parts) else 0.0)
 
-    return [[judged(one) for one in group] for group in groups]
+    return [[judged(completion) for completion in group] for group in groups]
 
 
 REWARDS: Sequence[Callable[[random.Random, Case, Groups, Sequence[float]], Groups]] = (with_one, with_sum, apart)
@@ -103,7 +103,7 @@ def test_steps_are_the_same() -> None:
         theirs_given, factor = on_terms_of_trl(groups, config)
         theirs: dict[str, Any] = case.theirs | {"entropy_coef": config.entropy.coef / factor}
         parts = micro_batches(rng, case, sum(len(group) for group in groups))
-        rewards = torch.tensor([[part for _, part in one.parts] for group in groups for one in group])
+        rewards = torch.tensor([[part for _, part in completion.parts] for group in groups for completion in group])
         assert_same(
             loss_and_gradient(groups, config, case.max_tokens),
             Trl(**theirs).loss(theirs_given, parts=rewards, weights=weights, micro_batches=parts),
@@ -121,13 +121,13 @@ def test_groups_without_variance_are_dropped() -> None:
         config = LossConfig(**{**case.ours, "drop_zero_variance": True})
         groups = random_groups(rng, count=5, size=2)
         varied = [group for group in groups if group[0].reward != group[1].reward]
-        if not varied or not any(trains(one, config) for one in varied[0]):
+        if not varied or not any(trains(completion, config) for completion in varied[0]):
             continue
         varied = [group for group in varied if teaches(group, config)]
-        told, factor = on_terms_of_trl(varied, config)
+        given, factor = on_terms_of_trl(varied, config)
         theirs: dict[str, Any] = case.theirs | {"entropy_coef": config.entropy.coef / factor}
         of_varied = loss_and_gradient(varied, config, case.max_tokens)
-        assert_same(of_varied, Trl(**theirs).loss(told), factor)
+        assert_same(of_varied, Trl(**theirs).loss(given), factor)
         assert loss_and_gradient(groups, config, case.max_tokens)[0] == pytest.approx(of_varied[0], rel=1e-12)
 
 
@@ -149,7 +149,10 @@ def test_the_bonus_adapts_to_its_target(quantile: float) -> None:
     for number in range(30):
         level = (0.5, 1.5)[number // 10 % 2]
         groups = [
-            [replace(one, entropies=[level * entropy for entropy in one.entropies]) for one in group]
+            [
+                replace(completion, entropies=[level * entropy for entropy in completion.entropies])
+                for completion in group
+            ]
             for group in random_groups(rng, size=4)
         ]
         config = LossConfig(**settings, entropy=EntropyConfig(coef=bonus.applied))
@@ -163,7 +166,7 @@ def test_the_bonus_adapts_to_its_target(quantile: float) -> None:
 
 
 def _kept_entropy(groups: Sequence[Group], quantile: float) -> float:
-    known = sorted(one.entropies[t] for group in groups for one in group for t in one.trained)
+    known = sorted(completion.entropies[t] for group in groups for completion in group for t in completion.trained)
     kept = known[math.ceil((1 - quantile) * (len(known) - 1)) :]
     return sum(kept) / len(kept)
 
@@ -199,12 +202,12 @@ def test_rloo_trainer() -> None:
             old_logps="recomputed", drop_zero_variance=False,
         )  # fmt: skip
         groups = [
-            [replace(one, mask=[True] * len(one.mask)) for one in group]
+            [replace(completion, mask=[True] * len(completion.mask)) for completion in group]
             for group in random_groups(rng, size=4, unrewarded=rng.choice((0.0, 0.2)), noise=0.2)
         ]
         groups = [group for group in groups if teaches(group, config)]
-        everyone = [one for group in groups for one in group]
-        factor = len(everyone) / sum(trains(one, config) for one in everyone)
+        everyone = [completion for group in groups for completion in group]
+        factor = len(everyone) / sum(trains(completion, config) for completion in everyone)
         theirs = Trl("RLOOTrainer", epsilon_low=clip, epsilon_high=high, beta=beta).loss(groups)
         assert_same(loss_and_gradient(groups, config, 8), theirs, factor)
 
@@ -247,9 +250,9 @@ def _distilled(
         loss_mask=mask.flatten().numpy(),
         reverse_kl=reverse_kl(sampler.flatten().numpy(), teacher.flatten().numpy()),
     )
-    (own,) = advantages([group], config)
+    (token_values,) = advantages([group], config)
     places = torch.arange(rows).repeat_interleave(length)
-    tokens = LossTokens(places, mask.flatten(), torch.from_numpy(own).double(), sampler.flatten())
+    tokens = LossTokens(places, mask.flatten(), torch.from_numpy(token_values).double(), sampler.flatten())
     logps = (logits / 0.7).log_softmax(-1).gather(-1, ids[..., None]).flatten()
     totals = Totals(completions=rows, tokens=int(mask.sum()), max_completion_length=length)
     weights = token_weights("token_mean", places, mask.flatten(), totals)

@@ -140,15 +140,18 @@ def on_terms_of_trl(groups: Sequence[Group], config: LossConfig) -> tuple[list[l
     TRL divides by all completions of a batch; we by those that train. A completion without a reward feels KL in TRL and
     nothing in ours: TRL is told that it has no tokens.
     """
-    told = [[without_tokens(one) if math.isnan(one.reward) else one for one in group] for group in groups]
-    everyone = [one for group in groups for one in group]
-    training = sum(trains(one, config) for one in everyone)
-    return told, 1.0 if config.aggregation == "token_mean" else len(everyone) / training
+    given = [
+        [without_tokens(completion) if math.isnan(completion.reward) else completion for completion in group]
+        for group in groups
+    ]
+    everyone = [completion for group in groups for completion in group]
+    training = sum(trains(completion, config) for completion in everyone)
+    return given, 1.0 if config.aggregation == "token_mean" else len(everyone) / training
 
 
 def assert_same(ours: tuple[float, list[float]], theirs: tuple[float, list[float]], factor: float = 1.0) -> None:
     """To 1e-9 of the largest number there."""
     size = factor * max(abs(value) for value in (theirs[0], *theirs[1]))
     assert size > 0 or not any((ours[0], *ours[1]))
-    for own, other in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
-        assert abs(own - factor * other) <= 1e-9 * size
+    for ours_value, other in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
+        assert abs(ours_value - factor * other) <= 1e-9 * size

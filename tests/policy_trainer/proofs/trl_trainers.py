@@ -65,8 +65,8 @@ class Trl:
     """One trainer of TRL with these settings, whose batch is all groups at once."""
 
     def __init__(self, trainer: str = "GRPOTrainer", **settings: Any) -> None:
-        self._settings = {**_DEFAULTS, **{name: own for name, own in settings.items() if name not in _ARGUMENTS}}
-        self._arguments = {**_ARGUMENTS, **{name: own for name, own in settings.items() if name in _ARGUMENTS}}
+        self._settings = {**_DEFAULTS, **{name: value for name, value in settings.items() if name not in _ARGUMENTS}}
+        self._arguments = {**_ARGUMENTS, **{name: value for name, value in settings.items() if name in _ARGUMENTS}}
         module = {"GRPOTrainer": "grpo_trainer", "RLOOTrainer": "rloo_trainer"}[trainer]
         self._class = getattr(import_module(f"trl.trainer.{module}"), trainer)
 
@@ -90,7 +90,10 @@ class Trl:
         """
         rows = [completion for group in groups for completion in group]
         rewards = torch.tensor([[row.reward] for row in rows]) if parts is None else parts
-        leaves = [torch.tensor([float(own) for row in rows for own in values(row)]).requires_grad_() for values in TOLD]
+        leaves = [
+            torch.tensor([float(element) for row in rows for element in values(row)]).requires_grad_()
+            for values in TOLD
+        ]
         trainer = self._trainer(rows, rewards, weights, leaves, size=len(groups[0]), accumulated=micro_batches)
         inputs = trainer._generate_and_score_completions([{"prompt": "x"} for _ in rows])
         total = torch.zeros(())
@@ -130,7 +133,7 @@ class Trl:
             state=SimpleNamespace(global_step=0),
             model=policy,
             ref_model=reference,
-            asked=None,  # which rows of the policy; before that, those of the policy as it was
+            requested=None,  # which rows of the policy; before that, those of the policy as it was
             num_generations=size,
             reward_funcs=names,
             reward_func_names=names,
