@@ -97,8 +97,8 @@ class Trl:
         trainer = self._trainer(rows, rewards, weights, leaves, size=len(groups[0]), accumulated=micro_batches)
         inputs = trainer._generate_and_score_completions([{"prompt": "x"} for _ in rows])
         total = torch.zeros(())
-        for trainer.asked in _parts(len(rows), micro_batches):
-            total = total + trainer._compute_loss(trainer.model, _of(inputs, trainer.asked))
+        for trainer.requested in _parts(len(rows), micro_batches):
+            total = total + trainer._compute_loss(trainer.model, _of(inputs, trainer.requested))
         total.backward()
         self._settings.update({name: vars(trainer)[name] for name in ("entropy_coef", "_last_world_entropy")})
         return total.item(), torch.cat([gradient_of(leaf) for leaf in leaves]).tolist()
@@ -157,9 +157,9 @@ class Trl:
         old, referred = (_padded([torch.tensor(getattr(row, name)) for row in rows]) for name in ("old", "reference"))
 
         def logps_of(model: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
-            policys = old if trainer.asked is None else now[trainer.asked]
+            policys = old if trainer.requested is None else now[trainer.requested]
             logps = referred if model is reference else policys
-            return logps, torch.zeros_like(logps) if trainer.asked is None else entropies[trainer.asked], None
+            return logps, torch.zeros_like(logps) if trainer.requested is None else entropies[trainer.requested], None
 
         trainer._get_per_token_logps_and_entropies = logps_of
         trainer._generate = lambda prompts: _generated(rows, self._class.__name__)
