@@ -145,7 +145,7 @@ def work() -> None:
         if world.rank == 0:
             (directory / "shares.json").write_text(json.dumps([json.loads(share) for share in shares]))
         else:
-            world.hear()  # that this was all
+            world.receive()  # that this was all
 
 
 WIDTHS = {"float32": 4, "bfloat16": 2}
