@@ -55,9 +55,9 @@ class QueueConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     max_batches: int = Field(default=10_000, ge=2)
-    """Batches that may wait in all runs together. Of these and the next two limits a run may use at most as much as is
-    free: half when it is the only one, a third each when there are two. All runs of a token get at most three
-    quarters."""
+    """Batches that may wait in all runs together. Of this limit and the next two, a run may use at most as much as it
+    leaves free: half if it is the only run, a third each if there are two. All runs of a token together get at most
+    three quarters."""
     max_batches_per_run: int | None = Field(default=None, ge=1)
     """A further bound for the batches that wait in one run."""
     max_mib: int = Field(default=4096, ge=2)
@@ -65,23 +65,23 @@ class QueueConfig(BaseModel):
     max_mib_per_run: int | None = Field(default=None, ge=1)
     """A further bound for the MiB of payload that wait in one run."""
     max_stored_mib: int | None = Field(default=None, ge=2)
-    """MiB of payload that are stored in all, whatever the state of their batches; by default twice max_mib. Beyond it
-    payloads of dead and expired batches go, the longest settled first; of the rest a run may use at most as much as is
-    free."""
+    """MiB of payload that are stored in total, whatever the state of their batches; by default twice max_mib. Beyond it
+    payloads of dead and expired batches are deleted, the longest settled first; of the rest a run may use at most as
+    much as it leaves free."""
     min_free_mib: int | None = Field(default=None, ge=0)
-    """MiB of data_dir's disk that uploads leave free, those of weights too, for acks and what else makes room. By
-    default 256, or a twentieth of a smaller disk; 0 lets uploads fill it. A database's disk is not looked at."""
+    """MiB of data_dir's disk that uploads, also of weights, leave free for acks and other calls that free space. By
+    default 256, or a twentieth of a smaller disk; 0 lets uploads fill it. A database's disk is not checked."""
     max_in_flight: int = Field(default=4096, ge=2)
     """Batches that may be leased and not yet acknowledged in all; a trainer checkpoints at half of its run's share."""
     max_in_flight_per_run: int | None = Field(default=None, ge=1)
     """A further bound for the batches of one run that are leased and not yet acknowledged."""
     keep_samples: int = Field(default=256, ge=0)
-    """Trained batches of a run that are kept to be looked at, of those that its trainer chose as samples; 0 keeps none.
-    Like dead and expired ones they go when room is needed, and after retention_days."""
+    """Trained batches of a run that are kept for inspection, out of those that its trainer chose as samples; 0 keeps
+    none. Like dead and expired batches they are deleted when space is needed, and after retention_days."""
     max_deliveries: int = Field(default=5, ge=1)
     """A batch is dead after this many failed deliveries, or interrupted scorings (its server ended)."""
     max_waiting_days: float = Field(default=7, gt=0)
-    """A batch expires when it has waited so many days and nothing has happened to it."""
+    """A batch expires after waiting this many days without any change."""
     retention_days: float = Field(default=30, gt=0)
     """Days for which the id of a settled batch is remembered, so that uploading it again is harmless."""
 
@@ -141,8 +141,8 @@ class ServeConfig(BaseSettings):
     devices: Annotated[CliVariadicArg[list[str]], InHelp()] = []
     """Several devices instead of one: cuda:0 cuda:1."""
     device_map: DeviceMapName = "replicated"
-    """What devices hold: replicated, each the whole model, which scores batches of its own; balanced, each a part of
-    one model that is too large for a single GPU."""
+    """What the devices hold. replicated: each has the whole model and scores separate batches. balanced: each has a
+    part of one model that is too large for a single GPU."""
     dtype: Annotated[Dtype, InHelp()] = "auto"
     """Precision of the weights; auto: the one that the model was saved in."""
     threads: int | None = Field(default=None, ge=1)
@@ -170,7 +170,7 @@ class ServeConfig(BaseSettings):
     legacy: CliToggleFlag[bool] = False
     """Also serve Simple-GRPO's generators and trainers, over the byte protocol of its main version."""
     legacy_port: int | None = Field(default=None, ge=1, le=65535)
-    """Additional port to listen on: those clients have 59875 in their source."""
+    """Additional port to listen on: Simple-GRPO's clients have 59875 hard-coded."""
     legacy_insecure: CliToggleFlag[bool] = False
     """Let clients of the Simple-GRPO protocol on this machine in without a token."""
     data_dir: Annotated[Path, InHelp()] = Path(".tandem")
@@ -179,7 +179,7 @@ class ServeConfig(BaseSettings):
     store: Annotated[StoreUrl, InHelp()] = Field(default="sqlite", repr=False)  # may hold a password
     """sqlite keeps the queue in data_dir; postgresql://USER@HOST/DATABASE shares one queue among several servers."""
     max_weights_mib: int | None = Field(default=None, ge=1)
-    """Most MiB of weights in data_dir, published or not yet committed. Default: what its disk has beyond
+    """Maximum MiB of weights in data_dir, published or not yet committed. Default: the free space of its disk beyond
     queue.min_free_mib."""
     max_weights_mib_per_token: int | None = Field(default=None, ge=1)
     """Most MiB of weights that were uploaded with one token. Default: three times what is free."""
@@ -188,11 +188,11 @@ class ServeConfig(BaseSettings):
     max_body_mib: int = Field(default=64, ge=1)
     """Largest request body, in MiB."""
     max_bodies_mib: int = Field(default=256, ge=1)
-    """MiB of request bodies in memory at once, without JSON; beyond it the server answers 429, and a client that would
-    hold more than is free. Checking and storing a body takes up to four more times its length, so five times this
-    bounds the memory of uploads."""
+    """MiB of request bodies in memory at once, except JSON. Beyond it, or if one client would hold more than it leaves
+    free, the server answers 429. Checking and storing a body takes up to four more times its length, so five times
+    this bounds the memory of uploads."""
     scoring_tokens: int = Field(default=16_384, ge=1)
-    """Most tokens of a forward of several batches and direct requests. A larger batch is scored by itself."""
+    """Maximum tokens in a forward over several batches and direct requests. A larger batch is scored by itself."""
     snapshot_root: Annotated[Path | None, InHelp()] = None
     """Directory of the snapshots that may replace the reference's weights (PUT /v1/reference). By default none may."""
     drain_seconds: float = Field(default=30, gt=0)
@@ -227,7 +227,7 @@ class ServeConfig(BaseSettings):
         if (self.model is None) != self.no_model:
             raise ValueError("give either --model PATH_OR_HUB_ID, or --no-model for a queue that scores nothing")
         if self.teacher is not None and self.no_model:
-            raise ValueError("teacher: scores beside a --model, and there is none: a teacher alone is the --model")
+            raise ValueError("teacher: it needs a --model too: to score with one model only, give it as --model")
         return self
 
     @model_validator(mode="after")
@@ -294,7 +294,7 @@ class ServeConfig(BaseSettings):
             raise ValueError("legacy: every batch of the Simple-GRPO protocol is scored, which needs a --model")
         if self.legacy and self.keys and not (self.legacy_insecure and is_loopback(self.host)):
             raise ValueError(
-                "legacy: those clients send no token; add --legacy-insecure and listen on 127.0.0.1, and whoever is on "
+                "legacy: those clients send no token; add --legacy-insecure and listen on 127.0.0.1: then all users of "
                 "this machine may use the Simple-GRPO protocol"
             )
         return self

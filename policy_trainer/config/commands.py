@@ -170,7 +170,8 @@ class RolloutConfig(RunConfig):
     workers: Annotated[int, InHelp()] = Field(default=1, ge=1)
     """Number of workers in all. Default: one for each of `devices`, else 1."""
     devices: Annotated[CliVariadicArg[list[str]], InHelp()] = []
-    """Instead of device: start a worker on each of several, cuda:0 cuda:1. The first is number `worker`."""
+    """Instead of device: start one worker on each of these devices, such as cuda:0 cuda:1. The first has the number
+    `worker`."""
     loss: RolloutLossConfig = RolloutLossConfig()
     trust_settings: Annotated[bool, InHelp()] = False
     """Without config: accept all published settings, including those that name code, files or hosts. Everyone who
@@ -244,7 +245,7 @@ class DemoConfig(DemoChoices):
 
 
 class DemoSetupConfig(DemoChoices):
-    """Write the demo's base model and its config.toml into run_dir, and start no process (Compose starts them)."""
+    """Write the demo's base model and config.toml into run_dir without starting any process (Compose starts them)."""
 
     server: str = "http://127.0.0.1:8400"
     """URL of the reference server that will serve the base model."""

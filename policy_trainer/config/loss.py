@@ -16,9 +16,9 @@ class EntropyConfig(Section):
     coef: float = Field(default=0.0, ge=0)
     """Coefficient of the bonus; with a target, the one that the run begins with."""
     target: float | None = Field(default=None, ge=0)
-    """Nats a token: after each update the coefficient rises by delta where the entropy was at or below this, else it
-    falls; there is a bonus only while it is at or below. Take about the metric `entropy` of the first steps. Default:
-    the coefficient is fixed."""
+    """Target entropy, in nats per token. After each update the coefficient rises by delta if the entropy is at or below
+    this, else it falls; the bonus applies only while the entropy is at or below it. A good value is the metric
+    `entropy` of the first steps. Default: the coefficient is fixed."""
     delta: float = Field(default=0.005, gt=0)
     """With a target: how far the coefficient moves after an update."""
     min: float = Field(default=0.0, ge=0)
@@ -41,8 +41,8 @@ class EntropyConfig(Section):
 
 
 class MaskConfig(Section):
-    """Tokens outside of these bounds lose their surrogate, but keep their KL and still count as tokens. Each is off
-    without a bound. They compare the current policy with the sampler, and several may be on."""
+    """Tokens outside these bounds lose their surrogate, but keep their KL and still count as tokens. A mask without a
+    bound is off; several may be on. They compare the current policy with the sampler."""
 
     off_policy_sequence: float | None = Field(default=None, gt=0)
     """Nats a token: a completion whose log-probs fell by more than this on average since it was sampled does not train
@@ -94,7 +94,7 @@ class LossConfig(Section):
         InHelp("replay"),
     ] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
-    RLOO, REINFORCE++, or GDPO, which normalises each of several rewards apart. distill: a teacher's log-probs instead
+    RLOO, REINFORCE++, or GDPO, which normalises each reward separately. distill: a teacher's log-probs instead
     of rewards."""
     distillation_coef: float | None = Field(default=None, ge=0)
     """Weight of the teacher: the advantage of each token is lowered by this times (old log-prob - the teacher's).
@@ -174,8 +174,8 @@ class LossConfig(Section):
     takes 0.001."""
     entropy: EntropyConfig = EntropyConfig()
     top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
-    """Only this share of the tokens, those of the highest entropy in each update, have a surrogate; the paper takes
-    0.2. It costs one forward more. 1: all of them; 0: only those of the highest entropy."""
+    """Only this share of the tokens, those with the highest entropy in each update, has a surrogate; the paper uses
+    0.2. It costs an extra forward. 1: all tokens; 0: only the tokens that share the maximum entropy."""
 
     @property
     def scale(self) -> Literal["group", "batch", "none"]:
@@ -238,9 +238,9 @@ class LossConfig(Section):
                 "loss.distillation_coef: with 0 nothing is left of loss.advantage = distill: leave it out, or raise it"
             )
         if self.scale_rewards not in (None, "none"):
-            return "loss.scale_rewards: distill uses no rewards, which could be scaled: leave it out"
+            return "loss.scale_rewards: distill uses no rewards, so there is nothing to scale: leave it out"
         if self.kl_in != "loss":
-            return "loss.kl_in: distill uses no rewards, from which a KL could be subtracted: use loss"
+            return "loss.kl_in: distill uses no rewards, so there is nothing to subtract the KL from: use loss"
         return None
 
     def _clip_error(self) -> str | None:
@@ -261,13 +261,13 @@ class LossConfig(Section):
             )
         if self.kl_in != "loss" and self.old_logps == "log_linear":
             return (
-                "loss.kl_in: log_linear knows its old log-probs at an update, too late for the rewards: use loss, or "
+                "loss.kl_in: log_linear computes old log-probs at the update, too late for the rewards: use loss, or "
                 "loss.old_logps = recomputed"
             )
         if self.kl_in != "loss" and self.advantage == "process":
             return "loss.kl_in: the KL cannot be subtracted from the rewards of steps (process): use loss"
         if self.kl_in != "loss" and self.advantage == "gdpo":
-            return "loss.kl_in: gdpo normalises each reward apart, so there is none to subtract the KL from: use loss"
+            return "loss.kl_in: gdpo normalises each reward separately: no sum to subtract the KL from: use loss"
         return None
 
     def _correction_error(self) -> str | None:

@@ -33,7 +33,7 @@ class HttpRewardConfig(Section):
     seconds: float = Field(default=60.0, gt=0, le=86_400)
     """Time limit in seconds of one request; it is then sent again."""
     patience: float = Field(default=600.0, ge=0)
-    """Seconds to go on asking a server that does not answer, is overloaded or fails; then the run ends."""
+    """Seconds to keep retrying a server that does not answer, is overloaded or fails; then the run ends."""
 
 
 class PenaltyConfig(Section):

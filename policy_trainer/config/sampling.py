@@ -29,8 +29,8 @@ class SamplingConfig(Section):
     top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 turns it off. The learner does not renormalise, so the ratio is biased."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Leave out tokens less likely than min_p times the likeliest one; 0 turns it off. The ratio is biased as by
-    top_p."""
+    """Leave out tokens less likely than min_p times the likeliest one; 0 turns it off. It biases the ratio as top_p
+    does."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Above 1, tokens that the prompt or the completion has already become less likely, also in evaluations; 1 turns it
     off. The learner does not apply it, so the ratio is biased."""
@@ -38,8 +38,8 @@ class SamplingConfig(Section):
     """Texts that end a completion, besides the model's EOS tokens. Give one with a comma as JSON: '["a,b"]'."""
 
     max_logp_difference: float = Field(default=1.0, gt=0)
-    """After each update of its weights a worker compares its log-probs of a few tokens with the trainer's. It stops
-    where they differ by more than this many nats on average: it does not sample from the policy that is trained."""
+    """After each update of its weights a worker compares its log-probs of a few tokens with the trainer's. It stops if
+    they differ by more than this many nats on average, since it would not sample from the policy being trained."""
     max_resamples: Annotated[int, Resume.FREE] = Field(default=0, ge=0)
     """Dynamic sampling: replace a group whose rewards are all equal by another problem's, at most this many times."""
     regroup: Annotated[int, Resume.FREE] = Field(default=0, ge=0)

@@ -30,7 +30,7 @@ class TrainConfig(RunConfig):
 
     teacher: Annotated[str | None, Resume.FIXED] = Field(default=None, min_length=1)
     """Directory or Hub id of the model to learn from (loss.advantage = distill, or loss.distillation_coef), for the
-    server that the trainer starts. A server of your own has one by its --teacher, or as its --model."""
+    server that the trainer starts. For your own server, set its --teacher, or its --model."""
     rollout: Literal["inline", "external"] = "inline"
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
     resume: Annotated[bool, Travel.PRIVATE, Resume.NOT_KEPT, InHelp("train")] = False
@@ -38,7 +38,7 @@ class TrainConfig(RunConfig):
     max_steps: Annotated[int, InHelp("train replay")] = Field(default=100, ge=0)
     """Total training steps of the run. 0: as many as num_train_epochs make."""
     num_train_epochs: Annotated[float | None, InHelp("train")] = Field(default=None, gt=0)
-    """Passes over the training problems, instead of max_steps, which wins where both are given."""
+    """Passes over the training problems. If max_steps is given too, it takes precedence."""
     groups_per_step: Annotated[int, InHelp("replay")] = Field(default=8, ge=1)
     """Groups in one training step: one group is one prompt with its completions."""
     num_iterations: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
@@ -157,7 +157,7 @@ class TrainConfig(RunConfig):
 
 
 class DoctorConfig(TrainConfig):
-    """Check all that a run needs, by the settings of `train`: settings, versions, devices, memory, model, task,
+    """Check everything that a run with these settings needs: settings, versions, devices, memory, model, task,
     rewards, server, and one full step of one group, also under torchrun. Keeps nothing. Exit status 1: there are
     problems. --json prints the findings as JSON."""
 
@@ -167,7 +167,7 @@ class DoctorConfig(TrainConfig):
     gpu_memory_gib: Annotated[float | None, Resume.NOT_KEPT, InHelp()] = Field(default=None, gt=0)
     """With --plan: for GPUs with this much memory, in GiB. Default: the devices of this machine."""
     ranks: Annotated[int, Resume.NOT_KEPT, InHelp()] = Field(default=1, ge=1)
-    """With --plan: for a policy that torchrun divides among so many GPUs. 1: without torchrun."""
+    """With --plan: number of GPUs that torchrun shards the policy over. 1: without torchrun."""
 
     @model_validator(mode="after")
     def _check_plan(self) -> "DoctorConfig":

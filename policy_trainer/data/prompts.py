@@ -176,7 +176,7 @@ def _continuation(opening: str, prefill: str) -> str:
 def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
     """Maximum tokens of a prompt: data.max_prompt_length, or fewer if the model's context has no room for that many.
 
-    Raises UserError if sampling.max_completion_length alone fills the context.
+    Raises UserError if sampling.max_completion_length by itself fills the context.
     """
     context, new = context_length(model), config.sampling.max_completion_length
     if context is None:

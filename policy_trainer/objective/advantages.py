@@ -152,11 +152,11 @@ def _batch_std(rewards: Tensor, config: LossConfig) -> Tensor:
     return _std(rewards.flatten(), config) + config.advantage_eps
 
 
-def _one(rewards: Tensor, config: LossConfig) -> Tensor:
+def _unscaled(rewards: Tensor, config: LossConfig) -> Tensor:
     return torch.ones(())
 
 
-SCALES = {"group": _group_std, "batch": _batch_std, "none": _one}
+SCALES = {"group": _group_std, "batch": _batch_std, "none": _unscaled}
 
 
 def _std(rewards: Tensor, config: LossConfig) -> Tensor:

@@ -120,7 +120,7 @@ def check_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str, kl: fl
     reference: the server's model. dtype: the policy's, as in `float32`. kl, noise_floor: in nats a token.
     Raises RunFailed if the reference is not the model that the policy begins as, and must be.
     """
-    measured = f"{kl:.2g} nats a token (rounding alone: {noise_floor:.1g})"
+    measured = f"{kl:.2g} nats a token (from rounding: {noise_floor:.1g})"
     if not config.loss.beta:
         # Without a penalty the server's only model is the teacher of a distillation: another one on purpose.
         only_teacher = config.loss.distillation and reference.teacher is None

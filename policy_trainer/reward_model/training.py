@@ -69,8 +69,8 @@ def load_with_head(source: str, revision: str | None, config: RewardTrainingConf
 def pair_losses(chosen: Tensor, rejected: Tensor, margins: Tensor, center: float) -> Tensor:
     """(P,) scores of the better and the worse texts and (P,) margins -> (P,) losses, in nats.
 
-    margins: Llama 2, arXiv 2307.09288, eq. 2. center: weight of the squared sum of a pair's scores, whose differences
-    alone are determined otherwise (Eisenstein et al., arXiv 2312.09244, 3.1).
+    margins: Llama 2, arXiv 2307.09288, eq. 2. center: weight of the squared sum of a pair's scores: without it only
+    differences of scores are determined (Eisenstein et al., arXiv 2312.09244, 3.1).
     """
     return center * (chosen + rejected) ** 2 - logsigmoid(chosen - rejected - margins)
 

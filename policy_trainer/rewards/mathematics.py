@@ -58,10 +58,10 @@ def read_gold(text: str) -> list[Any]:
         return [words]
     text = _rewritten(text)
     read = _parse(text) if is_amount(text) else _parse_formula(text)
-    if not _found(read):
+    if not _has_expression(read):
         read = _parse(text) or read
-    # A gold answer without an expression is compared as text if it has letters; signs alone cannot be judged.
-    return read if _found(read) or any(map(str.isalpha, text)) else []
+    # A gold answer without an expression is compared as text if it has letters; signs without letters cannot be judged.
+    return read if _has_expression(read) or any(map(str.isalpha, text)) else []
 
 
 def read_number(text: str) -> list[Any]:
@@ -75,7 +75,7 @@ def read_first(text: str) -> list[Any]:
 
 
 def read_latex(text: str) -> list[Any]:
-    """The formula in LaTeX that is boxed, else one that is called the answer. Malformed LaTeX is not mended.
+    """The formula in LaTeX that is boxed, else one that is called the answer. Malformed LaTeX is not repaired.
 
     The settings are Open-R1's, but for `equations`, which this version of the library reads anyway.
     """
@@ -121,7 +121,7 @@ def _read_answer(text: str) -> list[Any]:
         read = _parse(text)
     else:
         read = _parse_formula(text)
-        if not _FORMULA.search(text) and (has_words(text) or not _found(read)):
+        if not _FORMULA.search(text) and (has_words(text) or not _has_expression(read)):
             read = read + _parse(text)
     return [*read, words] if words else read
 
@@ -142,7 +142,7 @@ def _boxed_first(**settings: Any) -> Any:
     return library().LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False, **settings)
 
 
-def _found(read: list[Any]) -> bool:
+def _has_expression(read: list[Any]) -> bool:
     return any(not isinstance(part, str) for part in read)
 
 

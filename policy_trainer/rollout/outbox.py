@@ -135,7 +135,7 @@ def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
     """
     refusal = (
         f"worker: worker {worker} of {workers} already runs in {directory}; start others with --worker and --workers, "
-        "beside a trainer with --rollout external"
+        "next to a trainer with --rollout external"
     )
     return locks.hold(directory / "lock", refusal, seconds=_LOCK_SECONDS)
 

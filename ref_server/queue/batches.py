@@ -16,7 +16,7 @@ _MAX_CLAIMS = 64
 
 def put(tx: Transaction, upload: Upload) -> Uploaded:
     tx.db.serialise("admission")  # so that limits hold exactly and each id is admitted once
-    known = tx.one("SELECT content_hash, state FROM batches WHERE id = ?", upload.id)
+    known = tx.value("SELECT content_hash, state FROM batches WHERE id = ?", upload.id)
     if known is not None:
         content_hash, state = known
         if content_hash != upload.content_hash:
@@ -50,7 +50,7 @@ def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Clai
     claims: list[Claim] = []
     while not claims and (chosen := _oldest_queued(tx, max_tokens)):
         for seq in chosen:
-            if row := tx.one(claimed, seq):
+            if row := tx.value(claimed, seq):
                 tx.move(seq, State.SCORING, scorer=tx.scorer, expires=tx.claim_expires)
                 claims.append(Claim(*row))
             else:  # the store is damaged: this batch must not keep the others from being scored
@@ -61,7 +61,7 @@ def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Clai
 def complete(tx: Transaction, id: str, body: bytes) -> None:
     seq, _, admitted_at = _claimed(tx, id)
     with suppress(QueueFull):  # what was scored is kept, even beyond the limit
-        payloads.make_room(tx, len(body) - tx.one("SELECT payload_bytes FROM batches WHERE seq = ?", seq))
+        payloads.make_room(tx, len(body) - tx.value("SELECT payload_bytes FROM batches WHERE seq = ?", seq))
     tx.execute("UPDATE payloads SET body = ? WHERE seq = ?", body, seq)
     tx.move(seq, State.READY, payload_bytes=len(body), scored=True, scorer=None, expires=None)
     tx.tally.ready_after.append(max(0.0, tx.at - admitted_at))
@@ -97,23 +97,23 @@ def want_reference(tx: Transaction, wanted: WantedReference) -> WantedReference:
 
 
 def wanted_reference(tx: Transaction) -> WantedReference | None:
-    row = tx.one("SELECT snapshot, version, base FROM reference")
+    row = tx.value("SELECT snapshot, version, base FROM reference")
     return None if row is None else WantedReference(*row)
 
 
 def any_ready(tx: Transaction, run: str) -> bool:
-    return tx.one("SELECT 1 FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' LIMIT 1", run) is not None
+    return tx.value("SELECT 1 FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' LIMIT 1", run) is not None
 
 
 def take(tx: Transaction, run: str) -> bytes | None:
-    seq = tx.one(
+    seq = tx.value(
         f"SELECT seq FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' "
         f"ORDER BY {ORDERS[Order.FRESHEST]} LIMIT 1 {tx.db.skip_locked}",
         run,
     )
     if seq is None:
         return None
-    body = tx.one("SELECT body FROM payloads WHERE seq = ?", seq)
+    body = tx.value("SELECT body FROM payloads WHERE seq = ?", seq)
     tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
     tx.move(seq, State.DONE, "delivered", payload_bytes=0)
     tx.count(Count.DELIVERED)
@@ -138,7 +138,7 @@ def put_displacing(tx: Transaction, upload: Upload) -> list[str]:
 
 def _oldest_waiting(tx: Transaction, run: str) -> tuple[int, str] | None:
     """seq and id of the oldest batch of a run that is neither leased nor being scored."""
-    return tx.one(
+    return tx.value(
         f"SELECT seq, id FROM batches WHERE run = ? AND {WAITING} ORDER BY seq LIMIT 1 {tx.db.skip_locked}",
         run,
     )
@@ -149,7 +149,7 @@ def requeue(tx: Transaction, id: str) -> State:
     seq, state = _find(tx, id)
     if state not in (State.EXPIRED, State.DEAD):
         raise WrongState(f"batch {id} is {state}: only an expired or a dead batch can be queued again")
-    run, scored, payload_bytes = tx.one("SELECT run, scored, payload_bytes FROM batches WHERE seq = ?", seq)
+    run, scored, payload_bytes = tx.value("SELECT run, scored, payload_bytes FROM batches WHERE seq = ?", seq)
     if payload_bytes == 0:
         raise WrongState(f"batch {id} was dropped: there is nothing left to queue again")
     limits.check_waiting(tx, run, "", payload_bytes)  # an operator requested it, so it counts for no token
@@ -167,7 +167,7 @@ def drop(tx: Transaction, id: str) -> None:
         raise WrongState(f"batch {id} is being scored: drop it when that is over")
     if state != State.DONE:
         discard(tx, seq, state)
-    elif tx.one("SELECT payload_bytes FROM batches WHERE seq = ?", seq):
+    elif tx.value("SELECT payload_bytes FROM batches WHERE seq = ?", seq):
         payloads.drop_payload(tx, seq, state, "its payload was dropped")
 
 
@@ -206,7 +206,7 @@ def interrupt(tx: Transaction, seq: int) -> None:
 
     After max_deliveries such interruptions the batch is dead: it is probably what ends the servers.
     """
-    count = 1 + tx.one("SELECT interruptions FROM batches WHERE seq = ?", seq)
+    count = 1 + tx.value("SELECT interruptions FROM batches WHERE seq = ?", seq)
     detail = "the server ended while scoring it"
     ended = {"interruptions": count, "scorer": None, "expires": None}
     if count < tx.limits.max_deliveries:
@@ -218,7 +218,7 @@ def interrupt(tx: Transaction, seq: int) -> None:
 
 
 def _insert(tx: Transaction, upload: Upload, state: State) -> int:
-    seq = tx.one(
+    seq = tx.value(
         """
         INSERT INTO batches (id, content_hash, run, lineage, uploader, epoch, policy_version, prompt_tokens,
                              completion_tokens, completions, payload_bytes, admitted_at, state, scored)
@@ -268,7 +268,7 @@ def _oldest_queued(tx: Transaction, max_tokens: int) -> list[int]:
 def _claimed(tx: Transaction, id: str) -> tuple[int, int, float]:
     """seq, failed attempts and admission time of a batch that this scorer has claimed. Raises KeyError, WrongState."""
     seq, state = _find(tx, id)
-    scorer, attempts, admitted_at = tx.one(
+    scorer, attempts, admitted_at = tx.value(
         "SELECT scorer, scoring_attempts, admitted_at FROM batches WHERE seq = ?", seq
     )
     if state != State.SCORING or scorer != tx.scorer:
@@ -277,7 +277,7 @@ def _claimed(tx: Transaction, id: str) -> tuple[int, int, float]:
 
 
 def _find(tx: Transaction, id: str) -> tuple[int, State]:
-    row = tx.one(f"SELECT seq, state FROM batches WHERE id = ? {tx.db.lock}", id)
+    row = tx.value(f"SELECT seq, state FROM batches WHERE id = ? {tx.db.lock}", id)
     if row is None:
         raise KeyError(id)
     return row[0], State(row[1])

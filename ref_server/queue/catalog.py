@@ -25,7 +25,7 @@ _BEGINNINGS = {ListOrder.OLDEST: 0, ListOrder.NEWEST: 2**63 - 1}
 
 
 def get(tx: Transaction, id: str) -> BatchDetails | None:
-    row = tx.one(f"{_SUMMARIES} WHERE id = ?", id)
+    row = tx.value(f"{_SUMMARIES} WHERE id = ?", id)
     if row is None:
         return None
     *values, seq = row
@@ -35,7 +35,7 @@ def get(tx: Transaction, id: str) -> BatchDetails | None:
 
 
 def runs_of(tx: Transaction, ids: Sequence[str]) -> set[str]:
-    runs = (tx.one("SELECT run FROM batches WHERE id = ?", id) for id in ids)
+    runs = (tx.value("SELECT run FROM batches WHERE id = ?", id) for id in ids)
     return {run for run in runs if run is not None}
 
 
@@ -91,7 +91,7 @@ def stats(tx: Transaction) -> Stats:
     admitted = [_oldest_admission(tx, state) for state in (State.QUEUED, State.SCORING, State.READY)]
     ages = [max(0.0, tx.at - at) for at in admitted if at is not None]
     waiting = "SELECT CAST(sum(batches) AS BIGINT), CAST(sum(payload_bytes) AS BIGINT) FROM depths"
-    batches, size = tx.one(f"{waiting} WHERE {COUNTED}")
+    batches, size = tx.value(f"{waiting} WHERE {COUNTED}")
     return Stats(
         runs=runs,
         oldest_age=max(ages, default=None),
@@ -101,7 +101,7 @@ def stats(tx: Transaction) -> Stats:
 
 
 def _oldest_admission(tx: Transaction, state: State) -> float | None:
-    return tx.one("SELECT admitted_at FROM batches WHERE state = ? ORDER BY seq LIMIT 1", state)
+    return tx.value("SELECT admitted_at FROM batches WHERE state = ? ORDER BY seq LIMIT 1", state)
 
 
 def parse_cursor(cursor: str | None, order: ListOrder) -> int:

@@ -60,14 +60,14 @@ def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
     if incarnation is None:
         return
     newest = "SELECT incarnation, seen_at FROM incarnations WHERE consumer = ? ORDER BY number DESC LIMIT 1"
-    known, seen_at = tx.one(newest, consumer) or (None, 0.0)
+    known, seen_at = tx.value(newest, consumer) or (None, 0.0)
     if known == incarnation:
         if seen_at <= tx.at - _SEEN_SECONDS:
             seen = "UPDATE incarnations SET seen_at = ? WHERE consumer = ? AND incarnation = ?"
             tx.execute(seen, tx.at, consumer, incarnation)
         return
     known = "SELECT 1 FROM incarnations WHERE consumer = ? AND incarnation = ?"
-    if tx.one(known, consumer, incarnation):
+    if tx.value(known, consumer, incarnation):
         raise Superseded(f"a newer incarnation of consumer {consumer!r} has taken over from {incarnation!r}")
     tx.execute(
         "INSERT INTO incarnations (consumer, incarnation, seen_at) VALUES (?, ?, ?)", consumer, incarnation, tx.at
@@ -157,7 +157,7 @@ def look(tx: Transaction, waiting: Mapping[Wanted, int], alive: Collection[tuple
             most = min(requests, in_flight.room(wanted.run))
             where, values = _condition(wanted)
             rows = f"SELECT 1 AS present FROM batches WHERE {where} LIMIT ?"
-            counts[wanted] = tx.one(f"SELECT count(*) FROM ({rows}) AS rows", *values, most) if most else 0
+            counts[wanted] = tx.value(f"SELECT count(*) FROM ({rows}) AS rows", *values, most) if most else 0
     return {wanted: batches for wanted, batches in counts.items() if batches}
 
 

@@ -91,7 +91,7 @@ def purge(tx: Transaction, chosen: PurgeBody) -> Purged:
 def _look_ahead(tx: Transaction, state: str, after: int) -> tuple[int, int]:
     """The last of the next batches in the state, and how many they are. Reads only the index."""
     ahead = f"SELECT seq FROM batches WHERE state = ? AND seq > ? ORDER BY seq LIMIT {LOOKED_AT}"
-    last, seen = tx.one(f"SELECT max(seq), count(*) FROM ({ahead}) AS ahead", state, after)
+    last, seen = tx.value(f"SELECT max(seq), count(*) FROM ({ahead}) AS ahead", state, after)
     return last or after, seen
 
 

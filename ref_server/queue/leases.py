@@ -92,7 +92,7 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
     leases it next can decide.
     """
     payloads.forget_training(tx, seq)
-    held = _LeasedRow(*tx.one(f"{_LEASED_ROW} WHERE seq = ?", seq))
+    held = _LeasedRow(*tx.value(f"{_LEASED_ROW} WHERE seq = ?", seq))
     detail = f"lease of {held.consumer} lost: {why}"
     if held.started:
         tx.execute("UPDATE batches SET in_doubt = ? WHERE seq = ?", True, seq)
@@ -126,7 +126,7 @@ def _apply_to_leases(
 def _apply_to_key(
     tx: Transaction, key: LeaseKey, effect: Callable[[_LeasedRow], None], once_released: Outcome
 ) -> tuple[Outcome, _LeasedRow | None]:
-    row = tx.one(f"{_LEASED_ROW} WHERE id = ? {tx.db.lock}", key.id)
+    row = tx.value(f"{_LEASED_ROW} WHERE id = ? {tx.db.lock}", key.id)
     if row is None:
         return Outcome.UNKNOWN, None
     held = _LeasedRow(*row)

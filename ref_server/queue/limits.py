@@ -58,7 +58,7 @@ def check_waiting(tx: Transaction, run: str, uploader: str, payload_bytes: int) 
     uploader may use.
     """
     limits = tx.limits
-    batches, size, of_run, size_of_run, of_uploader, size_of_uploader = tx.one(
+    batches, size, of_run, size_of_run, of_uploader, size_of_uploader = tx.value(
         f"""
         SELECT CAST(coalesce(sum(batches), 0) AS BIGINT),
                CAST(coalesce(sum(payload_bytes), 0) AS BIGINT),
@@ -83,7 +83,7 @@ def check_waiting(tx: Transaction, run: str, uploader: str, payload_bytes: int) 
 
 def _check_stored(tx: Transaction, run: str, uploader: str, payload_bytes: int) -> None:
     """Likewise for the bytes of unsettled batches."""
-    unsettled, of_run, of_uploader = tx.one(
+    unsettled, of_run, of_uploader = tx.value(
         """
         SELECT CAST(coalesce(sum(payload_bytes), 0) AS BIGINT),
                CAST(coalesce(sum(payload_bytes) FILTER (WHERE run = ?), 0) AS BIGINT),

@@ -14,7 +14,7 @@ from ref_server.queue.schema import WAITING
 from ref_server.queue.transaction import Transaction
 from shared.api import LeaseBody, State
 
-# How long a lineage without leases is present after it was last heard of. Trainers ask more often than that.
+# How long a lineage without leases is present after its last request. Trainers ask more often than that.
 PRESENCE_SECONDS = 10.0
 # A sign of life is written down at most this often: polls come several times a second.
 _HEARD_SECONDS = 1.0
@@ -64,7 +64,7 @@ def hear(tx: Transaction, run: str | None, lineage: str) -> None:
 
     Heartbeats are a part of a lease's time apart, so a lineage with leases is present for half of the longest.
     """
-    longest = tx.one(
+    longest = tx.value(
         "SELECT max(lease_seconds) FROM batches WHERE state = 'leased' AND run = ? AND lineage = ?", run, lineage
     )
     seconds = max(PRESENCE_SECONDS, (longest or 0.0) / 2)
@@ -102,7 +102,7 @@ def expire(tx: Transaction, seq: int, why: Count) -> None:
 
 def expire_if_useless(tx: Transaction, seq: int) -> None:
     """To be called when a batch is ready again: its run may have ended meanwhile."""
-    run, lineage = tx.one("SELECT run, lineage FROM batches WHERE seq = ?", seq)
+    run, lineage = tx.value("SELECT run, lineage FROM batches WHERE seq = ?", seq)
     # A concurrent `finish` comes before or after; else the batch would wait forever.
     tx.execute(f"SELECT 1 FROM runs WHERE run = ? {tx.db.lock}", run)
     if why := useless(tx, run, lineage):
@@ -110,7 +110,7 @@ def expire_if_useless(tx: Transaction, seq: int) -> None:
 
 
 def _holder(tx: Transaction, run: str) -> _Holder | None:
-    row = tx.one(f"SELECT {', '.join(_Holder._fields)} FROM runs WHERE run = ?", run)
+    row = tx.value(f"SELECT {', '.join(_Holder._fields)} FROM runs WHERE run = ?", run)
     return None if row is None else _Holder(*row)
 
 
@@ -147,7 +147,7 @@ def _expire_waiting(tx: Transaction, run: str, lineages: str, lineage: str, why:
 
 def check_epoch(tx: Transaction, run: str, lineage: str, epoch: int) -> None:
     """Raises EpochAhead if a trainer has opened epochs of the lineage, and this one is not near them."""
-    newest = tx.one(f"SELECT max(epoch) FROM epochs WHERE {_OF_LINEAGE}", run, lineage)
+    newest = tx.value(f"SELECT max(epoch) FROM epochs WHERE {_OF_LINEAGE}", run, lineage)
     if newest is not None and epoch > newest + _MOST_AHEAD:
         most = newest + _MOST_AHEAD
         raise EpochAhead(f"epoch: must be at most {most}, since the trainer of run {run!r} is in {newest}; got {epoch}")
@@ -177,10 +177,10 @@ def _waiting_epochs(tx: Transaction, request: LeaseBody) -> Iterator[int]:
     """Epochs up to the request's in which its lineage has waiting batches, newest first. One index lookup per epoch."""
     newest = f"SELECT max(epoch) FROM batches WHERE {_OF_LINEAGE} AND {WAITING}"
     lineage = (request.run, request.lineage_name)
-    below = tx.one(f"{newest} AND epoch <= coalesce(?, epoch)", *lineage, request.epoch)
+    below = tx.value(f"{newest} AND epoch <= coalesce(?, epoch)", *lineage, request.epoch)
     while below is not None:
         yield below
-        below = tx.one(f"{newest} AND epoch < ?", *lineage, below)
+        below = tx.value(f"{newest} AND epoch < ?", *lineage, below)
 
 
 def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
@@ -197,7 +197,7 @@ def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
 
 def _fork_version(tx: Transaction, request: LeaseBody, epoch: int) -> int | None:
     """The last policy version of `epoch` that the request's epoch continues from; None when no later epoch forked."""
-    return tx.one(
+    return tx.value(
         f"SELECT min(fork_version) FROM epochs WHERE {_OF_LINEAGE} AND epoch > ? AND epoch <= ?",
         request.run,
         request.lineage_name,

@@ -26,7 +26,7 @@ def make_room(tx: Transaction, size: int) -> bool:
 
     The batches stay known, with their reasons. Raises QueueFull if none of them has a payload left.
     """
-    stored = tx.one("SELECT CAST(coalesce(sum(payload_bytes), 0) AS BIGINT) FROM depths")
+    stored = tx.value("SELECT CAST(coalesce(sum(payload_bytes), 0) AS BIGINT) FROM depths")
     excess = stored + size - tx.limits.max_stored_bytes
     if excess <= 0:
         return True
@@ -38,7 +38,7 @@ def make_room(tx: Transaction, size: int) -> bool:
 
 
 def any_to_drop(tx: Transaction) -> bool:
-    return tx.one(f"SELECT 1 FROM batches WHERE {KEPT} ORDER BY settled_at, seq LIMIT 1") is not None
+    return tx.value(f"SELECT 1 FROM batches WHERE {KEPT} ORDER BY settled_at, seq LIMIT 1") is not None
 
 
 def drop_oldest(tx: Transaction, size: int) -> int:
@@ -66,7 +66,7 @@ def drop_payload(tx: Transaction, seq: int, state: State, why: str) -> None:
 
 def put_training(tx: Transaction, id: str, training: bytes) -> None:
     """Of a leased batch, or again of a kept one. Raises KeyError, WrongState, QueueFull, StorageFull."""
-    row = tx.one(f"SELECT seq, state, payload_bytes FROM batches WHERE id = ? {tx.db.lock}", id)
+    row = tx.value(f"SELECT seq, state, payload_bytes FROM batches WHERE id = ? {tx.db.lock}", id)
     if row is None:
         raise KeyError(id)
     seq, state, payload_bytes = row
@@ -84,7 +84,7 @@ def put_training(tx: Transaction, id: str, training: bytes) -> None:
 
 
 def find_training(tx: Transaction, id: str) -> bytes | None:
-    return tx.one("SELECT training FROM payloads JOIN batches USING (seq) WHERE id = ?", id)
+    return tx.value("SELECT training FROM payloads JOIN batches USING (seq) WHERE id = ?", id)
 
 
 def has_training(tx: Transaction, seq: int) -> bool:
@@ -102,7 +102,7 @@ def forget_training(tx: Transaction, seq: int) -> None:
 def thin_out(tx: Transaction, run: str) -> None:
     """Drops payloads of kept samples of a run beyond the bound, those with the largest hashes."""
     most = tx.limits.keep_samples
-    kept = tx.one(f"SELECT count(*) FROM batches WHERE run = ? AND {SAMPLE}", run)
+    kept = tx.value(f"SELECT count(*) FROM batches WHERE run = ? AND {SAMPLE}", run)
     if kept <= most:
         return
     largest = f"SELECT seq FROM batches WHERE run = ? AND {SAMPLE} ORDER BY content_hash DESC, seq DESC LIMIT ?"
@@ -112,4 +112,4 @@ def thin_out(tx: Transaction, run: str) -> None:
 
 def _size(tx: Transaction, seq: int) -> int:
     """Bytes of a batch's training data; 0 if there is none."""
-    return tx.one("SELECT coalesce(length(training), 0) FROM payloads WHERE seq = ?", seq) or 0
+    return tx.value("SELECT coalesce(length(training), 0) FROM payloads WHERE seq = ?", seq) or 0

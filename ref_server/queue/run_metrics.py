@@ -88,7 +88,7 @@ def keep(tx: Transaction, run: str, lineage: str, records: Sequence[MetricsRecor
 def _add(tx: Transaction, key: tuple[str, str, str], records: Sequence[MetricsRecord]) -> Curve:
     new = Curve(*key, records=0, bytes=0, step=0, first_at=tx.at, updated_at=tx.at)
     tx.execute(f"INSERT INTO curves ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", *astuple(new))
-    curve = Curve(*tx.one(f"SELECT {COLUMNS} FROM curves WHERE {OF_CURVE}", *key))
+    curve = Curve(*tx.value(f"SELECT {COLUMNS} FROM curves WHERE {OF_CURVE}", *key))
     sizes = [_put(tx, key, record) for record in records]
     grown = replace(
         curve,
@@ -103,7 +103,7 @@ def _add(tx: Transaction, key: tuple[str, str, str], records: Sequence[MetricsRe
 def _put(tx: Transaction, key: tuple[str, str, str], record: MetricsRecord) -> tuple[int, int]:
     """Returns how many records and bytes there are more. A record that is there already keeps its time."""
     place, text = (*key, record.step, record.name or ""), record.text
-    old: str | None = tx.one(f"SELECT record FROM metrics WHERE {OF_CURVE} AND step = ? AND name = ?", *place)
+    old: str | None = tx.value(f"SELECT record FROM metrics WHERE {OF_CURVE} AND step = ? AND name = ?", *place)
     if old != text:
         tx.execute(
             "INSERT INTO metrics (run, lineage, kind, step, name, at, record) VALUES (?, ?, ?, ?, ?, ?, ?) "
@@ -122,7 +122,7 @@ def _forget_later(tx: Transaction, run: str, lineage: str, after: int) -> None:
         later = f"DELETE FROM metrics WHERE {OF_CURVE} AND step > ? RETURNING length(record)"
         left = _without(tx, curve, tx.rows(later, *curve.key, after))
         if left.records:
-            latest = tx.one(f"SELECT max(step) FROM metrics WHERE {OF_CURVE}", *curve.key)
+            latest = tx.value(f"SELECT max(step) FROM metrics WHERE {OF_CURVE}", *curve.key)
             _write(tx, replace(left, step=latest))
         else:
             tx.execute(f"DELETE FROM curves WHERE {OF_CURVE}", *curve.key)

@@ -68,7 +68,7 @@ class Transaction:
     def rows(self, sql: str, *values: Value) -> list[tuple[Any, ...]]:
         return self.db.rows(sql, values)
 
-    def one(self, sql: str, *values: Value) -> Any:
+    def value(self, sql: str, *values: Value) -> Any:
         """The first row of a query, or its value if it has one column; None if there is no row."""
         row = next(iter(self.db.rows(sql, values)), None)
         return row[0] if row is not None and len(row) == 1 else row

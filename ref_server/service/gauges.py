@@ -66,7 +66,7 @@ def limits(bounds: LimitsView) -> Iterator[Metric]:
         ("stored_bytes", "Bytes of payloads that may be stored", bounds.max_stored_bytes, bounds.max_stored_bytes // 2),
         ("in_flight_batches", "Batches that may be leased", bounds.max_in_flight, bounds.max_in_flight_per_run),
     ):
-        scopes = "in all runs together (scope `all`), and in a run that is alone (scope `run`)"
+        scopes = "in all runs together (scope `all`), and in a run that is the only one (scope `run`)"
         help = f"{help}, {scopes}; beyond it clients get 429."
         family = GaugeMetricFamily(f"tandem_limit_{name}", help, labels=["scope"])
         family.add_metric(["all"], of_all)

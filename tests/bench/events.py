@@ -96,7 +96,7 @@ def _watching(url: str) -> Iterator[None]:
                 if ended.is_set():
                     return
 
-    yield from _beside(read, ended)
+    yield from neighbour(read, ended)
 
 
 @contextmanager
@@ -112,10 +112,10 @@ def _reporting(url: str) -> Iterator[None]:
                 record = {"kind": "step", "step": step, **numbers, "batch_ids": ["x" * 36] * _BATCHES}
                 http.post("/v1/runs/busy/metrics", json={"records": [record]}).raise_for_status()
 
-    yield from _beside(report, ended)
+    yield from neighbour(report, ended)
 
 
-def _beside(work: object, ended: threading.Event) -> Iterator[None]:
+def neighbour(work: object, ended: threading.Event) -> Iterator[None]:
     thread = threading.Thread(target=work)  # type: ignore[arg-type]
     thread.start()
     try:

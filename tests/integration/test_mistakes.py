@@ -214,7 +214,7 @@ SERVERS = {
 # {url}: a server without a model; {data}: its directory; {tokens}: files of its tokens; {web}: no reference server.
 TOKENS = {"upload": "an-uploaders-token-0123456789", "train": "a-trainers-token-0123456789"}
 MOST_TOKENS = 300
-BESIDE = (
+neighbour = (
     "policy-trainer train --model model --device cpu --threads 1 --run-dir run --loss.beta 0 "
     "--sampling.max-completion-length 40 --data.max-prompt-length 20"
 )
@@ -228,20 +228,20 @@ LIVING = {
         status=1,
     ),
     "role": Mistake(
-        BESIDE + " --server {url} --token-file {tokens}/upload",
+        neighbour + " --server {url} --token-file {tokens}/upload",
         ("a token of role train", "of role upload", "--token-file"), status=1,
     ),
     "role to look": Mistake(
         "ref-server queue ls --url {url} --token-file {tokens}/upload", ("a token of role train", "--token-file"),
         status=1,
     ),
-    "no token": Mistake(BESIDE + " --server {url}", ("a token is required", "--token-file"), status=1),
+    "no token": Mistake(neighbour + " --server {url}", ("a token is required", "--token-file"), status=1),
     "another kind": Mistake(
-        BESIDE + " --server {web}", ("server: the server at {web} is not a reference server", "`ref-server serve`"),
+        neighbour + " --server {web}", ("server: the server at {web} is not a reference server", "`ref-server serve`"),
         status=1,
     ),
     "group": Mistake(
-        BESIDE + " --server {url} --token-file {tokens}/train",
+        neighbour + " --server {url} --token-file {tokens}/train",
         ("sampling.num_generations, sampling.max_completion_length", str(MOST_TOKENS), "--max-batch-tokens 340"),
     ),
 }  # fmt: skip

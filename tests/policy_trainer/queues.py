@@ -1,4 +1,4 @@
-"""Queues as a server would tell of them."""
+"""Queues as a server would report them."""
 
 from shared.api import Depth, LimitsView, QueueView, ScoringView, State
 

@@ -15,7 +15,7 @@ def test_each_epoch_has_every_row_once_in_its_own_order() -> None:
     assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 4, 4, 2]
     drawn = [row for batch in batches for row in batch]
     passes = [drawn[start : start + 10] for start in (0, 10, 20)]
-    assert all(sorted(one) == list(range(10)) for one in passes)
+    assert all(sorted(single) == list(range(10)) for single in passes)
     assert passes[0] != passes[1] != passes[2]
 
 

@@ -35,7 +35,7 @@ class Odd:
 
 
 def hold(_: Sequence[TokenGroup]) -> None:
-    """While there is the file `hold` in the folder ODD_FOLDER a forward waits, and the file `begun` tells of it."""
+    """While there is the file `hold` in the folder ODD_FOLDER a forward waits, and the file `begun` shows it."""
     folder = Path(os.environ["ODD_FOLDER"])
     while (folder / "hold").exists():
         (folder / "begun").touch()

@@ -93,7 +93,7 @@ def test_accepts(changes: dict[str, Any]) -> None:
         ({"temperature": 1e-300}, "temperature"),
         ({"temperature": 1e300}, "temperature"),
         ({"sample": "[" * 10_000}, "sample"),
-        ({"sample": "[" * 400 + "]" * 400}, "sample"),  # whoever reads it may be deep in calls
+        ({"sample": "[" * 400 + "]" * 400}, "sample"),  # its reader may be deep in calls
         ({"sample": '"\ud800"'}, "sample"),
         ({"sample": '"\\ud800"'}, "sample"),
         ({"sample": '{"answer": ["a", {"\\udfff\\ud800": 1}]}'}, "sample"),

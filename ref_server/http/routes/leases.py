@@ -88,7 +88,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
                 return Response(status_code=204)
         if body.count is None:
             note(request, id=batches[0][0].id)
-            return _one(*batches[0])
+            return _single(*batches[0])
         note(request, batches=len(batches))
         return _several(batches)
 
@@ -186,7 +186,7 @@ async def _read(service: Service, got: Sequence[Lease], request: Request) -> lis
     return [(lease, bodies[lease.id]) for lease in got if lease.id in bodies]
 
 
-def _one(lease: Lease, body: bytes) -> Response:
+def _single(lease: Lease, body: bytes) -> Response:
     headers = {
         "Batch-Id": lease.id,
         "Lease-Token": lease.token,

@@ -137,11 +137,13 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
 def test_nothing_to_judge_is_an_error_with_its_causes(
     tokenizer: PreTrainedTokenizerFast,
     problems: tuple[tuple[str, str], ...],
-    asked: int,
+    requested: int,
     too_long: int,
     unrewarded: int,
 ) -> None:
-    causes = rf"the {asked} held-out .*: {too_long} prompts .*data\.max_prompt.*, {unrewarded} gold .*data\.answer_rule"
+    causes = (
+        rf"the {requested} held-out .*: {too_long} prompts .*data\.max_prompt.*, {unrewarded} gold .*data\.answer_rule"
+    )
     with pytest.raises(UserError, match=causes):
         evaluator(tokenizer, FakeTask(*problems)).evaluate(Parrot(tokenizer), GREEDY, 5)
     too_long_only = r"none of the 2 .*: a prompt has \d+ tokens and may have \d+: data\.max_prompt"

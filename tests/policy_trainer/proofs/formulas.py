@@ -28,27 +28,27 @@ from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teache
 
 def loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: int) -> tuple[float, list[float]]:
     """The loss of a step, and its gradient to the log-prob and the entropy of each token of all groups."""
-    taught = [teaches(group, config) for group in groups]
-    kept = [group for group, teaching in zip(groups, taught, strict=True) if teaching]
+    which_teach = [teaches(group, config) for group in groups]
+    kept = [group for group, teaching in zip(groups, which_teach, strict=True) if teaching]
     everyone = [completion for group in kept for completion in group]
     if not everyone:
         return 0.0, [0.0] * sum(2 * len(completion.logps) for group in groups for completion in group)
     leaves = [
         torch.tensor([float(element) for completion in everyone for element in values(completion)]).requires_grad_()
-        for values in TOLD
+        for values in TOKEN_VALUES
     ]
     loss = _loss(leaves[0], leaves[1], kept, everyone, config, max_tokens)
     loss.backward()
     gradient: list[float] = []
     for leaf in leaves:
         grads = iter(gradient_of(leaf).split([sum(len(completion.logps) for completion in group) for group in kept]))
-        for group, teaching in zip(groups, taught, strict=True):
+        for group, teaching in zip(groups, which_teach, strict=True):
             gradient += next(grads).tolist() if teaching else [0.0] * sum(len(completion.logps) for completion in group)
     return loss.item(), gradient
 
 
 # What the loss has a gradient to.
-TOLD: tuple[Callable[[Completion], Sequence[Any]], ...] = (
+TOKEN_VALUES: tuple[Callable[[Completion], Sequence[Any]], ...] = (
     lambda completion: completion.logps,
     lambda completion: completion.entropies,
 )

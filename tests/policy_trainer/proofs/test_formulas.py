@@ -10,7 +10,7 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from tests.policy_trainer.proofs.cases import random_groups
-from tests.policy_trainer.proofs.formulas import TOLD, gradient_of, loss_and_gradient, token_advantages
+from tests.policy_trainer.proofs.formulas import TOKEN_VALUES, gradient_of, loss_and_gradient, token_advantages
 from tests.policy_trainer.proofs.oracle import Group, advantages, step_loss, teaches
 from tests.policy_trainer.proofs.settings import choices, random_settings
 
@@ -29,7 +29,7 @@ def naive_loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tok
         torch.tensor(
             [float(element) for group in groups for completion in group for element in values(completion)]
         ).requires_grad_()
-        for values in TOLD
+        for values in TOKEN_VALUES
     ]
     logps, entropies = (iter(leaf.unbind()) for leaf in leaves)
     given = [

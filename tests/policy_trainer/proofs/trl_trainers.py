@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.policy_trainer.proofs.formulas import TOLD, gradient_of
+from tests.policy_trainer.proofs.formulas import TOKEN_VALUES, gradient_of
 from tests.policy_trainer.proofs.oracle import Completion
 
 EOS, PAD, WORD = 1, 0, 5
@@ -92,7 +92,7 @@ class Trl:
         rewards = torch.tensor([[row.reward] for row in rows]) if parts is None else parts
         leaves = [
             torch.tensor([float(element) for row in rows for element in values(row)]).requires_grad_()
-            for values in TOLD
+            for values in TOKEN_VALUES
         ]
         trainer = self._trainer(rows, rewards, weights, leaves, size=len(groups[0]), accumulated=micro_batches)
         inputs = trainer._generate_and_score_completions([{"prompt": "x"} for _ in rows])

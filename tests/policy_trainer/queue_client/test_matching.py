@@ -156,7 +156,7 @@ def test_another_model_is_refused_with_both_figures_and_what_to_do(
     with pytest.raises(RunFailed) as refused:
         check(make_tiny(dtype=dtype), make_tiny(seed=1, dtype=dtype), make_scored)
     message = str(refused.value)
-    assert "theirs" in message and "nats a token (rounding alone: " in message
+    assert "theirs" in message and "nats a token (from rounding: " in message
     assert "ref-server serve --model ours" in message and "--expect-reference different" in message
     assert len(message.splitlines()) <= 5
 

@@ -374,13 +374,13 @@ def test_a_crash_at_any_moment_leaves_a_run_that_goes_on_right(
     """After the n-th file operation, or just before or after the server was told, for every n."""
 
     def burning(ask: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*args: Any) -> Any:
+        def requested(*args: Any) -> Any:
             fuse.burn()
             answer = ask(*args)
             fuse.burn()
             return answer
 
-        return asked
+        return requested
 
     for name in ("replace_reference", "put_weights", "commit_weights"):
         monkeypatch.setattr(RefServerClient, name, burning(getattr(RefServerClient, name)))

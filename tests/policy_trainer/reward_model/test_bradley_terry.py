@@ -1,4 +1,4 @@
-"""Bradley-Terry beside naive loops, and beside TRL's RewardTrainer; however pairs are cut into forwards."""
+"""Bradley-Terry compared with naive loops and with TRL's RewardTrainer; however pairs are cut into forwards."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ def learner(model: Any, limit: int = 10_000, center: float = 0.0, **changes: Any
     return PreferenceLearner(model, texts, optimizer=optimizer, micro_batch_tokens=limit, center=center)
 
 
-def alone(model: Any, pairs: Sequence[Pair]) -> list[tuple[Tensor, Tensor]]:
+def one_by_one(model: Any, pairs: Sequence[Pair]) -> list[tuple[Tensor, Tensor]]:
     """The scores of each pair's texts, each by itself: nothing is padded."""
 
     def score(ids: Any) -> Tensor:
@@ -48,7 +48,7 @@ def alone(model: Any, pairs: Sequence[Pair]) -> list[tuple[Tensor, Tensor]]:
 
 def naive_loss(model: Any, pairs: Sequence[Pair], center: float) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
-    for pair, (better, worse) in zip(pairs, alone(model, pairs), strict=True):
+    for pair, (better, worse) in zip(pairs, one_by_one(model, pairs), strict=True):
         total = total - torch.log(1 / (1 + torch.exp(-(better - worse - pair.margin))))
         total = total + center * (better + worse) ** 2
     return total / len(pairs)
@@ -58,10 +58,10 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-9) -> None:
-    assert found.keys() == expected.keys() and found
+def assert_equal(result: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-9) -> None:
+    assert result.keys() == expected.keys() and result
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=0, atol=tolerance)
+        torch.testing.assert_close(result[name], gradient, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("pad", [0, None])
@@ -79,15 +79,15 @@ def test_loss_and_gradient_are_those_of_naive_loops(pad: int | None, center: flo
     assert stats["loss"] == pytest.approx(float(loss.detach()), abs=1e-9)
     assert_equal(gradients(model), gradients(theirs))
     assert stats["tokens"] == sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    scores = [(float(better.detach()), float(worse.detach())) for better, worse in alone(theirs, pairs)]
+    scores = [(float(better.detach()), float(worse.detach())) for better, worse in one_by_one(theirs, pairs)]
     right = [better > worse for better, worse in scores]
     assert 0 < sum(right) < len(right)
     assert stats["accuracy"] == pytest.approx(sum(right) / len(right))
     assert stats["reward_margin"] == pytest.approx(sum(better - worse for better, worse in scores) / len(scores))
     assert stats["mean_reward"] == pytest.approx(sum(better + worse for better, worse in scores) / len(scores) / 2)
-    found = ours.evaluate(pairs)
-    assert found["eval_loss"] == pytest.approx(stats["loss"], abs=1e-9) and found["accuracy"] == stats["accuracy"]
-    assert found["low"] < found["accuracy"] < found["high"]
+    result = ours.evaluate(pairs)
+    assert result["eval_loss"] == pytest.approx(stats["loss"], abs=1e-9) and result["accuracy"] == stats["accuracy"]
+    assert result["low"] < result["accuracy"] < result["high"]
 
 
 @pytest.mark.slow

@@ -18,20 +18,20 @@ from shared.settings import from_values
 from tests.docs.pages import texts as texts_of
 from tests.policy_trainer.reward_model.models import classifier
 
-ASKED = {"role": "user", "content": "1+2=?"}
+requested = {"role": "user", "content": "1+2=?"}
 RIGHT, WRONG = {"role": "assistant", "content": "3"}, {"role": "assistant", "content": "4"}
-PAIR = {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]}
+PAIR = {"prompt": [requested], "chosen": [RIGHT], "rejected": [WRONG]}
 CHAT = ("<|user|>1+2=?<|end|><|assistant|>3<|end|>", "<|user|>1+2=?<|end|><|assistant|>4<|end|>")
 FORMS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "explicit texts": ({"prompt": "1+2=?", "chosen": "3", "rejected": "4"}, CHAT),
     "explicit messages": (PAIR, CHAT),
-    "messages and texts": ({"prompt": [ASKED], "chosen": "3", "rejected": "4"}, CHAT),
+    "messages and texts": ({"prompt": [requested], "chosen": "3", "rejected": "4"}, CHAT),
     "a text and messages": ({"prompt": "1+2=?", "chosen": [RIGHT], "rejected": [WRONG]}, CHAT),
-    "conversations": ({"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, CHAT),
-    "conversations beside their prompt": (
-        {"prompt": "1+2=?", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, CHAT,
+    "conversations": ({"chosen": [requested, RIGHT], "rejected": [requested, WRONG]}, CHAT),
+    "conversations next to their prompt": (
+        {"prompt": "1+2=?", "chosen": [requested, RIGHT], "rejected": [requested, WRONG]}, CHAT,
     ),
-    "a column without a value": ({"prompt": None, "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, CHAT),
+    "a column without a value": ({"prompt": None, "chosen": [requested, RIGHT], "rejected": [requested, WRONG]}, CHAT),
     "whole texts": ({"chosen": "1+2=3", "rejected": "1+2=4"}, ("1+2=3", "1+2=4")),
 }  # fmt: skip
 
@@ -120,7 +120,7 @@ class TestLeftOut:
 
 
 class TestTooLong:
-    LONG = {"prompt": [ASKED], "chosen": "9" * 90 + "3", "rejected": "4"}  # noqa: RUF012
+    LONG = {"prompt": [requested], "chosen": "9" * 90 + "3", "rejected": "4"}  # noqa: RUF012
 
     def test_keeps_its_end(self, load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
         notes: list[str] = []
@@ -154,7 +154,7 @@ class TestTooLong:
         ({**PAIR, "rejected": 3}, "pairs.jsonl:1: rejected must be a text or a list of messages"),
         ({**PAIR, "chosen": None}, "pairs.jsonl:1: chosen must be a text or a list of messages"),
         ({**PAIR, "chosen": []}, "pairs.jsonl:1: chosen must be a list that is not empty"),
-        ({**PAIR, "chosen": [ASKED]}, "pairs.jsonl:1: chosen must end with an assistant message"),
+        ({**PAIR, "chosen": [requested]}, "pairs.jsonl:1: chosen must end with an assistant message"),
         ({"chosen": [RIGHT], "rejected": [WRONG]}, "pairs.jsonl:1: chosen must end with .* that follows others"),
         ({**PAIR, "prompt": ""}, "prompt must be a list|prompt must be a text"),
         ({**PAIR, "chosen": [{"user": "x"}]}, 'chosen must contain only {"role"'),

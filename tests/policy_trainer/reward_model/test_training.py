@@ -27,7 +27,7 @@ from tests.policy_trainer.supervised_runs import documented, steps_of
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-def asked(digit: int) -> list[dict[str, str]]:
+def requested(digit: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": str(digit)}]
 
 
@@ -35,7 +35,7 @@ def asked(digit: int) -> list[dict[str, str]]:
 def data(tmp_path: Path) -> Path:
     """Digits in words are better than in figures."""
     path = tmp_path / "pairs.jsonl"
-    rows = [{"prompt": asked(i), "chosen": word, "rejected": str(i)} for i, word in enumerate(WORDS)]
+    rows = [{"prompt": requested(i), "chosen": word, "rejected": str(i)} for i, word in enumerate(WORDS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
     return path
 
@@ -71,18 +71,18 @@ def test_what_is_saved_is_a_reward_model(
 
     assert result.finished and result.steps == 8 and result.evaluation["accuracy"] == 1
     records = read_metrics(config.run_dir / "metrics.jsonl")
-    found = {record["step"]: record["accuracy"] for record in records if record["kind"] == "evaluation"}
-    assert list(found) == [0, 2, 4, 6, 8] and found[0] < found[8] == 1
+    hits = {record["step"]: record["accuracy"] for record in records if record["kind"] == "evaluation"}
+    assert list(hits) == [0, 2, 4, 6, 8] and hits[0] < hits[8] == 1
     losses = [record["loss"] for record in steps_of(config.run_dir)]
     assert losses[-1] < losses[0] / 2
     assert set(steps_of(config.run_dir)[0]) == documented("reward-model step")
 
     judge = RewardModel(RewardModelConfig(path=str(config.run_dir / "model")))
-    problems = [Problem("", tuple(asked(i))) for i in range(10)]
+    problems = [Problem("", tuple(requested(i))) for i in range(10)]
     better = judge.scores([Sample(problem, WORDS[i]) for i, problem in enumerate(problems)])
     worse = judge.scores([Sample(problem, str(i)) for i, problem in enumerate(problems)])
-    assert all(one > other for one, other in zip(better, worse, strict=True))
-    differences = [one - other for one, other in zip(better, worse, strict=True)]
+    assert all(single > other for single, other in zip(better, worse, strict=True))
+    differences = [single - other for single, other in zip(better, worse, strict=True)]
     tolerance = 1e-4 if dtype == "float32" else 0.1
     assert result.evaluation["reward_margin"] == pytest.approx(sum(differences) / 10, rel=tolerance)
 
@@ -103,8 +103,8 @@ class TestModels:
     def test_a_classifier_keeps_its_head(self, configure: Callable[..., RewardTrainingConfig], tmp_path: Path) -> None:
         scorer = classifier(dtype=torch.float32)
         save_model(scorer, make_tokenizer(), tmp_path / "scorer")
-        found = load_with_head(str(tmp_path / "scorer"), None, configure())
-        assert torch.equal(found.state_dict()["score.weight"], scorer.score.weight)
+        hits = load_with_head(str(tmp_path / "scorer"), None, configure())
+        assert torch.equal(hits.state_dict()["score.weight"], scorer.score.weight)
 
     def test_an_encoder(self, configure: Callable[..., RewardTrainingConfig], console: Console, tmp_path: Path) -> None:
         sizes: dict[str, Any] = {

@@ -16,7 +16,7 @@ from policy_trainer.rewards.registry import RULES, repetition_penalty
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 
 MEGABYTE = 2**20
-ASKED = Problem("5", extras={"numbers": (1, 2, 3), "target": 9})
+requested = Problem("5", extras={"numbers": (1, 2, 3), "target": 9})
 
 
 def megabyte(piece: str) -> str:
@@ -113,7 +113,7 @@ def bounded() -> Sandbox:
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_rules_that_are_judged_here_are_bounded(bounded: Sandbox, name: str) -> None:
-    scores = bounded.scores(name, [Sample(ASKED, completion) for completion in COMPLETIONS])
+    scores = bounded.scores(name, [Sample(requested, completion) for completion in COMPLETIONS])
     assert not bounded.failures.counts[name]
     assert all(score is not None and score <= BEST[name] for score in scores), scores
 
@@ -128,9 +128,9 @@ def test_rules_that_are_judged_apart_give_the_failing_score(name: str) -> None:
     rule = APART[name]
     rewards = Sandbox({name: rule}, seconds=3, memory=2**30)
     for text in (*(form.format(part) for part in BUSY for form in ("{}", "<answer>{}</answer>")), *COMPLETIONS[15:]):
-        assert rewards.scores(name, [Sample(ASKED, text)]) == [rule.cut_off], text[:40]
+        assert rewards.scores(name, [Sample(requested, text)]) == [rule.cut_off], text[:40]
 
 
 def test_repetition_is_bounded() -> None:
     penalty = repetition_penalty(3, 1.0)
-    assert all(-1 <= (penalty(Sample(ASKED, completion)) or 0) <= 0 for completion in COMPLETIONS)
+    assert all(-1 <= (penalty(Sample(requested, completion)) or 0) <= 0 for completion in COMPLETIONS)

@@ -24,7 +24,7 @@ __all__ = ["open_site"]
 
 OpenSite = Callable[..., Any]
 SAMPLE = Sample(Problem("2"), "said", 7)
-ONE = Answer(200, b'{"rewards": [1]}')
+single = Answer(200, b'{"rewards": [1]}')
 
 
 def reward(url: str, **config: Any) -> HttpReward:
@@ -158,7 +158,7 @@ def test_an_answer_without_rewards_ends_the_run(answer: Answer, words: str, open
 class TestPatience:
     def test_a_failing_server_is_retried(self, open_site: OpenSite) -> None:
         """For the same batch, after as many seconds as it says."""
-        answers = iter([ONE, Answer(500), Answer(502), Answer(429, headers={"Retry-After": "1"}), ONE])
+        answers = iter([single, Answer(500), Answer(502), Answer(429, headers={"Retry-After": "1"}), single])
         site = open_site(lambda request: next(answers))
         judge, began = reward(site.url, batch_size=1), time.monotonic()
         assert judge.scores([SAMPLE, SAMPLE]) == [1, 1]
@@ -196,7 +196,7 @@ class TestPatience:
 
     def test_waits_are_logged(self, open_site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("policy_trainer.lifecycle.timing._QUIET_SECONDS", 0.0)
-        answers = iter([Answer(503, b"loading"), ONE])
+        answers = iter([Answer(503, b"loading"), single])
         site = open_site(lambda request: next(answers))
         with capture_logs() as logs:
             reward(site.url).scores([SAMPLE])

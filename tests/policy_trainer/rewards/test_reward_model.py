@@ -23,7 +23,7 @@ from policy_trainer.rewards.reward_model import RewardModel
 from shared.errors import UserError
 from tests.rounding import rounding
 
-ASKED = ({"role": "user", "content": "1+1=?"},)
+requested = ({"role": "user", "content": "1+1=?"},)
 TEXTS = ("2", "<think>1+1=2</think><answer>2</answer>", "", "no", "2" * 30, "3", "é日")
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "initializer_range": 0.3,
 }
-CHAT = [Sample(Problem("2", ASKED), text) for text in TEXTS]
+CHAT = [Sample(Problem("2", requested), text) for text in TEXTS]
 PLAIN = [Sample(Problem("2", prompt="1+1="), text) for text in TEXTS]
 
 Make = Callable[..., Path]
@@ -56,7 +56,7 @@ def make(tmp_path: Path) -> Make:
     return make
 
 
-def alone(directory: Path, texts: list[str], limit: int = 10**9) -> list[float]:
+def one_by_one(directory: Path, texts: list[str], limit: int = 10**9) -> list[float]:
     """The score of each text, by itself: nothing is padded."""
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokenizer = make_tokenizer()
@@ -79,7 +79,7 @@ def near(expected: list[float]) -> Any:
 def test_scores_are_those_of_each_text_alone(make: Make, pad: int | None, batch_size: int) -> None:
     directory = make(pad)
     model = RewardModel(RewardModelConfig(path=str(directory), batch_size=batch_size))
-    expected = alone(directory, [written(sample) for sample in CHAT])
+    expected = one_by_one(directory, [written(sample) for sample in CHAT])
     assert len({round(score, 3) for score in expected}) == len(TEXTS)
     assert model.scores(CHAT) == near(expected)
     assert model.scores([]) == []
@@ -88,8 +88,8 @@ def test_scores_are_those_of_each_text_alone(make: Make, pad: int | None, batch_
 def test_texts_without_a_chat_template(make: Make) -> None:
     """A plain prompt goes before the completion; messages are joined."""
     directory = make(template="")
-    joined = Sample(Problem("2", ({"role": "system", "content": "Add."}, *ASKED)), "2")
-    expected = alone(directory, [*("1+1=" + sample.completion for sample in PLAIN), "Add.\n\n1+1=?2"])
+    joined = Sample(Problem("2", ({"role": "system", "content": "Add."}, *requested)), "2")
+    expected = one_by_one(directory, [*("1+1=" + sample.completion for sample in PLAIN), "Add.\n\n1+1=?2"])
     assert RewardModel(RewardModelConfig(path=str(directory))).scores([*PLAIN, joined]) == near(expected)
 
 
@@ -97,8 +97,8 @@ def test_texts_without_a_chat_template(make: Make) -> None:
 def test_long_texts_are_cut_at_their_beginning(make: Make, max_length: int, limit: int) -> None:
     """To judging.model.max_length, or to what the model was made for."""
     directory = make()
-    samples = [*CHAT, Sample(Problem("2", ASKED), "12" * 100)]
-    expected = alone(directory, [written(sample) for sample in samples], limit)
+    samples = [*CHAT, Sample(Problem("2", requested), "12" * 100)]
+    expected = one_by_one(directory, [written(sample) for sample in samples], limit)
     model = RewardModel(RewardModelConfig(path=str(directory), max_length=max_length))
     assert model.scores(samples) == near(expected)
 
@@ -109,7 +109,7 @@ def test_an_encoder(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     torch.manual_seed(0)
     BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **SIZES)).save_pretrained(tmp_path)
-    expected = alone(tmp_path, [written(sample) for sample in CHAT])
+    expected = one_by_one(tmp_path, [written(sample) for sample in CHAT])
     assert RewardModel(RewardModelConfig(path=str(tmp_path))).scores(CHAT) == near(expected)
 
 
@@ -125,7 +125,7 @@ def test_a_score_that_is_not_finite_is_none(make: Make) -> None:
 def test_scores_of_half_precision(make: Make) -> None:
     directory = make()
     scores = RewardModel(RewardModelConfig(path=str(directory), dtype="bfloat16")).scores(CHAT)
-    assert scores == pytest.approx(alone(directory, [written(sample) for sample in CHAT]), abs=0.1)
+    assert scores == pytest.approx(one_by_one(directory, [written(sample) for sample in CHAT]), abs=0.1)
 
 
 def test_models_that_cannot_score_are_refused(make: Make) -> None:

@@ -211,7 +211,7 @@ class FakeVllm:
 
 
 def _scored(sampler: HFSampler, ids: list[int]) -> list[dict[str, Any] | None]:
-    """As vLLM writes them: beside the token's own log-prob that of the likeliest one."""
+    """As vLLM writes them: the token's log-prob, and that of the likeliest token."""
     logps = sampler.logps(TokenGroup(np.array(ids[:1]), np.array(ids[1:]), np.array([len(ids) - 1])))
     return [
         None,

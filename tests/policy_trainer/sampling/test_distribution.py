@@ -1,4 +1,4 @@
-"""Completions beside their exact probabilities, from a forward in float64.
+"""Completions compared with their exact probabilities, from a forward in float64.
 
 Each test is Pearson's chi-square over all completions that there can be. Its bound is passed by chance once in 10,000
 seeds; the seed is fixed, so that no test ever flickers.

@@ -1,4 +1,4 @@
-"""The log-probs that are captured while sampling, beside those of forwards afterwards."""
+"""The log-probs that are captured while sampling, compared with those of forwards afterwards."""
 
 import copy
 from collections.abc import Callable
@@ -62,6 +62,6 @@ class TestLogps:
         (group,) = HFSampler(model, tokenizer).sample([[5, 6]], SamplingParams(1, 8, temperature=0), seed=0)
         tokens, logps, _ = group_tokens([5, 6], group)
         with torch.no_grad():
-            # Greedy tokens are likely: their log-probs are small beside the logits.
+            # Greedy tokens are likely: their log-probs are small next to the logits.
             expected = PlainForward(model)([tokens], [1.0]).numpy()
         assert np.abs(expected - logps).max() < rounding(max(4, np.abs(expected).max()))

@@ -1,4 +1,4 @@
-"""Published adapters in a model of transformers, beside peft's own forward."""
+"""Published adapters in a model of transformers, compared with peft's forward."""
 
 import copy
 from collections.abc import Callable

@@ -21,7 +21,7 @@ def read(path: Path, **data: Any) -> list[Problem]:
     return list(jsonl(DataConfig(path=path, eval_path=path, **data), 0).eval_problems())
 
 
-def asked(text: str, row: dict[str, Any]) -> Problem:
+def requested(text: str, row: dict[str, Any]) -> Problem:
     """A text is a user's message, too. Every column of the row is there for rewards."""
     return Problem("2", ({"role": "user", "content": text},), text, extras=row)
 
@@ -31,7 +31,7 @@ class TestReading:
         messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1", "name": "ann"}]
         record = {"messages": messages, "answer": 2, "source": "x"}
         text, spoken = read(write(tmp_path / "p.jsonl", GOOD, "", "  ", record))
-        assert text == asked("1+1=", {"prompt": "1+1=", "answer": "2", "messages": None, "source": None})
+        assert text == requested("1+1=", {"prompt": "1+1=", "answer": "2", "messages": None, "source": None})
         assert spoken == Problem(
             answer="2",
             messages=({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}),
@@ -70,7 +70,7 @@ class TestReading:
         file.write_bytes(f"{GOOD}\r\n{GOOD}".encode())  # Windows' line ends, and none at the end
         assert len(read(file)) == 2
         file = write_parquet(tmp_path / "p.parquet", {"prompt": "1+1=", "answer": 2, "note": [1.5]})
-        assert read(file) == [asked("1+1=", {"prompt": "1+1=", "answer": 2, "note": [1.5]})]
+        assert read(file) == [requested("1+1=", {"prompt": "1+1=", "answer": 2, "note": [1.5]})]
 
 
 class TestRefusals:

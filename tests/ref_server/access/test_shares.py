@@ -49,7 +49,7 @@ def test_nothing_is_lost_or_gained() -> None:
             shares.give(*held.pop(chance.randrange(len(held))))
     for each in held:
         shares.give(*each)
-    assert fill(shares, "alone") == {"alone": 50}
+    assert fill(shares, "single") == {"single": 50}
 
 
 def test_what_a_piece_of_work_holds_ends_with_it() -> None:
@@ -75,5 +75,5 @@ def test_what_a_piece_of_work_holds_ends_with_it() -> None:
         ("", "", True),
     ],
 )
-def test_addresses_that_one_peer_can_choose_among_are_one(one: str, other: str, same: bool) -> None:
-    assert (peer(one) == peer(other)) is same
+def test_addresses_that_one_peer_can_choose_among_are_one(single: str, other: str, same: bool) -> None:
+    assert (peer(single) == peer(other)) is same

@@ -146,7 +146,7 @@ def test_what_cannot_be_scored(score: Command, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_is_read_by_head(http: httpx.Client, tmp_path: Path) -> None:
-    """Whoever reads has seen enough: no traceback."""
+    """The reader has seen enough: no traceback."""
     file = lines(tmp_path / "in.jsonl", *[{"prompt": "1", "completions": ["2"]}] * 50)
     command = f"{sys.executable} -m ref_server score --url {http.base_url} --file {file} | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)

@@ -111,7 +111,7 @@ class ModelQueue:
     # --- time
 
     def begin(self) -> Callable[[], None]:
-        """What time alone does. Returns how to undo what else an operation does that is then refused."""
+        """What the passing of time does. Returns how to undo what else an operation does that is then refused."""
         now = self.clock.now
         for entry in self.entries:
             if entry.hold and entry.hold.expires is not None and entry.hold.expires <= now:
@@ -294,7 +294,7 @@ class ModelQueue:
         return sorted(newest, key=lambda e: not e.returned)
 
     def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
-        """For each kind of request as if it were alone."""
+        """For each kind of request as if it were the only one."""
         for run, lineage in alive:
             self._hear(run, lineage)
         leased = [entry for entry in self.entries if entry.state is State.LEASED]

@@ -68,7 +68,7 @@ def test_a_full_queue_names_the_limit(open_queue: Open, limits: dict[str, int]) 
 
 
 def test_a_run_may_use_as_much_as_is_free(open_queue: Open) -> None:
-    """One run alone gets half, two a third each; a third run finds room at once."""
+    """A single run gets half, two a third each; a third run finds room at once."""
     queue = open_queue(max_batches=12)
     assert fill(queue, "one") == 6
     assert fill(queue, "two") == 3

@@ -1,4 +1,4 @@
-"""Claims: which batches a server gets to score, and what becomes of each."""
+"""Claims: which batches a server gets to score, and how each ends."""
 
 from contextlib import closing
 from pathlib import Path

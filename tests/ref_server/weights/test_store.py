@@ -275,7 +275,7 @@ def test_a_token_fills_no_more_than_three_times_what_is_free(make: Callable[...,
     assert stored == 14  # three quarters, and some blocks for each file
     weights = make(most=20 * 2**20)
     assert put(weights, version(), "model", chunk, token="two")
-    assert put(weights, version(2), "model", chunk)  # who has no token is bounded by the sum alone
+    assert put(weights, version(2), "model", chunk)  # who has no token is bounded only by the sum
     part = weights.begin(version(3), 0, "three")  # its length is not known
     part.write(chunk)
     with pytest.raises(StorageFull, match="per_token"):

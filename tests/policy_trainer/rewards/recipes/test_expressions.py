@@ -1,4 +1,4 @@
-"""The bounded evaluator beside Python's own, which is safe on what these tests generate."""
+"""The bounded evaluator compared with Python's, which is safe on what these tests generate."""
 
 import warnings
 from fractions import Fraction

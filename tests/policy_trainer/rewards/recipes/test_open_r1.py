@@ -28,7 +28,7 @@ ACCURACIES = (
     # A bare number is no LaTeX.
     (WHOLE.format("2"), "2", 0),
     (r"\frac{4}{2}", "2", 0),
-    # Nor is malformed LaTeX mended, or a notation read that math-verify misreads.
+    # Nor is malformed LaTeX repaired, or a notation read that math-verify misreads.
     (r"\boxed{2", "2", 0),
     (r"\boxed{7 3/4}", "7.75", 0),
     (r"\boxed{tow}", r"\boxed{two}", 1),  # words are products of letters

@@ -1,9 +1,10 @@
-"""Each recipe's rules beside the functions of its repository, on many random completions.
+"""Each recipe's rules compared with the functions of its repository, on many random completions.
 
 Their code is no part of this repository: without it these tests are skipped. With `TANDEM_RECIPES=DIR` they read
 DIR/open-r1, DIR/simple_GRPO, DIR/nano-aha-moment, DIR/GRPO-Zero and DIR/theLMbook, checkouts of huggingface/open-r1,
 lsdefine/simple_GRPO, McGill-NLP/nano-aha-moment, policy-gradient/GRPO-Zero and aburkov/theLMbook on github.com.
-`TANDEM_RECIPES_CASES` (100000) is the number of completions. The most telling ones stand in the tests beside this file.
+`TANDEM_RECIPES_CASES` (100000) is the number of completions. The other tests of this folder
+have the most telling ones.
 """
 
 import ast
@@ -54,7 +55,7 @@ EXPRESSIONS = (
 COUNTDOWN = (*GENERAL, EXPRESSIONS, EXPRESSIONS)
 COUNTDOWN_FORMS = (
     "so</think>\n<answer>{}</answer>", "{}</think>\n<answer>{}</answer>", "{}<answer>12-3*4</answer>{}", "{}",
-    *(f"so</think>\n<answer>{one}</answer>" for one in EXPRESSIONS),
+    *(f"so</think>\n<answer>{single}</answer>" for single in EXPRESSIONS),
 )  # fmt: skip
 
 LATEX = (
@@ -97,10 +98,10 @@ def samples(texts: Iterator[str], golds: Sequence[str]) -> Iterator[Sample]:
 def functions(file: str, *names: str, **known: Any) -> list[Function]:
     """The functions of these names in a file of a checkout, however deep in it, compiled without the rest."""
     tree = ast.parse((Path(CHECKOUTS or "") / file).read_text())
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
+    result = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
     helpers = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] == "_"]
     space: dict[str, Any] = {"re": re, **known}
-    exec(compile(ast.Module([*_lazy_annotations(), *helpers, *found], []), file, "exec"), space)
+    exec(compile(ast.Module([*_lazy_annotations(), *helpers, *result], []), file, "exec"), space)
     return [space[name] for name in names]
 
 
@@ -111,16 +112,16 @@ def _lazy_annotations() -> list[ast.stmt]:
 def differences(cases: Iterator[Sample], theirs: Mapping[str, Function]) -> list[tuple[str, Sample, Score, Score]]:
     """(rule, sample, ours, theirs) where they differ. theirs: by the name of our rule; each takes the sample."""
     ours = {name: _rule(name) for name in theirs}
-    found, seen = [], {name: set[Score]() for name in theirs}
+    result, seen = [], {name: set[Score]() for name in theirs}
     for sample in cases:
         for name, original in theirs.items():
-            own, other = ours[name](sample), original(sample)
+            local, other = ours[name](sample), original(sample)
             seen[name].add(other)
-            same = own is other if own is None or other is None else abs(own - other) < 1e-9
+            same = local is other if local is None or other is None else abs(local - other) < 1e-9
             if not same and not _excused(name, sample):
-                found.append((name, sample, own, other))
+                result.append((name, sample, local, other))
     assert all(len(scores) > 1 for scores in seen.values()), seen  # right ones and wrong ones were among them
-    return found
+    return result
 
 
 def _rule(name: str) -> Function:
@@ -135,7 +136,7 @@ def _excused(name: str, sample: Sample) -> bool:
     return name.endswith("/equation") and ("**" in sample.completion or "//" in sample.completion)
 
 
-def said(sample: Sample) -> list[list[dict[str, str]]]:
+def output(sample: Sample) -> list[list[dict[str, str]]]:
     """A list of one completion, as TRL gives it."""
     return [[{"role": "assistant", "content": sample.completion}]]
 
@@ -159,8 +160,8 @@ def test_simple_grpo() -> None:
 def test_lm_book() -> None:
     correct, form = functions("theLMbook/GRPO.py", "correctness_reward", "format_reward")
     theirs = {
-        "lm_book/correct": lambda sample: correct([], said(sample), [sample.problem.answer])[0],
-        "lm_book/tags": lambda sample: form(said(sample))[0],
+        "lm_book/correct": lambda sample: correct([], output(sample), [sample.problem.answer])[0],
+        "lm_book/tags": lambda sample: form(output(sample))[0],
     }
     forms = ("<reasoning>{}</reasoning><answer>{}</answer>", "<answer>{}</answer>", "<answer>12.0</answer>", "{}")
     assert differences(samples(completions(GENERAL, forms), GOLDS), theirs) == []
@@ -177,8 +178,8 @@ def open_r1(*names: str) -> list[Function]:
 def test_open_r1_forms() -> None:
     form, tags = open_r1("format_reward", "tag_count_reward")
     theirs = {
-        "open_r1/format": lambda sample: form(said(sample))[0],
-        "open_r1/tag_count": lambda sample: tags(said(sample))[0],
+        "open_r1/format": lambda sample: form(output(sample))[0],
+        "open_r1/tag_count": lambda sample: tags(output(sample))[0],
     }
     assert differences(samples(completions(GENERAL, FORMS), GOLDS), theirs) == []
 
@@ -188,7 +189,7 @@ def test_open_r1_accuracy() -> None:
 
     def original(sample: Sample) -> Score:
         with redirect_stdout(None):
-            return accuracy(said(sample), [sample.problem.extras["solution"]])[0]
+            return accuracy(output(sample), [sample.problem.extras["solution"]])[0]
 
     chance = random.Random(1)
     texts = completions((LATEX, LATEX, WORDS, SPACE, TAGS), FORMS)
