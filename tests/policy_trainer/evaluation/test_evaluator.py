@@ -131,7 +131,7 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problems", "asked", "too_long", "unrewarded"),
+    ("problems", "requested", "too_long", "unrewarded"),
     [(PROBLEMS[2:3], 1, 0, 1), (PROBLEMS[2:4] + PROBLEMS[3:4], 3, 2, 1), ((), 0, 0, 0)],
 )
 def test_nothing_to_judge_is_an_error_with_its_causes(

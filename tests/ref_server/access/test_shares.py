@@ -64,7 +64,7 @@ def test_what_a_piece_of_work_holds_ends_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("single", "other", "same"),
     [
         ("10.0.0.1", "10.0.0.1", True),
         ("10.0.0.1", "10.0.0.2", False),
