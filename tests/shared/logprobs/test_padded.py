@@ -45,7 +45,7 @@ def test_a_long_row_leaves_the_frequencies_of_others_alone(rope: str) -> None:
 def test_dynamic_rope_is_refused_where_transformers_keeps_it_stretched(
     monkeypatch: pytest.MonkeyPatch, rope: str, version: str, refused: bool
 ) -> None:
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr("shared.logprobs.padded.transformers.__version__", version)
     model = AutoModelForCausalLM.from_config(ROPES[rope]).eval()
     with pytest.raises(UserError, match="dynamic RoPE") if refused else nullcontext():
         choose_forward(model)
