@@ -23,7 +23,7 @@ from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import ImportanceStats, importance_sampling_weights
 from policy_trainer.objective.entropy import EntropyBonus, mean_entropy, with_high_entropy
-from policy_trainer.objective.group import Group, LossTokens
+from policy_trainer.objective.group import Group, LossInputs
 from policy_trainer.objective.kl import k3
 from policy_trainer.objective.loss import token_loss
 from shared.batch import Array, TokenGroup
@@ -212,7 +212,7 @@ class Learner:
             loss.detach(), explored_entropy.detach(), per_token, entropy, tokens.mask, difference, importance
         )
 
-    def _with_importance_weights(self, tokens: LossTokens, logps: Tensor) -> tuple[LossTokens, Tensor, ImportanceStats]:
+    def _with_importance_weights(self, tokens: LossInputs, logps: Tensor) -> tuple[LossInputs, Tensor, ImportanceStats]:
         """The loss's inputs, with importance weights if the correction is on; |log-prob - the sampler's| of each token,
         and the weights' statistics: both are logged even when the correction is off."""
         sampler_logps = tokens.sampler_logps

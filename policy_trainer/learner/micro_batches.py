@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from policy_trainer.objective.aggregation import Totals
-from policy_trainer.objective.group import Group, LossTokens
+from policy_trainer.objective.group import Group, LossInputs
 from shared.batch import Array, TokenGroup
 
 
@@ -49,7 +49,7 @@ def weightless(group: Group) -> Group:
     return replace(group, sequence_mask=np.zeros_like(group.sequence_mask))
 
 
-def join(groups: Sequence[Group], device: torch.device) -> LossTokens:
+def join(groups: Sequence[Group], device: torch.device) -> LossInputs:
     """The tokens of whole groups as one micro-batch on `device`; C counts the completion tokens of all.
 
     old_logps, ref_logps, staleness and high_entropy are None if any group has none. sampler_logps are NaN in groups
@@ -64,7 +64,7 @@ def join(groups: Sequence[Group], device: torch.device) -> LossTokens:
         return joined(parts) if len(parts) == len(groups) else None
 
     lengths = np.concatenate([group.tokens.completion_lengths for group in groups])
-    return LossTokens(
+    return LossInputs(
         sequence_ids=joined([np.repeat(np.arange(len(lengths)), lengths)]),
         mask=joined(group.mask for group in groups),
         advantages=joined(group.advantages for group in groups),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import kl_penalty
-from policy_trainer.objective.group import Group, LossTokens
+from policy_trainer.objective.group import Group, LossInputs
 from policy_trainer.objective.kl import reverse_kl
 from shared.batch import Array
 
@@ -38,7 +38,7 @@ def _old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompute) 
     return [group.sampler_logps for group in groups]  # log_linear: token_loss interpolates from these
 
 
-def learner_logps(tokens: LossTokens, current: Tensor, loss: LossConfig) -> Tensor:
+def learner_logps(tokens: LossInputs, current: Tensor, loss: LossConfig) -> Tensor:
     """(C,): the learner's log-probs, which an importance-sampling correction compares with the sampler's."""
     return current if loss.old_logps == "sampler" else tokens.denominator(current)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig, MaskConfig
-from policy_trainer.objective.group import LossTokens
+from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.ratios import log_ratio, masked, sequence_means
 
 
@@ -64,7 +64,7 @@ CORRECTIONS: dict[str, Callable[[Tensor, LossConfig], tuple[Tensor, Tensor]]] = 
 _LEVELS = {"token": "token", "sequence": "sequence_sum"}
 
 
-def kept(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+def kept(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
     """bool (C,): tokens that train and keep their surrogate under every mask that is on.
 
     logps: (C,) of the policy, without gradient. tokens: with a finite sampler_logps for every token that trains.
@@ -75,25 +75,25 @@ def kept(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
     return keep
 
 
-def _mean_log_ratio(logps: Tensor, tokens: LossTokens) -> Tensor:
+def _mean_log_ratio(logps: Tensor, tokens: LossInputs) -> Tensor:
     """(C,): the mean of log-prob - the sampler's over the trained tokens of each token's completion."""
     assert tokens.sampler_logps is not None
     return sequence_means(masked(logps - tokens.sampler_logps, tokens.mask), tokens.sequence_ids, tokens.mask)
 
 
-def _probability_change(logps: Tensor, tokens: LossTokens) -> Tensor:
+def _probability_change(logps: Tensor, tokens: LossInputs) -> Tensor:
     """(C,): how much more likely the token is now."""
     assert tokens.sampler_logps is not None
     return logps.exp() - tokens.sampler_logps.exp()
 
 
-def _off_policy_sequence(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+def _off_policy_sequence(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
     """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, eq. 9)."""
     near = -_mean_log_ratio(logps, tokens) <= _bound(config.off_policy_sequence)
     return near | (tokens.advantages >= 0)
 
 
-def _geometric(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+def _geometric(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
     """Completions within bounds of the geometric mean of their ratios (verl's Geo-RS; prime-rl's geo mask)."""
     low, high = config.geometric_low, config.geometric_high
     mean = _mean_log_ratio(logps, tokens)
@@ -101,7 +101,7 @@ def _geometric(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
     return above & (mean <= (math.inf if high is None else math.log(high)))
 
 
-def _dppo(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+def _dppo(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
     """DPPO with the binary total variation (arXiv 2602.04879): no step further in the direction that went too far."""
     change, advantages = _probability_change(logps, tokens), tokens.advantages
     risen = (change > _bound(config.dppo_high)) & (advantages > 0)
@@ -109,7 +109,7 @@ def _dppo(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
     return ~(risen | fallen)
 
 
-def _ipo(logps: Tensor, tokens: LossTokens, config: MaskConfig) -> Tensor:
+def _ipo(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
     """prime-rl's IPO: a probability that moved too far in either direction, whatever the advantage."""
     return _probability_change(logps, tokens).abs() <= _bound(config.ipo)
 
@@ -119,7 +119,7 @@ def _bound(value: float | None) -> float:
 
 
 # By the settings that bound them.
-MASKS: dict[str, Callable[[Tensor, LossTokens, MaskConfig], Tensor]] = {
+MASKS: dict[str, Callable[[Tensor, LossInputs, MaskConfig], Tensor]] = {
     "off_policy_sequence": _off_policy_sequence,
     "geometric": _geometric,
     "dppo": _dppo,

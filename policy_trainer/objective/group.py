@@ -103,7 +103,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class LossTokens:
+class LossInputs:
     """The loss's inputs for each token, (C,). sequence_ids: int64, its completion in the micro-batch. mask: bool.
 
     The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.corrections import kept
-from policy_trainer.objective.group import LossTokens
+from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.kl import KL_ESTIMATORS
 from policy_trainer.objective.ratios import log_ratio, masked, sequence_sums
 
@@ -42,7 +42,7 @@ class TokenLoss:
     untrusted: Tensor
 
 
-def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLoss:
+def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLoss:
     """The loss of each token of a micro-batch. logps: (C,), of the current policy, with a gradient.
 
     Raises ValueError for tokens without an input that a setting needs.
@@ -67,7 +67,7 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high, mask & ~trusted)
 
 
-def _refuse_missing(tokens: LossTokens, config: LossConfig) -> None:
+def _refuse_missing(tokens: LossInputs, config: LossConfig) -> None:
     """Raises ValueError if an input is missing without which this would silently compute a different loss."""
     correction = config.importance_sampling_correction
     for name, needed, setting, remedy in (
@@ -87,7 +87,7 @@ def _refuse_missing(tokens: LossTokens, config: LossConfig) -> None:
             raise ValueError(f"{name}: {setting} needs {name} for every group of the micro-batch: {remedy}")
 
 
-def _weights(difference: Tensor, tokens: LossTokens, config: LossConfig) -> Tensor | None:
+def _weights(difference: Tensor, tokens: LossInputs, config: LossConfig) -> Tensor | None:
     """(C,): what multiplies the surrogate: the weights of the correction, or VESPO's, which contain them."""
     if config.surrogate != "vespo":
         return tokens.importance_weights
@@ -95,13 +95,13 @@ def _weights(difference: Tensor, tokens: LossTokens, config: LossConfig) -> Tens
     return vespo_weights(difference, tokens.importance_weights, advantages, tokens.sequence_ids, tokens.mask, config)
 
 
-def _mismatch(logps: Tensor, tokens: LossTokens) -> Tensor:
+def _mismatch(logps: Tensor, tokens: LossInputs) -> Tensor:
     """(C,): the squared log-ratio to the sampler, as prime-rl penalises it: also of tokens that a mask took away."""
     assert tokens.sampler_logps is not None
     return masked(logps - tokens.sampler_logps, tokens.mask).square()
 
 
-def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossTokens, config: LossConfig) -> Tensor:
+def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossInputs, config: LossConfig) -> Tensor:
     """bool (C,): tokens that train and keep their surrogate. Unknown sampler log-probs are replaced by the old ones."""
     if not config.mask.active:
         return tokens.mask

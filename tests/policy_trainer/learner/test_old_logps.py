@@ -12,7 +12,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import make_group
 from policy_trainer.learner.micro_batches import join
 from policy_trainer.learner.old_logps import learner_logps, with_old_logps
-from policy_trainer.objective.group import Group, LossTokens
+from policy_trainer.objective.group import Group, LossInputs
 from shared.batch import Array
 
 SAMPLER = [[-1.0, -2.0], [-3.0, -4.0, -5.0]]
@@ -97,7 +97,7 @@ def test_a_penalty_off_the_rewards_needs_log_probs_even_where_the_ratio_does_not
 
 
 OLD, CURRENT = torch.tensor([-1.0]), torch.tensor([-2.0])
-TOKENS = LossTokens(torch.tensor([0]), torch.tensor([True]), torch.tensor([1.0]), old_logps=OLD)
+TOKENS = LossInputs(torch.tensor([0]), torch.tensor([True]), torch.tensor([1.0]), old_logps=OLD)
 
 
 def test_a_correction_compares_the_sampler_with_the_old_log_probs_unless_they_are_the_samplers() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.corrections import CORRECTIONS, ImportanceStats, importance_sampling_weights
-from policy_trainer.objective.group import LossTokens
+from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.loss import TokenLoss, token_loss
 
 # Completions of three and two tokens; the third token is masked, however absurd.
@@ -94,7 +94,7 @@ ALL = [True, True, False, True, True]
 
 def loss_of(now: torch.Tensor = NOW, sampler: torch.Tensor | None = SAMPLER, **settings: Any) -> TokenLoss:
     config = LossConfig.model_validate({"beta": 0, "old_logps": "current", "surrogate": "reinforce"} | settings)
-    tokens = LossTokens(SEQUENCE_IDS, MASK, ADVANTAGES, ref_logps=SAMPLER - 0.5, sampler_logps=sampler)
+    tokens = LossInputs(SEQUENCE_IDS, MASK, ADVANTAGES, ref_logps=SAMPLER - 0.5, sampler_logps=sampler)
     return token_loss(now, tokens, config)
 
 
@@ -118,7 +118,7 @@ def test_a_sampler_that_told_nothing_is_the_old_policy() -> None:
     config = LossConfig.model_validate({"beta": 0, "old_logps": "recomputed", "mask": {"ipo": 0.22}})
     unknown = torch.tensor([True, True, True, False, False])
     known = torch.where(unknown, torch.nan, NOW)  # unknown in the second completion's group
-    tokens = LossTokens(SEQUENCE_IDS, MASK, ADVANTAGES, old_logps=SAMPLER, sampler_logps=known)
+    tokens = LossInputs(SEQUENCE_IDS, MASK, ADVANTAGES, old_logps=SAMPLER, sampler_logps=known)
     assert token_loss(NOW, tokens, config).untrusted.tolist() == [False, True, False, False, False]
 
 
@@ -140,7 +140,7 @@ def test_one_token_with_an_overflowing_ratio(advantage: float, trained: bool) ->
     """Also where it does not train, so that the mask of the whole completion is empty."""
     logps = torch.tensor([-1.0]).requires_grad_()
     far = torch.tensor([-1e4])
-    tokens = LossTokens(
+    tokens = LossInputs(
         torch.tensor([0]), torch.tensor([trained]), torch.tensor([advantage]), old_logps=far, sampler_logps=far
     )
     config = LossConfig.model_validate({"beta": 0, "mask": EVERYTHING, "mismatch_penalty": 1e-3})

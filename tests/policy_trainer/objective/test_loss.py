@@ -16,7 +16,7 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.kl import KL_ESTIMATORS, k1, k2, k3
-from policy_trainer.objective.loss import SURROGATES, LossTokens, TokenLoss, token_loss
+from policy_trainer.objective.loss import SURROGATES, LossInputs, TokenLoss, token_loss
 from policy_trainer.objective.ratios import RATIOS
 
 INF, NAN = math.inf, math.nan
@@ -35,7 +35,7 @@ def loss_of(
 ) -> TokenLoss:
     """Default: advantages of 1, no KL, each token a completion, a ratio against the current log-probs."""
     defaults = {"beta": 0.0, "aggregation": "token_mean", "old_logps": "current" if old is None else "sampler"}
-    tokens = LossTokens(
+    tokens = LossInputs(
         sequence_ids=torch.arange(len(logps)) if sequence_ids is None else sequence_ids,
         mask=torch.ones(len(logps), dtype=torch.bool) if mask is None else mask,
         advantages=torch.ones(len(logps)) if advantages is None else advantages,
@@ -134,7 +134,7 @@ def test_tokens_without_an_input_that_a_setting_needs_are_refused(
     settings: dict[str, Any], old: bool, message: str
 ) -> None:
     logps = torch.tensor([-1.0, -2.0])
-    tokens = LossTokens(
+    tokens = LossInputs(
         torch.arange(2), torch.ones(2, dtype=torch.bool), torch.ones(2), old_logps=logps if old else None
     )
     with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective import aggregation, ratios
 from policy_trainer.objective.aggregation import AGGREGATIONS, Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
-from policy_trainer.objective.group import LossTokens
+from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.loss import token_loss
 from policy_trainer.objective.ratios import RATIOS
 from shared.devices import widest_float
@@ -40,7 +40,7 @@ MASK = torch.tensor([True, True, True, False, True])
 @pytest.mark.parametrize("level", RATIOS)
 def test_the_loss(level: str) -> None:
     logps = torch.linspace(-2, -1, 5).requires_grad_()
-    tokens = LossTokens(IDS, MASK, torch.ones(5), old_logps=torch.full((5,), -1.5), ref_logps=torch.full((5,), -1.2))
+    tokens = LossInputs(IDS, MASK, torch.ones(5), old_logps=torch.full((5,), -1.5), ref_logps=torch.full((5,), -1.2))
     config = LossConfig.model_validate({"importance_sampling_level": level})
     token_loss(logps, tokens, config).loss.sum().backward()
 

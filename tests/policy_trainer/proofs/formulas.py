@@ -18,7 +18,7 @@ from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
 from policy_trainer.objective.entropy import EntropyBonus, high_entropy, mean_entropy
 from policy_trainer.objective.group import Group as TrainedGroup
-from policy_trainer.objective.group import LossTokens, RewardParts
+from policy_trainer.objective.group import LossInputs, RewardParts
 from policy_trainer.objective.kl import reverse_kl, with_teacher
 from policy_trainer.objective.loss import token_loss
 from shared.batch import StepRewards
@@ -82,7 +82,7 @@ def _loss(
         for name in ("sampler", "old", "reference")
     )
     linear = config.old_logps == "log_linear"
-    tokens = LossTokens(
+    tokens = LossInputs(
         sequence_ids=sequence_ids,
         mask=mask,
         advantages=torch.tensor([value for group in token_advantages(groups, config) for value in group]),

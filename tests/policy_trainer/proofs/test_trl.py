@@ -20,7 +20,7 @@ from policy_trainer.config import EntropyConfig, LossConfig
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.entropy import EntropyBonus
-from policy_trainer.objective.group import LossTokens
+from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.kl import reverse_kl
 from policy_trainer.objective.loss import token_loss
 from tests.policy_trainer.groups import make_group
@@ -252,7 +252,7 @@ def _distilled(
     )
     (token_values,) = advantages([group], config)
     places = torch.arange(rows).repeat_interleave(length)
-    tokens = LossTokens(places, mask.flatten(), torch.from_numpy(token_values).double(), sampler.flatten())
+    tokens = LossInputs(places, mask.flatten(), torch.from_numpy(token_values).double(), sampler.flatten())
     logps = (logits / 0.7).log_softmax(-1).gather(-1, ids[..., None]).flatten()
     totals = Totals(completions=rows, tokens=int(mask.sum()), max_completion_length=length)
     weights = token_weights("token_mean", places, mask.flatten(), totals)
