@@ -313,4 +313,4 @@ def _check_sample(text: str) -> None:
 
 def _check_id(value: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", value) or UUID(value).version is None:
-        raise BatchError("id", f"must be a lower-case UUID (best of version 7), got {value[:40]!r}")
+        raise BatchError("id", f"must be a lower-case UUID, preferably of version 7; got {value[:40]!r}")

@@ -127,12 +127,10 @@ def vespo_weights(
     """
     log_ratios = difference.clamp(-_MAX_TOKEN_LOG_RATIO, _MAX_TOKEN_LOG_RATIO)
     if corrections is not None:
-        log_ratios = log_ratios + corrections.clamp(min=_MIN_WEIGHT).log().clamp(
-            max=_MAX_LOG_WEIGHT
-        )  # a weight may be 0
-    log_weight = sequence_sums(masked(log_ratios, mask), sequence_ids)[sequence_ids].clamp(
-        math.log(_MIN_WEIGHT), _MAX_LOG_WEIGHT
-    )
+        # A weight may be 0.
+        log_ratios = log_ratios + corrections.clamp(min=_MIN_WEIGHT).log().clamp(max=_MAX_LOG_WEIGHT)
+    log_weight = sequence_sums(masked(log_ratios, mask), sequence_ids)[sequence_ids]
+    log_weight = log_weight.clamp(math.log(_MIN_WEIGHT), _MAX_LOG_WEIGHT)
     gains = advantages >= 0
     k = torch.where(gains, config.vespo_k_pos, config.vespo_k_neg)
     decay = torch.where(gains, config.vespo_lambda_pos, config.vespo_lambda_neg)

@@ -85,7 +85,7 @@ class _Evidence:
         self.cut_off = sum(int((~batch.finished).sum()) for batch in batches)
         self.tagged = sorted(tagged & names)
         self.texts = [decode(row.tolist()) for batch in batches for row in _rows(batch)]
-        self.asked = any(ANSWER in decode(batch.group.prompt_ids.tolist()) for batch in batches)
+        self.tags_requested = any(ANSWER in decode(batch.group.prompt_ids.tolist()) for batch in batches)
         self.count = len(self.rewards)
 
     @property
@@ -117,8 +117,8 @@ def _unjudged(evidence: _Evidence) -> str | None:
     return f"none of the {evidence.count} completions has a reward: {', '.join(failed)} gave NaN; see the worker's log"
 
 
-def _never_asked(evidence: _Evidence) -> str | None:
-    if evidence.asked or not _without_answer(evidence):
+def _tags_not_requested(evidence: _Evidence) -> str | None:
+    if evidence.tags_requested or not _without_answer(evidence):
         return None
     return (
         f"the rewards {', '.join(evidence.tagged)} look for {ANSWER} tags, which none of the {evidence.count} "
@@ -176,4 +176,4 @@ Cause = Callable[[_Evidence], str | None]
 def causes_of(loss: LossConfig) -> Sequence[Cause]:
     """What keeps such a loss from teaching; the first that applies is told. A teacher teaches whatever the rewards
     are, but completions that cannot be judged do not train."""
-    return (_unjudged,) if loss.distillation else (_unjudged, _never_asked, _truncated, _never_answered, _alike)
+    return (_unjudged,) if loss.distillation else (_unjudged, _tags_not_requested, _truncated, _never_answered, _alike)

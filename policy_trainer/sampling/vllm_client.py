@@ -15,8 +15,6 @@ from shared.errors import UserError, printable
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
-# Of a served model: its name, its root if it has one, and its max_model_len.
-_Card = tuple[str, str | None, int | None]
 
 _CONNECT_SECONDS = 5.0
 # The server answers once the last completion of a prompt has ended. Nothing takes longer than this.
@@ -59,7 +57,7 @@ class VllmClient:
         """The settings of the server. Refused with 404 without its development mode."""
         return await self.get("/server_info?config_format=json")
 
-    async def config(self, *path: str, kind: Any) -> Any:
+    async def config(self, *path: str, kind: type[T]) -> T:
         """A value of vLLM's configuration."""
         return answer_field(await self.info(), "vllm_config", *path, kind=kind)
 
@@ -86,7 +84,7 @@ class VllmClient:
             raise Refused(f"{method} {path}: its answer is not JSON: {error}") from None
 
 
-def answer_field(answer: Any, *path: str, kind: Any) -> Any:
+def answer_field(answer: Any, *path: str, kind: type[T]) -> T:
     """The value at `path` of an answer. Raises Refused if it is missing or of another type than `kind`."""
     for name in path:
         answer = answer.get(name) if isinstance(answer, dict) else None
@@ -152,6 +150,16 @@ def _error_message(response: httpx.Response) -> str:
     return f"{response.status_code}: {printable(' '.join(str(text)[:300].split()))}"
 
 
+class _Card(BaseModel):
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(BaseModel):
+    data: list[_Card]
+
+
 def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
     """The server's name for the model. longest: tokens of the run's longest sequence. lora_rank: rank of the run's
     adapters; 0 if it has none.
@@ -164,17 +172,9 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
     )
 
     async def inspect(client: VllmClient) -> tuple[list[_Card], bool]:
-        cards = answer_field(await client.get("/v1/models"), "data", kind=list)
-        cards = [
-            (
-                answer_field(card, "id", kind=str),
-                answer_field(card, "root", kind=str | None),
-                answer_field(card, "max_model_len", kind=int | None),
-            )
-            for card in cards
-        ]
-        named = [name for name, root, _ in cards if _is_name_of(model, name, root)]
-        return cards, not named or await _has_processed_logprobs(client, named[0])
+        cards = parsed(await client.get("/v1/models"), _Models).data
+        card = _card_of(model, cards)
+        return cards, card is None or await _has_processed_logprobs(client, card.id)
 
     try:
         cards, processed = ask(url, inspect)
@@ -182,17 +182,16 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
         raise UserError(f"vllm_url: no vLLM server answers at {url} ({error}); start one with: {command}") from None
     except Refused as error:
         raise UserError(f"vllm_url: what answers at {url} is not vLLM ({error}); start it with: {command}") from None
-    card = next((card for card in cards if _is_name_of(model, *card[:2])), None)
+    card = _card_of(model, cards)
     if card is None:
-        served = " and ".join(name for name, _, _ in cards)
+        served = " and ".join(card.id for card in cards)
         raise UserError(
             f"vllm_url: the server at {url} has {served}, not {model}; start one with: {command}, or, if it is the "
             f"same model by another name, give that one here with --model, or start it with --served-model-name {model}"
         )
-    name, _, max_model_len = card
-    if (max_model_len or 0) < longest:
+    if (card.max_model_len or 0) < longest:
         raise UserError(
-            f"vllm_url: the server at {url} takes {max_model_len} tokens of prompt and completion, and this "
+            f"vllm_url: the server at {url} takes {card.max_model_len} tokens of prompt and completion, and this "
             f"run needs {longest}; start it with: {command}, or lower data.max_prompt_length"
         )
     if not processed:
@@ -200,7 +199,7 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
             f"vllm_url: the server at {url} answers log-probs of the raw logits, not of what it samples from; "
             f"start it with: {command}"
         )
-    return name
+    return card.id
 
 
 def check_sleep_mode(url: str) -> None:
@@ -217,8 +216,10 @@ def check_sleep_mode(url: str) -> None:
         )
 
 
-def _is_name_of(model: str, *names: str | None) -> bool:
-    return model in names or (Path(model).is_dir() and str(Path(model).resolve()) in names)
+def _card_of(model: str, cards: Iterable[_Card]) -> _Card | None:
+    """The first card with this model's name or path."""
+    names = {model, str(Path(model).resolve())} if Path(model).is_dir() else {model}
+    return next((card for card in cards if not names.isdisjoint((card.id, card.root))), None)
 
 
 async def _has_processed_logprobs(client: VllmClient, name: str) -> bool:

@@ -28,7 +28,7 @@ from shared.atomic_files import whole_directory
 from shared.batch import RolloutBatch
 from shared.client import Leased
 
-# By default workers pause when the groups of so many steps wait for training.
+# By default workers pause when the groups of this many steps wait for training.
 _WAITING_STEPS = 3
 
 

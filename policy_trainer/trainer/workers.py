@@ -9,37 +9,49 @@ from policy_trainer.run_files.run_directory import RunDirectory
 
 
 class Workers:
-    """process: a worker of this trainer; None if the user starts and restarts all workers.
-    command: what starts a worker; for messages."""
+    """Workers that the user starts and restarts. command: what starts one; for messages."""
 
-    def __init__(self, process: RestartedChild | None, command: str) -> None:
-        self._process = process
+    def __init__(self, command: str) -> None:
         self._command = command
 
     def start(self) -> None:
-        if self._process is not None:
-            self._process.start()
+        pass
 
     def check(self) -> None:
-        """Called while the trainer waits. Restarts the trainer's worker if it has died, after a pause. Raises RunFailed
-        if a restart does not help."""
-        if self._process is not None:
-            self._process.check()
+        """Called while the trainer waits. Restarts a dead worker that the trainer started."""
 
     def delivered(self) -> None:
         """Called when batches have arrived."""
-        if self._process is not None:
-            self._process.succeeded()
 
     def describe(self) -> str:
         """What the trainer waits for."""
-        if self._process is None:
-            return f"no rollout worker delivers; start one with `{self._command}`"
+        return f"no rollout worker delivers; start one with `{self._command}`"
+
+    def stop(self) -> None:
+        pass
+
+
+class InlineWorker(Workers):
+    """One rollout worker as a child process, restarted when it dies."""
+
+    def __init__(self, process: RestartedChild) -> None:
+        self._process = process
+
+    def start(self) -> None:
+        self._process.start()
+
+    def check(self) -> None:
+        """Restarts a worker that has died, after a pause. Raises RunFailed if a restart does not help."""
+        self._process.check()
+
+    def delivered(self) -> None:
+        self._process.succeeded()
+
+    def describe(self) -> str:
         return f"the rollout worker (process {self._process.pid}) starts, or samples and judges completions"
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
+        self._process.stop()
 
 
 def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
@@ -48,9 +60,9 @@ def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, no
     if config.rollout == "external":
         if config.weights == "server":
             command = ["rollout", "--server", server, "--run", config.run]
-        return Workers(None, f"policy-trainer {' '.join(command)}")
+        return Workers(f"policy-trainer {' '.join(command)}")
     command += ["--server", server]
     token = token_of(config)
     secret = {f"{ENV_PREFIX}TOKEN": token} if token else {}  # not an argument: everyone can read command lines
     child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret)
-    return Workers(RestartedChild(child, note, futile=" without delivering a batch in between"), "")
+    return InlineWorker(RestartedChild(child, note, futile=" without delivering a batch in between"))

@@ -117,11 +117,12 @@ class Queue(ABC):
         return self._run(lambda tx: batches.fail(tx, id, error))
 
     def lease(self, request: LeaseBody) -> list[Lease]:
-        """Leases ready batches: up to request.count (default 1), fewer if fewer are ready or at the limit in flight.
+        """Leases ready batches: up to request.count (default 1), or fewer, as are ready and may be in flight.
 
         At most MAX_LEASE_BYTES of payload, unless a single batch is larger. First expires what the request makes stale
-        or abandoned. A request_id that already holds leases gets those again. A request that names
-        a run gives the run to the request's lineage: waiting batches of its other lineages are abandoned.
+        or abandoned. A request_id that already holds leases gets those again. A request that names a
+        run gives the run to the request's lineage: waiting batches of the run's other lineages are abandoned.
+
         Raises RunTaken while another lineage is present, Superseded, TooManyInFlight if not one may be in flight.
         """
         return self._run(lambda tx: grants.lease(tx, request))

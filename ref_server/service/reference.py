@@ -69,8 +69,7 @@ class CurrentReference:
         """Makes a snapshot the reference of all servers of the queue; None: the weights of `--model` again.
 
         Returns `version` once this server scores no batch with older weights; the others follow. The current weights
-        score until the new ones are loaded. Raises ReferenceRefused, NoModel, NotReady, and
-        then changes nothing.
+        score until the new ones are loaded. Raises ReferenceRefused, NoModel, NotReady, and then changes nothing.
         """
         if not self._replacing.acquire(timeout=_LOOKING_SECONDS):
             raise ReferenceRefused("busy", "the reference is being replaced already: try again when that is over")

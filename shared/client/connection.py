@@ -130,7 +130,7 @@ class ServerConnection:
             download.write(piece)
         return begun
 
-    def _body(self, call: ApiCall[Any], response: httpx.Response) -> bytes:
+    def _body(self, call: ApiCall[Any], response: httpx.Response) -> bytearray:
         """The body of a response. Raises NotRefServer for one that is longer than any legal one."""
         body = bytearray()
         try:
@@ -138,7 +138,7 @@ class ServerConnection:
                 append(body, piece, call.most if response.is_success else JSON_BYTES)
         except ValueError as error:
             raise self._no_ref_server(f"{error} ({call.method} {call.path})") from None
-        return bytes(body)
+        return body
 
     def _read(self, call: ApiCall[T], response: httpx.Response) -> T:
         """Parses a response. Raises RefServerError, NotRefServer."""
@@ -232,7 +232,7 @@ def no_answer(response: httpx.Response) -> None:
     """For a response whose status is all that matters."""
 
 
-def whole(response: httpx.Response, body: bytes | bytearray) -> httpx.Response:
+def whole(response: httpx.Response, body: bytearray) -> httpx.Response:
     """A streamed response with the body that was read from it; without it if that is compressed."""
     headers = response.headers.copy()
     compressed = headers.pop("Content-Encoding", "identity") != "identity"
