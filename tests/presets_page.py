@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from policy_trainer.config import LossConfig, TrainConfig
 from policy_trainer.presets import PRESETS, Preset
-from policy_trainer.presets import preset as say
-from policy_trainer.presets.preset import SAMPLES_IN_TURN
+from policy_trainer.presets.preset import SAMPLES_IN_TURN, kl, surrogate
 
 PAGE = Path(__file__).parents[1] / "docs" / "presets.md"
 BEGIN, END = "<!-- written by tests/presets_page.py: begin -->\n", "<!-- end -->\n"
@@ -39,7 +39,7 @@ def _table(head: str, rows: list[str]) -> list[str]:
 
 
 def _choice(preset: Preset) -> str:
-    return f"| `{preset.name}` | {preset.summary} | {preset.data} | {say.reference(preset.config())} |"
+    return f"| `{preset.name}` | {preset.summary} | {preset.data} | {_reference(preset.config())} |"
 
 
 def _numbers(preset: Preset) -> str:
@@ -47,11 +47,44 @@ def _numbers(preset: Preset) -> str:
     loss = config.loss
     cells = (
         f"`{preset.name}`",
-        say.sampling(config),
-        f"{say.surrogate(loss)}, old {loss.old_logps}; KL {say.kl(loss)}; {loss.aggregation}; {say.advantage(loss)}",
-        say.cadence(config),
+        _sampling(config),
+        f"{surrogate(loss)}, old {loss.old_logps}; KL {kl(loss)}; {loss.aggregation}; {_advantage(loss)}",
+        _cadence(config),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _advantage(loss: LossConfig) -> str:
+    if loss.advantage == "distill":
+        return f"distill {loss.distillation:g}"
+    if loss.scale == "none":
+        return loss.advantage
+    return f"{loss.advantage}, {loss.advantage_std} std + {loss.advantage_eps:g}"
+
+
+def _sampling(config: TrainConfig) -> str:
+    section = config.sampling
+    words = [f"{section.num_generations} a group", f"T {section.temperature:g}"]
+    words += [f"top_p {section.top_p:g}"] if section.top_p < 1 else []
+    words += [f"{section.max_completion_length} tokens", f"{config.groups_per_step} prompts a step"]
+    return ", ".join(words)
+
+
+def _cadence(config: TrainConfig) -> str:
+    section, updates = config.optimizer, config.num_iterations * config.minibatches
+    words = [f"{section.learning_rate:g}" + (" cosine" if section.lr_scheduler_type == "cosine" else "")]
+    words += [f"decay {section.weight_decay:g}"] if section.weight_decay else []
+    words += [f"norm {section.max_grad_norm:g}" if section.max_grad_norm else "no norm clip"]
+    words += [f"{updates} updates a step" if updates > 1 else "1 update a step"]
+    words += [f"published every {config.publish_every} steps"] if config.publish_every > 1 else []
+    return ", ".join(words)
+
+
+def _reference(config: TrainConfig) -> str:
+    if not config.loss.beta:
+        return "none"
+    every = config.reference.sync_steps
+    return f"the policy, every {every} steps" if every else "fixed"
 
 
 def _departures(preset: Preset) -> list[str]:

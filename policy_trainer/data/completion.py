@@ -26,11 +26,7 @@ class Completion:
 
 def group_tokens(prompt: Sequence[int], completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:
     """Packs a prompt and its completions: the tokens, float32 (C,) log-probs, and bool (G,) finished."""
-    tokens = TokenGroup(
-        np.array(prompt, dtype=np.int64),
-        np.concatenate([completion.ids for completion in completions]),
-        np.array([len(completion.ids) for completion in completions], dtype=np.int64),
-    )
+    tokens = _group(prompt, [completion.ids for completion in completions])
     logps = np.concatenate([completion.logps for completion in completions])
     return tokens, logps, np.array([completion.finished for completion in completions])
 
@@ -69,7 +65,7 @@ def probe_tokens(group: TokenGroup) -> TokenGroup:
     return _group(group.prompt_ids.tolist(), [ids[:_TOKENS].tolist() for ids in group.completions()[:_COMPLETIONS]])
 
 
-def _group(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:
+def _group(prompt: Sequence[int], completions: Sequence[Sequence[int] | np.ndarray]) -> TokenGroup:
     return TokenGroup(
         np.array(prompt, np.int64),
         np.concatenate([np.array(ids, np.int64) for ids in completions]),

@@ -3,7 +3,7 @@ the sample of a completion."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 Message = Mapping[str, str]
 
@@ -87,12 +87,3 @@ class Sample:
 # leaves the reward out of the completion's total: it does not apply to this problem.
 Score = float | None
 Reward = Callable[[Sample], Score]
-
-
-@runtime_checkable
-class JudgesTogether(Protocol):
-    """A reward that judges many completions in one call."""
-
-    def scores(self, samples: Sequence[Sample]) -> Sequence[Score]:
-        """One score for each sample."""
-        ...

@@ -44,11 +44,10 @@ class PromptEncoder:
         """The token ids of the prompt. Raises PromptTooLong, or UserError if the chat template cannot be used."""
         if self.in_chat(problem):
             # The template writes the special tokens itself.
-            ids = self._tokenizer.encode(self._chat_text(problem), add_special_tokens=False)
+            ids = self._tokenizer.encode("".join(self._chat_parts(problem)), add_special_tokens=False)
         else:
-            ids = self._tokenizer.encode(
-                self._plain_text(problem), add_special_tokens=not self._is_rendered(problem.prompt)
-            )
+            special = not self._is_rendered(problem.prompt)
+            ids = self._tokenizer.encode(self._plain_text(problem), add_special_tokens=special)
         if self._limit is not None and len(ids) > self._limit:
             raise PromptTooLong(self._too_long(problem, len(ids), self._limit))
         return ids
@@ -79,17 +78,13 @@ class PromptEncoder:
     def answer_start(self, problem: Problem) -> str:
         """The beginning of the answer that is in the prompt: the tag that the chat template opens it with, and the
         prefill. Rewards judge it together with the completion."""
-        opening, continuation = "", self.prefill(problem)
         if self.in_chat(problem):
             _, opening, continuation = self._chat_parts(problem)
-        elif self._is_rendered(problem.prompt):
-            opening = problem.prompt
+        else:
+            opening = problem.prompt if self._is_rendered(problem.prompt) else ""
+            continuation = self.prefill(problem)
         opened = _OPENED.search(opening)
         return (opened[0] if opened else "") + continuation
-
-    def _chat_text(self, problem: Problem) -> str:
-        messages, opening, continuation = self._chat_parts(problem)
-        return messages + opening + continuation
 
     def _chat_parts(self, problem: Problem) -> tuple[str, str, str]:
         """The messages, the template's opening of the answer, and the prefill as it follows that."""
@@ -97,12 +92,16 @@ class PromptEncoder:
             raise UserError(
                 "the model has no chat template: use problems with a plain prompt, or --data.prompt-style plain"
             )
-        messages = self._messages(problem)
-        text = self._rendered(messages, add_generation_prompt=True)
-        opening = text.removeprefix(self._rendered(messages, add_generation_prompt=False))
-        return text.removesuffix(opening), opening, _continuation(opening, self.prefill(problem))
+        text, opening = self._rendered(self._messages(problem))
+        return text, opening, _continuation(opening, self.prefill(problem))
 
-    def _rendered(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def _rendered(self, messages: list[dict[str, str]]) -> tuple[str, str]:
+        """The messages in the chat template, and what it opens the answer with."""
+        whole = self._apply_template(messages, add_generation_prompt=True)
+        opening = whole.removeprefix(self._apply_template(messages, add_generation_prompt=False))
+        return whole.removesuffix(opening), opening
+
+    def _apply_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -125,9 +124,8 @@ class PromptEncoder:
         """What the chat template opens an answer with; empty if there is none."""
         if self._tokenizer.chat_template is None:
             return ""
-        messages = [{"role": "user", "content": "?"}]
-        whole = self._rendered(messages, add_generation_prompt=True)
-        return whole.removeprefix(self._rendered(messages, add_generation_prompt=False)).strip()
+        _, opening = self._rendered([{"role": "user", "content": "?"}])
+        return opening.strip()
 
     def _plain_text(self, problem: Problem) -> str:
         if problem.messages and not problem.prompt:

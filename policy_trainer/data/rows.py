@@ -95,7 +95,7 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
 
     tried = f"{name}, {f'subset {subset}, ' if subset else ''}split {split}"
     try:
-        if _is_saved(Path(name)):
+        if any((Path(name) / file).exists() for file in _SAVED_FILES):
             loaded = _load_saved(Path(name), split)
         else:
             with offline_without_network():
@@ -107,7 +107,7 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
     assert isinstance(loaded, Dataset)
     if not len(loaded):
         raise UserError(f"data.dataset: {tried} has no rows")
-    table = _table(loaded)
+    table: Any = loaded.with_format("arrow")[:]  # without a copy of the data on disk
     return _table_rows(table.select(_chosen(table.column_names, columns, others)), tried, loaded.column_names)
 
 
@@ -137,15 +137,6 @@ def _read_parquet(path: Path, columns: Sequence[str], setting: str, others: Othe
         raise UserError(f"{setting}: {path} cannot be read as parquet: {error}") from None
 
 
-def _table(dataset: Any) -> "pyarrow.Table":
-    """The dataset as an Arrow table, without a copy of the data on disk."""
-    return dataset.with_format("arrow")[:]
-
-
-def _is_saved(directory: Path) -> bool:
-    return any((directory / name).exists() for name in _SAVED_FILES)
-
-
 def _load_saved(directory: Path, split: str) -> Any:
     """One split of a directory that `save_to_disk` wrote. A dataset that was saved without splits is `train`."""
     from datasets import DatasetDict, load_from_disk
@@ -172,7 +163,8 @@ def answer_of(row: Row, column: str, where: str) -> str:
     """The gold answer in this column, a number or a text, as text."""
     value = row.get(column)
     if not can_be_answer(value):
-        raise UserError(f"{where}: {column} must be a number or a text that is not empty{_got(value)}")
+        got = shorten(json.dumps(value, default=str), 60, placeholder=" …")
+        raise UserError(f"{where}: {column} must be a number or a text that is not empty, got {got}")
     return _encodable(str(value), column, where)
 
 
@@ -181,10 +173,6 @@ def can_be_answer(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
-
-
-def _got(value: object) -> str:
-    return f", got {shorten(json.dumps(value, default=str), 60, placeholder=' …')}"
 
 
 def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:

@@ -46,16 +46,13 @@ class Preset(BaseModel):
     wants: Mapping[str, str] = {}
     settings: Mapping[str, Setting]
 
-    def values(self) -> dict[str, Any]:
-        """The values as nested tables, as in a user's TOML file."""
-        return _nested({name: setting.value for name, setting in self.settings.items()})
-
     def values_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The values. If the user chose another task, they lack those of `data` that say where problems are.
+        """The values as nested tables. If the user chose another task, they lack those of `data` that say where
+        problems are.
 
         given: the settings from stronger sources, as nested tables.
         """
-        values = self.values()
+        values = _nested({name: setting.value for name, setting in self.settings.items()})
         if given.get("task", values.get("task")) != values.get("task"):
             data = values.get("data", {})
             values["data"] = {name: value for name, value in data.items() if name not in SOURCE_SETTINGS}
@@ -123,36 +120,3 @@ def kl(loss: LossConfig) -> str:
     if not loss.beta:
         return "none"
     return f"{loss.kl} {loss.beta:g}" + {"loss": "", "reward": ", reward", "both": ", both"}[loss.kl_in]
-
-
-def advantage(loss: LossConfig) -> str:
-    if loss.advantage == "distill":
-        return f"distill {loss.distillation:g}"
-    if loss.scale == "none":
-        return loss.advantage
-    return f"{loss.advantage}, {loss.advantage_std} std + {loss.advantage_eps:g}"
-
-
-def sampling(config: TrainConfig) -> str:
-    section = config.sampling
-    words = [f"{section.num_generations} a group", f"T {section.temperature:g}"]
-    words += [f"top_p {section.top_p:g}"] if section.top_p < 1 else []
-    words += [f"{section.max_completion_length} tokens", f"{config.groups_per_step} prompts a step"]
-    return ", ".join(words)
-
-
-def cadence(config: TrainConfig) -> str:
-    section, updates = config.optimizer, config.num_iterations * config.minibatches
-    words = [f"{section.learning_rate:g}" + (" cosine" if section.lr_scheduler_type == "cosine" else "")]
-    words += [f"decay {section.weight_decay:g}"] if section.weight_decay else []
-    words += [f"norm {section.max_grad_norm:g}" if section.max_grad_norm else "no norm clip"]
-    words += [f"{updates} updates a step" if updates > 1 else "1 update a step"]
-    words += [f"published every {config.publish_every} steps"] if config.publish_every > 1 else []
-    return ", ".join(words)
-
-
-def reference(config: TrainConfig) -> str:
-    if not config.loss.beta:
-        return "none"
-    every = config.reference.sync_steps
-    return f"the policy, every {every} steps" if every else "fixed"

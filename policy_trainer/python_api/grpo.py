@@ -4,11 +4,12 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
@@ -24,7 +25,6 @@ from policy_trainer.python_api.inputs import (
     reward_input,
     with_data,
 )
-from policy_trainer.python_api.spelling import in_python
 from policy_trainer.reporting.metrics import Metrics, read_metrics
 from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, MODULE, FunctionServer
 from policy_trainer.run_files.checkpoint import Checkpoints
@@ -34,8 +34,14 @@ from shared.client.credentials import remedy
 from shared.devices import describe_device
 from shared.errors import UserError
 from shared.settings import from_python
+from shared.settings.names import group_at, setting_names
+
+if TYPE_CHECKING:
+    from policy_trainer.trainer.run import TrainResult
 
 _HINTS = replace(HINTS, listed="`policy-trainer train --help-all` lists all")
+# An option in a text. A command in backquotes stays as it is, since it is for a shell.
+_OPTION = re.compile(r"`[^`]*`|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][\w.-]*\w)(?: (?P<value>''|[\w.+-]*\w))?")
 # A run changes the environment that children inherit, so there can be one at a time.
 _ONE_RUN = threading.Lock()
 
@@ -93,7 +99,7 @@ class GRPO:
         with self._run_environment():
             console.print(f"device: {describe_device(self.config.device)}", highlight=False)
             outcome = train(self.config, console)
-        result = read_result(self.config, finished=outcome.finished, steps=outcome.steps, best_step=outcome.best_step)
+        result = _result(self.config, outcome)
         console.print(str(result), highlight=False, soft_wrap=True)
         return result
 
@@ -118,7 +124,10 @@ class GRPO:
     @contextmanager
     def _run_environment(self) -> Iterator[ExitStack]:
         """This process's only run: its data is written, and its functions can be called."""
-        with _only_run(), ExitStack() as stack:
+        if not _ONE_RUN.acquire(blocking=False):
+            raise UserError("this process trains already: wait for its run, or start another process")
+        with ExitStack() as stack:
+            stack.callback(_ONE_RUN.release)
             for problems in self._data.values():
                 problems.write(data_directory(self.config))
             stack.enter_context(_explained(self._functions.errors))
@@ -145,16 +154,6 @@ def _console() -> Console:
     if Console().is_jupyter:
         return _Console(force_jupyter=False, force_terminal=False)
     return _Console(stderr=True)
-
-
-@contextmanager
-def _only_run() -> Iterator[None]:
-    if not _ONE_RUN.acquire(blocking=False):
-        raise UserError("this process trains already: wait for its run, or start another process")
-    try:
-        yield
-    finally:
-        _ONE_RUN.release()
 
 
 @contextmanager
@@ -214,23 +213,56 @@ class GRPOResult:
         return f"stopped after {self.steps} steps; the same call with resume=True goes on"
 
 
-def read_result(config: TrainConfig, *, finished: bool, steps: int, best_step: int | None) -> GRPOResult:
+def _result(config: TrainConfig, outcome: "TrainResult") -> GRPOResult:
     """The result, with what the run's directory holds."""
     directory = RunDirectory(config.run_dir)
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
-    model = directory.model if finished else checkpoints.newest()
-    best = None if best_step is None else checkpoints.of_step(best_step)
+    model = directory.model if outcome.finished else checkpoints.newest()
+    best = None if outcome.best_step is None else checkpoints.of_step(outcome.best_step)
     records = read_metrics(directory.metrics)
     return GRPOResult(
-        finished=finished,
-        steps=steps,
+        finished=outcome.finished,
+        steps=outcome.steps,
         run_dir=directory.root,
         model=str(model) if model else None,
         best_model=str(best) if best else None,
-        history=_of_kind("step", records),
-        evaluations=_of_kind("evaluation", records),
+        history=[record for record in records if record["kind"] == "step"],
+        evaluations=[record for record in records if record["kind"] == "evaluation"],
     )
 
 
-def _of_kind(kind: str, records: Sequence[Metrics]) -> list[Metrics]:
-    return [record for record in records if record["kind"] == kind]
+def in_python(text: str) -> str:
+    """`--data.prompt-style plain` becomes `data={'prompt_style': 'plain'}`, `--resume` becomes `resume=True`, and an
+    option without a value its dotted name."""
+    return _OPTION.sub(_spelled, text)
+
+
+def _spelled(match: re.Match[str]) -> str:
+    name = _names().get(match["name"] or "")
+    if name is None:
+        return match[0]
+    *groups, last = name.split(".")
+    model = group_at(TrainConfig, tuple(groups))
+    kind, value = model.model_fields[last].annotation if model else None, match["value"]
+    rest = f" {value}" if value else ""
+    if kind is bool:
+        return _argument(name, not match["no"]) + rest
+    if value == "''" or value in get_args(kind):
+        return _argument(name, value.strip("'"))
+    if kind in (int, float) and value:
+        with suppress(ValueError):  # a word, or a number of another kind
+            return _argument(name, kind(value))
+    return name + rest
+
+
+def _argument(name: str, value: Any) -> str:
+    first, *groups = name.split(".")
+    for group in reversed(groups):
+        value = {group: value}
+    return f"{first}={value!r}"
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Names of settings by their spelling on the command line."""
+    return {name.replace("_", "-"): name for name in setting_names(TrainConfig)}

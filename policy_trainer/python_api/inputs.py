@@ -7,12 +7,12 @@ here.
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.rewards.function_server import MODULE
@@ -70,7 +70,9 @@ def problem_input(problems: Problems, name: str) -> ProblemInput:
     # The file's name has a hash of its content, so that a resumed run fails if the problems have changed.
     if isinstance(problems, Sequence) and problems and all(isinstance(row, Mapping) for row in problems):
         return _lines(problems, name)
-    if _is_dataset(problems):
+    from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
+
+    if isinstance(problems, Dataset) and len(problems) > 0:
         return _table(problems, name)
     raise UserError(
         f"{name}: must be a datasets.Dataset or a list of dicts, with rows, or a path, got a "
@@ -104,27 +106,12 @@ def data_directory(config: TrainConfig) -> Path:
     return config.run_dir / "data"
 
 
-def _is_dataset(problems: Any) -> "TypeGuard[Dataset]":
-    from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
-
-    return isinstance(problems, Dataset) and len(problems) > 0
-
-
 def _table(dataset: "Dataset", name: str) -> ProblemInput:
-    plain = dataset.with_format("arrow")
-    name = f"{name}-{_hash(_batches(plain))}.parquet"
-    return ProblemInput("path", name, lambda file: _write_parquet(plain[:], file))
+    from pyarrow import parquet  # slow to import
 
-
-def _batches(plain: Any) -> Iterator[bytes]:
-    for batch in plain.iter(_ROWS_AT_ONCE):
-        yield repr(batch.to_pylist()).encode()
-
-
-def _write_parquet(table: Any, file: Path) -> None:
-    from pyarrow import parquet
-
-    parquet.write_table(table, file)
+    plain: Any = dataset.with_format("arrow")
+    batches = (repr(batch.to_pylist()).encode() for batch in plain.iter(_ROWS_AT_ONCE))
+    return ProblemInput("path", f"{name}-{_hash(batches)}.parquet", lambda file: parquet.write_table(plain[:], file))
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], name: str) -> ProblemInput:
@@ -165,7 +152,8 @@ def reward_input(rewards: str | Function | Iterable[str | Function]) -> tuple[li
         elif name := importable_name(reward):
             names.append(name)
         else:
-            name = _unused(_name_of(reward), here)
+            name = getattr(reward, "__name__", type(reward).__name__)
+            name = _unused(name if name.isidentifier() else "function", here)
             names.append(f"{MODULE}:{name}")
             here[name] = reward_function(name, reward)
     return names, here
@@ -179,21 +167,11 @@ def importable_name(function: Any) -> str | None:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name or module == "__main__" or getattr(sys.modules.get(module), name, None) is not function:
         return None
-    return f"{module}:{name}" if _is_file(module) else None
-
-
-def _is_file(module: str) -> bool:
-    """Whether a module is imported from a file, and not made in this process."""
     try:
         spec = find_spec(module)
     except (ImportError, ValueError):
-        return False
-    return spec is not None and spec.has_location
-
-
-def _name_of(function: Any) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
-    return name if name.isidentifier() else "function"
+        return None
+    return f"{module}:{name}" if spec and spec.has_location else None  # else the module was made in this process
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:

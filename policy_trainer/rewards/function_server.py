@@ -57,10 +57,6 @@ def encode_samples(samples: Sequence[Sample]) -> bytes:
     return json.dumps(to_jsonable_python(list(samples), bytes_mode="base64", inf_nan_mode="constants")).encode()
 
 
-def decode_samples(body: bytes) -> list[Sample]:
-    return _SAMPLES.validate_python(json.loads(body))
-
-
 class CallerReward:
     """A function of the process that began the run, known here by name. It judges all samples of a round in one call.
 
@@ -134,9 +130,6 @@ class FunctionServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def admits(self, authorization: str) -> bool:
-        return hmac.compare_digest(authorization.encode(), f"Bearer {self.token}".encode())
-
     def judge(self, name: str, samples: list[Sample], client: socket.socket) -> list[dict[str, Any]] | None:
         """An answer for each sample; None if the client has disconnected, because a function hangs."""
         function, note = self.functions[name], partial(self.errors.setdefault, name)
@@ -160,8 +153,8 @@ class _Request(BaseHTTPRequestHandler):
         super().__init__(*connection)
 
     def do_POST(self) -> None:
-        name = self.path.removeprefix("/rewards/")
-        if not self._functions.admits(self.headers.get("Authorization", "")):
+        name, authorization = self.path.removeprefix("/rewards/"), self.headers.get("Authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self._functions.token}".encode()):
             self._answer(HTTPStatus.UNAUTHORIZED)
         elif name not in self._functions.functions:
             self._answer(HTTPStatus.NOT_FOUND)
@@ -170,7 +163,8 @@ class _Request(BaseHTTPRequestHandler):
             body = self.rfile.read(length)
             if len(body) < length:
                 return  # a worker that was killed
-            answers = self._functions.judge(name, decode_samples(body), self.connection)
+            samples = _SAMPLES.validate_python(json.loads(body))
+            answers = self._functions.judge(name, samples, self.connection)
             if answers is not None:
                 self._answer(HTTPStatus.OK, json.dumps({"answers": answers}).encode())
 

@@ -11,7 +11,7 @@ from functools import cache
 from traceback import TracebackException
 from typing import TYPE_CHECKING, Any, Literal
 
-from policy_trainer.data.problem import Sample, Score
+from policy_trainer.data.problem import Problem, Sample, Score
 from policy_trainer.data.user_code import import_named, user_traceback
 from shared.batch import MAX_REWARD
 from shared.errors import UserError
@@ -30,15 +30,13 @@ class RewardFunction:
     calls: `sample`: one of our rules, which takes a sample. The others are users' functions. `each`: `def f(completion,
     answer, …) -> float | None`, one completion a call; `concurrent`: the same as `async def`, called for all
     completions at once; `together`: `def f(prompts, completions, **columns) -> list[float | None]`, which may be async,
-    all completions in one call. required, named: its parameters' names. takes_any: whether it has a `**` parameter.
+    all completions in one call. parameters: of a user's function.
     """
 
     name: str
     function: Callable[..., Any]
     calls: Literal["sample", "each", "concurrent", "together"]
-    required: tuple[str, ...] = ()
-    named: frozenset[str] = frozenset()
-    takes_any: bool = False
+    parameters: Sequence[inspect.Parameter] = ()
 
     @property
     def judges_together(self) -> bool:
@@ -97,9 +95,13 @@ class RewardFunction:
 
     def _arguments(self, known: Mapping[str, Any]) -> dict[str, Any]:
         """The known arguments that the function has parameters for, or all if it takes `**`."""
-        if missing := [name for name in self.required if name not in known]:
+        named = {
+            each.name: each for each in self.parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        }
+        if missing := [name for name, each in named.items() if each.default is each.empty and name not in known]:
             raise UserError(f"rewards: {self.name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
-        return {key: known[key] for key in known if self.takes_any or key in self.named}
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in self.parameters)
+        return {name: value for name, value in known.items() if takes_any or name in named}
 
     def _answer(self, outcome: Score | BaseException, note: Callable[[BaseException], object]) -> dict[str, Any]:
         if isinstance(outcome, UserError):
@@ -119,22 +121,12 @@ def reward_function(name: str, function: Callable[..., Any]) -> RewardFunction:
     name: for errors. Raises UserError for a function that cannot be called by name.
     """
     try:
-        signature = inspect.signature(function).parameters.values()
+        parameters = tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise UserError(f"rewards: {name} is not a function with a known signature: {error}") from error
-    if positional := [parameter.name for parameter in signature if parameter.kind is parameter.POSITIONAL_ONLY]:
+    if positional := [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]:
         raise UserError(f"rewards: {name} takes {', '.join(positional)} by position only: arguments are given by name")
-    plain = [
-        parameter for parameter in signature if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    return RewardFunction(
-        name,
-        function,
-        _calls(function, {parameter.name for parameter in signature}),
-        required=tuple(parameter.name for parameter in plain if parameter.default is parameter.empty),
-        named=frozenset(parameter.name for parameter in plain),
-        takes_any=any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature),
-    )
+    return RewardFunction(name, function, _calls(function, {each.name for each in parameters}), parameters)
 
 
 def _calls(function: Callable[..., Any], parameters: set[str]) -> Literal["each", "concurrent", "together"]:
@@ -158,14 +150,17 @@ def arguments(sample: Sample) -> dict[str, Any]:
         "completion": sample.completion,
         **({"answer": problem.answer} if problem.answer else {}),
         "prompt": problem.prompt,
-        "messages": [dict(message) for message in problem.messages],
+        "messages": _messages(problem),
         "tokens": sample.tokens,
         "finished": sample.finished,
     }
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """What a function may ask of many completions, as in TRL: columns with None for missing values."""
+    """What a function may ask of many completions, as in TRL: columns with None for missing values.
+
+    A prompt is a text if the data has a text, else messages, and so is its completion.
+    """
     problems = [sample.problem for sample in samples]
     columns = dict.fromkeys(name for problem in problems for name in problem.extras)
     answers = [problem.answer or None for problem in problems]
@@ -173,16 +168,14 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         **({"answer": answers} if any(answers) else {}),
         "finished": [sample.finished for sample in samples],
         **{name: [problem.extras.get(name) for problem in problems] for name in columns if name != "prompt"},
-        "prompts": [_prompt(sample) for sample in samples],
+        "prompts": [problem.prompt or _messages(problem) for problem in problems],
         "completions": [_completion(sample) for sample in samples],
         "completion_ids": [list(sample.ids) for sample in samples],
     }
 
 
-def _prompt(sample: Sample) -> str | list[dict[str, str]]:
-    """A text if the data has a text, else messages."""
-    problem = sample.problem
-    return problem.prompt or [dict(message) for message in problem.messages]
+def _messages(problem: Problem) -> list[dict[str, str]]:
+    return [dict(message) for message in problem.messages]
 
 
 def _completion(sample: Sample) -> str | list[dict[str, str]]:

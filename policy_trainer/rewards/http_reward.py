@@ -112,7 +112,8 @@ class HttpReward:
             failure = unreachable(error, self._url)
             raise NotJudging(failure.reason) if failure.passes else UserError(f"rewards: {failure}") from None
         self._check_status(response, bytes(answer))
-        if _ends_with_connection(response) and not answer.rstrip().endswith(b"}"):
+        has_length = {"content-length", "transfer-encoding"} & set(response.headers)
+        if not has_length and not answer.rstrip().endswith(b"}"):  # only the connection's end shows the answer's
             raise NotJudging("its answer broke off")
         return bytes(answer)
 
@@ -162,11 +163,6 @@ def _pause(state: tenacity.RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
     seconds = error.seconds if isinstance(error, NotJudging) else None
     return _BACKOFF(state) if seconds is None else seconds
-
-
-def _ends_with_connection(response: httpx.Response) -> bool:
-    """Whether only the end of the connection marks the end of the answer, as in HTTP/1.0."""
-    return not {"content-length", "transfer-encoding"} & set(response.headers)
 
 
 def _excerpt(answer: bytes) -> str:

@@ -10,13 +10,14 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
-from policy_trainer.data.problem import JudgesTogether, Problem, Score, Task
+from policy_trainer.data.problem import Problem, Score, Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.answers import needs_sandbox
 from policy_trainer.rewards.function_server import CallerReward
 from policy_trainer.rewards.http_reward import HttpReward
 from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards, part_weights
+from policy_trainer.rewards.reward_model import RewardModel
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 from shared.batch import MAX_REWARD
 from shared.errors import UserError
@@ -144,6 +145,6 @@ class Judge:
 def _scorer(name: str, rule: Rule, sandbox: Sandbox) -> Scorer:
     if isinstance(rule, Sandboxed):
         return partial(sandbox.scores, name)
-    if isinstance(rule, JudgesTogether):
+    if isinstance(rule, CallerReward | HttpReward | RewardModel):
         return rule.scores
     return lambda samples: [rule(sample) for sample in samples]

@@ -37,7 +37,7 @@ _WORD = re.compile(rf"(?<!\w)(?!(?:and|or)\b){_LETTER}{{2,}}", re.IGNORECASE)
 _PROSE = re.compile(rf"(?:{_LETTER}|[\s.,;:'\"\u2019!?&()])+")
 # LaTeX commands and delimiters that may surround words.
 _WRAPPING = re.compile(r"\\(?:boxed|text(?:bf|it|rm)?|math(?:bf|it|rm)|mbox|operatorname)(?![a-zA-Z])|\\[()\[\]]|[{}$]")
-# A number and a unit of three letters or more. math-verify knows shorter units, such as cm; `3 xy` has no unit.
+# A number and a unit of three letters or more: `18 dollars`. math-verify knows shorter units; `3 xy` has none.
 _AMOUNT = re.compile(rf"\s*[-+]?[0-9][0-9.,]*\s+(?!(?:and|or)\b){_LETTER}{{3,}}(?:{_LETTER}|[\s.'\u2019])*")
 
 
@@ -57,7 +57,7 @@ def read_gold(text: str) -> list[Any]:
     if words := words_of(text):
         return [words]
     text = _rewritten(text)
-    read = _parse(text) if is_amount(text) else _parse_formula(text)
+    read = _parse(text) if _AMOUNT.fullmatch(text) else _parse_formula(text)
     if not _has_expression(read):
         read = _parse(text) or read
     # A gold answer without an expression is compared as text if it has letters; signs without letters cannot be judged.
@@ -121,7 +121,7 @@ def _read_answer(text: str) -> list[Any]:
         read = _parse(text)
     else:
         read = _parse_formula(text)
-        if not _FORMULA.search(text) and (has_words(text) or not _has_expression(read)):
+        if not _FORMULA.search(text) and (_WORD.search(text) or not _has_expression(read)):
             read = read + _parse(text)
     return [*read, words] if words else read
 
@@ -161,18 +161,9 @@ def as_latex(text: str) -> str:
     return text if _is_marked(text) else f"${' '.join(text.split()).removesuffix('.')}$"
 
 
-def has_words(text: str) -> bool:
-    return _WORD.search(text) is not None
-
-
 def words_of(text: str) -> str | None:
     r"""`\text{No  solution.}` -> `no solution`; None if the text has more than words. A single letter is not a word."""
     bare = _WRAPPING.sub("", text)
-    if not _PROSE.fullmatch(bare) or not has_words(bare):
+    if not _PROSE.fullmatch(bare) or not _WORD.search(bare):
         return None
     return " ".join(bare.split()).strip(" .").casefold()
-
-
-def is_amount(text: str) -> bool:
-    """Whether the text is a number and its unit in words: `18 dollars`."""
-    return _AMOUNT.fullmatch(text) is not None

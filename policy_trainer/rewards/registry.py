@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 
-from policy_trainer.config import CommonConfig
-from policy_trainer.data.problem import JudgesTogether, Reward, Sample, Task
+from policy_trainer.config import CommonConfig, PenaltyConfig
+from policy_trainer.data.problem import Correct, Reward, Sample, Task
 from policy_trainer.rewards.answers import (
     format_reward,
     math_accuracy,
@@ -35,27 +35,37 @@ from policy_trainer.rewards.sandbox import Sandboxed
 from shared.errors import UserError
 
 
-def length_penalty(tokens: int) -> Reward:
-    """Falls linearly from 0 to -1 at `tokens` tokens, and stays at -1 beyond."""
-    return lambda sample: -min(1.0, sample.tokens / tokens)
+def length_penalty(penalty: PenaltyConfig) -> Reward:
+    """Falls linearly from 0 to -1 at `length_tokens` tokens, and stays at -1 beyond."""
+    return lambda sample: -min(1.0, sample.tokens / penalty.length_tokens)
 
 
-def repetition_penalty(ngram: int, most: float) -> Reward:
-    """-most times the share of word n-grams that are repetitions (arXiv 2502.03373, C.2); 0 below `ngram` words."""
+def repetition_penalty(penalty: PenaltyConfig) -> Reward:
+    """-repetition_max times the share of word n-grams that are repetitions (arXiv 2502.03373, C.2); 0 for a text that
+    is shorter than an n-gram."""
+    ngram = penalty.repetition_ngram
 
-    def penalty(sample: Sample) -> float:
+    def score(sample: Sample) -> float:
         words = sample.sampled.lower().split()
         total = len(words) - ngram + 1
         if total < 1:
             return 0.0
         different = len(set(zip(*(words[i:] for i in range(ngram)), strict=False)))
-        return -most * (1 - different / total)
+        return -penalty.repetition_max * (1 - different / total)
 
-    return penalty
+    return score
 
 
-def soft_overlong_penalty(longest: int, margin: int) -> Reward:
-    """0 up to longest - margin tokens, then falls linearly to -1 at `longest` (DAPO, arXiv 2503.14476, eq. 13)."""
+def soft_overlong_penalty(penalty: PenaltyConfig, longest: int) -> Reward:
+    """0 up to longest - overlong_tokens tokens, then falls linearly to -1 at `longest` (DAPO, arXiv 2503.14476, 13).
+
+    longest: sampling.max_completion_length. Raises UserError if that is shorter than overlong_tokens.
+    """
+    margin = penalty.overlong_tokens
+    if margin > longest:
+        raise UserError(
+            f"judging.penalty.overlong_tokens: must be at most sampling.max_completion_length ({longest}), got {margin}"
+        )
     return lambda sample: -min(1.0, max(0.0, (sample.tokens - (longest - margin)) / margin))
 
 
@@ -68,7 +78,7 @@ def no_reward(sample: Sample) -> float:
 
 
 # A plain function runs in this process: its time must be linear in the length of the completion, whatever the text.
-Rule = Reward | Sandboxed | JudgesTogether
+Rule = Reward | Sandboxed | CallerReward | HttpReward | RewardModel
 
 RULES: Mapping[str, Reward | Sandboxed] = {
     NOTHING: no_reward,
@@ -148,10 +158,9 @@ def measures_correctness(parts: Iterable[str]) -> bool:
     return not _RIGHT.isdisjoint(names := set(parts)) or names == {NOTHING}
 
 
-def tagged_rewards(config: CommonConfig, task: Task) -> frozenset[str]:
-    """The configured rewards, else the task's defaults, that look for <answer> tags."""
-    names = _parts(config.rewards or task.default_rewards)
-    return frozenset(names & (_TAGGED | ({"accuracy"} if reads_tags(task.correct) else set())))
+def tagged_rewards(rewards: Iterable[str], correct: Correct) -> frozenset[str]:
+    """Those of the rewards that look for <answer> tags. correct: the task's judgement, which `accuracy` uses."""
+    return frozenset(_parts(rewards) & (_TAGGED | ({"accuracy"} if reads_tags(correct) else set())))
 
 
 def _parts(rewards: Iterable[str]) -> set[str]:
@@ -181,23 +190,12 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
     raise UserError(f"rewards: {name!r} is none of {', '.join(known)}; {remedy}")
 
 
-def _soft_overlong(config: CommonConfig, task: Task) -> Reward:
-    longest, margin = config.sampling.max_completion_length, config.judging.penalty.overlong_tokens
-    if margin > longest:
-        raise UserError(
-            f"judging.penalty.overlong_tokens: must be at most sampling.max_completion_length ({longest}), got {margin}"
-        )
-    return soft_overlong_penalty(longest, margin)
-
-
-def _repetition(config: CommonConfig, task: Task) -> Reward:
-    return repetition_penalty(config.judging.penalty.repetition_ngram, config.judging.penalty.repetition_max)
-
-
 CONFIGURED: Mapping[str, Callable[[CommonConfig, Task], Rule]] = {
     "accuracy": lambda config, task: accuracy_reward(task),
-    "length": lambda config, task: length_penalty(config.judging.penalty.length_tokens),
-    "repetition": _repetition,
-    "soft_overlong": _soft_overlong,
+    "length": lambda config, task: length_penalty(config.judging.penalty),
+    "repetition": lambda config, task: repetition_penalty(config.judging.penalty),
+    "soft_overlong": lambda config, task: soft_overlong_penalty(
+        config.judging.penalty, config.sampling.max_completion_length
+    ),
     "model": lambda config, task: RewardModel(config.judging.model),
 }

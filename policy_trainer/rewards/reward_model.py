@@ -6,6 +6,7 @@ Training and scoring share `TextClassifier`, so that a reward model sees in use 
 import math
 from collections.abc import Sequence
 from inspect import signature
+from itertools import count
 
 import torch
 from jinja2 import TemplateError
@@ -32,30 +33,25 @@ class RewardModel:
             raise UserError(f"judging.model.path: {config.path} cannot be used: {error}") from error
         self._batch_size = config.batch_size
 
+    @torch.inference_mode()
     def scores(self, samples: Sequence[Sample]) -> list[float]:
         """One score for each sample, in float32; NaN where the model's output is no reward that a batch can have.
 
         Raises UserError if the reward model's chat template refuses the messages.
         """
-        rows = [self._encode(sample) for sample in samples]
+        try:
+            rows = [self._classifier.encode(sample) for sample in samples]
+        except UserError as error:
+            raise UserError(f"judging.model: {error}") from error
         scores = [math.nan] * len(rows)
         # Rows of similar length share a forward, so that little is computed for padding.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for start in range(0, len(order), self._batch_size):
             places = order[start : start + self._batch_size]
-            for place, score in zip(places, self._scored([rows[place] for place in places]), strict=True):
+            batch = self._classifier.scores([rows[place] for place in places]).tolist()
+            for place, score in zip(places, batch, strict=True):
                 scores[place] = score if abs(score) <= MAX_REWARD else math.nan  # false for NaN
         return scores
-
-    def _encode(self, sample: Sample) -> list[int]:
-        try:
-            return self._classifier.encode(sample)
-        except UserError as error:
-            raise UserError(f"judging.model: {error}") from error
-
-    @torch.inference_mode()
-    def _scored(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        return self._classifier.scores(rows).tolist()
 
 
 def _load(config: RewardModelConfig, path: str) -> "TextClassifier":
@@ -106,7 +102,8 @@ class TextClassifier:
         own_pad = config.pad_token_id
         # The model reads its score at the last token that is not padding. Without a pad token, use an id that no row
         # ends with.
-        pad = _unused_id({int(row[-1]) for row in rows}) if own_pad is None else own_pad
+        last_ids = {int(row[-1]) for row in rows}
+        pad = next(i for i in count() if i not in last_ids) if own_pad is None else own_pad
         ids = torch.full((len(rows), max(map(len, rows))), pad)
         mask = torch.zeros_like(ids)
         for i, row in enumerate(rows):
@@ -124,7 +121,3 @@ class TextClassifier:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
         except TemplateError as error:
             raise UserError(f"the reward model's chat template does not accept {messages}: {error}") from error
-
-
-def _unused_id(ids: set[int]) -> int:
-    return next(i for i in range(len(ids) + 1) if i not in ids)

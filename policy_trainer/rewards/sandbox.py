@@ -92,7 +92,6 @@ class _Lane:
         self._memory = memory
         self._process: SandboxProcess | None = None
         self._stopped = threading.Event()
-        self._loaded = False
         self._together: frozenset[str] = frozenset()
 
     def judges_together(self, name: str) -> bool:
@@ -104,13 +103,16 @@ class _Lane:
         scores: list[Score] = []
         while len(scores) < len(samples):
             process = self.start()
+            rest = samples[len(scores) :]
+            size = len(rest) if self.judges_together(name) else 1
             try:
-                self._judge(process, name, samples[len(scores) :], scores)
+                process.send((name, list(rest)), seconds=self._seconds * len(rest))
+                for _ in range(0, len(rest), size):
+                    answers = process.receive(seconds=self._seconds * size)["answers"]
+                    scores.extend(self._failures.scores(name, answers))
             except ProcessEnded as ended:
                 if self._stopped.is_set():
                     break
-                self._launch()
-                size = len(samples) if self.judges_together(name) else 1
                 reason = too_slow(self._seconds, size) if ended.too_slow else str(ended)
                 self._failures.lost(name, reason, count=size)
                 scores.extend([self._rewards[name].cut_off] * size)
@@ -125,40 +127,25 @@ class _Lane:
         if self._process is not None:
             self._process.end()
 
-    def _judge(self, process: "SandboxProcess", name: str, samples: Sequence[Sample], scores: list[Score]) -> None:
-        """Appends a score for each sample. Raises ProcessEnded if the process ended on the next judgement."""
-        process.send((name, list(samples)), seconds=self._seconds * len(samples))
-        size = len(samples) if self.judges_together(name) else 1
-        for _ in range(0, len(samples), size):
-            scores.extend(self._failures.scores(name, process.receive(seconds=self._seconds * size)["answers"]))
-
     def start(self) -> "SandboxProcess":
         """A process whose rewards are loaded. Starts one if none is alive: it may have been killed while idle, when the
         machine ran out of memory."""
         if self._process is None or not self._process.alive:
-            self._launch()
-        assert self._process is not None
-        if not self._loaded:
+            self._process = SandboxProcess(memory=self._memory, seconds=self._seconds)
             self._load(self._process)
-            self._loaded = True
         return self._process
-
-    def _launch(self) -> None:
-        self._process = SandboxProcess(memory=self._memory, seconds=self._seconds)
-        self._loaded = False
 
     def _load(self, process: "SandboxProcess") -> None:
         """Sends the rewards and waits until they are loaded."""
         scores = {name: reward.score for name, reward in self._rewards.items()}
+        preparations = [reward.prepare for reward in self._rewards.values() if reward.prepare]
         try:
-            process.send(
-                (scores, [reward.prepare for reward in self._rewards.values() if reward.prepare]),
-                seconds=_START_SECONDS,
-            )
+            process.send((scores, preparations), seconds=_START_SECONDS)
             answer = process.receive(seconds=_START_SECONDS)
         except ProcessEnded as ended:
             raise UserError(f"rewards: loading {', '.join(self._rewards)} {ended}") from None
         if "refused" in answer:
+            process.end()
             raise UserError(answer["refused"])
         self._together = frozenset(answer["together"])
 
@@ -191,12 +178,13 @@ class SandboxProcess:
                 env={**child_environment(), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
                 start_new_session=True,
             )
-        self._end = weakref.finalize(self, _end, self._process, self._socket, self._lines)
+        # Kills the process and its children.
+        self.end = weakref.finalize(self, _end, self._process, self._socket, self._lines)
 
     @property
     def alive(self) -> bool:
         # WNOWAIT: do not reap it, so that its pid stays reserved for its process group.
-        return self._end.alive and not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return self.end.alive and not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def send(self, request: Any, *, seconds: float) -> None:
         """Raises ProcessEnded if the request cannot be sent within `seconds`."""
@@ -210,10 +198,6 @@ class SandboxProcess:
             if not line.endswith(b"\n"):
                 raise EOFError
             return json.loads(line)
-
-    def end(self) -> None:
-        """Kills the process and its children."""
-        self._end()
 
     @contextmanager
     def _within(self, seconds: float) -> Iterator[None]:

@@ -59,21 +59,14 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, RewardFunction]:
     except UserError as error:
         _send(stream, {"refused": str(error)})
     except BaseException as error:  # a module may also raise SystemExit
-        _send(
-            stream,
-            {"refused": _memory_remedy(error) or f"rewards: one of them cannot be loaded:\n{traceback.format_exc()}"},
-        )
+        reason = f"rewards: one of them cannot be loaded:\n{traceback.format_exc()}"
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            reason = "judging.memory_gib: too little to load the rewards: give more, or 0 for no limit"
+        _send(stream, {"refused": reason})
     else:
         _send(stream, {"together": [name for name, reward in loaded.items() if reward.judges_together]})
         return loaded
     return {}
-
-
-def _memory_remedy(error: BaseException) -> str | None:
-    """The remedy if there was too little memory to load the rewards."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return "judging.memory_gib: too little to load the rewards: give more, or 0 for no limit"
-    return None
 
 
 def _receive(stream: BufferedRWPair) -> tuple[str, list[Sample]] | None:

@@ -49,7 +49,7 @@ def countdown(source: SourceConfig, seed: int) -> Task:
         return ProblemSet(
             "countdown", read_split(source, _read, ((NUMBERS,), (TARGET,))), correct, seed, DEFAULT_REWARDS
         )
-    return GeneratedCountdown(CountdownDraws(source.countdown, seed))
+    return GeneratedCountdown(source.countdown, seed)
 
 
 def correct(problem: Problem, completion: str) -> float:
@@ -57,29 +57,34 @@ def correct(problem: Problem, completion: str) -> float:
     return nano_aha_equation(Sample(problem, completion))
 
 
-class CountdownDraws:
-    """Draws problems. eval_problems: up to 1,000 different ones; `training` draws none of them, in any order.
+class GeneratedCountdown:
+    """Generated problems; each has a solution. Up to 1,000 different ones are held out: the same for every seed, and in
+    any order of their numbers."""
 
-    Raises UserError if the settings make too few problems for both.
-    """
+    name = "countdown"
+    correct = staticmethod(correct)
+    default_rewards = DEFAULT_REWARDS
 
     def __init__(self, config: CountdownConfig, seed: int) -> None:
+        """Raises UserError if the settings make too few problems."""
         self._config = config
         self._seed = seed
         rng = Random(_EVAL_SEED)
         drawn = [problem for _ in range(_EVAL_DRAWS) if (problem := self._draw(rng)) is not None]
         eval_problems = {_key(problem): problem for problem in drawn if _is_eval(problem)}
-        self.eval_problems = list(islice(eval_problems.values(), EVAL_PROBLEMS))
+        self._eval = list(islice(eval_problems.values(), EVAL_PROBLEMS))
         if not eval_problems or all(map(_is_eval, drawn)):
             raise UserError(
                 "data.countdown: makes too few problems: use more numbers, a higher largest, or more operators"
             )
 
-    def training(self, index: int) -> Drawn:
-        """The training problem at this index: a pure function of (seed, index)."""
+    def problem(self, index: int) -> Problem:
         rng = Random(f"{self._seed} {index}")  # a text seed uses all its characters
         draws = (self._draw(rng) for _ in count())
-        return next(problem for problem in draws if problem is not None and not _is_eval(problem))
+        return _problem(*next(problem for problem in draws if problem is not None and not _is_eval(problem)))
+
+    def eval_problems(self) -> Sequence[Problem]:
+        return [_problem(*drawn) for drawn in self._eval]
 
     def _draw(self, rng: Random) -> Drawn | None:
         """Draws numbers and combines them at random into a target. None if that is below 1 or not a whole number."""
@@ -92,23 +97,6 @@ class CountdownDraws:
                 return None
             values.append(value)
         return (numbers, values[0]) if values[0] >= 1 else None
-
-
-class GeneratedCountdown:
-    """Generated problems; each has a solution. The held-out problems do not depend on the seed of a run."""
-
-    name = "countdown"
-    correct = staticmethod(correct)
-    default_rewards = DEFAULT_REWARDS
-
-    def __init__(self, draws: CountdownDraws) -> None:
-        self._draws = draws
-
-    def problem(self, index: int) -> Problem:
-        return _problem(*self._draws.training(index))
-
-    def eval_problems(self) -> Sequence[Problem]:
-        return [_problem(*drawn) for drawn in self._draws.eval_problems]
 
 
 def _read(row: Row, where: str) -> Problem:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ THINK_THEN_ANSWER = (
     "Put your reasoning between <think> and </think>, and after it the answer alone between <answer> and </answer>: "
     "<think>your reasoning</think><answer>your answer</answer>."
 )
+DEFAULT_REWARDS = ("accuracy", "format")
 # If a source names no held-out problems, every tenth problem is held out.
 EVAL_EVERY = 10
 
@@ -40,13 +41,7 @@ class LazyProblems(Sequence[Problem]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, place: int) -> Problem: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Problem]: ...
-
-    def __getitem__(self, place: int | slice) -> Problem | list[Problem]:
+    def __getitem__(self, place: int | slice) -> Any:
         places = range(self._length)[place]  # resolves negative places and slices, raises IndexError
         return self._make(places) if isinstance(places, int) else [self._make(number) for number in places]
 
@@ -76,14 +71,13 @@ class ProblemSet:
         split: Split,
         correct: Correct,
         seed: int,
-        default_rewards: tuple[str, ...] = ("accuracy", "format"),
+        default_rewards: tuple[str, ...] = DEFAULT_REWARDS,
     ) -> None:
         self.name = name
         self.correct = correct
         self.default_rewards = default_rewards
         self.training_problems = len(split[0])
         self._train, self._eval_problems = split
-        self._seed = seed
         self._shuffle = Shuffle(len(self._train), seed)
 
     def problem(self, index: int) -> Problem:
@@ -91,14 +85,6 @@ class ProblemSet:
 
     def eval_problems(self) -> Sequence[Problem]:
         return self._eval_problems
-
-    def changed(self, change: Callable[[Problem], Problem]) -> "ProblemSet":
-        """The same task with `change` applied to each problem."""
-        train, eval_problems = (
-            LazyProblems(len(part), lambda place, part=part: change(part[place]))
-            for part in (self._train, self._eval_problems)
-        )
-        return ProblemSet(self.name, (train, eval_problems), self.correct, self._seed, self.default_rewards)
 
 
 def default_to_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | None = None) -> SourceConfig:
@@ -117,9 +103,17 @@ def read_split(source: SourceConfig, parse: Parse, wanted: Wanted, others: Other
 
     Raises UserError for a source or a row that cannot be used.
     """
-    problems = _problems(_read(source, wanted, others), parse)
-    held_out = _read_eval(source, wanted, others)
-    if held_out is None:
+    if source.path:
+        rows = _read_file(source.path, wanted, others, "data.path")
+    else:
+        assert source.dataset, "the configuration refuses a task without a source"
+        rows = _read_dataset(source, source.dataset, source.split, wanted, others)
+    problems = _problems(rows, parse)
+    if source.eval_path:
+        held_out = _read_file(source.eval_path, wanted, others, "data.eval_path")
+    elif source.eval_split and source.dataset and not source.path:
+        held_out = _read_dataset(source, source.dataset, source.eval_split, wanted, others)
+    else:
         return _every_tenth(problems, source)
     eval_problems = _problems(held_out, parse)
     for _ in chain(problems, eval_problems):  # raises for the first row that cannot be used
@@ -140,22 +134,10 @@ def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
             f"{where} leaves no problem to train on: one of every {EVAL_EVERY}, and each copy of it, is held out; "
             "add problems, or name held-out ones with --data.eval-path"
         )
-    return _chosen(problems, train), _chosen(problems, eval_places)
-
-
-def _read(source: SourceConfig, wanted: Wanted, others: Others) -> Rows:
-    if source.path:
-        return _read_file(source.path, wanted, others, "data.path")
-    assert source.dataset, "the configuration refuses a task without a source"
-    return _read_dataset(source, source.dataset, source.split, wanted, others)
-
-
-def _read_eval(source: SourceConfig, wanted: Wanted, others: Others) -> Rows | None:
-    if source.eval_path:
-        return _read_file(source.eval_path, wanted, others, "data.eval_path")
-    if source.eval_split and source.dataset and not source.path:
-        return _read_dataset(source, source.dataset, source.eval_split, wanted, others)
-    return None
+    return (
+        LazyProblems(len(train), lambda place: problems[train[place]]),
+        LazyProblems(len(eval_places), lambda place: problems[eval_places[place]]),
+    )
 
 
 def _read_file(path: Path, wanted: Wanted, others: Others, setting: str) -> Rows:
@@ -182,10 +164,6 @@ def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
 
 def _problems(rows: Rows, parse: Parse) -> Sequence[Problem]:
     return LazyProblems(len(rows), lambda place: parse(rows.row(place), rows.where(place)))
-
-
-def _chosen(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Problem]:
-    return LazyProblems(len(places), lambda place: problems[places[place]])
 
 
 def _texts(problem: Problem) -> tuple[str, ...]:

@@ -1,17 +1,19 @@
-"""Tasks by name, and the steps that passes over their problems take."""
+"""Tasks by name, a user's own among them, and the steps that passes over their problems take."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
+from typing import Any
 
 from policy_trainer.config import CommonConfig, SourceConfig, TrainConfig
-from policy_trainer.data.problem import Task, training_problems
-from policy_trainer.data.steps import step_judge
+from policy_trainer.data.problem import Correct, Problem, Task, training_problems
+from policy_trainer.data.steps import Step, StepJudge, step_judge
+from policy_trainer.data.user_code import accepts, explained, import_named
+from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.math import gsm8k, math
 from policy_trainer.tasks.mixture import Mixture
 from policy_trainer.tasks.user_rows import ROW_TASKS, row_task
-from policy_trainer.tasks.user_task import user_task
 from shared.errors import UserError
 
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
@@ -25,6 +27,8 @@ _ENDLESS = {
     "countdown": "its problems are generated without end",
     "mixture": "its tasks are of different sizes and end at different times",
 }
+# The members that every Task must have.
+_MEMBERS = ("name", "correct", "default_rewards", "problem", "eval_problems")
 _NO_ATTRIBUTE = "it has no attribute training_problems, the number of them"
 
 
@@ -53,7 +57,7 @@ def _make_one(name: str, source: SourceConfig, config: CommonConfig) -> Task:
     if ":" in name:
         return user_task(name, source, config.seed)
     if name in ROW_TASKS:
-        return row_task(name, source, config)
+        return row_task(name, source, config.seed, config.rewards)
     return TASKS[name](source, config.seed)
 
 
@@ -69,3 +73,50 @@ def steps_of_epochs(config: TrainConfig, task: Task) -> int:
             "give --max-steps instead"
         )
     return ceil(config.num_train_epochs * problems / config.groups_per_step)
+
+
+def user_task(name: str, source: SourceConfig, seed: int) -> Task:
+    """The task that `name` makes. Its exceptions, now and later, become UserErrors with the user's lines."""
+    make = import_named(name, "task")
+    if reason := accepts(make, source, seed):
+        raise UserError(f"task: {name} cannot be called with (data settings, seed): {reason}")
+    with explained("task", f"{name}(data, seed)"):
+        task = make(source, seed)
+    missing = [member for member in _MEMBERS if not hasattr(task, member)]
+    if missing:
+        raise UserError(f"task: the result of {name} has no {', '.join(missing)}; docs/tasks.md says what a task needs")
+    return UserTask(name, task)
+
+
+class UserTask:
+    """A user's task. Its exceptions become UserErrors that name the call and the user's lines."""
+
+    def __init__(self, path: str, task: Any) -> None:
+        self._path = path
+        self._task = task
+        self.name = task.name
+        self.default_rewards = task.default_rewards
+        # ByAnswer stays visible as such, since math-verify must run in the sandbox.
+        self.correct: Correct = task.correct if isinstance(task.correct, ByAnswer) else self._judge
+        self.training_problems = training_problems(task)
+        self.steps: StepJudge | None = self._judge_steps if step_judge(task) else None
+
+    def problem(self, index: int) -> Problem:
+        with explained("task", f"{self._path}.problem({index})"):
+            return self._task.problem(index)
+
+    def eval_problems(self) -> Sequence[Problem]:
+        with explained("task", f"{self._path}.eval_problems()"):
+            return self._task.eval_problems()
+
+    def _judge(self, problem: Problem, completion: str) -> float:
+        with explained("task", f"{self._path}.correct(problem, {_short(completion)})"):
+            return self._task.correct(problem, completion)
+
+    def _judge_steps(self, problem: Problem, completion: str) -> Sequence[Step]:
+        with explained("task", f"{self._path}.steps({_short(completion)})"):
+            return self._task.steps(problem, completion)
+
+
+def _short(completion: str) -> str:
+    return repr(completion if len(completion) <= 60 else f"{completion[:60]}…")

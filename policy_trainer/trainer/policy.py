@@ -136,7 +136,7 @@ def load_policy(
         evaluator=make_evaluator(
             config, task, judge, learner.model, tokenizer, batch_size=config.evaluation.batch_size
         ),
-        tagged_rewards=tagged_rewards(config, task),
+        tagged_rewards=tagged_rewards(config.rewards or task.default_rewards, task.correct),
         part_weights=weights,
         turns=turns,
     )

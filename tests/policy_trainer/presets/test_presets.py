@@ -1,6 +1,8 @@
 """Presets: every setting of a file is one of TrainConfig's and has a source; the command and the page show them all."""
 
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,10 @@ import pytest
 from policy_trainer.cli.presets import COLUMNS, setting
 from policy_trainer.cli.presets import run as presets
 from policy_trainer.cli.settings import FileSchema, read_settings
-from policy_trainer.config import EvalConfig, LossConfig, RolloutConfig, TrainConfig
+from policy_trainer.config import EvalConfig, LossConfig, TrainConfig
 from policy_trainer.objective.loss import SURROGATES
 from policy_trainer.presets import PRESETS, Preset
-from policy_trainer.presets import preset as say
-from policy_trainer.presets.preset import read_preset
+from policy_trainer.presets.preset import read_preset, surrogate
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 from shared.settings import from_values, load_settings
@@ -41,6 +42,33 @@ class TestFile:
         preset = PRESETS[name]
         stated = [*preset.deviations, *(item.deviation for item in preset.settings.values() if item.deviation)]
         assert all(text.endswith(".") and text[0].isupper() for text in stated), stated
+
+    def test_has_numbers_that_their_sources_or_the_page_give(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So that a wrong digit is seen: the source contradicts it, or the page changes."""
+        page, preset = PAGE.read_text(encoding="utf-8"), PRESETS[name]
+        for key, item in preset.settings.items():
+            if type(item.value) not in (int, float) or key in _DERIVED or _has_number(item.source, item.value):
+                continue
+            changed = {**preset.settings, key: item._replace(value=2 * item.value or 3)}
+            monkeypatch.setitem(PRESETS, name, preset.model_copy(update={"settings": changed}))  # type: ignore[arg-type]
+            with suppress(ValueError):  # of settings that do not go together
+                assert written(page) != page, key
+
+
+# Numbers that are neither in their sources, but follow from them, nor on the page.
+_DERIVED = {
+    "max_steps",
+    "micro_batch_tokens",
+    "sampling.prompts_per_round",
+    "sampling.max_resamples",
+    "loss.correction_low",
+}
+
+
+def _has_number(source: str, value: float) -> bool:
+    """Whether it has the number, as in 4096, 4,096, 0.28, 1e-6 or 1.70e-5."""
+    numbers = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", source)
+    return value in [float(number.replace(",", "")) for number in numbers]
 
 
 _MINIMAL = """
@@ -99,11 +127,6 @@ class TestOption:
         config = read(TrainConfig, "--preset", "dapo", "--config", "own.toml", "--loss.aggregation", "constant")
         assert (config.loss.epsilon, config.loss.epsilon_high, config.loss.aggregation) == (0.15, 0.5, "constant")
         assert (config.loss.beta, config.sampling.num_generations, config.preset) == (0.0, 16, "dapo")
-
-    @pytest.mark.parametrize("cls", [RolloutConfig, EvalConfig])
-    def test_gives_other_commands_what_they_have(self, cls: Any) -> None:
-        config = read(cls, "--preset", "simple-grpo")
-        assert (config.task, config.sampling.temperature) == ("gsm8k", 0.9)
 
     def test_has_data_for_its_own_task_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert read(EvalConfig, "--preset", "grpo-zero", "--task", "countdown").data.dataset == _COUNTDOWN
@@ -187,7 +210,7 @@ class TestCommand:
 def test_words_name_every_surrogate() -> None:
     """With the numbers that are its own, and no other's."""
     assert {
-        name: say.surrogate(LossConfig.model_validate({"surrogate": name, "aggregation": "token_mean"}))
+        name: surrogate(LossConfig.model_validate({"surrogate": name, "aggregation": "token_mean"}))
         for name in SURROGATES
     } == {
         "clip": "clip 0.2",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO, UserError
+from policy_trainer.python_api.grpo import in_python
 from policy_trainer.run_files.run_directory import RunDirectory
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(20)]
@@ -47,6 +48,7 @@ def test_arguments_precede_presets_and_files(tmp_path: Path, monkeypatch: pytest
         ({"dataset": []}, "dataset: must be a datasets.Dataset"),
         ({"eval_dataset": "openai/gsm8k"}, "eval_dataset: must be rows or a file"),
         ({"config": "missing.toml"}, "missing.toml"),
+        ({"task": "jsonl"}, "data.path: task jsonl needs a file of problems: give data.path FILE"),
     ],
 )
 def test_mistakes_name_the_setting_and_the_remedy(given: dict[str, Any], message: str) -> None:
@@ -92,3 +94,22 @@ def test_importing_the_package_stays_cheap() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     with pytest.raises(ImportError):
         from policy_trainer import PPO  # type: ignore[attr-defined] # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--data.prompt-style plain takes them", "data={'prompt_style': 'plain'} takes them"),
+        ("add --resume to continue", "add resume=True to continue"),
+        ("--no-loss.drop-zero-variance keeps them", "loss={'drop_zero_variance': False} keeps them"),
+        ("--max-steps 0 lets it decide", "max_steps=0 lets it decide"),
+        ("--max-steps 1.5 is refused", "max_steps 1.5 is refused"),
+        ("--loss.beta in small steps", "loss.beta in small steps"),
+        ("--data.system-prompt '' leaves it out", "data={'system_prompt': ''} leaves it out"),
+        ("raise --sampling.max-completion-length. Then", "raise sampling.max_completion_length. Then"),
+        ("start one with `policy-trainer rollout --config f`", "start one with `policy-trainer rollout --config f`"),
+        ("--help-all lists them - or -- not", "--help-all lists them - or -- not"),
+    ],
+)
+def test_options_become_arguments(text: str, expected: str) -> None:
+    assert in_python(text) == expected

@@ -15,21 +15,6 @@ from policy_trainer.rewards.answers import format_reward, math_accuracy, tags_re
 NAN = math.nan
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        ("<answer>5</answer>", "5"),
-        ("<answer>\n 5 \t</answer>", "5"),
-        ("<answer>1</answer> no, <answer>2</answer>", "2"),
-        ("5", None),
-        ("<Answer>5</Answer>", None),
-        ("<answer>1</answer><answer>2", "1"),
-    ],
-)
-def test_parse_answer(completion: str, answer: str | None) -> None:
-    assert parse_answer(completion) == answer
-
-
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "x", " ", "\n"]), max_size=14))
 def test_parse_answer_is_the_last_match_of_the_plain_pattern(pieces: list[str]) -> None:
     completion = "".join(pieces)

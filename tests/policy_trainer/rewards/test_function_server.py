@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 
@@ -32,6 +32,10 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CallerRewar
     yield start
     for server in servers:
         server.__exit__(None, None, None)
+
+
+def connected(server: FunctionServer) -> closing[HTTPConnection]:
+    return closing(HTTPConnection("127.0.0.1", server.port))
 
 
 def samples(*texts: str, **extras: Any) -> list[Sample]:
@@ -113,7 +117,7 @@ def test_a_new_run_keeps_its_own_first_errors_and_waits_for_no_older_call() -> N
 def test_it_ends_silently_while_functions_hang(capfd: pytest.CaptureFixture[str]) -> None:
     release = threading.Event()
     server = FunctionServer({"f": reward_function("f", lambda completion: release.wait())})
-    with server, _connected(server) as first, _connected(server) as second:
+    with server, connected(server) as first, connected(server) as second:
         for connection in (first, second):
             headers = {"Authorization": f"Bearer {server.token}"}
             connection.request("POST", "/rewards/f", encode_samples(samples("a")), headers)
@@ -149,17 +153,10 @@ def test_a_missing_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_requests_without_the_token_are_refused(headers: dict[str, str]) -> None:
     with (
         FunctionServer({"f": reward_function("f", lambda completion: 1.0)}) as server,
-        _connected(server) as connection,
+        connected(server) as connection,
     ):
         connection.request("POST", "/rewards/f", b"[]", headers)
         assert connection.getresponse().status == 401
-
-
-@contextmanager
-def _connected(server: FunctionServer) -> Iterator[HTTPConnection]:
-    connection = HTTPConnection("127.0.0.1", server.port)
-    yield connection
-    connection.close()
 
 
 def test_a_worker_that_is_killed_in_a_request_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
@@ -171,10 +168,9 @@ def test_a_worker_that_is_killed_in_a_request_leaves_no_traceback(capfd: pytest.
                 client.sendall(head.encode() + b"[{")
                 if ending:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *ending))
-        answered = HTTPConnection("127.0.0.1", port)
-        answered.request("POST", "/rewards/f", body=b"[]", headers={"Authorization": f"Bearer {token}"})
-        assert answered.getresponse().status == 200
-        answered.close()
+        with connected(server) as connection:
+            connection.request("POST", "/rewards/f", body=b"[]", headers={"Authorization": f"Bearer {token}"})
+            assert connection.getresponse().status == 200
         for thread in threading.enumerate():
             if thread.name.endswith("(process_request_thread)"):
                 thread.join()

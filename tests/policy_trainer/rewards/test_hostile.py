@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from policy_trainer.config import PenaltyConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import COMPARISONS, Reward, Sample, equal_math
 from policy_trainer.rewards.answers import ByAnswer, task_accuracy
@@ -132,5 +133,5 @@ def test_rules_that_are_judged_apart_give_the_failing_score(name: str) -> None:
 
 
 def test_repetition_is_bounded() -> None:
-    penalty = repetition_penalty(3, 1.0)
+    penalty = repetition_penalty(PenaltyConfig())
     assert all(-1 <= (penalty(Sample(requested, completion)) or 0) <= 0 for completion in COMPLETIONS)

@@ -1,11 +1,13 @@
 """Rewards that hang, crash and raise: each costs the completion that it fails on, and nothing else."""
 
+import gc
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from structlog.testing import capture_logs
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.functions import load_function
+from policy_trainer.rewards.functions import RewardFunction, load_function, reward_function
 from policy_trainer.rewards.registry import RULES
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 from shared.errors import UserError
@@ -41,6 +43,7 @@ def samples(*texts: str, problem: Problem = PROBLEM) -> list[Sample]:
     ("name", "text", "score", "reason"),
     [
         ("hanging", "hang", NAN, "took more than 1 s (judging.seconds)"),
+        ("sleeping", "hang", NAN, "took more than 1 s (judging.seconds)"),
         ("leaving", "leave", NAN, "ended the process, with status 3"),
         ("leaving", "kill", NAN, "ended the process, killed by SIGKILL"),
         ("leaving", "exit", NAN, "SystemExit: 3"),
@@ -54,16 +57,12 @@ def samples(*texts: str, problem: Problem = PROBLEM) -> list[Sample]:
     ],
 )
 def test_a_fault_costs_one_completion(name: str, text: str, score: object, reason: str | None) -> None:
-    rewards = sandbox(name, seconds=1.0 if name == "hanging" else 30.0, memory=2**30 if name == "greedy" else 0)
+    rewards = sandbox(name, seconds=1.0 if text == "hang" else 30.0, memory=2**30 if name == "greedy" else 0)
     with capture_logs() as logs:
         assert rewards.scores(name, samples("a", text, "c", text)) == [1, score, 1, score]
     assert rewards.failures.counts == {name: 2 if reason else 0}
     assert all(log["reward"] == name and reason and reason in log.get("reason", log.get("exception")) for log in logs)
     assert bool(logs) == bool(reason)
-
-
-def test_a_reward_that_sleeps_is_killed() -> None:
-    assert sandbox("sleeping", seconds=1.0).scores("sleeping", samples("hang", "bb")) == [NAN, 2]
 
 
 def test_a_killed_rule_gives_its_failing_score() -> None:
@@ -130,12 +129,47 @@ def test_a_failed_call_costs_only_its_round(text: str, reason: str) -> None:
     assert reason in log.get("reason", log.get("exception"))
 
 
+@pytest.mark.parametrize(("result", "reason"), [(None, "got NoneType"), ("good", "got str"), ([[1.0]], "got list")])
+def test_a_wrong_result_is_an_error(result: object, reason: str) -> None:
+    def broken(completions: list[str]) -> object:
+        return result
+
+    reward = reward_function("mine:broken", broken)
+    (answer,) = reward.answers([Sample(Problem("1", prompt="x"), "y", 1, True)])
+    assert "ValueError" in answer["error"] and reason in answer["error"]
+
+
 def test_async_functions() -> None:
     """Those of one completion are called for all at once, and an exception costs only its completion."""
     rewards = sandbox("together_async", "one_async")
     assert rewards.scores("together_async", samples("a", "b")) == [1, 1]
     assert rewards.scores("one_async", samples("a", "raise", "ccc")) == [1, NAN, 3]
     assert rewards.failures.counts == {"together_async": 0, "one_async": 1}
+
+
+class Hoard:
+    pass
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_failed_reward_leaves_no_memory(no_collection: None) -> None:
+    """The next completion is judged in the same process, under the same limit."""
+    hoards: list[weakref.ref[Hoard]] = []
+
+    def greedy(sample: Sample) -> float:
+        hoard = Hoard()
+        hoards.append(weakref.ref(hoard))
+        raise MemoryError(sample.completion)
+
+    (answer,) = RewardFunction("greedy", greedy, "sample").answers([Sample(Problem("2"), "hoard")])
+    assert "MemoryError: hoard" in answer["error"]
+    assert [hoard() for hoard in hoards] == [None]
 
 
 def test_processes_judge_in_parallel() -> None:

@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict, config
 
 from policy_trainer.config import ColumnsConfig, DataConfig
 from policy_trainer.tasks.problem_set import ProblemSet
-from policy_trainer.tasks.user_rows import dataset
+from policy_trainer.tasks.user_rows import row_task
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet
 
@@ -26,7 +26,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def made(**data: Any) -> ProblemSet:
-    return dataset(DataConfig(columns=COLUMNS, **data), 0)
+    return row_task("dataset", DataConfig(columns=COLUMNS, **data), 0)
 
 
 def saved(path: Path) -> str:

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.cli.settings import FileSchema
-from policy_trainer.config import EvalConfig
+from policy_trainer.config import DataConfig, EvalConfig
 from policy_trainer.config.data import TASK_NAMES
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.steps import Step, step_judge
 from policy_trainer.tasks.registry import make_task
-from policy_trainer.tasks.user_rows import jsonl
 from shared.settings import load_settings
 from tests.docs.pages import ROOT, texts
 from tests.policy_trainer.tasks.formats import write
@@ -61,10 +60,9 @@ def test_the_mixture() -> None:
 
 
 def test_the_lines_of_a_file(tmp_path: Path) -> None:
-    config = EvalConfig.model_validate({"model": "m", "task": "jsonl", "data": {"path": "x"}})
     file = write(tmp_path / "p.jsonl", *texts("tasks.md", "json")[0].splitlines())
-    data = config.data.model_copy(update={"path": file, "eval_path": file})
-    assert [problem.answer for problem in jsonl(data, 0).eval_problems()] == ["4", "49"]
+    task = make_task(EvalConfig(model="m", task="jsonl", data=DataConfig(path=file, eval_path=file)))
+    assert [problem.answer for problem in task.eval_problems()] == ["4", "49"]
 
 
 def own_task(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Task:

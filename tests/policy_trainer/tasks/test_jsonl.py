@@ -9,21 +9,26 @@ import pytest
 
 from policy_trainer.config import ColumnsConfig, DataConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.tasks.user_rows import jsonl
+from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet
+from policy_trainer.tasks.user_rows import row_task
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import write, write_parquet
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 
 
+def jsonl(**data: Any) -> ProblemSet:
+    return row_task("jsonl", DataConfig.model_validate(data), 0)
+
+
 def read(path: Path, **data: Any) -> list[Problem]:
     """All problems of a file, as held-out ones: those keep their order."""
-    return list(jsonl(DataConfig(path=path, eval_path=path, **data), 0).eval_problems())
+    return list(jsonl(path=path, eval_path=path, **data).eval_problems())
 
 
-def requested(text: str, row: dict[str, Any]) -> Problem:
+def problem_of(text: str, row: dict[str, Any]) -> Problem:
     """A text is a user's message, too. Every column of the row is there for rewards."""
-    return Problem("2", ({"role": "user", "content": text},), text, extras=row)
+    return Problem("2", ({"role": "user", "content": text},), text, extras=row, system_prompt=THINK_THEN_ANSWER)
 
 
 class TestReading:
@@ -31,11 +36,12 @@ class TestReading:
         messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1", "name": "ann"}]
         record = {"messages": messages, "answer": 2, "source": "x"}
         text, spoken = read(write(tmp_path / "p.jsonl", GOOD, "", "  ", record))
-        assert text == requested("1+1=", {"prompt": "1+1=", "answer": "2", "messages": None, "source": None})
+        assert text == problem_of("1+1=", {"prompt": "1+1=", "answer": "2", "messages": None, "source": None})
         assert spoken == Problem(
             answer="2",
             messages=({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}),
             extras={**record, "prompt": None},
+            system_prompt=THINK_THEN_ANSWER,
         )
 
     @pytest.mark.parametrize(("answer", "text"), [("a b", "a b"), (5, "5"), (-0.5, "-0.5"), (0, "0"), (" ", " ")])
@@ -70,7 +76,7 @@ class TestReading:
         file.write_bytes(f"{GOOD}\r\n{GOOD}".encode())  # Windows' line ends, and none at the end
         assert len(read(file)) == 2
         file = write_parquet(tmp_path / "p.parquet", {"prompt": "1+1=", "answer": 2, "note": [1.5]})
-        assert read(file) == [requested("1+1=", {"prompt": "1+1=", "answer": 2, "note": [1.5]})]
+        assert read(file) == [problem_of("1+1=", {"prompt": "1+1=", "answer": 2, "note": [1.5]})]
 
 
 class TestRefusals:
@@ -105,7 +111,7 @@ class TestRefusals:
         with pytest.raises(UserError, match=f"^{re.escape(str(file))}:3: {reason}"):
             read(file)
         with pytest.raises(UserError, match=f"^{re.escape(str(file))}:3: {reason}"):
-            jsonl(DataConfig(path=file), 0)
+            jsonl(path=file)
 
     def test_columns_of_other_names_are_named(self, tmp_path: Path) -> None:
         file = write(tmp_path / "p", {"question": "1+1=", "gold": 2}, GOOD)
@@ -128,13 +134,13 @@ class TestRefusals:
         ):
             files = {"path": good, "eval_path": good, setting.removeprefix("data."): tmp_path / name}
             with pytest.raises(UserError, match=f"^{setting}: .*{reason}"):
-                jsonl(DataConfig.model_validate(files), 0)
+                jsonl(**files)
 
 
 @pytest.mark.parametrize(("rule", "right"), [("exact", 0), ("number", 1), ("math", 1)])
 def test_the_rule_of_answers_is_chosen(tmp_path: Path, rule: Any, right: float) -> None:
     file = write(tmp_path / "p", GOOD, {"prompt": "x", "answer": 3})
-    task = jsonl(DataConfig(path=file, answer_rule=rule), 0)
+    task = jsonl(path=file, answer_rule=rule)
     assert task.correct(task.eval_problems()[0], "<answer>2.0</answer>") == right
     assert task.correct(task.eval_problems()[0], "<answer>2</answer>") == 1
     assert task.correct(task.eval_problems()[0], "2") == 0

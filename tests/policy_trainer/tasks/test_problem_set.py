@@ -1,6 +1,6 @@
 """Which problems of a source are trained on, in which order, and which are held out."""
 
-from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,19 +12,17 @@ from policy_trainer.config import DataConfig
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.math import gsm8k, math
 from policy_trainer.tasks.problem_set import Shuffle
-from policy_trainer.tasks.user_rows import dataset, jsonl
+from policy_trainer.tasks.user_rows import row_task
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import write, write_parquet
-
-GOOD = {"prompt": "1+1=", "answer": "2"}
 
 
 def numbered(path: Path, count: int) -> Path:
     return write(path, *({"prompt": f"problem {i}", "answer": i} for i in range(count)))
 
 
-def task_of(path: Path, seed: int = 0, **data: Any) -> Any:
-    return jsonl(DataConfig(path=path, **data), seed)
+def task_of(path: Path, **data: Any) -> Any:
+    return row_task("jsonl", DataConfig(path=path, **data), 0)
 
 
 def test_every_tenth_line_is_held_out(tmp_path: Path) -> None:
@@ -44,23 +42,6 @@ def test_a_problem_that_stands_twice_is_on_one_side(tmp_path: Path) -> None:
     assert drawn == {f"problem {i}" for i in range(25) if i % 10}
 
 
-def test_is_a_pure_function_of_seed_and_index(tmp_path: Path) -> None:
-    file = numbered(tmp_path / "p", 12)
-    indexes = [30, 2, 11, 2, 0]
-    task, same = task_of(file, seed=7), task_of(file, seed=7)
-    assert [task.problem(i) for i in indexes] == [same.problem(i) for i in indexes[::-1]][::-1]
-    assert [task_of(file, seed=8).problem(i) for i in range(10)] != [task.problem(i) for i in range(10)]
-
-
-@pytest.mark.parametrize("workers", [1, 3, 4])
-def test_workers_together_cover_all(tmp_path: Path, workers: int) -> None:
-    """Worker k of n takes the indexes that are k modulo n."""
-    file = numbered(tmp_path / "p", 14)
-    tasks = [task_of(file) for _ in range(workers)]
-    drawn = Counter(tasks[k].problem(i).answer for k in range(workers) for i in range(k, 3 * 12, workers))
-    assert drawn == {str(i): 3 for i in range(14) if i % 10}
-
-
 class TestColumns:
     RENAMED: ClassVar = {"question": "1+1=", "gold": "2"}
 
@@ -70,7 +51,13 @@ class TestColumns:
 
     @pytest.mark.parametrize(
         ("make", "missing"),
-        [(jsonl, "prompt or messages"), (dataset, "prompt"), (gsm8k, "answer"), (math, "problem"), (countdown, "nums")],
+        [
+            (partial(row_task, "jsonl"), "prompt or messages"),
+            (partial(row_task, "dataset"), "prompt"),
+            (gsm8k, "answer"),
+            (math, "problem"),
+            (countdown, "nums"),
+        ],
     )
     def test_that_no_row_has_are_named_with_those_that_there_are(self, make: Any, missing: str, tmp_path: Path) -> None:
         remedy = r"For tasks dataset and jsonl, set data\.columns\.prompt and data\.columns\.answer to its names"

@@ -20,26 +20,25 @@ from shared.errors import UserError
 from shared.settings import from_values
 from tests.policy_trainer.tasks.formats import DATA, write
 
-FILES = {
-    "countdown": "countdown",
-    "dataset": "questions",
-    "gsm8k": "gsm8k",
-    "jsonl": "questions",
-    "math": "math_like_math",
-}
-
 
 def test_every_name_has_a_task() -> None:
     assert {*TASKS, *ROW_TASKS, "mixture"} == set(TASK_NAMES)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_tasks_of_files(name: str) -> None:
-    columns = {"prompt": "question", "answer": "gold"}
-    answers = {"columns": columns, "answer_rule": "number"} if name in ("dataset", "jsonl") else {}
-    data = DataConfig.model_validate({"path": DATA / f"{FILES[name]}.jsonl", **answers})
-    task = make_task(TrainConfig(model="m", task=name, data=data))
-    assert task.name == name and task.eval_problems() and task.problem(0).answer
+@pytest.mark.parametrize("name", ["arithmetic", "countdown", "gsm8k", "mixture"])
+def test_a_problem_is_a_function_of_seed_and_index(name: str) -> None:
+    file = {"path": DATA / "gsm8k.jsonl"}
+    sources = [{"task": "arithmetic"}, {"task": "gsm8k", **file}]
+    data = {"gsm8k": file, "mixture": {"mixture": sources}, "countdown": {"countdown": {"operators": "+*"}}}
+
+    def drawn(seed: int, indexes: list[int]) -> list[Problem]:
+        config = TrainConfig.model_validate({"model": "m", "task": name, "data": data.get(name, {}), "seed": seed})
+        task = make_task(config)
+        return [task.problem(index) for index in indexes]
+
+    indexes = [2500, 0, 1, 999, 1000, 2500, 2**62]
+    assert drawn(3, indexes) == drawn(3, indexes[::-1])[::-1]
+    assert drawn(3, list(range(9))) != drawn(4, list(range(9)))
 
 
 def test_judging_steps_needs_a_task_that_judges_them() -> None:
