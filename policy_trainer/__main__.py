@@ -28,9 +28,8 @@ COMMANDS = {
 }
 # The module of each command whose name is not that of its module.
 MODULES = {
-    **dict.fromkeys(("train", "rollout", "replay", "sft", "reward-model", "export"), "training"),
+    **dict.fromkeys(("train", "rollout", "replay", "sft", "reward-model", "export", "demo", "demo-setup"), "training"),
     **dict.fromkeys(("report", "compare"), "report"),
-    **dict.fromkeys(("demo", "demo-setup"), "demo"),
 }
 # Those that torchrun may start.
 RANKED = ("train", "doctor")

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,12 @@ def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     from policy_trainer.weights.download import Gone, fetch
     from policy_trainer.weights.publisher import SETTINGS
 
-    waiting = _Waiting()
+    patience = Patience()
+
+    def waiting(reason: str, seconds: float) -> None:
+        if patience.is_over(seconds):
+            print(f"policy-trainer rollout: waiting {seconds:.0f} s: {reason}", file=sys.stderr)
+
     with connect(config, config.server, waiting) as client:
         while True:
             newest = _newest(client, config.run, waiting)
@@ -150,7 +155,7 @@ def _check_base(run: str, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _newest(client: RefServerClient, run: str, waiting: "_Waiting") -> Any:
+def _newest(client: RefServerClient, run: str, waiting: Callable[[str, float], None]) -> Any:
     began = time.monotonic()
     while (newest := client.newest_weights(run, wait_seconds=_POLL_SECONDS)) is None:
         waiting(f"the trainer has not published weights of run {run!r} on the server yet", time.monotonic() - began)
@@ -166,12 +171,3 @@ def _write(config: RolloutConfig, settings: dict[str, Any]) -> Path:
     except TypeError as error:  # TOML has no null
         raise UserError(f"run: the settings that run {config.run!r} publishes cannot be used: {error}") from None
     return path
-
-
-class _Waiting:
-    def __init__(self) -> None:
-        self._patience = Patience()
-
-    def __call__(self, reason: str, seconds: float) -> None:
-        if self._patience.is_over(seconds):
-            print(f"policy-trainer rollout: waiting {seconds:.0f} s: {reason}", file=sys.stderr)

@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -16,16 +16,9 @@ from shared.errors import UserError, printable
 from shared.logs import configure_logs
 from shared.process import end_with_parent
 
-
-class TrainingOutcome(Protocol):
-    """How a training run ended. seconds: of training, in all processes of the run."""
-
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
+if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
+    from policy_trainer.supervised import SupervisedResult
+    from policy_trainer.trainer.run import TrainResult
 
 
 def exit_status(command: str, run: Callable[[], int]) -> int:
@@ -54,7 +47,7 @@ def tell_device(name: str, console: Console) -> None:
     console.print(f"device: {describe_device(name)}", highlight=False)
 
 
-def training_status(result: TrainingOutcome, run_dir: Path, console: Console) -> int:
+def training_status(result: "TrainResult | SupervisedResult", run_dir: Path, console: Console) -> int:
     """Reports a training run on the console. Returns the exit status."""
     if result.finished:
         console.print(f"{result.steps} steps in {result.seconds:.1f} s; the model is in {run_dir / 'model'}")

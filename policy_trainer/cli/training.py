@@ -1,4 +1,5 @@
-"""The commands `train`, also under torchrun, `rollout`, `replay`, `sft`, `reward-model` and `export`.
+"""The commands that run something: `train`, also under torchrun, `rollout`, `replay`, `sft`, `reward-model`, `export`,
+`demo` and `demo-setup`.
 
 What needs PyTorch is imported late, so that wrong options fail at once.
 """
@@ -16,6 +17,8 @@ from policy_trainer.cli.settings import read_settings
 from policy_trainer.cli.status import tell_device, training_status
 from policy_trainer.config import (
     ENV_PREFIX,
+    DemoConfig,
+    DemoSetupConfig,
     ExportConfig,
     ReplayConfig,
     RewardTrainingConfig,
@@ -138,4 +141,19 @@ def export(arguments: list[str]) -> int:
 
     export_checkpoint(config.checkpoint, config.output, config.model)
     print(config.output)
+    return 0
+
+
+def demo(arguments: list[str]) -> int:
+    config = read_settings(DemoConfig, arguments, "demo")
+    from policy_trainer.demo.demo import demo as run_demo
+
+    return run_demo(config, Console())
+
+
+def demo_setup(arguments: list[str]) -> int:
+    config = read_settings(DemoSetupConfig, arguments, "demo-setup")
+    from policy_trainer.demo.demo import set_up
+
+    print(set_up(config))
     return 0

@@ -1,7 +1,8 @@
 """The GRPO family: how rewards become advantages, advantages a loss, and which tokens train."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -29,10 +30,9 @@ class EntropyConfig(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> "EntropyConfig":
         if self.target is None:
-            fields: dict[str, Any] = type(self).model_fields
-            moved = [name for name in ("delta", "min", "max") if getattr(self, name) != fields[name].default]
-            if moved:
-                raise ValueError(f"loss.entropy.{moved[0]}: the coefficient is fixed without loss.entropy.target")
+            for name in ("delta", "min", "max"):
+                if getattr(self, name) != EntropyConfig.model_fields[name].default:
+                    raise ValueError(f"loss.entropy.{name}: the coefficient is fixed without loss.entropy.target")
         elif self.min > self.max:
             raise ValueError("loss.entropy.min: must not be above loss.entropy.max")
         elif not self.min <= self.coef <= self.max:
@@ -213,84 +213,71 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "LossConfig":
-        for check in (
-            self._scale_error, self._clip_error, self._kl_error, self._correction_error, self._vespo_error,
-            self._teacher_error,
-        ):  # fmt: skip
-            if message := check():
-                raise ValueError(message)
+        errors = (self._scale_errors(), self._kl_errors(), self._correction_errors(), self._surrogate_errors())
+        if message := next(chain(*errors), None):
+            raise ValueError(message)
         return self
 
-    def _scale_error(self) -> str | None:
+    def _scale_errors(self) -> Iterator[str]:
         if self.advantage == "dr_grpo" and self.scale_rewards not in (None, "none"):
-            return "loss.scale_rewards: dr_grpo does not scale rewards: use loss.advantage = outcome to scale them"
+            yield "loss.scale_rewards: dr_grpo does not scale rewards: use loss.advantage = outcome to scale them"
         if self.advantage == "reinforce++" and self.scale_rewards == "group":
-            return "loss.scale_rewards: reinforce++ scales rewards over the whole step: use batch, or none"
+            yield "loss.scale_rewards: reinforce++ scales rewards over the whole step: use batch, or none"
         if self.advantage == "gdpo" and self.scale_rewards not in (None, "batch"):
-            return "loss.scale_rewards: gdpo scales each reward in its group, and their sum over the step: leave it out"
-        return None
-
-    def _teacher_error(self) -> str | None:
-        if self.advantage != "distill":
-            return None
-        if not self.distillation:
-            return (
+            yield "loss.scale_rewards: gdpo scales each reward in its group, and their sum over the step: leave it out"
+        if self.advantage == "distill" and not self.distillation:
+            yield (
                 "loss.distillation_coef: with 0 nothing is left of loss.advantage = distill: leave it out, or raise it"
             )
-        if self.scale_rewards not in (None, "none"):
-            return "loss.scale_rewards: distill uses no rewards, so there is nothing to scale: leave it out"
-        if self.kl_in != "loss":
-            return "loss.kl_in: distill uses no rewards, so there is nothing to subtract the KL from: use loss"
-        return None
+        if self.advantage == "distill" and self.scale_rewards not in (None, "none"):
+            yield "loss.scale_rewards: distill uses no rewards, so there is nothing to scale: leave it out"
 
-    def _clip_error(self) -> str | None:
-        high = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
-        if self.delta is not None and self.delta <= high:
-            return f"loss.delta: must be above the upper clipping bound of the ratio, {high:g}, got {self.delta:g}"
-        return None
-
-    def _kl_error(self) -> str | None:
-        if self.beta == 0 and self.kl_in != "loss":
-            return f"loss.kl_in: {self.kl_in} needs a KL penalty, but loss.beta = 0: raise beta, or use loss"
-        if self.kl_in == "reward" and self.kl_weight == "ratio":
-            return "loss.kl_weight: ratio weights the KL in the loss, but loss.kl_in = reward puts none there: use both"
+    def _kl_errors(self) -> Iterator[str]:
         if self.beta > 0 and self.kl_in == "loss" and self.advantage == "reinforce++":
-            return (
+            yield (
                 "loss.kl_in: reinforce++ subtracts the KL from the reward of each token: use reward (or both), or "
                 "loss.beta = 0"
             )
-        if self.kl_in != "loss" and self.old_logps == "log_linear":
-            return (
+        if self.kl_in == "reward" and self.kl_weight == "ratio":
+            yield "loss.kl_weight: ratio weights the KL in the loss, but loss.kl_in = reward puts none there: use both"
+        if self.kl_in == "loss":
+            return
+        if self.beta == 0:
+            yield f"loss.kl_in: {self.kl_in} needs a KL penalty, but loss.beta = 0: raise beta, or use loss"
+        if self.old_logps == "log_linear":
+            yield (
                 "loss.kl_in: log_linear computes old log-probs at the update, too late for the rewards: use loss, or "
                 "loss.old_logps = recomputed"
             )
-        if self.kl_in != "loss" and self.advantage == "process":
-            return "loss.kl_in: the KL cannot be subtracted from the rewards of steps (process): use loss"
-        if self.kl_in != "loss" and self.advantage == "gdpo":
-            return "loss.kl_in: gdpo normalises each reward separately: no sum to subtract the KL from: use loss"
-        return None
+        if self.advantage == "process":
+            yield "loss.kl_in: the KL cannot be subtracted from the rewards of steps (process): use loss"
+        if self.advantage == "gdpo":
+            yield "loss.kl_in: gdpo normalises each reward separately: no sum to subtract the KL from: use loss"
+        if self.advantage == "distill":
+            yield "loss.kl_in: distill uses no rewards, so there is nothing to subtract the KL from: use loss"
 
-    def _correction_error(self) -> str | None:
+    def _correction_errors(self) -> Iterator[str]:
         if self.importance_sampling_correction != "none" and self.old_logps not in ("recomputed", "log_linear"):
-            return (
+            yield (
                 "loss.importance_sampling_correction: needs loss.old_logps = recomputed or log_linear; with sampler "
                 "the ratio is against the sampler already, with current there is no ratio to correct"
             )
         if self.correction_low > self.correction_high:
-            return "loss.correction_low: must not be above loss.correction_high: no weight would be kept"
+            yield "loss.correction_low: must not be above loss.correction_high: no weight would be kept"
         if self.correction_min is None:
-            return None
+            return
         if self.importance_sampling_correction != "tis":
-            return "loss.correction_min: only tis truncates weights: use loss.correction_low with mask, or leave it out"
+            yield "loss.correction_min: only tis truncates weights: use loss.correction_low with mask, or leave it out"
         if self.correction_min >= self.correction_max:
-            return f"loss.correction_min: must be below loss.correction_max, {self.correction_max:g}"
-        return None
+            yield f"loss.correction_min: must be below loss.correction_max, {self.correction_max:g}"
 
-    def _vespo_error(self) -> str | None:
+    def _surrogate_errors(self) -> Iterator[str]:
+        high = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
+        if self.delta is not None and self.delta <= high:
+            yield f"loss.delta: must be above the upper clipping bound of the ratio, {high:g}, got {self.delta:g}"
         if self.surrogate != "vespo":
-            return None
+            return
         if self.aggregation != "token_mean":
-            return "loss.aggregation: vespo weighs whole completions, and averages over all tokens: use token_mean"
+            yield "loss.aggregation: vespo weighs whole completions, and averages over all tokens: use token_mean"
         if self.importance_sampling_correction != "none" and self.correction_level == "sequence":
-            return "loss.correction_level: vespo multiplies the corrections of a completion's tokens: use token"
-        return None
+            yield "loss.correction_level: vespo multiplies the corrections of a completion's tokens: use token"

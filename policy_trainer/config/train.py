@@ -1,6 +1,8 @@
 """Settings of the trainer, and cautions about those that do not go together."""
 
 import re
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -91,8 +93,9 @@ class TrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check_training(self) -> "TrainConfig":
-        if self.sampling.num_generations == 1 and (reason := _single_completion_error(self)):
-            raise ValueError(f"sampling.num_generations: {reason}")
+        errors = chain(_single_completion_errors(self), _teacher_errors(self), _reference_errors(self))
+        if message := next(errors, None):
+            raise ValueError(message)
         if self.loss.advantage == "process" and not self.judging.steps:
             raise ValueError("loss.advantage: process supervision needs the rewards of steps: set judging.steps")
         if self.loss.advantage == "gdpo" and self.reward_weights and not any(self.reward_weights):
@@ -114,46 +117,6 @@ class TrainConfig(RunConfig):
     def scored_by_server(self) -> bool:
         """Whether a server's model has to score batches: as the reference of the KL penalty, or as the teacher."""
         return self.penalised_by_server or self.loss.distillation > 0
-
-    @model_validator(mode="after")
-    def _check_teacher(self) -> "TrainConfig":
-        if message := _teacher_error(self):
-            raise ValueError(message)
-        return self
-
-    @model_validator(mode="after")
-    def _check_lora(self) -> "TrainConfig":
-        if self.reference.source == "adapter-off" and not self.lora.rank:
-            raise ValueError(
-                "reference.source: adapter-off is the policy without its adapters, and there are none: set "
-                "--lora.rank 16, or leave --reference.source at server"
-            )
-        if self.reference.sync_steps and self.lora.rank:
-            raise ValueError(
-                "reference.sync_steps: with LoRA the reference stays the model that the adapters belong to: set "
-                "--reference.sync-steps 0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_reference_sync(self) -> "TrainConfig":
-        if not self.reference.sync_steps:
-            return self
-        if not self.loss.beta:
-            raise ValueError(
-                "reference.sync_steps: with loss.beta = 0 no reference is used: set --reference.sync-steps 0"
-            )
-        if self.reference.snapshot_root is None and self.server != INLINE and self.weights == "directory":
-            raise ValueError(
-                "reference.snapshot_root: must be the directory of ref-server's --snapshot-root; without one, set "
-                "--weights server, or --reference.sync-steps 0, which never updates the reference"
-            )
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.run, re.ASCII):
-            raise ValueError(
-                "run: it names the snapshots of the reference, so it may have at most 100 letters, digits, '.', '_', "
-                f"'-', and must not begin with a dot: choose another --run; got {self.run!r}"
-            )
-        return self
 
 
 class DoctorConfig(TrainConfig):
@@ -184,39 +147,70 @@ class ReplayConfig(TrainConfig):
     """What to train on: a directory of `train --record`, or one with batches as safetensors files."""
 
 
-def _teacher_error(config: TrainConfig) -> str | None:
+def _single_completion_errors(config: TrainConfig) -> Iterator[str]:
+    """Groups of one completion train only by step rewards, reinforce++, or a teacher."""
+    loss = config.loss
+    if config.sampling.num_generations > 1 or loss.advantage == "process" or loss.distillation:
+        return
+    where = "sampling.num_generations: a group of 1 has"
+    if loss.advantage != "reinforce++":
+        yield (
+            f"{where} nothing to compare with, so loss.advantage = {loss.advantage} is always 0: use a larger group, "
+            "or reinforce++"
+        )
+    if loss.drop_zero_variance:
+        yield f"{where} no variance and would be dropped: use more, or loss.drop_zero_variance = false"
+    if config.sampling.max_resamples:
+        yield f"{where} no variance and would be sampled again: use more, or sampling.max_resamples = 0"
+
+
+def _teacher_errors(config: TrainConfig) -> Iterator[str]:
     """What does not go together with a teacher, or without one."""
+    inline, teacher = config.server == INLINE, config.teacher
     if not config.loss.distillation:
-        return config.teacher and (
-            "teacher: nothing would use it: set --loss.advantage distill, or --loss.distillation-coef with rewards"
-        )
+        if teacher:
+            yield (
+                "teacher: nothing would use it: set --loss.advantage distill, or --loss.distillation-coef with rewards"
+            )
+        return
     if config.sampling.max_resamples:
-        return "sampling.max_resamples: the teacher teaches on groups of equal rewards, too, so none is replaced: set 0"
-    if config.server == INLINE and config.teacher is None:
-        return "teacher: distillation needs a model to learn from: give --teacher PATH_OR_HUB_ID"
-    if config.server != INLINE and config.teacher is not None:
+        yield "sampling.max_resamples: the teacher teaches on groups of equal rewards, too, so none is replaced: set 0"
+    if inline and teacher is None:
+        yield "teacher: distillation needs a model to learn from: give --teacher PATH_OR_HUB_ID"
+    if not inline and teacher is not None:
         option = "teacher" if config.penalised_by_server else "model"
-        return (
+        yield (
             f"teacher: it is for a server that the trainer starts; start yours with: ref-server serve --{option} "
-            f"{config.teacher}, and leave --teacher out here"
+            f"{teacher}, and leave --teacher out here"
         )
-    return None
 
 
-def _single_completion_error(config: TrainConfig) -> str | None:
-    """Why groups of one completion cannot train; None if they can: by step rewards, reinforce++, or a teacher."""
-    if config.loss.advantage == "process" or config.loss.distillation:
-        return None
-    if config.loss.advantage != "reinforce++":
-        return (
-            f"a group of 1 has nothing to compare with, so loss.advantage = {config.loss.advantage} is always 0: "
-            "use a larger group, or reinforce++"
+def _reference_errors(config: TrainConfig) -> Iterator[str]:
+    reference = config.reference
+    if reference.source == "adapter-off" and not config.lora.rank:
+        yield (
+            "reference.source: adapter-off is the policy without its adapters, and there are none: set --lora.rank 16, "
+            "or leave --reference.source at server"
         )
-    if config.loss.drop_zero_variance:
-        return "a group of 1 has no variance and would be dropped: use more, or loss.drop_zero_variance = false"
-    if config.sampling.max_resamples:
-        return "a group of 1 has no variance and would be sampled again: use more, or sampling.max_resamples = 0"
-    return None
+    if not reference.sync_steps:
+        return
+    if config.lora.rank:
+        yield (
+            "reference.sync_steps: with LoRA the reference stays the model that the adapters belong to: set "
+            "--reference.sync-steps 0"
+        )
+    if not config.loss.beta:
+        yield "reference.sync_steps: with loss.beta = 0 no reference is used: set --reference.sync-steps 0"
+    if reference.snapshot_root is None and config.server != INLINE and config.weights == "directory":
+        yield (
+            "reference.snapshot_root: must be the directory of ref-server's --snapshot-root; without one, set "
+            "--weights server, or --reference.sync-steps 0, which never updates the reference"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", config.run, re.ASCII):
+        yield (
+            "run: it names the snapshots of the reference, so it may have at most 100 letters, digits, '.', '_', '-', "
+            f"and must not begin with a dot: choose another --run; got {config.run!r}"
+        )
 
 
 # Steps whose groups may be sampled at once: more make the staleness of the last ones worth a word.

@@ -26,9 +26,8 @@ from policy_trainer.config import (
     TrainConfig,
 )
 from policy_trainer.demo.base_model import cached_base_model, make_base_model
-from policy_trainer.demo.demo_report import MAX_KL_AT_STEP_0, print_summary, summarise, write_transcripts
+from policy_trainer.demo.demo_report import MAX_KL_AT_STEP_0, plot_curves, print_summary, summarise, write_transcripts
 from policy_trainer.evaluation.standalone import evaluate_with_progress
-from policy_trainer.reporting.curves import plot_curves
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train

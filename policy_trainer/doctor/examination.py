@@ -1,7 +1,6 @@
 """All checks in their order. A check that finds something wrong skips the checks that need it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from policy_trainer.doctor.findings import Finding, Subject, Verdict, not_checked, refused
 from policy_trainer.doctor.setup_checks import devices, ends, memory, prompts, settings, versions, vocabulary, weights
@@ -11,51 +10,45 @@ from policy_trainer.lifecycle.endings import RunFailed
 from shared.client import ClientError
 from shared.errors import UserError
 
-
-@dataclass(frozen=True)
-class Check:
-    """look: yields what it finds. needs: names of checks that must not be wrong."""
-
-    name: str
-    look: Callable[[Subject], Iterator[Finding]]
-    needs: Sequence[str] = ()
-
-
-CHECKS = (
-    Check("settings", settings),
-    Check("versions", versions),
-    Check("devices", devices),
-    Check("model", vocabulary),
-    Check("task", problems),
-    Check("prompts", prompts, ("model", "task")),
-    Check("EOS", ends, ("model", "task")),
-    Check("memory", memory, ("devices", "model", "prompts")),
-    Check("weights", weights, ("memory",)),
-    Check("rewards", rewards, ("model", "task", "prompts")),
-    Check("server", server, ("weights",)),
-    Check("one group", group, ("server", "rewards", "prompts", "EOS")),
-    Check("first KL", first_kl, ("one group",)),
-    Check("full step", full_step, ("one group",)),
-)
+Check = Callable[[Subject], Iterator[Finding]]
+# Name -> the check, and the names of those that must not be wrong.
+CHECKS: Mapping[str, tuple[Check, Sequence[str]]] = {
+    "settings": (settings, ()),
+    "versions": (versions, ()),
+    "devices": (devices, ()),
+    "model": (vocabulary, ()),
+    "task": (problems, ()),
+    "prompts": (prompts, ("model", "task")),
+    "EOS": (ends, ("model", "task")),
+    "memory": (memory, ("devices", "model", "prompts")),
+    "weights": (weights, ("memory",)),
+    "rewards": (rewards, ("model", "task", "prompts")),
+    "server": (server, ("weights",)),
+    "one group": (group, ("server", "rewards", "prompts", "EOS")),
+    "first KL": (first_kl, ("one group",)),
+    "full step": (full_step, ("one group",)),
+}
 
 
-def examine(subject: Subject, checks: Sequence[Check] = CHECKS) -> Iterator[tuple[str, Finding]]:
+def examine(
+    subject: Subject, checks: Mapping[str, tuple[Check, Sequence[str]]] = CHECKS
+) -> Iterator[tuple[str, Finding]]:
     """(name of the check, finding), as they come."""
     failed: set[str] = set()
-    for check in checks:
-        if missing := next((need for need in check.needs if need in failed), None):
-            failed.add(check.name)
-            yield check.name, not_checked(f"because it needs `{missing}`, which is not right")
+    for name, (look, needs) in checks.items():
+        if missing := next((need for need in needs if need in failed), None):
+            failed.add(name)
+            yield name, not_checked(f"because it needs `{missing}`, which is not right")
             continue
-        subject.report(f"check: {check.name}")
-        for finding in _look(check, subject):
+        subject.report(f"check: {name}")
+        for finding in _findings(look, subject):
             if finding.verdict in (Verdict.WRONG, Verdict.NOT_CHECKED):
-                failed.add(check.name)
-            yield check.name, finding
+                failed.add(name)
+            yield name, finding
 
 
-def _look(check: Check, subject: Subject) -> Iterator[Finding]:
+def _findings(look: Check, subject: Subject) -> Iterator[Finding]:
     try:
-        yield from check.look(subject)
+        yield from look(subject)
     except (UserError, RunFailed, ClientError) as error:
         yield refused(error)

@@ -63,18 +63,12 @@ def refused(error: Exception) -> Finding:
     last line of output says what to do."""
     text = str(error)
     if isinstance(error, RunFailed) and "its last output:" in text:
-        lines = [line for line in text.splitlines() if line.strip()]
-        return wrong(lines[0].partition(";")[0], _last_output(lines))
+        # Without the place of the log, which is deleted with the doctor's directory.
+        logs = ("all of it is in ", "it died ")
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(logs)]
+        return wrong(lines[0].partition(";")[0], lines[-1])
     seen, _, remedy = text.partition("\n" if "\n" in text else "; ")
     return wrong(seen, remedy)
-
-
-def _last_output(lines: Sequence[str]) -> str:
-    """Without the place of the log, which is deleted with the doctor's directory."""
-    return [line for line in lines if not line.startswith(("all of it is in ", "it died "))][-1]
-
-
-_DRAWN = 3
 
 
 _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not checked": "dim"}
@@ -109,35 +103,20 @@ def conclusion(findings: Sequence[tuple[str, Finding]]) -> str:
     return f"{problems} problem{'s' if several else ''}: fix {'them' if several else 'it'} and run doctor again"
 
 
-@dataclass(frozen=True)
-class Served:
-    """The server that answered. model: what it scores with. token: sent with each request."""
-
-    client: RefServerClient
-    model: ModelInfo
-    token: str | None
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What the trial of one group left. step: its record of metrics.jsonl. seconds: of each stage of the trainer, the
-    worker and the server. peak_gib: memory of this process."""
-
-    step: Mapping[str, Any]
-    group: SampledGroup
-    seconds: Mapping[str, float]
-    peak_gib: float
-
-
 class Subject:
     """A run that has not begun. Its parts raise UserError.
 
     stack: closes what the checks leave open. report: is called with the work that begins. world: the ranks under
-    torchrun; this is rank 0. served, trained: set by their checks.
+    torchrun; this is rank 0. client, token, served: of the server
+    that answered: its client, the token of each request, what it scores with; set by its check.
+    step, group: the record of metrics.jsonl and the samples of the group that was trained; set by its check.
     """
 
-    served: Served
-    trained: Trained
+    client: RefServerClient
+    token: str | None
+    served: ModelInfo
+    step: Mapping[str, Any]
+    group: SampledGroup
 
     def __init__(
         self, config: TrainConfig, stack: ExitStack, report: Callable[[str], None], world: World | None = None
@@ -166,7 +145,7 @@ class Subject:
 
     @cached_property
     def drawn(self) -> list[Problem]:
-        return [self.task.problem(index) for index in range(_DRAWN)]
+        return [self.task.problem(index) for index in range(3)]
 
     @cached_property
     def directory(self) -> Path:

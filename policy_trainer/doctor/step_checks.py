@@ -2,7 +2,7 @@
 
 import math
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -16,13 +16,13 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from policy_trainer.config import ENV_PREFIX, INLINE, TrainConfig
-from policy_trainer.doctor.findings import Finding, Served, Subject, Trained, not_checked, ok, refused, warning, wrong
+from policy_trainer.doctor.findings import Finding, Subject, not_checked, ok, refused, warning, wrong
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.queue_client.matching import check_first_kl, check_server
 from policy_trainer.queue_client.server import connect, token_of
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.reporting.samples import SampledGroup, read_samples
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.run import train
@@ -49,14 +49,14 @@ def server(subject: Subject) -> Iterator[Finding]:
     reference.start(lambda reason, seconds: None)
     wait = partial(_wait, subject.config, reference)
     reference.await_answer(wait)
-    client = connect(config, reference.url, wait)
-    subject.stack.callback(client.close)
+    subject.client = connect(config, reference.url, wait)
+    subject.stack.callback(subject.client.close)
     try:
-        model, queue = check_server(client, subject.config, subject.outline, subject.tokenizer)
+        subject.served, queue = check_server(subject.client, subject.config, subject.outline, subject.tokenizer)
     except ClientError as error:
         raise UserError(f"server: {error}{remedy(error, ENV_PREFIX)}") from None
-    subject.served = Served(client, model, token_of(config))
-    yield from _described(subject.config, subject.served, queue)
+    subject.token = token_of(config)
+    yield from _described(subject, queue)
 
 
 def _wait(config: TrainConfig, server: ReferenceServer, reason: str, seconds: float) -> None:
@@ -65,8 +65,8 @@ def _wait(config: TrainConfig, server: ReferenceServer, reason: str, seconds: fl
         raise UserError(f"server: {reason}")
 
 
-def _described(config: TrainConfig, served: Served, queue: QueueView) -> Iterator[Finding]:
-    client, model = served.client, served.model
+def _described(subject: Subject, queue: QueueView) -> Iterator[Finding]:
+    config, client, model = subject.config, subject.client, subject.served
     if reason := client.not_ready_reason():
         yield wrong(f"{client.url} would not score a batch now: {reason}", "see its log, and wait until it is ready")
         return
@@ -141,24 +141,21 @@ def group(subject: Subject) -> Iterator[Finding]:
         yield not_checked(f"because the token is only for other runs: {error.message}", _ANY_RUN)
         return
     finally:
-        leave_nothing(subject.served.client, trial.run, RunDirectory(trial.run_dir).lineage)
+        leave_nothing(subject.client, trial.run, RunDirectory(trial.run_dir).lineage)
     if not result.finished:
         raise KeyboardInterrupt
-    step, sampled = what_happened(trial.run_dir)
-    seconds = {**stopwatch.seconds, **_seconds_of_others(subject.config, step)}
-    subject.trained = Trained(step, sampled, seconds, peak_gib(trial.device))
+    subject.step, subject.group = what_happened(trial.run_dir)
+    seconds = {**stopwatch.seconds, **_seconds_of_others(subject.config, subject.step)}
     yield ok("sampled, judged, uploaded, scored, leased, trained, published, evaluated, saved")
     yield ok("seconds: " + ", ".join(f"{stage} {seconds[stage]:.1f}" for stage in STAGES if stage in seconds))
-    yield from _completions(subject.trained)
+    yield from _completions(subject.group.completions)
 
 
 def _trial(subject: Subject) -> TrainConfig:
     """On the server of the earlier check. The KL does not end it, since a later check looks at that."""
-    token = subject.served.token and SecretStr(subject.served.token)
-    config = subject.config.model_copy(
-        update={"server": subject.served.client.url, "token": token, "weights": "directory"}
-    )
-    return one_group(config, subject.directory)
+    token = subject.token and SecretStr(subject.token)
+    values = {"server": subject.client.url, "token": token, "weights": "directory"}
+    return one_group(subject.config.model_copy(update=values), subject.directory)
 
 
 def one_group(config: TrainConfig, run_dir: Path) -> TrainConfig:
@@ -221,8 +218,7 @@ def peak_gib(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB  # in KiB on Linux
 
 
-def _completions(trained: Trained) -> Iterator[Finding]:
-    completions = trained.group.completions
+def _completions(completions: Sequence[SampledCompletion]) -> Iterator[Finding]:
     ended = sum(item.finished for item in completions)
     text, most = repr(completions[0].text), max(item.tokens for item in completions)
     yield ok(f"a completion: {shorten(text, _SHOWN, placeholder=' …')}")
@@ -235,21 +231,21 @@ def _completions(trained: Trained) -> Iterator[Finding]:
 
 def first_kl(subject: Subject) -> Iterator[Finding]:
     """By the rule of `train`."""
-    step, config = subject.trained.step, subject.config
+    step, config = subject.step, subject.config
     dtype = str(subject.outline.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
     kl, floor = (math.nan if step[name] is None else step[name] for name in ("kl_at_step_0", "kl_noise_floor"))
     try:
-        message = check_first_kl(config, subject.served.model, dtype, kl, floor)
+        message = check_first_kl(config, subject.served, dtype, kl, floor)
         yield ok(message or "there is no KL penalty, so nothing is compared")
     except RunFailed as error:
         yield refused(error)
 
 
 def full_step(subject: Subject) -> Iterator[Finding]:
-    step, config = subject.trained.step, subject.config
+    step, config = subject.step, subject.config
     seen = (
         f"loss {_number(step['loss'])}, grad_norm {_number(step['grad_norm'])}, {step['tokens']} tokens in "
-        f"{step['training_seconds']:.1f} s, peak memory {subject.trained.peak_gib:.2f} GiB"
+        f"{step['training_seconds']:.1f} s, peak memory {peak_gib(config.device):.2f} GiB"
     )
     if step["not_finite"]:
         remedy = "use --dtype float32, lower --optimizer.learning-rate, and see that rewards and log-probs are finite"
@@ -257,8 +253,8 @@ def full_step(subject: Subject) -> Iterator[Finding]:
         return
     largest = config.sampling.num_generations * config.sampling.max_completion_length
     yield ok(f"{seen}; the longest group has {largest} completion tokens")
-    if len({item.reward for item in subject.trained.group.completions}) == 1:
-        reward = subject.trained.group.completions[0].reward
+    if len({item.reward for item in subject.group.completions}) == 1:
+        reward = subject.group.completions[0].reward
         yield ok(
             f"all its rewards are {reward:.3g}, so nothing was learned from this group; a run drops such groups, which "
             "does no harm if other groups differ"

@@ -88,7 +88,11 @@ def read_run(root: Path) -> RecordedRun:
         )
         raise UserError(f"RUN_DIR: {root} {state}; name the --run-dir of a run")
     try:
-        records = [record for record in read_metrics(directory.metrics) if _is_record(record)]
+        records = [
+            record
+            for record in read_metrics(directory.metrics)
+            if isinstance(record.get("step"), int) and "kind" in record
+        ]
         groups = [group for group in read_samples(directory.samples) if group.step is not None and group.completions]
     except OSError as error:
         raise UserError(f"RUN_DIR: {root} cannot be read: {error.strerror}") from error
@@ -111,10 +115,6 @@ def number(record: Mapping[str, Any], name: str) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else math.nan
 
 
-def _is_record(record: Any) -> bool:
-    return isinstance(record, dict) and isinstance(record.get("step"), int) and "kind" in record
-
-
 def _progress(checkpoints: Path) -> Mapping[str, Any]:
     """A checkpoint may be deleted while it is read."""
     for path in sorted(checkpoints.glob("step-*/trainer.json"), reverse=True):
@@ -135,7 +135,10 @@ def read_run_settings(path: Path, steps: Sequence[Metrics]) -> RunSettings:
         tables, problem = {}, f"{path.name} is missing"
     except (OSError, ValueError) as error:
         tables, problem = {}, f"{path.name} cannot be read: {error}"
-    command = _of_tables(tables) if tables else _of_records(steps)
+    if tables:  # the command that has most of the file's settings
+        command = min(_COMMANDS, key=lambda name: sum(1 for _ in unknown_names(tables, _COMMANDS[name])))
+    else:
+        command = _command_of(steps)
     cls = _COMMANDS[command]
     private = marked(cls, Travel.PRIVATE)
     given, usual = (
@@ -145,12 +148,7 @@ def read_run_settings(path: Path, steps: Sequence[Metrics]) -> RunSettings:
     return RunSettings(command, given, usual, problem)
 
 
-def _of_tables(tables: Mapping[str, Any]) -> str:
-    """The command that has most of the file's settings."""
-    return min(_COMMANDS, key=lambda name: sum(1 for _ in unknown_names(tables, _COMMANDS[name])))
-
-
-def _of_records(steps: Sequence[Metrics]) -> str:
+def _command_of(steps: Sequence[Metrics]) -> str:
     names = {name for record in steps[:1] for name in record}
     if "reward_margin" in names:
         return "reward-model"

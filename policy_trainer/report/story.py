@@ -1,7 +1,7 @@
 """Summarises a run in a few sentences, and computes how its time was spent."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policy_trainer.report.run import RecordedRun, number
@@ -21,8 +21,14 @@ _LIMITS: Mapping[str, str] = {
 
 def story(run: RecordedRun) -> list[str]:
     """The sentences for which the run has data."""
-    sentences = [_SUBJECTS[run.settings.command](run), _steps(run), *_results(run), _best(run), _time(run)]
-    return [sentence for sentence in sentences if sentence]
+    sentences = [_subject(run), _steps(run), *_results(run)]
+    best: Any = run.progress.get("best_step")
+    if isinstance(best, int):
+        sentences.append(f"The best evaluation was at step {best:,}.")
+    if seconds := duration(run):
+        spent = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
+        sentences.append(f"It took about {spent}. {limit_of(waits_of(times_of(run)))}".strip())
+    return sentences
 
 
 def figure(value: float) -> str:
@@ -32,26 +38,19 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _trained(run: RecordedRun) -> str:
-    settings = run.settings
+def _subject(run: RecordedRun) -> str:
+    settings, model = run.settings, run.settings["model"]
+    if settings.command == "sft":
+        return f"{model or 'A model'} was fine-tuned on {settings['data.path'] or 'demonstrations'}."
+    if settings.command == "reward-model":
+        pairs = settings["data.path"] or settings["data.dataset"] or "pairs"
+        return f"A reward model was trained from {model or 'a model'} on the pairs of {pairs}."
     source = next((settings[f"data.{name}"] for name in ("path", "dataset") if settings[f"data.{name}"]), None)
     task = f"the task {settings['task']}" + (f" ({source})" if source else "")
     rewards = settings["rewards"] or []
     with_rewards = f", with the rewards {', '.join(map(str, rewards))}" if rewards else ", with the rewards of the task"
     recipe = f", by the recipe {settings['preset']}" if settings["preset"] else ""
-    return f"{settings['model'] or 'A model'} was trained with GRPO on {task}{with_rewards}{recipe}."
-
-
-def _tuned(run: RecordedRun) -> str:
-    return f"{run.settings['model'] or 'A model'} was fine-tuned on {run.settings['data.path'] or 'demonstrations'}."
-
-
-def _judged(run: RecordedRun) -> str:
-    source = run.settings["data.path"] or run.settings["data.dataset"] or "pairs"
-    return f"A reward model was trained from {run.settings['model'] or 'a model'} on the pairs of {source}."
-
-
-_SUBJECTS: Mapping[str, Callable[[RecordedRun], str]] = {"train": _trained, "sft": _tuned, "reward-model": _judged}
+    return f"{model or 'A model'} was trained with GRPO on {task}{with_rewards}{recipe}."
 
 
 def _steps(run: RecordedRun) -> str:
@@ -91,19 +90,6 @@ def _with_interval(record: Metrics, name: str) -> str:
     low, high = number(record, "low"), number(record, "high")
     inside = f"95% interval {low:.2f} to {high:.2f}, " if name == "accuracy" and math.isfinite(low + high) else ""
     return f"{figure(number(record, name))} ({inside}step {record['step']})"
-
-
-def _best(run: RecordedRun) -> str:
-    best: Any = run.progress.get("best_step")
-    return f"The best evaluation was at step {best:,}." if isinstance(best, int) else ""
-
-
-def _time(run: RecordedRun) -> str:
-    seconds = duration(run)
-    if not seconds:
-        return ""
-    spent = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
-    return f"It took about {spent}. {limit_of(waits_of(times_of(run)))}".strip()
 
 
 def times_of(run: RecordedRun) -> dict[str, dict[str, float]]:

@@ -30,7 +30,8 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 def one_page(title: str, sections: Markup, data: Mapping[str, Any]) -> str:
     """The page. sections: HTML shown until the scripts run, which then move its parts. data: see `document`."""
     # The run's texts are inserted last, so that no replacement is applied to them.
-    page = _read("index.html").replace('"dashboard/icon.svg"', f'"{_icon()}"')
+    icon = f"data:image/svg+xml;base64,{_base64(_read('icon.svg').encode())}"
+    page = _read("index.html").replace('"dashboard/icon.svg"', f'"{icon}"')
     page = _STYLE.sub(lambda match: f"<style>{_read(match[1])}</style>", page)
     page = page.replace("</head>", f"<style>{_read('report.css')}</style>\n</head>")
     page = _SCRIPT.sub(_inline_script, page)
@@ -39,7 +40,9 @@ def one_page(title: str, sections: Markup, data: Mapping[str, Any]) -> str:
         _NO_SCRIPT
     )
     head = head.replace("<title>Tandem</title>", f"<title>{escape(title)}</title>")
-    tail = tail.replace('json">\n', f'json">{_json(data)}')
+    # ASCII without `<`, which could end the script element.
+    recorded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    tail = tail.replace('json">\n', f'json">{recorded}')
     return f"{head}{sections}{tail}"
 
 
@@ -51,7 +54,14 @@ def document(view: str, opens: str, runs: Mapping[str, RecordedRun]) -> dict[str
     return {
         "view": view,
         "opens": opens,
-        "runs": [{"run": name, "lineage": "", "step": _latest(run)} for name, run in runs.items()],
+        "runs": [
+            {
+                "run": name,
+                "lineage": "",
+                "step": max((record["step"] for record in (*run.steps, *run.evaluations)), default=0),
+            }
+            for name, run in runs.items()
+        ],
         "metrics": {name: _metrics(run) for name, run in runs.items()},
         "warnings": {name: [_warning(record) for record in run.warnings] for name, run in runs.items()},
     }
@@ -97,20 +107,11 @@ def _thinned(records: Sequence[tuple[int, Metrics]]) -> Sequence[tuple[int, Metr
     return [*old[:: math.ceil(len(old) / (_MOST - _NEWEST))], *new]
 
 
-def _latest(run: RecordedRun) -> int:
-    return max((record["step"] for record in (*run.steps, *run.evaluations)), default=0)
-
-
 def _short(value: float | None) -> float | int | None:
     """Rounded to eight digits, more than any curve or table shows."""
     if value is None or math.isnan(value):
         return None
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.8g}")
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    """ASCII JSON without `<`, which could end the script element."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _inline_script(match: re.Match[str]) -> str:
@@ -149,10 +150,6 @@ def _policy(page: str) -> str:
     return (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<meta name="referrer" content="no-referrer">'
     )
-
-
-def _icon() -> str:
-    return f"data:image/svg+xml;base64,{_base64(_read('icon.svg').encode())}"
 
 
 def _base64(content: bytes) -> str:

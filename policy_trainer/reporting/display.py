@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -26,60 +26,34 @@ _GAP = 2
 _SHOWN_NOISE = 1e-9
 
 
-class Display(Protocol):
-    def start(self) -> None: ...
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Shows the metrics of a finished step."""
-        ...
-
-    def waiting(self, reason: str, seconds: float) -> None:
-        """Shows that the trainer has waited for batches for so many seconds, and why."""
-        ...
-
-    def evaluating(self, done: int, total: int) -> None:
-        """Shows how many held-out problems are answered."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Prints a message."""
-        ...
-
-    def stop(self) -> None: ...
+def make_display(console: Console, steps: int, first_step: int) -> "Display":
+    return (LiveDisplay if console.is_terminal else Display)(console, steps, first_step)
 
 
-def make_display(console: Console, steps: int, first_step: int) -> Display:
-    kind = LiveDisplay if console.is_terminal else LineDisplay
-    return kind(console, steps, first_step)
+class Display:
+    """Lines. first_step: training steps done before."""
 
-
-class _Pace:
-    """Estimates the seconds left from the time that the latest steps took."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._times: deque[tuple[int, float]] = deque(maxlen=20)
-
-    def left(self, step: int) -> float | None:
-        self._times.append((step, time.monotonic()))
-        (first, began), (last, now) = self._times[0], self._times[-1]
-        return (now - began) / (last - first) * (self._steps - last) if last > first else None
-
-
-class LineDisplay:
     def __init__(self, console: Console, steps: int, first_step: int) -> None:
         self._console = console
         self._steps = steps
         self._first_step = first_step
-        self._pace = _Pace(steps)
+        self._times: deque[tuple[int, float]] = deque(maxlen=20)
         self._patience = Patience()
         self._evaluating_since: float | None = None
 
     def start(self) -> None:
         pass
 
+    def stop(self) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        """Prints a message."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def step(self, record: Mapping[str, Any]) -> None:
-        left = self._pace.left(record["step"])
+        """Shows the metrics of a finished step."""
+        left = self._seconds_left(record["step"])
         first = record["step"] == self._first_step + 1
         if first or record["step"] % _LINE_EVERY == 0 or record["step"] == self._steps:
             parts = (*_idle(record), *(f"{name} {value}" for name, value in _figures(record, left).items()))
@@ -88,10 +62,12 @@ class LineDisplay:
             self.note(f"from now on a line every {_LINE_EVERY} steps; docs/metrics.md explains each figure")
 
     def waiting(self, reason: str, seconds: float) -> None:
+        """Shows that the trainer has waited for batches for so many seconds, and why."""
         if self._patience.is_over(seconds):
             self.note(_waited(reason, seconds))
 
     def evaluating(self, done: int, total: int) -> None:
+        """Shows how many held-out problems are answered."""
         now = time.monotonic()
         if self._evaluating_since is None:  # the first may take long, and shows how long the others will
             self.note(f"evaluating {total} held-out problems")
@@ -99,17 +75,18 @@ class LineDisplay:
         if 0 < done < total and self._patience.is_over(now - self._evaluating_since):
             self.note(f"evaluating: {done} of {total} held-out problems")
 
-    def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+    def _seconds_left(self, step: int) -> float | None:
+        """Estimated from the time that the latest steps took."""
+        self._times.append((step, time.monotonic()))
+        (first, began), (last, now) = self._times[0], self._times[-1]
+        return (now - began) / (last - first) * (self._steps - last) if last > first else None
 
-    def stop(self) -> None:
-        pass
 
+class LiveDisplay(Display):
+    """A panel."""
 
-class LiveDisplay:
     def __init__(self, console: Console, steps: int, first_step: int) -> None:
-        self._console = console
-        self._pace = _Pace(steps)
+        super().__init__(console, steps, first_step)
         self._bar = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TimeElapsedColumn(), console=console
         )
@@ -123,7 +100,7 @@ class LiveDisplay:
 
     def step(self, record: Mapping[str, Any]) -> None:
         self._bar.update(self._task, completed=record["step"])
-        self._figures = _figures(record, self._pace.left(record["step"]))
+        self._figures = _figures(record, self._seconds_left(record["step"]))
         self._wait = "".join(f"step {record['step']} {reason}" for reason in _idle(record))
 
     def waiting(self, reason: str, seconds: float) -> None:
@@ -131,9 +108,6 @@ class LiveDisplay:
 
     def evaluating(self, done: int, total: int) -> None:
         self._wait = f"evaluating: {done} of {total} held-out problems" if done < total else ""
-
-    def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def stop(self) -> None:
         self._live.stop()

@@ -1,7 +1,7 @@
 """Tells at once, after a run's first steps, that its rewards teach nothing, and why."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from textwrap import shorten
 
@@ -36,14 +36,14 @@ class NothingToLearn(Trouble):
 class FirstSteps:
     """Watches the batches of a run's first steps.
 
-    last: the step after which it speaks. tagged: names of the rewards that look for answer tags. causes: what it looks
-    for, see `causes_of`. apart: the weights of rewards that are compared apart, by name; None if their sum is.
+    last: the step after which it speaks. tagged: names of the rewards that look for answer tags. apart: the weights of
+    rewards that are compared apart, by name; None if their sum is.
     """
 
     last: int
     tokenizer: PreTrainedTokenizerBase
     tagged: Set[str]
-    causes: Sequence["Cause"]
+    loss: LossConfig
     apart: Mapping[str, float] | None = None
     _seen: list[RolloutBatch] = field(default_factory=list, init=False)
 
@@ -56,22 +56,21 @@ class FirstSteps:
             return []
         evidence = _Evidence(self._seen, self._decode, self.tagged, self.apart)
         self._seen = []
-        remedies = (cause(evidence) for cause in self.causes)
-        remedy = next(filter(None, remedies), None)
+        remedy = next(_remedies(evidence, self.loss), None)
         mean = float(np.mean(evidence.rewards))
         return [NothingToLearn("reward", mean, "not the same for all completions", remedy)] if remedy else []
 
-    def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids))  # with special tokens: the tags may be some
+    def _decode(self, ids: np.ndarray) -> str:
+        return str(self.tokenizer.decode(ids.tolist()))  # with special tokens: the tags may be some
 
 
 class _Evidence:
-    """The first batches, read as the causes need them."""
+    """The first batches, read as the remedies need them."""
 
     def __init__(
         self,
         batches: list[RolloutBatch],
-        decode: Callable[[list[int]], str],
+        decode: Callable[[np.ndarray], str],
         tagged: Set[str],
         apart: Mapping[str, float] | None,
     ) -> None:
@@ -84,13 +83,11 @@ class _Evidence:
         self.alike = not any(has_variance(_compared(batch, apart)) for batch in batches)
         self.cut_off = sum(int((~batch.finished).sum()) for batch in batches)
         self.tagged = sorted(tagged & names)
-        self.texts = [decode(row.tolist()) for batch in batches for row in _rows(batch)]
-        self.tags_requested = any(ANSWER in decode(batch.group.prompt_ids.tolist()) for batch in batches)
+        texts = [decode(ids) for batch in batches for ids in batch.group.completions()]
+        self.without_answer = bool(self.tagged) and not any(ANSWER in text for text in texts)
+        self.tags_requested = any(ANSWER in decode(batch.group.prompt_ids) for batch in batches)
         self.count = len(self.rewards)
-
-    @property
-    def example(self) -> str:
-        return f"One begins: {shorten(self.texts[0], _SHOWN, placeholder=' …') or '(empty)'!r}"
+        self.example = f"One begins: {shorten(texts[0], _SHOWN, placeholder=' …') or '(empty)'!r}"
 
 
 def _compared(batch: RolloutBatch, apart: Mapping[str, float] | None) -> np.ndarray:
@@ -98,13 +95,33 @@ def _compared(batch: RolloutBatch, apart: Mapping[str, float] | None) -> np.ndar
     return compared_rewards(batch.rewards, batch.steps, parts)
 
 
-def _rows(batch: RolloutBatch) -> list[np.ndarray]:
-    return np.split(batch.group.completion_ids, np.cumsum(batch.group.completion_lengths)[:-1])
+def _remedies(evidence: _Evidence, loss: LossConfig) -> Iterator[str]:
+    """What keeps the run from learning and what to do, the cause to fix first first. A teacher teaches whatever the
+    rewards are, but completions that cannot be judged do not train."""
+    count, example, tagged = evidence.count, evidence.example, ", ".join(evidence.tagged)
+    if np.isnan(evidence.rewards).all():
+        yield _unjudged(evidence)
+    if loss.distillation:
+        return
+    if evidence.without_answer and not evidence.tags_requested:
+        yield (
+            f"the rewards {tagged} look for {ANSWER} tags, which none of the {count} completions has and no prompt "
+            f"asks for. Ask for them with --data.system-prompt, or in the problems. {example}"
+        )
+    if evidence.cut_off >= _MOSTLY * count and (evidence.alike or evidence.without_answer):
+        cut = f"all {count}" if evidence.cut_off == count else f"{evidence.cut_off} of {count}"
+        yield f"{cut} completions were cut off before their end: raise --sampling.max-completion-length. {example}"
+    if evidence.without_answer:
+        yield (
+            f"the prompts ask for {ANSWER} tags, which the rewards {tagged} look for, and none of the {count} "
+            "completions has them: ask more plainly (--data.system-prompt), show the form first (policy-trainer sft), "
+            f"or take a stronger model. {example}"
+        )
+    if evidence.alike:
+        yield f"{_alike(evidence)}. {example}"
 
 
-def _unjudged(evidence: _Evidence) -> str | None:
-    if not np.isnan(evidence.rewards).all():
-        return None
+def _unjudged(evidence: _Evidence) -> str:
     failed = [name for name, part in evidence.parts.items() if np.isnan(part).all()]
     custom = [name for name in failed if ":" in name]
     if custom:
@@ -117,63 +134,16 @@ def _unjudged(evidence: _Evidence) -> str | None:
     return f"none of the {evidence.count} completions has a reward: {', '.join(failed)} gave NaN; see the worker's log"
 
 
-def _tags_not_requested(evidence: _Evidence) -> str | None:
-    if evidence.tags_requested or not _without_answer(evidence):
-        return None
-    return (
-        f"the rewards {', '.join(evidence.tagged)} look for {ANSWER} tags, which none of the {evidence.count} "
-        f"completions has and no prompt asks for. Ask for them with --data.system-prompt, or in the problems. "
-        f"{evidence.example}"
-    )
-
-
-def _truncated(evidence: _Evidence) -> str | None:
-    if evidence.cut_off < _MOSTLY * evidence.count or not (evidence.alike or _without_answer(evidence)):
-        return None
-    cut = f"all {evidence.count}" if evidence.cut_off == evidence.count else f"{evidence.cut_off} of {evidence.count}"
-    return (
-        f"{cut} completions were cut off before their end: raise --sampling.max-completion-length. {evidence.example}"
-    )
-
-
-def _never_answered(evidence: _Evidence) -> str | None:
-    if not _without_answer(evidence):
-        return None
-    return (
-        f"the prompts ask for {ANSWER} tags, which the rewards {', '.join(evidence.tagged)} look for, and none of the "
-        f"{evidence.count} completions has them: ask more plainly (--data.system-prompt), show the form first "
-        f"(policy-trainer sft), or take a stronger model. {evidence.example}"
-    )
-
-
-def _alike(evidence: _Evidence) -> str | None:
-    if not evidence.alike:
-        return None
+def _alike(evidence: _Evidence) -> str:
     right = evidence.parts.get("accuracy", np.full(1, np.nan))
     if (right == 1).all():
-        return (
-            f"all {evidence.count} completions are right: the problems are too easy, take harder ones. "
-            f"{evidence.example}"
-        )
+        return f"all {evidence.count} completions are right: the problems are too easy, take harder ones"
     if (right == 0).all():
         return (
             f"all {evidence.count} completions are wrong: take easier problems or a stronger model, or see whether "
-            f"--data.answer-rule suits the answers. {evidence.example}"
+            "--data.answer-rule suits the answers"
         )
     return (
-        f"within each group all completions have the same reward: raise --sampling.num-generations, take problems that "
-        f"are sometimes solved, or add a reward that differs. {evidence.example}"
+        "within each group all completions have the same reward: raise --sampling.num-generations, take problems that "
+        "are sometimes solved, or add a reward that differs"
     )
-
-
-def _without_answer(evidence: _Evidence) -> bool:
-    return bool(evidence.tagged) and not any(ANSWER in text for text in evidence.texts)
-
-
-Cause = Callable[[_Evidence], str | None]
-
-
-def causes_of(loss: LossConfig) -> Sequence[Cause]:
-    """What keeps such a loss from teaching; the first that applies is told. A teacher teaches whatever the rewards
-    are, but completions that cannot be judged do not train."""
-    return (_unjudged,) if loss.distillation else (_unjudged, _tags_not_requested, _truncated, _never_answered, _alike)

@@ -2,8 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from policy_trainer.config import LossConfig
@@ -39,8 +39,7 @@ class Health:
         self._loss = loss
         self._first: list[Mapping[str, Any]] = []
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=LONG)
-        self._seen: dict[str, int] = {}
-        self._seen |= {record["name"]: record["step"] for record in past if record["kind"] == "health"}
+        self._seen: dict[str, int] = {record["name"]: record["step"] for record in past if record["kind"] == "health"}
         steps = [record for record in past if record["kind"] == "step"]
         for record in steps[:-WINDOW]:
             self._remember(record)
@@ -52,12 +51,9 @@ class Health:
         self._remember(record)
         troubles = diagnose(self._first, list(self._recent), self._loss)
         step = record["step"]
-        new = [trouble for trouble in troubles if self._is_new(trouble, step)]
-        self._seen.update({trouble.name: step for trouble in troubles})
+        new = [item for item in troubles if item.name not in self._seen or step - self._seen[item.name] > item.quiet]
+        self._seen |= {trouble.name: step for trouble in troubles}
         return new
-
-    def _is_new(self, trouble: Trouble, step: int) -> bool:
-        return trouble.name not in self._seen or step - self._seen[trouble.name] > trouble.quiet
 
     def _remember(self, record: Mapping[str, Any]) -> None:
         if len(self._first) < WINDOW:
@@ -67,8 +63,8 @@ class Health:
 
 def health_record(trouble: Trouble, step: int) -> dict[str, Any]:
     """The record for metrics.jsonl."""
-    fields = {name: value for name, value in asdict(trouble).items() if name != "quiet"}
-    return {"kind": "health", "step": step, **fields}
+    fields = ("name", "seen", "band", "remedy")
+    return {"kind": "health", "step": step, **{name: getattr(trouble, name) for name in fields}}
 
 
 def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]:
@@ -80,7 +76,7 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
         return []
     latest = recent[-WINDOW:]
     return [
-        *(trouble for trouble in (band.trouble(_mean(latest, band.name)) for band in BANDS.values()) if trouble),
+        *_out_of_band(latest),
         *_variance(latest, loss),
         *_inert(recent, loss),
         *_advantages(latest, loss),
@@ -91,45 +87,38 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
     ]
 
 
-@dataclass(frozen=True)
-class Band:
-    """The band of a metric that is the same in every run."""
-
-    name: str
-    low: float
-    high: float
-    words: str
-    remedy: str
-
-    def trouble(self, seen: float) -> Trouble | None:
-        return Trouble(self.name, seen, self.words, self.remedy) if seen < self.low or seen > self.high else None
-
-
-_EVERYWHERE = (
-    Band(
+# Metrics whose band is the same in every run: name, low, high, the band in words, remedy.
+_BANDS = (
+    (
         "clip_ratio", 0, 0.3, "at most 0.3",
         "lower optimizer.learning_rate, publish_every, num_iterations or minibatches",
     ),
-    Band(
+    (
         "effective_sample_size", 0.5, math.inf, "at least 0.5 of the tokens",
         "sampler and learner disagree: lower publish_every, set max_lag, or set "
         "loss.importance_sampling_correction = tis with loss.old_logps = recomputed",
     ),
-    Band(
+    (
         "masked_ratio", 0, 0.5, "at most 0.5 of the tokens",
         "the policy is far from its samples: lower publish_every, set max_lag, or widen the bounds of loss.mask",
     ),
-    Band(
+    (
         "probe_logp_difference", 0, 0.1, "at most 0.1 nats",
         "workers do not have the weights that were published, or compute otherwise than the trainer: look at the "
         "engine's precision and attention, and restart the workers",
     ),
-    Band(
+    (
         "staleness", 0, 16, "at most 16 steps",
         "lower publish_every or max_waiting, set max_lag, or set order = freshest",
     ),
 )  # fmt: skip
-BANDS: Mapping[str, Band] = {band.name: band for band in _EVERYWHERE}
+
+
+def _out_of_band(latest: Records) -> Iterator[Trouble]:
+    for name, low, high, band, remedy in _BANDS:
+        seen = _mean(latest, name)
+        if seen < low or seen > high:
+            yield Trouble(name, seen, band, remedy)
 
 
 def _variance(latest: Records, loss: LossConfig) -> list[Trouble]:

@@ -84,7 +84,7 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
     version: the version of the weights that train on them.
     """
     rollouts = [lease.rollout for lease in leased]
-    samples = [_numbers(rollout.sample) for rollout in rollouts]
+    samples = [_numbers(rollout) for rollout in rollouts]
     lags = [version - rollout.policy_version for rollout in rollouts]
     references = [int(lease.batch.reference_version) for lease in leased if isinstance(lease.batch, ScoredBatch)]
     return {
@@ -103,7 +103,7 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
 
 def next_index(leased: Sequence[Leased]) -> int:
     """One more than the highest problem index of a step's batches; 0 when no batch has an index."""
-    indexes = (_numbers(lease.rollout.sample).get("index") for lease in leased)
+    indexes = (_numbers(lease.rollout).get("index") for lease in leased)
     return max((index for index in indexes if isinstance(index, int)), default=-1) + 1
 
 
@@ -164,10 +164,14 @@ def _probes(samples: Sequence[Metrics]) -> Metrics:
     }
 
 
-def _numbers(sample: str | None) -> Metrics:
-    """The numbers in a batch's `sample`, by name. An outside client may have put any JSON there."""
-    value = json.loads(sample or "{}")
-    items = value.items() if isinstance(value, dict) else ()
+def sample_fields(batch: RolloutBatch) -> dict[str, Any]:
+    """What the worker says of a batch in its `sample`. An outside client may have put any JSON there."""
+    value = json.loads(batch.sample or "{}")
+    return value if isinstance(value, dict) else {}
+
+
+def _numbers(batch: RolloutBatch) -> Metrics:
+    items = sample_fields(batch).items()
     return {name: item for name, item in items if isinstance(item, int | float) and 0 <= item <= _LARGEST}
 
 

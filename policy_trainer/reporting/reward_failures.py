@@ -1,12 +1,12 @@
 """Reports on which completions rewards failed, from what workers send with their batches."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from policy_trainer.reporting.metrics import sample_fields
 from policy_trainer.rewards.failures import RewardsFailed, summary
 from shared.batch import RolloutBatch
 from shared.errors import printable
@@ -72,9 +72,8 @@ class RewardFailures:
 
 
 def _read(batch: RolloutBatch) -> Iterator[tuple[str, int, str]]:
-    """(reward, completions, error). An outside client may have put any JSON there."""
-    value = json.loads(batch.sample or "{}")
-    entries = value.get(KEY) if isinstance(value, dict) else None
+    """(reward, completions, error)."""
+    entries = sample_fields(batch).get(KEY)
     for name, item in entries.items() if isinstance(entries, dict) else ():
         count, error = (item.get("completions"), item.get("error")) if isinstance(item, dict) else (None, None)
         if isinstance(count, int) and 0 < count <= _MOST_COMPLETIONS and isinstance(error, str):

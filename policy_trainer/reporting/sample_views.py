@@ -19,16 +19,11 @@ _SHORT = 400
 _UNJUDGED = "not judged"
 
 
-class TerminalSamples:
+def print_ends(console: Console, groups: Sequence[SampledGroup]) -> None:
     """Prints one group of a step or evaluation: the best and the worst completion, long texts cut."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
-        ranked = by_reward(groups[0].completions)
-        ends = (ranked[0],) if len(ranked) == 1 else (ranked[-1], ranked[0])
-        self._console.print(view(replace(groups[0], completions=ends), most=_SHORT))
+    ranked = by_reward(groups[0].completions)
+    ends = (ranked[0],) if len(ranked) == 1 else (ranked[-1], ranked[0])
+    console.print(view(replace(groups[0], completions=ends), most=_SHORT))
 
 
 def by_reward(completions: Sequence[SampledCompletion]) -> list[SampledCompletion]:

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from policy_trainer.config import SamplesConfig
 from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.objective.group import Group
-from policy_trainer.reporting.metrics import without_nan
+from policy_trainer.reporting.metrics import sample_fields, without_nan
 from shared.batch import RolloutBatch
 
 T = TypeVar("T")
@@ -68,22 +68,14 @@ def _make_encodable(value: SampledCompletion | SampledGroup, *names: str) -> Non
             object.__setattr__(value, name, text.encode(errors="backslashreplace").decode())
 
 
-class SampleWriter(Protocol):
-    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
-        """Takes the groups of one step or evaluation; at least one."""
-        ...
+# Takes the groups of one step or evaluation; at least one.
+WriteSamples = Callable[[Sequence[SampledGroup]], None]
 
 
-class SamplesFile:
-    """Appends lines to samples.jsonl, and flushes them at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
-        """Raises RunFailed if the disk is full."""
-        with write_failures(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(as_json(group), ensure_ascii=False) + "\n" for group in groups)
+def append_samples(path: Path, groups: Sequence[SampledGroup]) -> None:
+    """Appends lines to samples.jsonl, and flushes them. Raises RunFailed if the disk is full."""
+    with write_failures(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(as_json(group), ensure_ascii=False) + "\n" for group in groups)
 
 
 class Samples:
@@ -92,7 +84,7 @@ class Samples:
     def __init__(
         self,
         config: SamplesConfig,
-        writers: Sequence[SampleWriter],
+        writers: Sequence[WriteSamples],
         decode: Callable[[list[int]], str],
         eos: Set[int],
     ) -> None:
@@ -122,15 +114,13 @@ class Samples:
 
     def _write(self, groups: Sequence[SampledGroup]) -> None:
         for writer in self._writers if groups else ():
-            writer.write_samples(groups)
-
-    def _completion_text(self, ids: list[int]) -> str:
-        """The text that the model wrote."""
-        return self._decode(ids[:-1] if ids[-1] in self._eos else ids)
+            writer(groups)
 
     def _group(self, step: int, batch: RolloutBatch, group: Group) -> SampledGroup:
-        about = _about(batch)
+        about = sample_fields(batch)
         start = _if(str, about.get("start")) or ""  # rewards saw it, but it is in the prompt
+        completions = [ids.tolist() for ids in batch.group.completions()]
+        advantages = group.completion_advantages.tolist()
         return SampledGroup(
             step=step,
             kind="train",
@@ -141,16 +131,14 @@ class Samples:
             answer=_if(str, about.get("answer")),
             completions=tuple(
                 SampledCompletion(
-                    text=start + self._completion_text(ids.tolist()),
+                    text=start + self._decode(ids[:-1] if ids[-1] in self._eos else ids),
                     reward=_rounded(batch.rewards[i]),
                     parts={name: _rounded(part[i]) for name, part in sorted(batch.reward_parts.items())},
                     advantage=None if math.isnan(advantage) else _rounded(advantage),
                     tokens=len(ids),
                     finished=bool(batch.finished[i]),
                 )
-                for i, (ids, advantage) in enumerate(
-                    zip(batch.group.completions(), group.completion_advantages.tolist(), strict=True)
-                )
+                for i, (ids, advantage) in enumerate(zip(completions, advantages, strict=True))
             ),
         )
 
@@ -166,15 +154,12 @@ def read_samples(path: Path) -> list[SampledGroup]:
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.split("\n"):
         try:
-            groups.append(_from_json(json.loads(line)))
+            values = json.loads(line)
+            completions = tuple(SampledCompletion(**_with_nan(item)) for item in values.pop("completions"))
+            groups.append(SampledGroup(**values, completions=completions))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return groups
-
-
-def _from_json(values: dict[str, Any]) -> SampledGroup:
-    completions = tuple(SampledCompletion(**_with_nan(item)) for item in values.pop("completions"))
-    return SampledGroup(**values, completions=completions)
 
 
 def _with_nan(values: dict[str, Any]) -> dict[str, Any]:
@@ -189,9 +174,3 @@ def _rounded(value: float) -> float:
 
 def _if(kind: type[T], value: Any) -> T | None:
     return value if isinstance(value, kind) else None
-
-
-def _about(batch: RolloutBatch) -> dict[str, Any]:
-    """What the worker says of the problem. An outside client may have put any JSON there."""
-    value = json.loads(batch.sample or "{}")
-    return value if isinstance(value, dict) else {}

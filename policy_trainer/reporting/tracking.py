@@ -4,15 +4,13 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Protocol
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.marks import Travel, marked
 from policy_trainer.reporting.sample_views import columns_and_rows, markdown
-from policy_trainer.reporting.samples import SampledGroup, SampleWriter
+from policy_trainer.reporting.samples import SampledGroup
 from shared.errors import UserError
 
 # The project in trackio and W&B, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
@@ -28,29 +26,21 @@ class Recorder(Protocol):
     def close(self) -> None: ...
 
 
-class Tracker(Recorder, SampleWriter, Protocol):
+class Tracker(Recorder, Protocol):
     """Takes metrics, and samples as a text or a table."""
 
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """A run as trackers record it. first_step: the step that it resumes from. settings: without secrets."""
-
-    name: str
-    directory: Path
-    first_step: int
-    settings: Mapping[str, Any]
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None: ...
 
 
 class TensorBoard:
     """Writes events to RUN_DIR/tensorboard."""
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, config: TrainConfig, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # TensorBoard then hides the events that were written after the checkpoint.
-        purge = run.first_step + 1 if run.first_step else 0
-        self._writer = SummaryWriter(str(run.directory / "tensorboard"), purge_step=purge, flush_secs=10)
+        purge = first_step + 1 if first_step else 0
+        self._writer = SummaryWriter(str(config.run_dir / "tensorboard"), purge_step=purge, flush_secs=10)
 
     def write(self, record: Mapping[str, Any]) -> None:
         for name, value in scalars(record).items():
@@ -66,16 +56,16 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases. A resumed run continues its W&B run. WANDB_MODE=offline writes to RUN_DIR/wandb."""
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, config: TrainConfig, first_step: int) -> None:
         wandb: Any = import_module("wandb")
-        id_file = run.directory / "wandb_id"
+        id_file = config.run_dir / "wandb_id"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            name=run.name,
-            id=id_file.read_text() if run.first_step and id_file.exists() else None,
+            name=config.run,
+            id=id_file.read_text() if first_step and id_file.exists() else None,
             resume="allow",
-            dir=run.directory,
-            config=dict(run.settings),
+            dir=config.run_dir,
+            config=_settings(config),
             settings=wandb.Settings(console="off"),  # W&B would capture the panel's output
         )
         self._table: Any = wandb.Table
@@ -98,13 +88,13 @@ class Wandb:
 class Trackio:
     """trackio. It keeps runs on this machine unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set."""
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, config: TrainConfig, first_step: int) -> None:
         trackio: Any = import_module("trackio")
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", _PROJECT),
-            name=run.name,
-            config=dict(run.settings),
-            resume="allow" if run.first_step else "never",
+            name=config.run,
+            config=_settings(config),
+            resume="allow" if first_step else "never",
             embed=False,
         )
         self._table: Any = trackio.Table
@@ -122,8 +112,9 @@ class Trackio:
         self._run.finish()
 
 
-# By their names in `report_to`, which are also the names of the packages.
-TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
+# By their names in `report_to`, which are also the names of the packages. A tracker is made from the settings and the
+# step that the run resumes from.
+TRACKERS: Mapping[str, Callable[[TrainConfig, int], Tracker]] = {
     "tensorboard": TensorBoard,
     "trackio": Trackio,
     "wandb": Wandb,
@@ -184,13 +175,10 @@ def start_trackers(config: TrainConfig, first_step: int, note: Callable[[str], N
 
     Raises UserError when a new run cannot start one; a resumed run continues without it.
     """
-    private = marked(type(config), Travel.PRIVATE)
-    settings = config.model_dump(mode="json", exclude=private, exclude_none=True)
-    run = TrackedRun(config.run, config.run_dir, first_step, settings)
     started: list[Tracker] = []
     for name in dict.fromkeys(config.report_to):
         try:
-            started.append(SafeTracker(name, TRACKERS[name](run), note))
+            started.append(SafeTracker(name, TRACKERS[name](config, first_step), note))
         except Exception as error:
             if not first_step:
                 for tracker in started:
@@ -198,6 +186,12 @@ def start_trackers(config: TrainConfig, first_step: int, note: Callable[[str], N
                 raise UserError(f"report_to: {name} cannot start: {error}") from error
             note(f"{name} cannot start; the run continues without it: {error}")
     return started
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """Without secrets."""
+    private = marked(type(config), Travel.PRIVATE)
+    return config.model_dump(mode="json", exclude=private, exclude_none=True)
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:

@@ -19,12 +19,12 @@ from policy_trainer.queue_client.terms import BatchCheck, LeaseTerms
 from policy_trainer.ranks.world import World
 from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.reporting.display import Display, make_display
-from policy_trainer.reporting.first_steps import FirstSteps, causes_of, last_of_first
+from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.metrics import MetricsFile, read_metrics
 from policy_trainer.reporting.reward_failures import RewardFailures
-from policy_trainer.reporting.sample_views import TerminalSamples
-from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
+from policy_trainer.reporting.sample_views import print_ends
+from policy_trainer.reporting.samples import Samples, append_samples
 from policy_trainer.reporting.server_metrics import ServerMetrics
 from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
 from policy_trainer.run_files.recording import Recording
@@ -150,9 +150,9 @@ def _make_reporters(
     """url: of the server."""
     past = read_metrics(files.directory.metrics)  # what an earlier process wrote
     trackers = start_trackers(config, files.state.step, display.note)
-    writers: list[SampleWriter] = [SamplesFile(files.directory.samples), *trackers]
+    writers = [partial(append_samples, files.directory.samples), *(tracker.write_samples for tracker in trackers)]
     if config.show_samples:
-        writers.append(TerminalSamples(console))
+        writers.append(partial(print_ends, console))
     tokenizer, eos = policy.tokenizer, set(eos_token_ids(policy.learner.model, policy.tokenizer))
     first = last_of_first(config.groups_per_step, config.max_steps)
     return Reporters(
@@ -165,7 +165,7 @@ def _make_reporters(
             first,
             tokenizer,
             policy.tagged_rewards,
-            causes_of(config.loss),
+            config.loss,
             apart=policy.part_weights if config.loss.advantage == "gdpo" else None,
         ),
         display=display,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.cli import samples
-from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, SamplesFile
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, append_samples
 from shared.errors import UserError
 
 
@@ -23,10 +23,12 @@ def group(step: int, kind: str, *completions: SampledCompletion) -> SampledGroup
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    file = SamplesFile(tmp_path / "samples.jsonl")
-    file.write_samples([group(1, "train", completion("forty", 0.0), completion("about 42", 0.25))])
-    file.write_samples([group(10, "train", completion("41", math.nan), completion("42", 1.0))])
-    file.write_samples([group(10, "eval", completion("43\x1b[2J", 0.125))])
+    for kept in (
+        group(1, "train", completion("forty", 0.0), completion("about 42", 0.25)),
+        group(10, "train", completion("41", math.nan), completion("42", 1.0)),
+        group(10, "eval", completion("43\x1b[2J", 0.125)),
+    ):
+        append_samples(tmp_path / "samples.jsonl", [kept])
     return tmp_path
 
 

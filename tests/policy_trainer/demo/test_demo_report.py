@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from policy_trainer.demo.demo_report import print_summary
+from policy_trainer.demo.demo_report import plot_curves, print_summary
 from policy_trainer.run_files.run_directory import RunDirectory
 
 
@@ -27,3 +27,14 @@ def test_it_says_how_to_open_the_dashboard_and_make_the_report(tmp_path: Path, m
         "  and open http://127.0.0.1:8400/#/runs\n"
         "its report, as one HTML file: .venv/bin/policy-trainer report 'runs/my demo'\n"
     )
+
+
+@pytest.mark.slow
+def test_curves_are_drawn_of_few_records(tmp_path: Path) -> None:
+    step = {"kind": "step", "step": 1, "reward": 0.5, "reward/tags": None, "kl": 0.0, "completion_length_mean": 5.0}
+    whole = {**step, "entropy": 1.0, "clip_ratio": 0.1, "completion_length_min": 1, "completion_length_max": 9}
+    evaluation = {"kind": "evaluation", "step": 1, "accuracy": 0.5}
+    for records in ([], [step], [step, evaluation], [{"kind": "health", "step": 1}, whole, evaluation]):
+        plot_curves(records, tmp_path / "curves.png")
+        assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+        (tmp_path / "curves.png").unlink()

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.doctor.examination import Check, examine
-from policy_trainer.doctor.findings import Finding, Subject, Verdict, ok, warning
+from policy_trainer.doctor.examination import examine
+from policy_trainer.doctor.findings import Finding, Subject, Verdict, ok, refused, warning
+from policy_trainer.lifecycle.endings import RunFailed
 from shared.errors import UserError
 from tests.policy_trainer.doctor.subjects import subject_of
 
@@ -23,9 +24,7 @@ def bad(subject: Subject) -> Iterator[Finding]:
 
 
 def test_what_needs_something_wrong_is_not_checked(model: Path) -> None:
-    checks = (
-        Check("a", bad), Check("b", good), Check("c", good, ("a",)), Check("d", good, ("c",)), Check("e", good, ("b",)),
-    )  # fmt: skip
+    checks = {"a": (bad, ()), "b": (good, ()), "c": (good, ("a",)), "d": (good, ("c",)), "e": (good, ("b",))}
     with subject_of(model) as subject:
         findings = list(examine(subject, checks))
     assert [(name, finding.verdict) for name, finding in findings] == [
@@ -48,3 +47,23 @@ def test_one_cause_is_one_finding_with_a_remedy(model: Path, settings: dict[str,
         problems = [(name, finding) for name, finding in examine(subject) if finding.verdict is Verdict.WRONG]
     assert [name for name, _ in problems] == [check]
     assert problems[0][1].remedy
+
+
+DIED = "the worker died with status 2; its last output:\ninfo: it begins\nrewards: no such name\nall of it is in /x"
+
+
+@pytest.mark.parametrize(
+    ("error", "seen", "remedy"),
+    [
+        (UserError("device: there is no cuda:1; use auto; or cpu"), "device: there is no cuda:1", "use auto; or cpu"),
+        (
+            RunFailed("run: another one trains it; it lives.\nStop it"),
+            "run: another one trains it; it lives.",
+            "Stop it",
+        ),
+        (RunFailed(DIED), "the worker died with status 2", "rewards: no such name"),
+    ],
+)
+def test_an_error_is_split_into_what_is_wrong_and_what_to_do(error: Exception, seen: str, remedy: str) -> None:
+    finding = refused(error)
+    assert (finding.verdict, finding.seen, finding.remedy) == (Verdict.WRONG, seen, remedy)

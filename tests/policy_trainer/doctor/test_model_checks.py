@@ -19,17 +19,13 @@ from tests.policy_trainer.doctor.subjects import looked, verdicts
 def save(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Any:
     """Saves a tiny model after a change to it."""
 
-    def change(change: Callable[[PreTrainedModel, PreTrainedTokenizerFast], None], **options: Any) -> Path:
+    def save(change: Callable[[Any, Any], None] = lambda model, tokenizer: None, **options: Any) -> Path:
         model, changed_tokenizer = make_tiny(**{"vocabulary": len(tokenizer), **options}), make_tokenizer()
         change(model, changed_tokenizer)
         save_model(model, changed_tokenizer, tmp_path / "changed")
         return tmp_path / "changed"
 
-    return change
-
-
-def nothing(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    pass
+    return save
 
 
 def test_a_model_that_is_right(model: Path) -> None:
@@ -45,7 +41,7 @@ def test_a_model_that_is_right(model: Path) -> None:
 
 
 def test_weights_that_are_not_finite(save: Any) -> None:
-    def breaks(model: PreTrainedModel, _: PreTrainedTokenizerFast) -> None:
+    def breaks(model: Any, _: Any) -> None:
         model.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = float("nan")
 
     [finding] = looked(weights, save(breaks))
@@ -59,9 +55,8 @@ def test_a_directory_without_weights(model: Path) -> None:
 
 
 def test_no_eos_token(save: Any) -> None:
-    def forgets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    def forgets(model: Any, tokenizer: Any) -> None:
         model.config.eos_token_id = None
-        assert model.generation_config
         model.generation_config.eos_token_id = None
         tokenizer.eos_token = None
 
@@ -70,32 +65,27 @@ def test_no_eos_token(save: Any) -> None:
 
 
 def test_an_eos_token_beyond_the_vocabulary(save: Any) -> None:
-    [finding] = looked(vocabulary, save(nothing, eos=400))
+    [finding] = looked(vocabulary, save(eos=400))
     assert finding.verdict is Verdict.WRONG and "id 400" in finding.seen
 
 
 def test_a_chat_template_that_ends_answers_otherwise(save: Any) -> None:
-    [finding] = looked(ends, save(nothing, eos=0))
+    [finding] = looked(ends, save(eos=0))
     assert finding.verdict is Verdict.WARNING
     assert "ends an answer with <|end|> (1), but sampling stops only at <|pad|> (0)" in finding.seen
     assert finding.remedy.endswith("generation_config.json to [0, 1]")
 
 
 def test_no_chat_template(save: Any) -> None:
-    def forgets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-        tokenizer.chat_template = None
-
-    directory = save(forgets)
+    directory = save(lambda model, tokenizer: setattr(tokenizer, "chat_template", None))
     with pytest.raises(UserError, match=r"no chat template: .*--data.prompt-style plain"):
         looked(prompts, directory)
     assert verdicts(looked(prompts, directory, data={"prompt_style": "plain"})) == [Verdict.OK, Verdict.OK]
 
 
 def test_a_chat_template_without_a_generation_prompt(save: Any) -> None:
-    def shortens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-        tokenizer.chat_template = "{% for message in messages %}{{ message['content'] + '<|end|>' }}{% endfor %}"
-
-    findings = looked(prompts, save(shortens))
+    template = "{% for message in messages %}{{ message['content'] + '<|end|>' }}{% endfor %}"
+    findings = looked(prompts, save(lambda model, tokenizer: setattr(tokenizer, "chat_template", template)))
     assert verdicts(findings) == [Verdict.WARNING, Verdict.OK, Verdict.OK]
     assert "add_generation_prompt" in findings[0].seen
 
@@ -116,7 +106,6 @@ def test_prompts_that_the_context_has_no_room_for(model: Path) -> None:
     assert "--sampling.max-completion-length" in finding.remedy
 
 
-def test_a_prompt_with_a_token_that_the_model_lacks(make_tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
-    save_model(make_tiny(vocabulary=6), tokenizer, tmp_path / "small")
-    finding = looked(prompts, tmp_path / "small")[-1]
+def test_a_prompt_with_a_token_that_the_model_lacks(save: Any) -> None:
+    finding = looked(prompts, save(vocabulary=6))[-1]
     assert finding.verdict is Verdict.WRONG and "the model's embedding 6 rows" in finding.seen

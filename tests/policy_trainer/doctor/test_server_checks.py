@@ -11,6 +11,7 @@ from shared.api import ModelInfo
 from shared.errors import UserError
 from tests.policy_trainer.doctor.subjects import looked
 from tests.ports import free_port
+from tests.site import Answer
 
 
 def test_a_server_that_is_down(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +25,7 @@ def test_a_server_that_is_down(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_token_that_is_refused(model: Path, open_site: Any) -> None:
     error = b'{"error": {"code": "unauthorized", "message": "this token is not known", "request_id": "1"}}'
-    site = open_site(lambda request: site_answer(site, 401, error))
+    site = open_site(lambda request: answer(401, error))
     with pytest.raises(UserError, match=r"^server: .*401: this token is not known; give one .*--token-file"):
         looked(server, model, server=site.url)
 
@@ -35,10 +36,10 @@ def test_another_model(model: Path, open_site: Any) -> None:
     }  # fmt: skip
     body = ModelInfo.model_validate(about).model_dump_json().encode()
     results = b'{"results": []}'
-    site = open_site(lambda request: site_answer(site, 200, body if request.path == "/v1/model" else results))
+    site = open_site(lambda request: answer(200, body if request.path == "/v1/model" else results))
     with pytest.raises(UserError, match=r"^model: the tokenizer of .* is not that of the server's reference other"):
         looked(server, model, server=site.url)
 
 
-def site_answer(site: Any, status: int, body: bytes) -> Any:
-    return site.answer(status, body, {"Content-Type": "application/json"})
+def answer(status: int, body: bytes) -> Answer:
+    return Answer(status, body, {"Content-Type": "application/json"})

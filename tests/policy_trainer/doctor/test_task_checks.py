@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.doctor.findings import Finding, Verdict
+from policy_trainer.doctor.findings import Verdict
 from policy_trainer.doctor.task_checks import problems, rewards
 from shared.errors import UserError
 from tests.policy_trainer.doctor.subjects import looked, verdicts
 
 MODULE = "tests.policy_trainer.doctor.own_rewards"
-
-
-def judged(model: Path, *names: str, **settings: Any) -> list[Finding]:
-    return looked(rewards, model, rewards=[f"{MODULE}:{name}" for name in names], **settings)
 
 
 def test_problems_are_shown_with_their_answers(model: Path) -> None:
@@ -58,39 +54,22 @@ def test_a_target_is_no_answer_to_try(model: Path) -> None:
     assert "no gold answer to try" in findings[0].seen
 
 
-def test_a_reward_with_the_wrong_sign_is_warned_of(model: Path) -> None:
-    [finding] = judged(model, "inverted")
-    assert finding.verdict is Verdict.WARNING and "no more than a wrong one" in finding.seen
-
-
-def test_a_reward_that_is_always_the_same_is_warned_of(model: Path) -> None:
-    [finding] = judged(model, "constant")
-    assert finding.verdict is Verdict.WARNING and "all are equal" in finding.seen
-
-
-def test_a_reward_that_fails_on_every_text_is_wrong(model: Path) -> None:
-    [finding] = judged(model, "raising")
-    assert finding.verdict is Verdict.WRONG
-    assert "failed on 3 of 3 samples: KeyError: 'gold'" in finding.seen and "fix the reward" in finding.remedy
-
-
-def test_a_reward_that_fails_on_an_empty_answer_is_warned_of(model: Path) -> None:
-    [finding] = judged(model, "fails_on_empty")
-    assert finding.verdict is Verdict.WARNING and "failed on 1 of 3 samples: IndexError" in finding.seen
-
-
-def test_a_reward_that_hangs_is_wrong(model: Path) -> None:
-    [finding] = judged(model, "hanging", judging={"seconds": 0.2})
-    assert finding.verdict is Verdict.WRONG and "took more than 0.2 s" in finding.seen
-    assert "--judging.seconds" in finding.remedy
-
-
-def test_a_reward_that_is_not_there_keeps_the_others(model: Path) -> None:
-    findings = judged(model, "missing", "good")
-    assert verdicts(findings) == [Verdict.WRONG, Verdict.OK]
-    assert "missing" in findings[0].seen
-
-
-def test_a_reward_that_is_only_logged_makes_nothing_wrong(model: Path) -> None:
-    findings = judged(model, "raising", "good", reward_weights=[0, 1])
-    assert verdicts(findings) == [Verdict.WARNING, Verdict.OK]
+@pytest.mark.parametrize(
+    ("names", "settings", "verdict", "seen", "remedy"),
+    [
+        (["inverted"], {}, Verdict.WARNING, "no more than a wrong one", "sign"),
+        (["constant"], {}, Verdict.WARNING, "all are equal", "docs/rewards.md"),
+        (["raising"], {}, Verdict.WRONG, "failed on 3 of 3 samples: KeyError: 'gold'", "fix the reward"),
+        (["fails_on_empty"], {}, Verdict.WARNING, "failed on 1 of 3 samples: IndexError", "fix the reward"),
+        (["hanging"], {"judging": {"seconds": 0.2}}, Verdict.WRONG, "took more than 0.2 s", "--judging.seconds"),
+        (["missing", "good"], {}, Verdict.WRONG, "missing", ""),
+        (["raising", "good"], {"reward_weights": [0, 1]}, Verdict.WARNING, "KeyError", "fix the reward"),
+    ],
+)
+def test_a_reward_that_teaches_nothing_is_reported(
+    model: Path, names: list[str], settings: dict[str, Any], verdict: Verdict, seen: str, remedy: str
+) -> None:
+    """A reward that is only logged, with weight 0, makes nothing wrong."""
+    finding, *others = looked(rewards, model, rewards=[f"{MODULE}:{name}" for name in names], **settings)
+    assert finding.verdict is verdict and seen in finding.seen and remedy in finding.remedy
+    assert verdicts(others) == [Verdict.OK] * (len(names) - 1)

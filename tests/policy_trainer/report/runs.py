@@ -11,7 +11,7 @@ from rich.console import Console
 from policy_trainer.config import TrainConfig
 from policy_trainer.evaluation.evaluator import wilson_interval
 from policy_trainer.reporting.metrics import MetricsFile
-from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, SamplesFile
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, append_samples
 from policy_trainer.run_files.run_directory import RunDirectory
 
 
@@ -58,7 +58,7 @@ def make_run(
         metrics.write(record)
     metrics.close()
     if groups:
-        SamplesFile(directory.samples).write_samples(groups)
+        append_samples(directory.samples, groups)
     return root
 
 

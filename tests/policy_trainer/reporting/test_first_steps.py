@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policy_trainer.config import LossConfig
-from policy_trainer.reporting.first_steps import FirstSteps, causes_of, last_of_first
+from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
 from shared.batch import RolloutBatch
 
 TAGS = frozenset({"accuracy", "format"})
@@ -45,7 +45,7 @@ def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., RolloutBatch]:
 def troubles(
     tokenizer: Any, *steps: list[RolloutBatch], tagged: frozenset[str] = TAGS, loss: LossConfig = LOSS
 ) -> list[str]:
-    first = FirstSteps(2, tokenizer, tagged, causes_of(loss))
+    first = FirstSteps(2, tokenizer, tagged, loss)
     return [str(trouble) for number, step in enumerate(steps, 1) for trouble in first.observe(number, step)]
 
 
@@ -59,7 +59,7 @@ def test_rewards_that_are_compared_apart_may_have_equal_sums(tokenizer: Any, mak
     batch = make_batch([RIGHT, WRONG], [1.0, 1.0])
     batch = replace(batch, reward_parts={"a": np.array([1, 0], np.float32), "b": np.array([0, 1], np.float32)})
     assert len(troubles(tokenizer, [batch], [batch])) == 1
-    first = FirstSteps(2, tokenizer, TAGS, causes_of(LOSS), apart={"a": 1.0, "b": 1.0})
+    first = FirstSteps(2, tokenizer, TAGS, LOSS, apart={"a": 1.0, "b": 1.0})
     assert [*first.observe(1, [batch]), *first.observe(2, [batch])] == []
 
 
@@ -96,7 +96,7 @@ def test_each_cause(batch: dict[str, Any], tagged: frozenset[str], words: list[s
 
 
 def test_a_resumed_run_is_not_checked_again(tokenizer: Any, make_batch: Any) -> None:
-    first = FirstSteps(2, tokenizer, TAGS, causes_of(LOSS))
+    first = FirstSteps(2, tokenizer, TAGS, LOSS)
     assert first.observe(7, [make_batch(**PLAIN)]) == []
 
 

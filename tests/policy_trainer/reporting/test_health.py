@@ -129,11 +129,6 @@ class TestWhatBelongsToTheLoss:
     def test_unscaled_advantages_have_any_deviation(self, loss: dict[str, Any]) -> None:
         assert sick("advantage_std", 0.1, **loss) == sick("advantage_std", 9.0, **loss) == []
 
-    @pytest.mark.parametrize(("advantage", "scale"), [("outcome", "group"), ("rloo", "batch")])
-    def test_scaled_advantages_have_not(self, advantage: str, scale: str) -> None:
-        loss: dict[str, Any] = {"advantage": advantage, "scale_rewards": scale}
-        assert sick("advantage_std", 0.1, **loss) == sick("advantage_std", 9.0, **loss) == ["advantage_std"]
-
     def test_groups_without_variance_lower_it_where_they_stay(self) -> None:
         """Three quarters of the advantages are 0, so that a deviation of a half is 1 for the others."""
         recent = run(WINDOW, frac_reward_zero_std=0.75, advantage_std=0.4)

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,9 @@ from policy_trainer.learner.groups import make_group
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
-from policy_trainer.reporting.sample_views import TerminalSamples, columns_and_rows, markdown
-from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, Samples, SamplesFile, read_samples
+from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_ends
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, Samples, append_samples, read_samples
 from shared.batch import RolloutBatch
-
-
-class Kept(list[list[SampledGroup]]):
-    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
-        self.append(list(groups))
 
 
 @pytest.fixture
@@ -57,8 +53,8 @@ def sample(tokenizer: PreTrainedTokenizerFast) -> Callable[[RolloutBatch], Sampl
     """What step 1 keeps of a batch."""
 
     def sample(batch: RolloutBatch) -> SampledGroup:
-        kept = Kept()
-        make_samples(tokenizer, kept).of_step(1, [batch], [trained(batch)])
+        kept: list[Sequence[SampledGroup]] = []
+        make_samples(tokenizer, kept.append).of_step(1, [batch], [trained(batch)])
         return kept[0][0]
 
     return sample
@@ -76,7 +72,7 @@ def test_a_line_has_the_texts_rewards_and_advantages(
     tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = tmp_path / "samples.jsonl"
-    make_samples(tokenizer, SamplesFile(path)).of_step(1, [batch], [trained(batch)])
+    make_samples(tokenizer, partial(append_samples, path)).of_step(1, [batch], [trained(batch)])
     (line,) = [json.loads(line) for line in path.read_text().splitlines()]
     completions = line.pop("completions")
     assert line == {
@@ -99,7 +95,7 @@ def test_a_full_disk_ends_the_run_with_the_file_and_a_remedy(
     path = tmp_path / "samples.jsonl"
     path.symlink_to(full_disk)
     with pytest.raises(RunFailed, match=r"samples\.jsonl cannot be written: .*No space left.*; once .*--resume"):
-        make_samples(tokenizer, SamplesFile(path)).of_step(1, [batch], [trained(batch)])
+        make_samples(tokenizer, partial(append_samples, path)).of_step(1, [batch], [trained(batch)])
 
 
 def test_a_text_begins_as_rewards_saw_it(batch: RolloutBatch, sample: Any) -> None:
@@ -111,8 +107,8 @@ def test_a_text_begins_as_rewards_saw_it(batch: RolloutBatch, sample: Any) -> No
 def test_the_first_step_and_every_nth(
     batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast, every: int, expected: list[int]
 ) -> None:
-    kept = Kept()
-    samples = make_samples(tokenizer, kept, every=every, prompts=2)
+    kept: list[Sequence[SampledGroup]] = []
+    samples = make_samples(tokenizer, kept.append, every=every, prompts=2)
     for step in range(1, 7):
         samples.of_step(step, [batch] * 3, [trained(batch)] * 3)
     assert [groups[0].step for groups in kept] == expected
@@ -132,7 +128,7 @@ def test_half_a_surrogate_pair_is_escaped(
     path, shown = tmp_path / "samples.jsonl", io.StringIO()
     completion = SampledCompletion("a\ud800", 1.0, {}, None, 1, True)
     group = SampledGroup(0, "eval", None, "task", 0, "\udfff?", "\x1b[31m\nb\ud800", (completion,))
-    writers = [SamplesFile(path), TerminalSamples(Console(file=shown))]
+    writers = [partial(append_samples, path), partial(print_ends, Console(file=shown))]
     make_samples(tokenizer, *writers).of_evaluation([group])
     (read,) = read_samples(path)
     assert (read.prompt, read.answer, read.completions[0].text) == ("\\udfff?", "\x1b[31m\nb\\ud800", "a\\ud800")
@@ -143,7 +139,7 @@ def test_the_terminal_gets_the_best_and_the_worst_of_one_group(
     batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     output = io.StringIO()
-    terminal = TerminalSamples(Console(file=output, width=100))
+    terminal = partial(print_ends, Console(file=output, width=100))
     judged = replace(batch, rewards=np.array([1.5, 0.5, 0.75], np.float32))
     make_samples(tokenizer, terminal).of_step(1, [judged, judged], [trained(judged)] * 2)
     shown = output.getvalue()

@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,12 @@ from rich.console import Console
 from policy_trainer.config import LossConfig, OptimizerConfig, SamplesConfig
 from policy_trainer.queue_client.server import trained_advantages
 from policy_trainer.queue_client.terms import BatchCheck
-from policy_trainer.reporting.display import LineDisplay, LiveDisplay
-from policy_trainer.reporting.first_steps import FirstSteps, causes_of
+from policy_trainer.reporting.display import Display, LiveDisplay
+from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
 from policy_trainer.reporting.metrics import MetricsFile, next_index, read_metrics
-from policy_trainer.reporting.sample_views import TerminalSamples, columns_and_rows, markdown
-from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
+from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_ends
+from policy_trainer.reporting.samples import Samples, append_samples, read_samples
 from policy_trainer.trainer.parts import step_record
 from shared import wire
 from shared.batch import (
@@ -135,7 +136,7 @@ def trainer(tmp_path: Path, make_tiny: Any, tokenizer: Any) -> Iterator[Any]:
     """Everything that a step of a training run passes a batch to, once for each loss."""
     model = make_tiny(vocabulary=len(tokenizer))
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), force_terminal=True)
-    writers = [SamplesFile(tmp_path / "samples.jsonl"), TerminalSamples(console)]
+    writers = [partial(append_samples, tmp_path / "samples.jsonl"), partial(print_ends, console)]
     losses = [LossConfig.model_validate(loss) for loss in LOSSES]
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     yield SimpleNamespace(
@@ -155,8 +156,8 @@ def trainer(tmp_path: Path, make_tiny: Any, tokenizer: Any) -> Iterator[Any]:
         vocabulary=len(tokenizer),
         metrics=metrics,
         samples=Samples(SamplesConfig(every=1), writers, lambda ids: str(tokenizer.decode(ids)), {1}),
-        displays=[LineDisplay(console, 9, 0), LiveDisplay(console, 9, 0)],
-        first_steps=lambda loss: FirstSteps(2, tokenizer, frozenset(), causes_of(loss)),
+        displays=[Display(console, 9, 0), LiveDisplay(console, 9, 0)],
+        first_steps=lambda loss: FirstSteps(2, tokenizer, frozenset(), loss),
         console=console,
     )
     metrics.close()

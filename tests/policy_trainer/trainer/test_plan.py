@@ -8,7 +8,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.reporting.display import LineDisplay
+from policy_trainer.reporting.display import Display
 from policy_trainer.trainer.plan import MAIN_MEMORY, plan, shortages
 from policy_trainer.trainer.policy import warn_of_memory
 from shared.errors import UserError
@@ -146,6 +146,6 @@ def test_train_warns_before_anything_is_loaded(
     outline.config.update({"num_hidden_layers": 300})
     outline.config.layer_types = None
     outline.config.save_pretrained(tmp_path)
-    warn_of_memory(run(model=str(tmp_path), device="cpu"), None, LineDisplay(Console(), 1, 0), ranks=ranks)
+    warn_of_memory(run(model=str(tmp_path), device="cpu"), None, Display(Console(), 1, 0), ranks=ranks)
     output = " ".join(capsys.readouterr().out.split())
     assert "this may run out of memory: main memory has" in output and "--reference.device" not in output

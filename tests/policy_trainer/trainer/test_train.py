@@ -22,11 +22,11 @@ from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_first_kl
-from policy_trainer.reporting.display import LineDisplay
-from policy_trainer.reporting.first_steps import FirstSteps, causes_of
+from policy_trainer.reporting.display import Display
+from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.reward_failures import RewardFailures
-from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
+from policy_trainer.reporting.samples import Samples, append_samples, read_samples
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, write_weights
 from policy_trainer.run_files.run_directory import RunDirectory, RunFiles
 from policy_trainer.trainer.bad_groups import BadGroups
@@ -163,7 +163,7 @@ def make_trainer(
         batches = [make_scored([3], rows, [0.0, 1.0], ref_logps=scores, number=number) for number in range(2)]
         stop, ledger, metrics = StopRequest(), Ledger(), Metrics()
         feed = Feed(batches, ledger)
-        display = LineDisplay(Console(quiet=True), 2, 0)
+        display = Display(Console(quiet=True), 2, 0)
 
         def write(directory: Path) -> Future[None] | None:
             write_weights(model, tokenizer, learner.weights, directory)
@@ -196,10 +196,13 @@ def make_trainer(
             Reporters(
                 metrics,
                 Samples(
-                    config.samples, [SamplesFile(directory.samples)], lambda ids: str(tokenizer.decode(ids)), set()
+                    config.samples,
+                    [partial(append_samples, directory.samples)],
+                    lambda ids: str(tokenizer.decode(ids)),
+                    set(),
                 ),
                 Health(config.loss),
-                FirstSteps(2, tokenizer, frozenset(), causes_of(LossConfig())),
+                FirstSteps(2, tokenizer, frozenset(), LossConfig()),
                 display,
                 RewardFailures(after=2),
             ),
