@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.marks import Resume, Section, Travel
 from policy_trainer.config.rewards import JudgingConfig
-from policy_trainer.config.sampling import SamplerName, SamplingConfig, VllmConfig, check_sampler, check_sleep_mode
+from policy_trainer.config.sampling import SamplerName, SamplingConfig, VllmConfig
 from policy_trainer.config.sections import EvalEvaluationConfig, LoraConfig
 from shared.api import PLAIN_NAME
 from shared.settings import Dtype, InHelp, settings_config
@@ -80,7 +80,14 @@ class CommonConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _check_sampler(self) -> "CommonConfig":
-        check_sampler(self.sampler, self.vllm_url, self.device)
+        if self.sampler == "vllm-server" and not (self.vllm_url or "").startswith(("http://", "https://")):
+            got = "none" if self.vllm_url is None else repr(self.vllm_url)
+            raise ValueError(f"vllm_url: --sampler vllm-server needs the URL of a running `vllm serve`, got {got}")
+        if self.sampler == "vllm" and self.device.startswith("cuda:") and self.device != "cuda:0":
+            raise ValueError(
+                f"device: vLLM takes the first GPUs that it sees, not {self.device}: "
+                f"set CUDA_VISIBLE_DEVICES={self.device.removeprefix('cuda:')} and leave device out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -131,14 +138,19 @@ class RunConfig(CommonConfig):
         return server
 
     @model_validator(mode="after")
-    def _check_tls_ca(self) -> "RunConfig":
+    def _check_places(self) -> "RunConfig":
         if self.tls_ca is not None and not self.server.startswith("https://"):
             raise ValueError(f"tls_ca: needs a server at https://, got {self.server}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sleep_mode(self) -> "RunConfig":
-        check_sleep_mode(self.sampler, self.weights, self.vllm)
+        if self.vllm.enable_sleep_mode and self.sampler == "hf":
+            raise ValueError(
+                "vllm.enable_sleep_mode: sampler hf has no engine that sleeps: leave it out, or use --sampler vllm or "
+                "vllm-server"
+            )
+        if self.vllm.enable_sleep_mode and self.weights == "server":
+            raise ValueError(
+                "vllm.enable_sleep_mode: workers elsewhere do not share the trainer's GPU: leave it out, or use "
+                "--weights directory with workers on the trainer's machine"
+            )
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from policy_trainer.config.marks import Section, Travel
 from shared.settings import InHelp
@@ -26,34 +26,6 @@ USED_SETTINGS: Mapping[str, Set[str]] = {
 SOURCE_SETTINGS: Set[str] = frozenset().union(*USED_SETTINGS.values())
 
 
-def refuse_unused(task: str, source: BaseModel) -> None:
-    """Raises ValueError for a setting that differs from its default and that the task would ignore.
-
-    source: a SourceConfig. A user's own task is not in the table; it may use every setting except mixture.
-    """
-    given = [name for name in type(source).model_fields if name in SOURCE_SETTINGS and _is_given(source, name)]
-    for name in given:
-        if name not in USED_SETTINGS.get(task, SOURCE_SETTINGS - {"mixture"}):
-            others = ", ".join(other for other, names in USED_SETTINGS.items() if name in names)
-            inside = "; a task of data.mixture has its own" if task == "mixture" else ""
-            raise ValueError(f"data.{name}: task {task} does not use it{inside}: leave it out, or use --task {others}")
-    if "path" in given and "eval_split" in given and "eval_path" not in given:
-        raise ValueError(
-            "data.eval_split: it is a split of data.dataset, but data.path takes precedence over that: "
-            "give data.eval_path, or leave eval_split out"
-        )
-    generated = task == "countdown" and not {"path", "dataset"} & set(given)
-    for name in (name for name in given if generated and name != "countdown"):
-        raise ValueError(
-            f"data.{name}: task countdown generates all its problems, held-out ones too, unless data.path or "
-            f"data.dataset is given: give one of them, or leave {name} out"
-        )
-
-
-def _is_given(source: BaseModel, name: str) -> bool:
-    return getattr(source, name) != type(source).model_fields[name].default
-
-
 TASK_NAMES = tuple(USED_SETTINGS)
 # Arguments of apply_chat_template that the encoder of prompts gives itself.
 _OWN_TEMPLATE_KWARGS = {
@@ -69,20 +41,6 @@ def _task_name(name: str) -> str:
 
 
 TaskName = Annotated[str, AfterValidator(_task_name), Travel.NAME]
-
-
-def check_chat_template_kwargs(variables: Mapping[str, Any], prompt_style: str) -> None:
-    """Raises ValueError for variables that would be ignored, are set by us, or are texts that mean a JSON value."""
-    if variables and prompt_style == "plain":
-        raise ValueError("data.chat_template_kwargs: --data.prompt-style plain uses no chat template: leave one out")
-    for name, value in variables.items():
-        if name in _OWN_TEMPLATE_KWARGS:
-            raise ValueError(f"data.chat_template_kwargs: {name} is set for each prompt: leave it out")
-        if value in ("true", "false", "null"):  # from NAME=VALUE; a template takes any text as true
-            raise ValueError(
-                f"data.chat_template_kwargs: {name} is the text {value!r}: "
-                f"write JSON, --data.chat-template-kwargs '{{\"{name}\": {value}}}'"
-            )
 
 
 class PromptConfig(Section):
@@ -101,7 +59,18 @@ class PromptConfig(Section):
 
     @model_validator(mode="after")
     def _check_chat_template_kwargs(self) -> "PromptConfig":
-        check_chat_template_kwargs(self.chat_template_kwargs, self.prompt_style)
+        """Variables must not be ignored, set for each prompt anyway, or texts that mean a JSON value."""
+        where = "data.chat_template_kwargs:"
+        if self.chat_template_kwargs and self.prompt_style == "plain":
+            raise ValueError(f"{where} --data.prompt-style plain uses no chat template: leave one out")
+        for name, value in self.chat_template_kwargs.items():
+            if name in _OWN_TEMPLATE_KWARGS:
+                raise ValueError(f"{where} {name} is set for each prompt: leave it out")
+            if value in ("true", "false", "null"):  # from NAME=VALUE; a template takes any text as true
+                raise ValueError(
+                    f"{where} {name} is the text {value!r}: "
+                    f"write JSON, --data.chat-template-kwargs '{{\"{name}\": {value}}}'"
+                )
         return self
 
 
@@ -175,9 +144,27 @@ class DataConfig(PromptConfig, SourceConfig):
 
 
 def check_source(task: TaskName, source: SourceConfig) -> None:
-    """Raises ValueError for a task without a source of problems, and for a setting that the task would ignore."""
+    """Raises ValueError for a task without a source of problems, and for a setting that differs from its default and
+    that the task would ignore. A user's own task is not in the table; it may use every setting except mixture."""
     if task == "jsonl" and source.path is None:
         raise ValueError("data.path: task jsonl needs a file of problems: give --data.path FILE")
     if task == "dataset" and not source.dataset and source.path is None:
         raise ValueError("data.dataset: task dataset needs a dataset: give --data.dataset NAME, or --data.path FILE")
-    refuse_unused(task, source)
+    fields: Mapping[str, Any] = type(source).model_fields
+    given = [name for name in fields if name in SOURCE_SETTINGS and getattr(source, name) != fields[name].default]
+    for name in given:
+        if name not in USED_SETTINGS.get(task, SOURCE_SETTINGS - {"mixture"}):
+            users = ", ".join(other for other, names in USED_SETTINGS.items() if name in names)
+            inside = "; a task of data.mixture has its own" if task == "mixture" else ""
+            raise ValueError(f"data.{name}: task {task} does not use it{inside}: leave it out, or use --task {users}")
+    if "path" in given and "eval_split" in given and "eval_path" not in given:
+        raise ValueError(
+            "data.eval_split: it is a split of data.dataset, but data.path takes precedence over that: "
+            "give data.eval_path, or leave eval_split out"
+        )
+    others = [name for name in given if name != "countdown"]
+    if task == "countdown" and others and not {"path", "dataset"} & {*others}:
+        raise ValueError(
+            f"data.{others[0]}: task countdown generates all its problems, held-out ones too, unless data.path or "
+            f"data.dataset is given: give one of them, or leave {others[0]} out"
+        )

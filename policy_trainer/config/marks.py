@@ -80,7 +80,7 @@ def marked(cls: type[BaseModel], *marks: Enum) -> set[str]:
     return {name for name, info in cls.model_fields.items() if set(marks) & {find_mark(info, type(m)) for m in marks}}
 
 
-def resume_mark(cls: type[BaseModel], name: str) -> Resume | None:
+def _resume_mark(cls: type[BaseModel], name: str) -> Resume | None:
     """The mark of the setting with this dotted name, or of its innermost group that has one."""
     mark = None
     for part in name.split("."):
@@ -104,7 +104,7 @@ def changes(before: Mapping[str, Any], config: BaseModel) -> list[Change]:
     # A default that is None stands for a setting that was left out; a table of free keys has no default.
     names = [*now, *(name for name in earlier if name not in now)]
     return [
-        Change(name, was.get(name), now.get(name), allowed=resume_mark(cls, name) is not Resume.FIXED)
+        Change(name, was.get(name), now.get(name), allowed=_resume_mark(cls, name) is not Resume.FIXED)
         for name in names
         if not _same(was.get(name), now.get(name))
     ]

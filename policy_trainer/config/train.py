@@ -1,10 +1,10 @@
 """Settings of the trainer, and cautions about those that do not go together."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
@@ -12,7 +12,6 @@ from pydantic_settings import CliVariadicArg
 from policy_trainer.config.commands import INLINE, RunConfig, TrainingDtype
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.marks import Resume, Travel
-from policy_trainer.config.sampling import check_sampler_logps
 from policy_trainer.config.sections import (
     CheckpointConfig,
     EvaluationConfig,
@@ -93,14 +92,13 @@ class TrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check_training(self) -> "TrainConfig":
-        errors = chain(_single_completion_errors(self), _teacher_errors(self), _reference_errors(self))
-        if message := next(errors, None):
+        checks = (_single_completion_errors, _teacher_errors, _sampler_errors, _reference_errors)
+        if message := next(chain.from_iterable(check(self) for check in checks), None):
             raise ValueError(message)
         if self.loss.advantage == "process" and not self.judging.steps:
             raise ValueError("loss.advantage: process supervision needs the rewards of steps: set judging.steps")
         if self.loss.advantage == "gdpo" and self.reward_weights and not any(self.reward_weights):
             raise ValueError("reward_weights: gdpo takes rewards with a weight other than 0, and there is none")
-        check_sampler_logps(self.sampler, self.loss, self.sampling)
         if self.minibatches > self.groups_per_step:
             raise ValueError(
                 f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts: "
@@ -182,6 +180,22 @@ def _teacher_errors(config: TrainConfig) -> Iterator[str]:
         yield (
             f"teacher: it is for a server that the trainer starts; start yours with: ref-server serve --{option} "
             f"{teacher}, and leave --teacher out here"
+        )
+
+
+# Settings that make vLLM renormalise the log-probs that it reports, and the values that turn them off.
+_RENORMALISING: Mapping[str, Any] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+
+
+def _sampler_errors(config: TrainConfig) -> Iterator[str]:
+    """Log-probs that vLLM renormalised are no denominator of a ratio."""
+    changed = [name for name, off in _RENORMALISING.items() if getattr(config.sampling, name) != off]
+    if changed and config.sampler != "hf" and config.loss.old_logps in ("sampler", "log_linear"):
+        yield (
+            f"sampling.{changed[0]}: vLLM reports log-probs of what it drew from, and the learner's are of all tokens, "
+            f"so the ratio of loss.old_logps = {config.loss.old_logps} would be wrong: set it to "
+            f"{_RENORMALISING[changed[0]]}, or use loss.old_logps = recomputed, with "
+            "loss.importance_sampling_correction = tis or mask"
         )
 
 

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 
 from policy_trainer.cli.doctor import run
 
+LENGTHS = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
+
 
 @pytest.fixture
 def model(make_tiny: Callable[..., PreTrainedModel], tmp_path: Path) -> str:
@@ -18,8 +20,7 @@ def model(make_tiny: Callable[..., PreTrainedModel], tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(("gib", "status"), [("1", 0), ("0.001", 1)])
 def test_says_whether_it_fits(model: str, gib: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
-    assert run(["--plan", "--model", model, *lengths, "--gpu-memory-gib", gib]) == status
+    assert run(["--plan", "--model", model, *LENGTHS, "--gpu-memory-gib", gib]) == status
     text = capsys.readouterr().out
     for row in ("trainer", "reference server", "worker", "main memory", "FLOP a step", "weights a round"):
         assert row in text
@@ -28,8 +29,7 @@ def test_says_whether_it_fits(model: str, gib: str, status: int, capsys: pytest.
 
 
 def test_names_what_a_process_on_a_cpu_holds_beyond_it(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
-    assert run(["--plan", "--model", model, *lengths, "--device", "cpu"]) == 0
+    assert run(["--plan", "--model", model, *LENGTHS, "--device", "cpu"]) == 0
     assert "not counted, for each process on a CPU: 0.4 GB of Python" in capsys.readouterr().out
 
 
@@ -40,7 +40,6 @@ def test_of_other_machines_needs_the_option(model: str, capsys: pytest.CaptureFi
 
 
 def test_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
-    assert run(["--plan", "--json", "--model", model, *lengths, "--gpu-memory-gib", "0.001"]) == 1
+    assert run(["--plan", "--json", "--model", model, *LENGTHS, "--gpu-memory-gib", "0.001"]) == 1
     plan = json.loads(capsys.readouterr().out)
     assert plan["needs"][0]["process"] == "trainer" and plan["short"][0]["memory"] == "cuda:0"

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,10 @@ def evaluation(decoding: str, failed: Mapping[str, str] | None = None) -> Evalua
     return Evaluation(decoding, 9, 1.0, 0.8, 1.0, 1.0, {"accuracy": 1.0}, 1.0, 2.0, 0, transcripts, failed or {})
 
 
+def evaluates(monkeypatch: pytest.MonkeyPatch, *results: Evaluation) -> None:
+    monkeypatch.setattr("policy_trainer.evaluation.standalone.evaluate_with_progress", lambda *_: [*results])
+
+
 @pytest.mark.parametrize(
     ("options", "shown"),
     [((), 0), (("--samples", "2"), 2), (("--samples=3",), 3), (("--samples",), 5), (("--samples", "--seed", "1"), 5)],
@@ -24,10 +27,7 @@ def evaluation(decoding: str, failed: Mapping[str, str] | None = None) -> Evalua
 def test_samples(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], shown: int
 ) -> None:
-    def evaluate(*_: Any) -> list[Evaluation]:
-        return [evaluation("greedy"), evaluation("sampled at 1")]
-
-    monkeypatch.setattr("policy_trainer.evaluation.standalone.evaluate_with_progress", evaluate)
+    evaluates(monkeypatch, evaluation("greedy"), evaluation("sampled at 1"))
     assert command.run(["--model", "m", *options]) == 0
     output = capsys.readouterr()
     assert [len(item.get("samples", ())) for item in json.loads(output.out)["evaluations"]] == [shown] * 2
@@ -35,9 +35,7 @@ def test_samples(
 
 
 def test_people_are_spared_the_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(
-        "policy_trainer.evaluation.standalone.evaluate_with_progress", lambda *_: [evaluation("greedy")]
-    )
+    evaluates(monkeypatch, evaluation("greedy"))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert command.run(["--model", "m"]) == 0
     output = capsys.readouterr()
@@ -49,10 +47,9 @@ def test_a_reward_that_failed_everywhere_is_no_success(
 ) -> None:
     """What was measured is told all the same. One that judged some answers did its work."""
 
-    def evaluate(*_: Any) -> list[Evaluation]:
-        return [evaluation("greedy", {"mine:f": "x", "mine:g": "y"}), evaluation("sampled at 1", {"mine:g": "y"})]
-
-    monkeypatch.setattr("policy_trainer.evaluation.standalone.evaluate_with_progress", evaluate)
+    evaluates(
+        monkeypatch, evaluation("greedy", {"mine:f": "x", "mine:g": "y"}), evaluation("sampled at 1", {"mine:g": "y"})
+    )
     with pytest.raises(RunFailed, match="rewards: mine:g failed on every completion"):
         command.run(["--model", "m"])
     assert len(json.loads(capsys.readouterr().out)["evaluations"]) == 2

@@ -48,9 +48,7 @@ class TestFiles:
         ("command", "text", "name", "owners"),
         [
             ("train", "batch_size = 3", "batch_size", "`sft`, `reward-model`"),
-            ("train", "max_length = 3", "max_length", "`sft`, `reward-model`"),
             ("train", "worker = 3", "worker", "`rollout`"),
-            ("rollout", "batch_size = 3", "batch_size", "`sft`, `reward-model`"),
             ("eval", "worker = 3", "worker", "`rollout`"),
             ("sft", "max_steps = 3", "max_steps", "`train`, `doctor`, `replay`, `demo`, `demo-setup`"),
             ("sft", "[loss]\nbeta = 3", "loss", "`train`"),
@@ -114,16 +112,8 @@ class TestResume:
     @pytest.fixture(autouse=True)
     def run(self) -> RunDirectory:
         run = RunDirectory(Path("runs/a"))
-        run.write_config(
-            from_values(
-                TrainConfig,
-                model="some/model",
-                run="named",
-                run_dir=run.root,
-                max_steps=7,
-                loss={"beta": 0.1, "kl": "k2"},
-            )
-        )
+        values = {"model": "some/model", "run": "named", "max_steps": 7, "loss": {"beta": 0.1, "kl": "k2"}}
+        run.write_config(from_values(TrainConfig, run_dir=run.root, **values))
         return run
 
     def test_needs_only_the_directory(self) -> None:

@@ -41,32 +41,13 @@ def test_numbers_of_a_step(record: dict[str, Any], present: str, absent: str, te
 
 # Figures as wide as they come.
 WIDE: dict[str, Any] = {
-    "step": 10,
-    "reward": -12.345,
-    "reward_std": 10.123,
-    "reward/accuracy": 0.1,
-    "reward/format": 0.2,
-    "reward/a_name_that_somebody_gave_it": 0.3,
-    "reward/fourth": 0.4,
-    "eval_step": 8,
-    "eval_accuracy": 0.977,
-    "kl": 1.0867,
-    "kl_noise_floor": 0.000213,
-    "entropy": 11.932,
-    "clip_ratio": 0.123,
-    "frac_reward_zero_std": 1.0,
-    "completion_length_mean": 12345.6,
-    "completion_length_max": 32768,
-    "truncated": 1.0,
-    "tokens_per_second": 123456.7,
-    "sampler_tokens_per_second": 123456.7,
-    "waiting_share": 1.0,
-    "sampler_waiting_share": 1.0,
-    "staleness": 123.4,
-    "staleness_max": 1234,
-    "queued": 123,
-    "ready": 1234,
-}
+    "step": 10, "reward": -12.345, "reward_std": 10.123, "reward/accuracy": 0.1, "reward/format": 0.2,
+    "reward/a_name_that_somebody_gave_it": 0.3, "reward/fourth": 0.4, "eval_step": 8, "eval_accuracy": 0.977,
+    "kl": 1.0867, "kl_noise_floor": 0.000213, "entropy": 11.932, "clip_ratio": 0.123, "frac_reward_zero_std": 1.0,
+    "completion_length_mean": 12345.6, "completion_length_max": 32768, "truncated": 1.0, "tokens_per_second": 123456.7,
+    "sampler_tokens_per_second": 123456.7, "waiting_share": 1.0, "sampler_waiting_share": 1.0, "staleness": 123.4,
+    "staleness_max": 1234, "queued": 123, "ready": 1234,
+}  # fmt: skip
 FIGURES = (
     "reward -12.345 ± 10.123", "accuracy 0.100", "format 0.200", "a_name_that_somebody_gave_it ", "fourth 0.400",
     "eval accuracy 0.977 (step 8)",
@@ -103,11 +84,8 @@ def test_lines_begin_with_the_first_step_of_a_process() -> None:
     for step in range(13, 32):
         display.step({**STEP, "step": step})
     lines = output.getvalue().splitlines()
-    assert [line.split(" · ")[0] for line in lines if line.startswith("step")] == [
-        "step 13/50",
-        "step 20/50",
-        "step 30/50",
-    ]
+    shown_steps = [line.split(" · ")[0] for line in lines if line.startswith("step")]
+    assert shown_steps == ["step 13/50", "step 20/50", "step 30/50"]
     assert "every 10 steps; docs/metrics.md" in lines[1]
 
 

@@ -26,15 +26,9 @@ from shared.errors import UserError
 from shared.settings import from_values
 
 STEP: dict[str, Any] = {
-    "kind": "step",
-    "step": 3,
-    "kl": 0.5,
-    "reward/tags": 1,
-    "not_finite": False,
-    "problems": [1, 2],
-    "loss": math.nan,
+    "kind": "step", "step": 3, "kl": 0.5, "reward/tags": 1, "not_finite": False, "problems": [1, 2], "loss": math.nan,
     "eval_accuracy": None,
-}
+}  # fmt: skip
 EVALUATION: dict[str, Any] = {
     "kind": "evaluation", "step": 4, "decoding": "greedy", "accuracy": 0.25, "rewards": {"tags": 1.0},
 }  # fmt: skip
@@ -198,17 +192,9 @@ class TestFailures:
 
 
 def test_settings_leave_without_secrets(tmp_path: Path, fakes: list[FakeRun]) -> None:
-    config = from_values(
-        TrainConfig,
-        model="m",
-        run_dir=tmp_path,
-        server="https://somebody:secret@host",
-        token="secret",
-        token_file=tmp_path / "secret",
-        tls_ca=tmp_path / "secret",
-        report_to=["wandb"],
-    )
-    start_trackers(config, 0, print)
+    file = tmp_path / "secret"
+    secrets = {"server": "https://somebody:secret@host", "token": "secret", "token_file": file, "tls_ca": file}
+    start_trackers(from_values(TrainConfig, model="m", run_dir=tmp_path, report_to=["wandb"], **secrets), 0, print)
     settings = fakes[0].options["config"]
     assert settings["loss"]["beta"] == 0.04 and settings["report_to"] == ["wandb"]
     assert "secret" not in str(settings)
