@@ -57,9 +57,12 @@ def _ranges() -> Iterator[Finding]:
         yield warning(f"{_PACKAGE} is not installed, so the versions that it needs are not known", "pip install -e .")
         return
     needed = [item for item in needed if item.marker is None or item.marker.evaluate({"extra": ""})]
-    unfit = [item for item in needed if not _fits(item)]
-    for item in unfit:
+    unfit = 0
+    for item in needed:
         installed = _installed(item.name)
+        if installed is not None and item.specifier.contains(installed, prereleases=True):
+            continue
+        unfit += 1
         yield wrong(
             f"{item.name} {installed or 'is not installed'}: {_PACKAGE} needs {item.name}{item.specifier}",
             f"pip install '{item.name}{item.specifier}'",
@@ -67,11 +70,6 @@ def _ranges() -> Iterator[Finding]:
     if not unfit:
         shown = [f"{name} {number}" for name in _NAMED if (number := _installed(name))]
         yield ok(f"{_PACKAGE} {version(_PACKAGE)}, Python {platform.python_version()}, {', '.join(shown)}")
-
-
-def _fits(needed: Requirement) -> bool:
-    installed = _installed(needed.name)
-    return installed is not None and needed.specifier.contains(installed, prereleases=True)
 
 
 def _installed(name: str) -> str | None:
@@ -85,7 +83,10 @@ def devices(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for a device that is not there."""
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
-        gpus = [_describe_gpu(index) for index in range(torch.cuda.device_count())]
+        gpus = []
+        for index in range(torch.cuda.device_count()):
+            free, whole = (size / GB for size in torch.cuda.mem_get_info(index))
+            gpus.append(f"cuda:{index} {torch.cuda.get_device_name(index)}, {free:.1f} of {whole:.1f} GB free")
         used = describe_device(subject.config.device)
         if subject.config.server == INLINE:
             choose_device(reference_device(subject.config.reference.device, subject.config.device))
@@ -96,11 +97,6 @@ def devices(subject: Subject) -> Iterator[Finding]:
         yield warning(f"there is an NVIDIA driver, and PyTorch, built {built}, finds no GPU", _INSTALL)
     cores, free = psutil.cpu_count(), psutil.virtual_memory().available
     yield ok("; ".join([f"the policy on {used}", *gpus, f"{cores} CPU cores, {free / GB:.1f} GB of main memory free"]))
-
-
-def _describe_gpu(index: int) -> str:
-    free, whole = torch.cuda.mem_get_info(index)
-    return f"cuda:{index} {torch.cuda.get_device_name(index)}, {free / GB:.1f} of {whole / GB:.1f} GB free"
 
 
 def memory(subject: Subject) -> Iterator[Finding]:

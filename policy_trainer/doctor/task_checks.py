@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import structlog
 
-from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.doctor.findings import Finding, Subject, Verdict, ok, refused, warning, wrong
@@ -75,10 +74,6 @@ class _Trial:
     def tells_apart(self) -> bool:
         return bool(self.scores[0] > self.scores[2])
 
-    @property
-    def values(self) -> str:
-        return ", ".join(f"{kind} {_number(score)}" for kind, score in zip(_KINDS, self.scores, strict=True))
-
 
 class _Answers:
     """Samples of the first problem: with its gold answer, empty, and wrong."""
@@ -90,17 +85,13 @@ class _Answers:
 
     def samples(self, form: str) -> list[Sample]:
         gold, longest = self._problem.answer or "1", self._subject.config.sampling.max_completion_length
-        wrong_text = _RAMBLING + form.format(self._wrong)
+        others = [problem.answer for problem in self._subject.drawn[1:]]
+        other = next((other for other in others if other not in ("", self._problem.answer)), "no idea")
         return [
             self._sample(form.format(gold)),
             self._sample(""),
-            self._sample(wrong_text, tokens=longest, finished=False),
+            self._sample(_RAMBLING + form.format(other), tokens=longest, finished=False),
         ]
-
-    @property
-    def _wrong(self) -> str:
-        others = [problem.answer for problem in self._subject.drawn[1:]]
-        return next((other for other in others if other not in ("", self._problem.answer)), "no idea")
 
     def _sample(self, text: str, *, tokens: int | None = None, finished: bool = True) -> Sample:
         if self._start.strip().endswith("<think>"):  # it stands in the prompt
@@ -121,11 +112,7 @@ class _Answers:
 
     def judge(self, names: Sequence[str]) -> Judge:
         changed = {"rewards": list(names), "reward_weights": []}
-        return Judge(self._subject.tokenizer, self._subject.task, self.config.model_copy(update=changed))
-
-    @property
-    def config(self) -> TrainConfig:
-        return self._subject.config
+        return Judge(self._subject.tokenizer, self._subject.task, self._subject.config.model_copy(update=changed))
 
 
 def _reward(name: str, weight: float, answers: _Answers) -> Finding:
@@ -160,7 +147,9 @@ def _error(events: Sequence[Any]) -> str:
 
 
 def _judged(name: str, trial: _Trial, has_gold: bool) -> Finding:
-    values = f"{name}: {trial.values}" if has_gold else f"{name}: {_values_without_gold(trial)}"
+    kinds = _KINDS if has_gold else ("a short answer", *_KINDS[1:])
+    given = ", ".join(f"{kind} {_number(score)}" for kind, score in zip(kinds, trial.scores, strict=True))
+    values = f"{name}: {given}" if has_gold else f"{name}: {given} (no gold answer to try)"
     if trial.failures:
         failed = f"{name} failed on {trial.failures} of 3 samples: {trial.error}"
         remedy = "lower its work, or raise --judging.seconds" if "took more than" in trial.error else _REPAIR
@@ -177,12 +166,6 @@ def _judged(name: str, trial: _Trial, has_gold: bool) -> Finding:
 
 
 _READS = "see in which form it reads the answer, and whether its sign is right (docs/rewards.md)"
-
-
-def _values_without_gold(trial: _Trial) -> str:
-    kinds = ("a short answer", *_KINDS[1:])
-    given = ", ".join(f"{kind} {_number(score)}" for kind, score in zip(kinds, trial.scores, strict=True))
-    return f"{given} (no gold answer to try)"
 
 
 def _number(score: float) -> str:

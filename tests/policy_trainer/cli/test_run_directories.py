@@ -1,4 +1,5 @@
-"""Questions that a run's directory answers need no PyTorch, and one process at a time trains in it."""
+"""Questions that a run's directory answers need no PyTorch, and one process at a time trains in it; how a command
+reports its failure."""
 
 import json
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.cli import training
+from policy_trainer.cli import status, training
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 
@@ -94,3 +95,16 @@ def test_under_torchrun_rank_0_of_a_finished_run_does_not_leave_the_others_waiti
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("policy_trainer.cli.training.run_as_rank", lambda config, lead: 7)
     assert run("train", "--resume", "--max-steps", "40") == 7
+
+
+def test_a_name_in_an_error_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("configure_logs", "end_with_parent"):  # they are the whole process's
+        monkeypatch.setattr(status, name, lambda: None)
+
+    def fail() -> int:
+        raise UserError("model: the server has \x1b[2Jé\nstart another")
+
+    assert status.exit_status("train", fail) == 2
+    assert capsys.readouterr().err == "policy-trainer train: model: the server has \\x1b[2Jé\nstart another\n"

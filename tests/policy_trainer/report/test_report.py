@@ -78,14 +78,6 @@ def test_a_page_loads_nothing_and_runs_only_its_own_scripts(tmp_path: Path) -> N
         assert len(contents) > 2 and parts[name] == hashes
 
 
-def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
-    root = learning_run(tmp_path / "sums")
-    first = page_of(root)
-    assert page_of(root) == first
-    ids = [value for name, value in Seen(first).attributes if name == "id"]
-    assert len(ids) == len(set(ids))
-
-
 HOSTILE = "</script><script>alert(1)</script><!--\x1b[2J\u202etxt.exe\u2028 $x^2$ {{ 7*7 }} \ud800 &lt;"
 
 
