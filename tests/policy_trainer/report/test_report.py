@@ -252,7 +252,7 @@ def test_runs_with_the_same_name_and_of_several_commands(tmp_path: Path) -> None
             r"--output: .*/none/a\.html cannot be written: No such file",
         ),
         (compare, ["{0}/r"], "RUN_DIR: name two or more different directories"),
-        (compare, ["{0}/r", "{0}/r"], "RUN_DIR: name two or more different directories"),
+        (compare, ["{0}/r", "{0}/s", "{0}/r"], "RUN_DIR: name two or more different directories"),
         (compare, ["{0}/r", "{0}/r/../r"], "RUN_DIR: name two or more different directories"),
         (compare, ["{0}/r", "{0}/none"], r"RUN_DIR: .*/none is not a directory"),
     ],
