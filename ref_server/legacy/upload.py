@@ -25,7 +25,7 @@ from ref_server.legacy.tensors import (
     write_tensor,
 )
 from ref_server.scoring import jobs
-from ref_server.scoring.jobs import Payload
+from ref_server.scoring.jobs import Unscored
 from ref_server.scoring.reference import Scores
 from shared.api import LEGACY_RUN
 from shared.batch import MAX_LOGP, MAX_REWARD, BatchError, TokenGroup
@@ -148,14 +148,14 @@ def write_payload(upload: LegacyUpload) -> bytes:
     return _save(upload, {}, {})
 
 
-def read_payload(body: bytes) -> Payload:
+def read_payload(body: bytes) -> Unscored:
     """What is to be scored of a body that `write_payload` made: at temperature 1, since the frame has none.
 
     Raises BatchError when the body is damaged.
     """
     upload = read_stored_upload(body)
     groups = upload.groups()
-    return Payload(groups, [1.0] * len(groups), partial(_with_scores, upload))
+    return groups, [1.0] * len(groups), partial(_with_scores, upload)
 
 
 def read_stored_upload(body: bytes) -> LegacyUpload:

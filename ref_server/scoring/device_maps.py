@@ -1,6 +1,6 @@
 """Which device each part of the reference model is on: a device map of transformers', one for each replica."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory
 from transformers import PreTrainedModel
 
-from ref_server.config import DeviceMapName, ServeConfig
+from ref_server.config import ServeConfig
 from shared.devices import choose_device
 from shared.errors import UserError
 from shared.models import load_outline
@@ -22,7 +22,17 @@ _WEIGHTS_SHARE = 0.8
 
 def device_maps(config: ServeConfig) -> list[DeviceMap]:
     """Raises UserError for devices that are not there, and where the model does not fit them."""
-    return _DEVICE_MAPS[config.device_map](config, [choose_device(name) for name in config.all_devices])
+    devices = [choose_device(name) for name in config.all_devices]
+    if config.device_map == "replicated":
+        return [{"": device} for device in devices]
+    if others := [str(device) for device in devices if device.type != "cuda"]:
+        raise UserError(f"devices: a balanced model lies on GPUs only (cuda:0, cuda:1, …), got {', '.join(others)}")
+    assert config.model is not None
+    outline = load_outline(config.model, revision=config.revision)
+    dtype: Any = outline.config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    free = {device.index or 0: torch.cuda.mem_get_info(device)[0] for device in devices}
+    room = {gpu: int(size * _WEIGHTS_SHARE) for gpu, size in free.items()}
+    return [balanced_map(outline, room, dtype or torch.float32)]
 
 
 def device_map_of(model: PreTrainedModel) -> DeviceMap:
@@ -47,24 +57,3 @@ def balanced_map(outline: PreTrainedModel, room: Mapping[int, int], dtype: torch
         sizes = ", ".join(f"{size / 2**30:.1f} GiB of cuda:{gpu}" for gpu, size in room.items())
         raise UserError(f"devices: the model does not fit {sizes}; name more devices, or load it in --dtype bfloat16")
     return device_map
-
-
-def _replicated(config: ServeConfig, devices: list[torch.device]) -> list[DeviceMap]:
-    return [{"": device} for device in devices]
-
-
-def _balanced(config: ServeConfig, devices: list[torch.device]) -> list[DeviceMap]:
-    if others := [str(device) for device in devices if device.type != "cuda"]:
-        raise UserError(f"devices: a balanced model lies on GPUs only (cuda:0, cuda:1, …), got {', '.join(others)}")
-    assert config.model is not None
-    outline = load_outline(config.model, revision=config.revision)
-    dtype: Any = outline.config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    free = {device.index or 0: torch.cuda.mem_get_info(device)[0] for device in devices}
-    room = {gpu: int(size * _WEIGHTS_SHARE) for gpu, size in free.items()}
-    return [balanced_map(outline, room, dtype or torch.float32)]
-
-
-_DEVICE_MAPS: Mapping[DeviceMapName, Callable[[ServeConfig, list[torch.device]], list[DeviceMap]]] = {
-    "replicated": _replicated,
-    "balanced": _balanced,
-}

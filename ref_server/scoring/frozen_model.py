@@ -61,8 +61,6 @@ class FrozenModel:
         self._models = models
         self._tokenizer = tokenizer
         self._config = config
-        self._vocabulary_size = embedding_rows(model)
-        self._fingerprint = tokenizer_fingerprint(tokenizer)
         self.version = version
         self.replicas = [
             Scorer(forward, version, describe_devices(model)) for forward, model in zip(forwards, models, strict=True)
@@ -71,13 +69,13 @@ class FrozenModel:
         self.info = ModelInfo(
             name=config.model,
             revision=config.revision,
-            vocabulary_size=self._vocabulary_size,
+            vocabulary_size=embedding_rows(model),
             context_length=context_length(model),
             dtype=str(model.dtype).removeprefix("torch."),
             device=", ".join(replica.device for replica in self.replicas),
             reference_version=version,
             max_batch_tokens=config.max_batch_tokens,
-            tokenizer_fingerprint=self._fingerprint,
+            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
             forward=", ".join(sorted({forward.name for forward in forwards})),
             snapshot=snapshot,
         )
@@ -85,7 +83,8 @@ class FrozenModel:
 
     def check_tokens(self, group: TokenGroup) -> None:
         """Ids within the vocabulary, then lengths within what server and model take."""
-        group.check_ids(self._vocabulary_size, "the reference's vocabulary")
+        assert self.info.vocabulary_size is not None
+        group.check_ids(self.info.vocabulary_size, "the reference's vocabulary")
         check_size(group, self.info.max_batch_tokens)
         if self.info.context_length is not None and group.longest_row > self.info.context_length:
             raise TooLarge(
@@ -138,7 +137,8 @@ class FrozenModel:
         """The weights of a directory, or those of `--model`, where those of `model` are."""
         if directory is None:
             return _load(self._config, device_map_of(model))
-        return load_like(model, device_map_of(model), self._fingerprint, directory)
+        assert self.info.tokenizer_fingerprint is not None
+        return load_like(model, device_map_of(model), self.info.tokenizer_fingerprint, directory)
 
 
 def _load(config: ServeConfig, device_map: DeviceMap) -> PreTrainedModel:

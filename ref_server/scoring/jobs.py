@@ -1,8 +1,4 @@
-"""What a scoring loop works on: batches that it claimed from the queue, and direct requests; and how much at once.
-
-The queue holds bodies of several formats: a run has one. `read_payload` reads them all into the same `Payload`, so the
-loop knows none of the formats.
-"""
+"""What a scoring loop works on: bodies from the queue, in the format of their run, and direct requests."""
 
 import threading
 from collections import deque
@@ -11,66 +7,26 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from ref_server.metrics.totals import DeviceTotals
+from ref_server.queue.records import Claim
 from ref_server.scoring.reference import Busy, NotReady, Replica, Scores
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
-# After a forward that did not fit, the budget grows back by this fraction at each forward that fits. The memory may be
-# free again (a second model while the reference was replaced), and a budget too large costs only a repeated forward.
-_REGROWTH = 16
+# What of a stored body is scored: its groups, at least one; a temperature for each; and a function that returns the
+# body with their scores, or raises BatchError when they are not finite.
+Unscored = tuple[Sequence[TokenGroup], Sequence[float], Callable[[Scores], bytes]]
 
 
-class Job(Protocol):
-    """Groups that are scored together, in one forward: those of a claimed batch, or of a direct request."""
-
-    @property
-    def groups(self) -> Sequence[TokenGroup]:
-        """The groups to score, at least one."""
-        ...
-
-    @property
-    def temperatures(self) -> Sequence[float]:
-        """The temperature of each group."""
-        ...
-
-    def scored(self, scores: Scores) -> Callable[[], None]:
-        """Returns a function that delivers the scores of its groups. Raises BatchError when they are not finite."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Reports that it cannot be scored."""
-        ...
-
-
-def tokens_of(jobs: Sequence[Job]) -> int:
-    """Tokens of all groups, each prompt counted once."""
-    return sum(group.tokens for job in jobs for group in job.groups)
-
-
-@dataclass(frozen=True, eq=False)
-class Payload:
-    """A stored body that waits for its scores.
-
-    groups: those to score, at least one. temperatures: one for each group. with_scores: returns the body with the
-    scores of its groups; raises BatchError when they are not finite.
-    """
-
-    groups: Sequence[TokenGroup]
-    temperatures: Sequence[float]
-    with_scores: Callable[[Scores], bytes]
-
-
-def register_reader(run: str, read: Callable[[bytes], Payload]) -> None:
+def register_reader(run: str, read: Callable[[bytes], Unscored]) -> None:
     """Makes `read_payload` read the batches of a run that has its own format."""
     _READERS[run] = read
 
 
-def read_payload(run: str, body: bytes) -> Payload:
+def read_payload(run: str, body: bytes) -> Unscored:
     """A body as the queue stores it for a run. Raises BatchError when it is of another format, or damaged."""
     return _READERS.get(run, _read_rollout)(body)
 
@@ -82,19 +38,42 @@ def scored_batch(batch: RolloutBatch, scores: Scores) -> ScoredBatch:
     return ScoredBatch(batch, ref_logps, str(scores.reference_version), teacher_logps)
 
 
-def _read_rollout(body: bytes) -> Payload:
+def _read_rollout(body: bytes) -> Unscored:
     batch = wire.decode(body)
     if not isinstance(batch, RolloutBatch):
         raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: it is scored already")
-    return Payload((batch.group,), (batch.temperature,), lambda scores: wire.encode(scored_batch(batch, scores)))
+    return (batch.group,), (batch.temperature,), lambda scores: wire.encode(scored_batch(batch, scores))
 
 
-_READERS: dict[str, Callable[[bytes], Payload]] = {}
+_READERS: dict[str, Callable[[bytes], Unscored]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class ClaimedBatch:
+    """A batch from the queue. complete: stores its scored body. give_up: records that it cannot be scored.
+
+    groups, temperatures, with_scores: what `read_payload` returned.
+    """
+
+    claim: Claim
+    claimed_at: float
+    complete: "Callable[[ClaimedBatch, bytes], None]"
+    give_up: Callable[[Claim, Exception], None]
+    groups: Sequence[TokenGroup]
+    temperatures: Sequence[float]
+    with_scores: Callable[[Scores], bytes]
+
+    def scored(self, scores: Scores) -> Callable[[], None]:
+        """Returns a function that delivers the scores. Raises BatchError when they are not finite."""
+        return partial(self.complete, self, self.with_scores(scores))
+
+    def fail(self, error: Exception) -> None:
+        self.give_up(self.claim, error)
 
 
 @dataclass(frozen=True, eq=False)
 class DirectRequest:
-    """A `Job` whose caller waits for the answer."""
+    """A group whose log-probs a caller waits for."""
 
     group: TokenGroup
     temperature: float
@@ -120,6 +99,15 @@ class DirectRequest:
     def _deliver(self, scores: Scores) -> None:
         self.totals.direct_tokens.inc(self.group.tokens)
         self.answer.set_result(scores)
+
+
+# Groups that are scored together, in one forward.
+Job = DirectRequest | ClaimedBatch
+
+
+def tokens_of(jobs: Sequence[Job]) -> int:
+    """Tokens of all groups, each prompt counted once."""
+    return sum(group.tokens for job in jobs for group in job.groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,25 +174,6 @@ class DirectRequests:
         waiting = (request for request in self._waiting if request.answer.set_running_or_notify_cancel())
         for request in (*unanswered, *waiting):
             request.answer.set_exception(NotReady("the scoring loop has ended with an error"))
-
-
-class TokenBudget:
-    """Most tokens of a forward of several jobs; fewer for a while after memory ran out.
-
-    Attention is not counted: several groups have no more pairs of tokens than one row of the same length. A single
-    batch beyond the budget is scored by itself.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.tokens = most
-
-    def learn(self, jobs: int, splits: int) -> None:
-        """Adapts to a forward. A single job that does not fit says nothing about several."""
-        if not splits:
-            self.tokens = min(self._most, self.tokens + self._most // _REGROWTH + 1)
-        elif jobs > 1:
-            self.tokens = max(1, self.tokens // 2)
 
 
 class ScoringGate:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -18,13 +17,12 @@ from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim
 from ref_server.scoring.jobs import (
+    ClaimedBatch,
     DirectRequest,
     DirectRequests,
     Job,
-    Payload,
     Replacement,
     ScoringGate,
-    TokenBudget,
     read_payload,
     tokens_of,
 )
@@ -42,6 +40,9 @@ _QUEUE_SHARE = 1 / 4
 # A store that fails is not called for this many seconds, or for as long as the failed call took, if that is longer:
 # direct requests need no store, and should not wait for it.
 REST_SECONDS = 0.5
+# After a forward that did not fit, the budget grows back by this fraction at each forward that fits. The memory may be
+# free again (a second model while the reference was replaced), and a budget too large costs only a repeated forward.
+_REGROWTH = 16
 
 
 class ScoringLoop:
@@ -50,6 +51,8 @@ class ScoringLoop:
     Direct requests go first: they fill up to three quarters of the next forward, queued batches the rest. At least one
     batch goes with each step, in a separate forward if it does not fit. So neither waits long: a direct request waits
     for the current forward and for earlier requests, the queue for one forward of direct requests.
+
+    Attention is not counted: several groups have no more pairs of tokens than one row of the same length.
 
     If a job cannot be scored, no other job fails: a direct request gets the error, a batch is queued again or dead. A
     lost device ends the loop, since every later batch would fail, too; so does a bug. Claimed batches then stay
@@ -75,7 +78,8 @@ class ScoringLoop:
         self._max_direct = max_direct
         self._requests = DirectRequests()
         self._claims = _Claims(queue, totals, on_ready)
-        self._budget = TokenBudget(tokens_per_forward)
+        self._most_tokens = tokens_per_forward
+        self._budget = tokens_per_forward
         self._wake = threading.Event()
         self._stopping = False
         self._tokens_in_hand = 0
@@ -137,15 +141,16 @@ class ScoringLoop:
         with ExitStack() as scoring:
             with self._gate.claiming:
                 self._replace_weights()
-                share = int(self._budget.tokens * _QUEUE_SHARE)
-                direct = self._requests.take(self._budget.tokens - share)
-                batches = self._claim(max(share, self._budget.tokens - tokens_of(direct)))
+                share = int(self._budget * _QUEUE_SHARE)
+                direct = self._requests.take(self._budget - share)
+                batches = self._claim(max(share, self._budget - tokens_of(direct)))
                 self._tokens_in_hand = tokens_of(direct) + tokens_of(batches)
-                if suspects := [batch for batch in batches if batch.interrupted]:
+                # A server ended while it scored one of these; perhaps the batch was the cause.
+                if suspects := [batch for batch in batches if batch.claim.interruptions]:
                     self._gate.wait_until_alone()
                     self._score([suspects])
                 scoring.enter_context(self._gate.scoring())
-            self._score(self._pack(direct, [batch for batch in batches if not batch.interrupted]))
+            self._score(self._pack(direct, [batch for batch in batches if not batch.claim.interruptions]))
         self._tokens_in_hand = 0
         return bool(direct or batches or self._requests)
 
@@ -154,12 +159,12 @@ class ScoringLoop:
             self._replica = replacement.replica
             replacement.answer.set_result(None)
 
-    def _claim(self, max_tokens: int) -> "list[_ClaimedBatch]":
+    def _claim(self, max_tokens: int) -> list[ClaimedBatch]:
         return [] if self._stopping else self._claims.take(max_tokens, self._replica.version)
 
-    def _pack(self, direct: Sequence[DirectRequest], batches: "Sequence[_ClaimedBatch]") -> Sequence[Sequence[Job]]:
+    def _pack(self, direct: Sequence[DirectRequest], batches: Sequence[ClaimedBatch]) -> Sequence[Sequence[Job]]:
         """The jobs of one forward, or of two if one would be too large."""
-        if tokens_of(direct) + tokens_of(batches) > self._budget.tokens:
+        if tokens_of(direct) + tokens_of(batches) > self._budget:
             return direct, batches
         return [[*direct, *batches]]
 
@@ -190,8 +195,15 @@ class ScoringLoop:
             raise
         except Exception as error:  # one job may be at fault
             return jobs, error
-        self._budget.learn(len(jobs), scores.splits)
+        self._adapt_budget(len(jobs), scores.splits)
         return _deliver(jobs, list(scores.shares(len(job.groups) for job in jobs)))
+
+    def _adapt_budget(self, jobs: int, splits: int) -> None:
+        """A single job that does not fit says nothing about several."""
+        if not splits:
+            self._budget = min(self._most_tokens, self._budget + self._most_tokens // _REGROWTH + 1)
+        elif jobs > 1:
+            self._budget = max(1, self._budget // 2)
 
     def _forward(self, jobs: Sequence[Job]) -> Scores:
         groups = [group for job in jobs for group in job.groups]
@@ -223,35 +235,6 @@ def _deliver(jobs: Sequence[Job], shares: Sequence[Scores]) -> tuple[list[Job], 
     return failed, last
 
 
-@dataclass(frozen=True, eq=False)
-class _ClaimedBatch:
-    """A `Job` from the queue."""
-
-    claim: Claim
-    payload: Payload
-    claimed_at: float
-    claims: "_Claims"
-
-    @property
-    def groups(self) -> Sequence[TokenGroup]:
-        return self.payload.groups
-
-    @property
-    def temperatures(self) -> Sequence[float]:
-        return self.payload.temperatures
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a server ended while it scored this batch; perhaps the batch was the cause."""
-        return self.claim.interruptions > 0
-
-    def scored(self, scores: Scores) -> Callable[[], None]:
-        return partial(self.claims.complete, self, self.payload.with_scores(scores))
-
-    def fail(self, error: Exception) -> None:
-        self.claims.fail(self.claim, error)
-
-
 class _Claims:
     """Claims batches, and stores their scores or their failure.
 
@@ -267,12 +250,12 @@ class _Claims:
         self._unsaved: deque[tuple[str, Callable[[], object], float | None]] = deque()
         self._paused_until = 0.0
 
-    def take(self, max_tokens: int, reference_version: int) -> list[_ClaimedBatch]:
+    def take(self, max_tokens: int, reference_version: int) -> list[ClaimedBatch]:
         """Claims batches for weights of this version, and leaves out those that cannot be read.
 
         Nothing while the store cannot be used.
         """
-        batches: list[_ClaimedBatch] = []
+        batches: list[ClaimedBatch] = []
         while not batches and (claimed := self._call_store(partial(self._claim, max_tokens, reference_version))):
             now = time.monotonic()
             batches = [batch for claim in claimed if (batch := self._read(claim, now)) is not None]
@@ -282,13 +265,13 @@ class _Claims:
         """Stores the results of claimed batches. Those that the store does not take wait."""
         self._call_store(self._save)
 
-    def complete(self, batch: _ClaimedBatch, body: bytes) -> None:
+    def _complete(self, batch: ClaimedBatch, body: bytes) -> None:
         self._totals.batches.inc()
         self._totals.tokens.inc(sum(group.tokens for group in batch.groups))
         save = partial(self._queue.complete, batch.claim.id, body)
         self._unsaved.append((batch.claim.id, save, batch.claimed_at))
 
-    def fail(self, claim: Claim, error: Exception) -> None:
+    def _give_up(self, claim: Claim, error: Exception) -> None:
         self._totals.errors.inc()
         log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
         reason = f"{type(error).__name__}: {error}"[:1000]
@@ -298,11 +281,11 @@ class _Claims:
         self._save()
         return self._queue.claim(max_tokens, reference_version)
 
-    def _read(self, claim: Claim, claimed_at: float) -> _ClaimedBatch | None:
+    def _read(self, claim: Claim, claimed_at: float) -> ClaimedBatch | None:
         try:
-            return _ClaimedBatch(claim, read_payload(claim.run, claim.body), claimed_at, self)
+            return ClaimedBatch(claim, claimed_at, self._complete, self._give_up, *read_payload(claim.run, claim.body))
         except Exception as error:  # a damaged body can raise anything
-            self.fail(claim, error)
+            self._give_up(claim, error)
             return None
 
     def _call_store(self, call: Callable[[], T]) -> T | None:

@@ -44,8 +44,12 @@ class ScoringLoops:
         ]
 
     def start(self) -> None:
-        if not self._loops:
-            self._warn_of_unscored()
+        if not self._loops:  # of batches that were uploaded while there was a model
+            runs = self._queue.stats().runs.values()
+            unscored = (State.QUEUED, State.SCORING)
+            waiting = sum(states[state].batches for states in runs for state in unscored if state in states)
+            if waiting:
+                log.warning("batches wait to be scored, which needs a server with --model", batches=waiting)
         for loop in self._loops:
             loop.start()
 
@@ -90,11 +94,3 @@ class ScoringLoops:
         answers = [loop.replace(replica) for loop, replica in zip(self._loops, replicas, strict=True)]
         for answer in answers:
             answer.result()
-
-    def _warn_of_unscored(self) -> None:
-        """Warns of batches that were uploaded while there was a model: without one they never become ready."""
-        runs = self._queue.stats().runs.values()
-        unscored = (State.QUEUED, State.SCORING)
-        waiting = sum(states[state].batches for states in runs for state in unscored if state in states)
-        if waiting:
-            log.warning("batches wait to be scored, which needs a server with --model", batches=waiting)

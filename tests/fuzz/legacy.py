@@ -59,7 +59,7 @@ def judge(body: bytes) -> str:
         return "string mode"
     body = write_payload(upload)
     assert plain(read_stored_upload(body)) == plain(upload), "it is stored as something else"
-    assert sum(group.tokens for group in read_payload(body).groups) == upload.tokens
+    assert sum(group.tokens for group in read_payload(body)[0]) == upload.tokens
     tensors = [upload.inputs, upload.rewards, *([] if upload.gen_logps is None else [upload.gen_logps])]
     again = read_upload(join_frame([upload.base.encode(), *map(write_tensor, tensors)]))
     assert again is not None and plain(again) == plain(upload), "it comes back as something else"

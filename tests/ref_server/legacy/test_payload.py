@@ -24,18 +24,23 @@ def stored(**tensors: torch.Tensor) -> bytes:
     return write_payload(LegacyUpload(BASE, 3, **{"inputs": INPUTS, "rewards": REWARDS, **tensors}))
 
 
+def scored(scores: Scores, **tensors: torch.Tensor) -> bytes:
+    _, _, with_scores = read_payload(stored(**tensors))
+    return with_scores(scores)
+
+
 def test_the_scoring_loop_reads_it() -> None:
     register_reader()
-    payload = read_any_payload(LEGACY_RUN, stored())
-    assert [group.completion_ids.tolist() for group in payload.groups] == [[3, 4], [8, 9]]
-    assert list(payload.temperatures) == [1.0, 1.0]
+    groups, temperatures, _ = read_any_payload(LEGACY_RUN, stored())
+    assert [group.completion_ids.tolist() for group in groups] == [[3, 4], [8, 9]]
+    assert list(temperatures) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_an_upload_survives_storing(dtype: torch.dtype) -> None:
     rewards = torch.tensor([float("nan"), -0.5], dtype=dtype)
     gen_logps = GEN_LOGPS.to(dtype) - torch.tensor(1e-3, dtype=dtype)
-    body = read_payload(stored(rewards=rewards, gen_logps=gen_logps)).with_scores(Scores(LOGPS, 7))
+    body = scored(Scores(LOGPS, 7), rewards=rewards, gen_logps=gen_logps)
     parts = bytes_list_to_list(scored_frame(body))
     assert parts[0].decode() == BASE
     inputs, got_rewards, refs, got_gen_logps = map(bytes_to_tensor, parts[1:])
@@ -47,7 +52,7 @@ def test_an_upload_survives_storing(dtype: torch.dtype) -> None:
 
 
 def test_no_pickle_is_stored() -> None:
-    body = read_payload(stored(gen_logps=GEN_LOGPS)).with_scores(Scores(LOGPS, 7))
+    body = scored(Scores(LOGPS, 7), gen_logps=GEN_LOGPS)
     assert set(safetensors.torch.load(body)) == {"inputs", "rewards", "refs", "gen_logps"}
     metadata = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])["__metadata__"]
     assert metadata == {"format": "legacy-batch/1", "base": BASE, "reference_version": "7"}
@@ -57,7 +62,7 @@ def test_no_pickle_is_stored() -> None:
 
 def test_log_probs_that_are_not_finite_are_not_delivered() -> None:
     with pytest.raises(BatchError, match="finite"):
-        read_payload(stored()).with_scores(Scores([LOGPS[0], LOGPS[1] * np.float32(np.inf)], 7))
+        scored(Scores([LOGPS[0], LOGPS[1] * np.float32(np.inf)], 7))
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:40], lambda b: b"", lambda b: b"\xff" * 8 + b[8:]])

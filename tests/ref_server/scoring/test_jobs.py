@@ -82,12 +82,11 @@ def test_every_request_is_answered() -> None:
 
 def test_a_rollout_batch_becomes_a_scored_one(rollout: Rollout) -> None:
     batch = rollout(lengths=(2, 3), temperature=0.7)
-    payload = read_payload("run", wire.encode(batch))
-    assert list(payload.temperatures) == [0.7]
-    (group,) = payload.groups
+    (group,), temperatures, with_scores = read_payload("run", wire.encode(batch))
+    assert list(temperatures) == [0.7]
     np.testing.assert_array_equal(group.completion_ids, batch.group.completion_ids)
     logps = -np.arange(5, dtype=np.float32)
-    scored = wire.decode(payload.with_scores(Scores([logps], 17)))
+    scored = wire.decode(with_scores(Scores([logps], 17)))
     assert isinstance(scored, ScoredBatch)
     assert scored.reference_version == "17"
     np.testing.assert_array_equal(scored.ref_logps, logps)
