@@ -3,7 +3,8 @@
 Each prompt attends to itself, each completion to its prompt and itself, both causally.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -13,15 +14,9 @@ from transformers.masking_utils import sdpa_mask
 PACKED_ATTENTION = "tandem_packed"
 
 
-class SpanAttention(Protocol):
-    """Attention over the spans of one packed layout. Built once per forward, used by all layers."""
-
-    longest_row: int
-    """`longest_row` of the layout, in tokens: a sliding window at least this long changes nothing."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
-        """(N, H, D) queries, (N, K, D) keys and (N, K, E) values, H a multiple of K -> (N, H, E)."""
-        ...
+# Attention over the spans of one packed layout, built once per forward: (N, H, D) queries, (N, K, D) keys and (N, K, E)
+# values, H a multiple of K; scale, or None for the default; dropout -> (N, H, E).
+SpanAttention = Callable[[Tensor, Tensor, Tensor, float | None, float], Tensor]
 
 
 def packed_attention(
@@ -31,17 +26,19 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     span_attention: SpanAttention | None = None,
+    longest_row: int = 0,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (1, H, N, D) queries -> (1, N, H, E).
 
-    Without a `span_attention` it is plain SDPA, so that the model can still generate. options: `scaling`, `dropout` and
-    whatever else the model passes to its attention.
+    Without a `span_attention` it is plain SDPA, so that the model can still generate. longest_row: of the layout, in
+    tokens: a sliding window at least this long changes nothing. options: `scaling`, `dropout` and whatever else the
+    model passes to its attention.
     """
     if span_attention is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     refuse_extras(options)
-    if (options.get("sliding_window") or span_attention.longest_row) < span_attention.longest_row:
+    if (options.get("sliding_window") or longest_row) < longest_row:
         raise NotImplementedError("packed attention has no sliding_window")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     return span_attention(query, key, value, options.get("scaling"), options.get("dropout", 0.0))[None], None

@@ -6,7 +6,7 @@ logits and recomputes the other tiles: keeping all of them would cost the memory
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,9 +55,9 @@ class LMHead:
 
     def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        options = _Options(self.softcap, with_entropy, _KEPT_LOGITS if torch.is_grad_enabled() else 0)
+        logits_to_keep = _KEPT_LOGITS if torch.is_grad_enabled() else 0
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
-        return _TiledLogps.apply(*inputs, options)  # type: ignore[return-value]
+        return _TiledLogps.apply(*inputs, self.softcap, with_entropy, logits_to_keep)  # type: ignore[return-value]
 
 
 def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -93,15 +93,9 @@ class _Entropies(torch.autograd.Function):
         return (logps + entropy[:, None]).mul_(-grad_outputs[0][:, None]).mul_(logps.exp_())
 
 
-class _Options(NamedTuple):
+class _TiledLogps(torch.autograd.Function):
     """logits_to_keep: how many logits the backward may find in memory instead of computing them again."""
 
-    softcap: float | None
-    with_entropy: bool
-    logits_to_keep: int
-
-
-class _TiledLogps(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -110,9 +104,10 @@ class _TiledLogps(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
-        options: _Options,
+        softcap: float | None,
+        with_entropy: bool,
+        logits_to_keep: int,
     ) -> tuple[Tensor, Tensor | None]:
-        softcap, with_entropy, logits_to_keep = options
         tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
         shape = (len(tiles.vocabulary), len(hidden))
         # For each part of the vocabulary: the log-sum-exp, and the expected logit.
@@ -148,7 +143,13 @@ class _TiledLogps(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
         grad_weight = torch.empty_like(weight) if wants_weight else None
         grad_bias = torch.empty_like(bias) if wants_bias else None
-        slopes = Slopes.of(temperatures, log_sum, entropy, *grad_outputs)
+        of_logps, of_entropies = grad_outputs
+        slopes = Slopes(
+            log_sum,
+            entropy,
+            torch.zeros_like(log_sum) if of_logps is None else of_logps / temperatures,
+            None if of_entropies is None else of_entropies / temperatures,
+        )
         for vocabulary in tiles.vocabulary:
             # The gradient of a weight tile is summed over all tokens in float32 and rounded once.
             tile_weight = torch.zeros_like(weight[vocabulary], dtype=log_sum.dtype) if wants_weight else None
@@ -170,7 +171,8 @@ class _TiledLogps(torch.autograd.Function):
                 grad_weight[vocabulary] = tile_weight
             if grad_bias is not None and tile_bias is not None:
                 grad_bias[vocabulary] = tile_bias
-        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None)
+        grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,19 +241,6 @@ class Slopes:
     entropy: Tensor | None
     of_logp: Tensor
     of_entropy: Tensor | None
-
-    @classmethod
-    def of(
-        cls,
-        temperatures: Tensor,
-        log_sum: Tensor,
-        entropy: Tensor | None,
-        of_logps: Tensor | None,
-        of_entropies: Tensor | None,
-    ) -> "Slopes":
-        """of_logps, of_entropies: autograd's gradients; None where the loss has no such term."""
-        of_logp = torch.zeros_like(log_sum) if of_logps is None else of_logps / temperatures
-        return cls(log_sum, entropy, of_logp, None if of_entropies is None else of_entropies / temperatures)
 
     def of_softmax_(self, logps: Tensor, tokens: slice) -> Tensor:
         """-p_j times the gradient of the log-prob, as d log p_k / d z_j = [j = k] - p_j of which the first is left out,

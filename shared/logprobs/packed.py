@@ -1,7 +1,8 @@
 """Forwards over whole groups in one packed sequence: each prompt is computed once, nothing is padded."""
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,21 +15,6 @@ from shared.logprobs.forward import HiddenForward
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
 from shared.logprobs.varlen import VarlenAttention
-
-
-class _AttentionOfDevices:
-    """A `SpanAttention` for layers on any device: made once on each, when its first layer asks."""
-
-    def __init__(self, layout: PackedLayout, make: Callable[[torch.device], SpanAttention]) -> None:
-        self.longest_row = layout.longest_row
-        self._make = make
-        self._made: dict[torch.device, SpanAttention] = {}
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
-        attention = self._made.get(query.device)
-        if attention is None:
-            attention = self._made[query.device] = self._make(query.device)
-        return attention(query, key, value, scale, dropout)
 
 
 class PackedForward(HiddenForward):
@@ -48,6 +34,14 @@ class PackedForward(HiddenForward):
         """(C, hidden size) at the positions that predict the completion tokens of all groups."""
         device = self._model.device
         layout = PackedLayout.of(groups)
+
+        @cache
+        def attention_on(where: torch.device) -> SpanAttention:  # made when the first layer there asks
+            return type(self)._attention(layout, dtype=self._model.dtype, device=where)
+
+        def attend(query: Tensor, *others: Any) -> Tensor:
+            return attention_on(query.device)(query, *others)
+
         ids = np.concatenate([part for group in groups for part in (group.prompt_ids, group.completion_ids)])
         hidden: Tensor = self._model.base_model(
             input_ids=torch.tensor(ids, device=device)[None],
@@ -55,9 +49,8 @@ class PackedForward(HiddenForward):
             # Ignored by packed attention. Given a 4D mask, transformers does not build an (N, N) one.
             attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device),
             use_cache=False,
-            span_attention=_AttentionOfDevices(
-                layout, lambda where: type(self)._attention(layout, dtype=self._model.dtype, device=where)
-            ),
+            span_attention=attend,
+            longest_row=layout.longest_row,
         ).last_hidden_state[0]
         return hidden.index_select(0, torch.tensor(layout.predictors(), device=hidden.device))
 

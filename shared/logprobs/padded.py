@@ -1,7 +1,7 @@
 """Forwards over right-padded rows of similar length: correct for every causal model, as none attends to the right."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +18,8 @@ from shared.logprobs.head import target_logps, target_logps_and_entropies
 ROW_TOKENS = 4096
 
 
-class Row(NamedTuple):
-    """ids: a prompt of `prompt` tokens and one completion."""
-
-    prompt: int
-    ids: np.ndarray
+# Tokens of a prompt, and the ids of this prompt and one completion.
+_Row = tuple[int, np.ndarray]
 
 
 class PaddedForward(HiddenForward):
@@ -56,7 +53,7 @@ class PlainForward:
         """For each completion: (T, V) logits, (T,) target tokens, temperature."""
         rows = _rows(groups)
         logits = _by_row(self._model, rows, lambda **inputs: self._model(**inputs).logits)
-        targets = [torch.tensor(row.ids[row.prompt :], device=self._model.device) for row in rows]
+        targets = [torch.tensor(ids[prompt:], device=self._model.device) for prompt, ids in rows]
         per_row = np.repeat(temperatures, [group.size for group in groups]).tolist()
         return list(zip(logits, targets, per_row, strict=True))
 
@@ -92,24 +89,23 @@ def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _rows(groups: Sequence[TokenGroup]) -> list[Row]:
+def _rows(groups: Sequence[TokenGroup]) -> list[_Row]:
     return [
-        Row(len(group.prompt_ids), np.concatenate([group.prompt_ids, completion]))
+        (len(group.prompt_ids), np.concatenate([group.prompt_ids, completion]))
         for group in groups
         for completion in group.completions()
     ]
 
 
-def _by_row(model: PreTrainedModel, rows: Sequence[Row], states: Callable[..., Tensor]) -> list[Tensor]:
+def _by_row(model: PreTrainedModel, rows: Sequence[_Row], states: Callable[..., Tensor]) -> list[Tensor]:
     """The output of `states` at the positions that predict each row's completion: (T, h) or (T, V) per row."""
     outputs: dict[int, Tensor] = {}
     limit = 1 if rope_depends_on_length(model) else ROW_TOKENS
-    for batch in micro_batches([len(row.ids) for row in rows], limit):
-        ids, mask = (
-            nn.utils.rnn.pad_sequence([torch.tensor(part, device=model.device) for part in parts], batch_first=True)
-            for parts in ([rows[i].ids for i in batch], [np.ones(len(rows[i].ids), np.int64) for i in batch])
-        )
+    for batch in micro_batches([len(ids) for _, ids in rows], limit):
+        tokens = [torch.tensor(rows[index][1], device=model.device) for index in batch]
+        ids = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
         for index, row_states in zip(batch, states(input_ids=ids, attention_mask=mask, use_cache=False), strict=True):
-            row = rows[index]
-            outputs[index] = row_states[row.prompt - 1 : len(row.ids) - 1]
+            prompt, row = rows[index]
+            outputs[index] = row_states[prompt - 1 : len(row) - 1]
     return [outputs[index] for index in range(len(rows))]

@@ -40,10 +40,9 @@ class StackedAttention:
     """A `SpanAttention` for any dtype and device."""
 
     def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.longest_row = layout.longest_row
         stacks = list(_stacked(_blocks(layout.spans)))
-        visible = _Visibility(layout, device)
-        self._stacks = [_Stack(stack, visible, dtype, device) for stack in stacks]
+        owners = _owners(layout, device)
+        self._stacks = [_Stack(stack, owners, dtype, device) for stack in stacks]
         # The index of each token in the concatenated outputs of all stacks.
         order = np.argsort(np.concatenate([block.queries for stack in stacks for block in stack]))
         outputs, start = [], 0
@@ -61,7 +60,7 @@ class _Stack:
     """Blocks padded to one shape. Padding queries repeat a real one and are not read; padding keys are masked."""
 
     def __init__(
-        self, blocks: Sequence[_Block], visible: "_Visibility", dtype: torch.dtype, device: torch.device
+        self, blocks: Sequence[_Block], owners: tuple[Tensor, Tensor], dtype: torch.dtype, device: torch.device
     ) -> None:
         self.lengths = [len(block.queries) for block in blocks]
         self.width = max(self.lengths)
@@ -75,7 +74,7 @@ class _Stack:
         self._rows = len(blocks)
         self._causal = blocks[0].causal
         self._queries, self._keys = torch.tensor(queries, device=device), torch.tensor(keys, device=device)
-        self._mask = None if self._causal else visible.mask(self._queries, self._keys, dtype)
+        self._mask = None if self._causal else _mask(self._queries, self._keys, owners, dtype)
         self._keys.clamp_(min=0)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
@@ -97,23 +96,28 @@ class _Stack:
         return states.index_select(0, indexes.view(-1)).view(self._rows, -1, *states.shape[1:]).transpose(1, 2)
 
 
-class _Visibility:
-    """Builds masks. A token may attend to its prompt, and to its own span up to itself."""
+def _owners(layout: PackedLayout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each token: the number of its span, and that of the span's prompt."""
+    spans, lengths = layout.spans, [span.length for span in layout.spans]
+    numbers = np.arange(len(spans))
+    prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], numbers, 0))
+    return (
+        torch.tensor(np.repeat(numbers, lengths), device=device),
+        torch.tensor(np.repeat(prompts, lengths), device=device),
+    )
 
-    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
-        spans, lengths = layout.spans, [span.length for span in layout.spans]
-        numbers = np.arange(len(spans))
-        prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], numbers, 0))
-        self._span = torch.tensor(np.repeat(numbers, lengths), device=device)
-        self._prompt = torch.tensor(np.repeat(prompts, lengths), device=device)
 
-    def mask(self, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-        """(R, Q) and (R, K) token indexes, -1 for padding -> (R, 1, Q, K) mask: 0 where visible, else -inf."""
-        query, key = queries[:, :, None], keys[:, None, :]
-        span = self._span[key.clamp(min=0)]
-        visible = (key >= 0) & (key <= query) & ((span == self._span[query]) | (span == self._prompt[query]))
-        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-        return mask.masked_fill_(~visible, -torch.inf)[:, None]
+def _mask(queries: Tensor, keys: Tensor, owners: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+    """(R, Q) and (R, K) token indexes, -1 for padding -> (R, 1, Q, K) mask: 0 where visible, else -inf.
+
+    A token may attend to its prompt, and to its own span up to itself. owners: of `_owners`.
+    """
+    spans, prompts = owners
+    query, key = queries[:, :, None], keys[:, None, :]
+    span = spans[key.clamp(min=0)]
+    visible = (key >= 0) & (key <= query) & ((span == spans[query]) | (span == prompts[query]))
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, -torch.inf)[:, None]
 
 
 def _blocks(spans: Iterable[Span]) -> Iterator[_Block]:

@@ -31,7 +31,6 @@ class VarlenAttention:
                 f"not {dtype} on {device.type} with {torch.__version__}"
             )
         # The keys of a span are its prompt's tokens, then its own.
-        self.longest_row = layout.longest_row
         spans = layout.spans
         keys = [part.indexes() for span in spans for part in ((span.prompt, span) if span.prompt else (span,))]
         lengths = [span.length for span in spans]

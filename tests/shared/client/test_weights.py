@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
@@ -172,7 +173,8 @@ def test_patience_begins_anew_with_each_piece(
 ) -> None:
     """A client with less patience than a download takes: it gives up only where nothing more comes."""
     seconds = count(0, 0.05)
-    monkeypatch.setattr("shared.client.connection.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=time.sleep)
+    monkeypatch.setattr("shared.client.connection.time", clock)
     with cut(*[300_000] * 8) as (url, _):
         connect(url, patience=0.2).download_weights(NAME, FILE, CONTENT, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA

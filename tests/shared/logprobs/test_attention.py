@@ -108,7 +108,7 @@ def test_many_short_completions_share_copies_of_a_long_prompt(monkeypatch: pytes
 def test_packed_attention_refuses_what_it_would_ignore(name: str) -> None:
     zeros = torch.zeros(1, 1, 2, 4)
     attention = StackedAttention(layout_of([(1, [1])]), dtype=torch.float32, device=CPU)
-    arguments: Any = {name: 1, "span_attention": attention}
+    arguments: Any = {name: 1, "span_attention": attention, "longest_row": 2}
     with pytest.raises(NotImplementedError, match=name):
         packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, **arguments)
 
