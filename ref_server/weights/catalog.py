@@ -6,13 +6,13 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import structlog
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ref_server.weights.staging import has_size
 from shared.api import PLAIN_NAME, PlainName, WeightsFile, WeightsName, WeightsVersion
@@ -28,18 +28,19 @@ def version_of_snapshot(name: str | None) -> WeightsName | None:
     return match and WeightsName(match[1], match[2], int(match[3]), int(match[4]))
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(BaseModel):
     """A committed version. number: rises with each new version of the run. words: the commit's other fields.
 
     token: the name of the token that it was uploaded with; empty without one.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     name: WeightsName
-    number: int
-    files: Mapping[str, WeightsFile]
-    words: Mapping[str, Any]
-    token: str
+    number: int = Field(ge=0, strict=True)
+    files: dict[PlainName, WeightsFile] = Field(min_length=1)
+    words: dict[str, Any]
+    token: str = ""
 
     @property
     def bytes(self) -> int:
@@ -59,13 +60,6 @@ _MOST_BYTES = 8 * 2**20
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 # The disk or the process is at fault, not a version.
 _NOT_OF_ONE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-class _Manifest(BaseModel):
-    number: int = Field(ge=0, strict=True)
-    files: dict[PlainName, WeightsFile] = Field(min_length=1)
-    words: dict[str, Any]
-    token: str = ""
 
 
 class Catalog:
@@ -89,16 +83,16 @@ class Catalog:
     def read(self, name: WeightsName) -> Published | None:
         directory = self.directory(name)
         try:
-            manifest = _read_manifest(directory)
+            published = _read_manifest(name, directory)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, RecursionError) as error:  # ValueError: of JSON, of UTF-8, of pydantic
+        except (OSError, ValueError, TypeError, RecursionError) as error:  # ValueError: of JSON, of UTF-8, of pydantic
             if isinstance(error, OSError) and error.errno in _NOT_OF_ONE_FILE:
                 raise
             self._report(name, error)
             return None
         self._damaged.discard(name)
-        return Published(name, manifest.number, manifest.files, manifest.words, manifest.token)
+        return published
 
     def of_run(self, run: str) -> list[Published]:
         """The newest first; those of the lineage that committed last before all others."""
@@ -134,14 +128,14 @@ class Catalog:
             )
 
 
-def _read_manifest(directory: Path) -> _Manifest:
-    """Raises OSError, ValueError or RecursionError if it is damaged, or a file of the version is missing."""
+def _read_manifest(name: WeightsName, directory: Path) -> Published:
+    """Raises OSError, ValueError, TypeError or RecursionError if it is damaged, or a file of the version is missing."""
     path = directory / MANIFEST
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
         raise ValueError(f"{MANIFEST} must be a file of at most {_MOST_BYTES} bytes")
-    manifest = _Manifest.model_validate(json.loads(path.read_bytes()))
-    for file, content in manifest.files.items():
+    published = Published.model_validate({**json.loads(path.read_bytes()), "name": name})
+    for file, content in published.files.items():
         if not has_size(directory / file, content.bytes):
             raise ValueError(f"{file} is missing, or does not have the {content.bytes} bytes that were committed")
-    return manifest
+    return published

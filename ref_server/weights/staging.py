@@ -69,16 +69,16 @@ class Staging:
 
     def complete(self) -> dict[str, WeightsFile]:
         """The files that are complete. After a power cut a digest may be damaged, or lack its file."""
-        digests = self._digests.iterdir() if self._digests.is_dir() else ()
-        known = {path.name: content for path in digests if _is_plain(path) and (content := _read_digest(path))}
+        digests = self._digests.glob("[!.]*")  # a leading dot: still being written
+        known = {path.name: content for path in digests if (content := _read_digest(path))}
         return {file: content for file, content in known.items() if has_size(self.files / file, content.bytes)}
 
     def sweep(self, seconds: float) -> None:
         """Removes parts of dead processes, and all of it when it was not touched for so long."""
-        for path in self._parts.iterdir() if self._parts.is_dir() else ():
+        for path in self._parts.glob("*"):
             if _is_nobodys(path):
                 path.unlink(missing_ok=True)
-        touched = (self._digests, self._parts, *(self._parts.iterdir() if self._parts.is_dir() else ()))
+        touched = (self._digests, self._parts, *self._parts.glob("*"))
         if all(time.time() - _touched(path) > seconds for path in touched):
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -132,11 +132,6 @@ def _read_digest(path: Path) -> WeightsFile | None:
         return WeightsFile.model_validate_json(path.read_bytes())
     except ValueError:
         return None
-
-
-def _is_plain(path: Path) -> bool:
-    """False for a file that is still being written."""
-    return not path.name.startswith(".")
 
 
 def has_size(path: Path, size: int) -> bool:

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,7 @@ class WeightsStore:
             if known is not None:
                 if known.files != files:
                     raise WeightsConflict(f"version {name} is committed with other files")
-                self._write_manifest(self._catalog.directory(name), replace(known, words=words))
+                self._write_manifest(self._catalog.directory(name), known.model_copy(update={"words": words}))
             else:
                 self._make_visible(name, self._staging(name), files, words)
             published, newest = self._catalog.read(name), self._catalog.newest(name.run, name.lineage)
@@ -164,7 +163,8 @@ class WeightsStore:
         for superfluous in staged.keys() - files.keys():
             (staging.files / superfluous).unlink()
         number = 1 + max((other.number for other in self._catalog.of_run(name.run)), default=0)
-        self._write_manifest(staging.files, Published(name, number, files, words, staging.token))
+        published = Published(name=name, number=number, files=dict(files), words=dict(words), token=staging.token)
+        self._write_manifest(staging.files, published)
         target = self._catalog.directory(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(target) and self._catalog.read(name) is None:  # damaged; another server may have committed
@@ -179,7 +179,7 @@ class WeightsStore:
         manifest = {
             "number": published.number,
             "files": files,
-            "words": dict(published.words),
+            "words": published.words,
             "token": published.token,
         }
         # In one line: indented, deep JSON would take hundreds of times as many bytes as its commit.

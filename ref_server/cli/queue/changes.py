@@ -47,10 +47,11 @@ class SeveralOptions(ClientOptions, Generic[StateName]):
 
 @dataclass
 class _Outcomes:
-    """Results of an operation on many batches: what it returned, and what the server refused."""
+    """Results of an operation on many batches: what it returned, what the server refused, and the bytes dropped."""
 
     done: list[Any] = field(default_factory=list)
     failed: list[dict[str, Any]] = field(default_factory=list)
+    bytes: int = 0
 
     def print_failures(self) -> None:
         for failure in self.failed[:_PRINTED_FAILURES]:
@@ -98,15 +99,6 @@ class Purge(SeveralOptions[PurgeableState]):
         return self
 
 
-@dataclass
-class _Purged:
-    """What was dropped, the bytes of its payloads, and what was refused."""
-
-    ids: list[str] = field(default_factory=list)
-    bytes: int = 0
-    failed: list[dict[str, Any]] = field(default_factory=list)
-
-
 def run_purge(arguments: list[str]) -> int:
     options = load_options(Purge, arguments, "queue purge")
     with options.connect() as client:
@@ -114,13 +106,13 @@ def run_purge(arguments: list[str]) -> int:
     if outcome is None:
         return 1
     if options.as_json:
-        print(json.dumps({"purged": outcome.ids, "bytes": outcome.bytes, "failed": outcome.failed}, indent=2))
+        print(json.dumps({"purged": outcome.done, "bytes": outcome.bytes, "failed": outcome.failed}, indent=2))
     else:
-        print(f"{_count_batches(len(outcome.ids))} purged, {mib(outcome.bytes)} MiB")
+        print(f"{_count_batches(len(outcome.done))} purged, {mib(outcome.bytes)} MiB")
     return 1 if outcome.failed else 0
 
 
-def _purge_named(client: RefServerClient, options: Purge) -> _Purged | None:
+def _purge_named(client: RefServerClient, options: Purge) -> _Outcomes | None:
     """Drops batch after batch; None if the user does not want to."""
     known = _for_each("looked up", options.ids, client.batch)
     if not options.as_json:
@@ -131,10 +123,10 @@ def _purge_named(client: RefServerClient, options: Purge) -> _Purged | None:
     purged = _for_each("purged", sizes, lambda id: (client.drop(id), id)[1])
     if not options.as_json:
         purged.print_failures()
-    return _Purged(purged.done, sum(sizes[id] for id in purged.done), known.failed + purged.failed)
+    return _Outcomes(purged.done, known.failed + purged.failed, sum(sizes[id] for id in purged.done))
 
 
-def _purge_state(client: RefServerClient, options: Purge) -> _Purged | None:
+def _purge_state(client: RefServerClient, options: Purge) -> _Outcomes | None:
     """Counts first, page by page, then has the server drop slice by slice; None if the user does not want to.
 
     What is admitted after the count stays.
@@ -145,28 +137,28 @@ def _purge_state(client: RefServerClient, options: Purge) -> _Purged | None:
         if batch.admitted_at <= latest:
             batches, size, until = batches + 1, size + batch.payload_bytes, max(until, batch.admitted_at)
     if not batches:
-        return _Purged()
+        return _Outcomes()
     if not options.yes and not _confirm(batches, size):
         return None
     assert options.state is not None, "there are no ids"
     return _purge_slices(client, PurgeBody(state=options.state, run=options.run, admitted_until=until), batches)
 
 
-def _purge_slices(client: RefServerClient, chosen: PurgeBody, total: int) -> _Purged:
-    outcome = _Purged()
+def _purge_slices(client: RefServerClient, chosen: PurgeBody, total: int) -> _Outcomes:
+    outcome = _Outcomes()
     try:
         with progress_bar() as bar:
             task = bar.add_task("purged", total=total)
             while True:
                 purged = client.purge(chosen)
-                outcome.ids += purged.dropped
+                outcome.done += purged.dropped
                 outcome.bytes += purged.bytes
-                bar.update(task, completed=len(outcome.ids))
+                bar.update(task, completed=len(outcome.done))
                 if purged.next_cursor is None:
                     return outcome
                 chosen = chosen.model_copy(update={"cursor": purged.next_cursor})
     except (ClientError, KeyboardInterrupt):
-        print_error(_how_far(len(outcome.ids), total, "purged"))
+        print_error(_how_far(len(outcome.done), total, "purged"))
         raise
 
 
