@@ -1,6 +1,5 @@
 """The invariants of the two messages, checked where a batch is built."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -51,12 +50,8 @@ def test_group_tells_its_sizes() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sampler_logps": f32(-1, -2, -3, -4, -0.0)},
         {"policy_versions": i64(3, 2**63 - 1)},
-        {"reward_parts": {"format": f32(math.nan, 1), "länge %": f32(0, 0)}},
-        {"steps": steps()},
         {"steps": steps(f32(), i64(), i64(0, 0))},
-        {"steps": steps(f32(1, 2), i64(0, 2), i64(0, 2))},
         {"top_p": 1.0, "top_k": 0, "task": "gsm8k", "sample": "null"},
         {"sample": '"\\ud83d\\ude00 \\u0000"'},
         {"sample": '"' + "x" * (MAX_SAMPLE_BYTES - 2) + '"'},
@@ -114,12 +109,3 @@ def test_batches_do_not_change() -> None:
     assert list(batch.reward_parts) == ["a"]
     with pytest.raises(TypeError):
         batch.reward_parts["b"] = f32(1)  # type: ignore[index]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        batch.run = "other"  # type: ignore[misc]
-
-
-def test_replacing_checks_again() -> None:
-    batch = rollout(reward_parts={"a": f32(1, 2)})
-    assert dataclasses.replace(batch, run="other").run == "other"
-    with pytest.raises(BatchError):
-        dataclasses.replace(batch, policy_version=-1)

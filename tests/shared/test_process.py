@@ -23,17 +23,16 @@ time.sleep(60)
 PARENT = """
 import os, subprocess, sys, time
 from shared.process import child_environment
-environment = child_environment() if sys.argv[1] == "tied" else None
-child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=environment, stdout=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=child_environment(), stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
 time.sleep(60)
 """
 
 
-def start(how: str, child: str = CHILD) -> tuple["subprocess.Popen[str]", int]:
+def start() -> tuple["subprocess.Popen[str]", int]:
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, how, child],
+        [sys.executable, "-c", PARENT, CHILD],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": ROOT},
@@ -60,7 +59,7 @@ def ends_within(pid: int, seconds: float) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_child_ends_with_its_parent(number: signal.Signals) -> None:
-    parent, child = start("tied")
+    parent, child = start()
     with parent:
         try:
             time.sleep(0.7)
@@ -70,17 +69,6 @@ def test_child_ends_with_its_parent(number: signal.Signals) -> None:
             assert ends_within(child, 60)
         finally:
             parent.kill()
-
-
-def test_child_that_was_not_asked_lives_on() -> None:
-    parent, child = start("free")
-    with parent:
-        try:
-            parent.kill()
-            parent.wait(60)
-            assert not ends_within(child, 1.5)
-        finally:
-            os.kill(child, signal.SIGKILL)
 
 
 def test_child_whose_parent_is_gone_already_ends_at_once() -> None:

@@ -88,7 +88,6 @@ def test_waiting_ends_in_time(command: Command) -> None:
     [
         ("--url localhost", "url: "),
         ("--wait -1", "wait: "),
-        ("--token secret", "set REF_SERVER_TOKEN in the environment"),
         ("--token-file /nowhere", "/nowhere cannot be read"),
         ("--tls-ca /nowhere", "/nowhere cannot be read as certificates"),
     ],

@@ -173,26 +173,10 @@ def with_code(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_pa
     return directory
 
 
-def of_unknown_type(directory: Path) -> Path:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"model_type": "surprise", "architectures": ["M"]}))
-    return directory
-
-
 def test_code_of_a_model_is_never_run(with_code: Path) -> None:
     load_model(str(with_code), revision=None, device="cpu", dtype="auto")  # its type is known, and its code unneeded
     load_tokenizer(str(with_code))
     assert not (with_code.parent / "it ran").exists()
-
-
-@pytest.mark.slow
-def test_a_model_that_needs_its_code_is_refused(with_code: Path, tmp_path: Path) -> None:
-    directory = of_unknown_type(with_code)
-    with pytest.raises(UserError, match="contains code, which is never run"):
-        load_model(str(directory), revision=None, device="cpu", dtype="auto")
-    output = refused_start("--model", str(directory), "--data-dir", str(tmp_path / "data"))
-    assert "contains code" in output
-    assert not (tmp_path / "it ran").exists()
 
 
 def test_a_tokenizer_that_needs_its_code_is_refused(with_code: Path, tmp_path: Path) -> None:

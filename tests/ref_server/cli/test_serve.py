@@ -22,7 +22,7 @@ from ref_server.cli.serve import run as serve
 from ref_server.config import ServeConfig
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import RolloutBatch
 from shared.models import save_model
 from tests.ports import free_port
 from tests.ref_server.processes import running
@@ -119,18 +119,6 @@ def test_a_second_server_keeps_off(model_dir: Path, tmp_path: Path, capsys: pyte
     output = capsys.readouterr().err
     assert "the queue cannot be opened" in output
     assert f"another process holds {tmp_path}" in output
-
-
-@pytest.mark.slow
-def test_a_teacher_and_a_model(model_dir: Path, tmp_path: Path, rollout: Rollout) -> None:
-    """The same model twice: both score alike."""
-    options = ("--model", str(model_dir), "--teacher", str(model_dir), "--threads", "1")
-    with running(tmp_path, *options) as server:
-        assert server.http.get("/v1/model").json()["teacher"] == str(model_dir)
-        upload(server.http, rollout())
-        scored = wire.decode(lease(server.http).content)
-    assert isinstance(scored, ScoredBatch) and scored.teacher_logps is not None
-    assert scored.teacher_logps.tolist() == scored.ref_logps.tolist()
 
 
 @pytest.mark.usefixtures("restored_logs")

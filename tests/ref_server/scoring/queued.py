@@ -1,12 +1,17 @@
-"""Batches in a queue without HTTP, and batches that were scored."""
+"""Batches in a queue without HTTP, batches that were scored, and a forward that tells when it runs."""
+
+from collections.abc import Callable, Sequence
 
 import httpx
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
 from shared import wire
 from shared.api import BatchDetails, State
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.logprobs import choose_forward
 from tests.ref_server.calls import lease
 from tests.waiting import until
 
@@ -30,6 +35,20 @@ def scored(body: bytes | None) -> ScoredBatch:
     batch = wire.decode(body or b"")
     assert isinstance(batch, ScoredBatch)
     return batch
+
+
+class Observed:
+    """A correct forward that calls `before` with the groups first."""
+
+    name = "observed"
+
+    def __init__(self, model: PreTrainedModel, before: Callable[[Sequence[TokenGroup]], object]) -> None:
+        self._forward = choose_forward(model)
+        self._before = before
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        self._before(groups)
+        return self._forward(groups, temperatures)
 
 
 def lease_scored(http: httpx.Client, run: str | None = None) -> ScoredBatch:

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from torch import Tensor
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.serve import open_queue
@@ -22,28 +21,14 @@ from ref_server.scoring.reference import DeviceLost, NotReady, Scores
 from ref_server.service.service import Service
 from shared.api import State
 from shared.batch import TokenGroup
-from shared.logprobs import LogprobForward, choose_forward
+from shared.logprobs import choose_forward
 from shared.models import save_model
 from tests.ref_server.calls import Rollout, Serve, admit
-from tests.ref_server.scoring.queued import lease_scored, put, settled
+from tests.ref_server.scoring.queued import Observed, lease_scored, put, settled
 from tests.rounding import rounding
 
 PATIENCE = 60
 Start = Callable[..., AbstractContextManager[httpx.Client]]
-
-
-class Observed:
-    """A forward that calls `before` first."""
-
-    name = "observed"
-
-    def __init__(self, forward: LogprobForward, before: Callable[[], object]) -> None:
-        self._forward = forward
-        self._before = before
-
-    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-        self._before()
-        return self._forward(groups, temperatures)
 
 
 @pytest.fixture
@@ -56,7 +41,7 @@ def serve_devices(
         *devices: str, before: Callable[[], object] = lambda: None, **settings: Any
     ) -> AbstractContextManager[httpx.Client]:
         monkeypatch.setattr(
-            "ref_server.scoring.frozen_model.choose_forward", lambda model: Observed(choose_forward(model), before)
+            "ref_server.scoring.frozen_model.choose_forward", lambda model: Observed(model, lambda groups: before())
         )
         data_dir = tmp_path_factory.mktemp("data")
         config = ServeConfig(
@@ -108,6 +93,7 @@ def test_while_replicas_differ(serve_devices: Start, rollout: Rollout, tmp_path:
         scored = lease_scored(http)
         assert (scored.rollout.id, scored.reference_version) == (second.id, "1")
         assert not answers, "a replica still scores with the old weights"
+        assert http.put("/v1/reference", json=body | {"version": 2}).json()["error"]["code"] == "busy"
         go_on.set()
         replacing.join(PATIENCE)
         assert [answer.status_code for answer in answers] == [200]
@@ -164,15 +150,12 @@ def test_an_idle_replica_takes_direct_requests(loops_of: Any, queue: Queue, roll
     go_on.set()
 
 
-@pytest.mark.parametrize("error", [DeviceLost, SystemExit])
-def test_when_one_replica_is_lost_the_others_finish(
-    loops_of: Any, queue: Queue, rollout: Rollout, error: type[BaseException]
-) -> None:
+def test_when_one_replica_is_lost_the_others_finish(loops_of: Any, queue: Queue, rollout: Rollout) -> None:
     both, lost = threading.Barrier(2, timeout=PATIENCE), threading.Event()
 
     def lose() -> None:
         both.wait()
-        raise error("gone")
+        raise DeviceLost("gone")
 
     def outlive() -> None:
         both.wait()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim
 from ref_server.service.service import Service
 from shared import wire
@@ -24,23 +23,6 @@ Naive = Callable[[TokenGroup, float], np.ndarray]
 TOLERANCE = rounding(16)
 
 
-class Recording:
-    """A queue that records the tokens requested by each claim that got a batch."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self.claims: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._queue, name)
-
-    def claim(self, max_tokens: int, reference_version: int) -> list[Claim]:
-        claims = self._queue.claim(max_tokens, reference_version)
-        if claims:
-            self.claims.append(max_tokens)
-        return claims
-
-
 @pytest.fixture
 def make_small(make_service: MakeService, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service]:
     """A service whose device holds so many tokens."""
@@ -50,7 +32,7 @@ def make_small(make_service: MakeService, monkeypatch: pytest.MonkeyPatch) -> Ca
             return Small(choose_forward(model), tokens, torch.OutOfMemoryError("CUDA out of memory"))
 
         monkeypatch.setattr("ref_server.scoring.frozen_model.choose_forward", choose)
-        return make_service(wrap=Recording, **settings)
+        return make_service(**settings)
 
     return make
 
@@ -78,12 +60,22 @@ def test_batches_that_do_not_fit_together_are_scored(
         assert "a row of 55 tokens, for which the memory of the device does not suffice" in detail["message"]
 
 
-def test_the_budget_shrinks_and_grows_back(make_small: MakeService, serve: Serve, rollout: Rollout) -> None:
+def test_the_budget_shrinks_and_grows_back(
+    make_small: MakeService, serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service = make_small(40, scoring_tokens=160)
+    claim = service.queue.claim
+    asked: list[int] = []
+
+    def recorded(max_tokens: int, reference_version: int) -> list[Claim]:
+        claims = claim(max_tokens, reference_version)
+        asked.extend([max_tokens] if claims else [])
+        return claims
+
+    monkeypatch.setattr(service.queue, "claim", recorded)
     for _ in range(23):
         service.admit(wire.encode(rollout(prompt=5, lengths=(12,))))  # 17 tokens
     with serve(service) as http:
         for _ in range(23):
             lease_scored(http)
-    assert isinstance(service.queue, Recording)
-    assert service.queue.claims == [160, 80, 40, 51, 25, 36, 47]
+    assert asked == [160, 80, 40, 51, 25, 36, 47]

@@ -13,16 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ref_server.queue.errors import StorageFull
-from ref_server.queue.queue import Queue
 from shared import wire
 from shared.batch import ScoredBatch, TokenGroup
-from shared.logprobs import choose_forward
 from tests.ref_server.calls import MakeService, Rollout, Serve, admit, error
-from tests.ref_server.scoring.queued import lease_scored
+from tests.ref_server.scoring.queued import Observed, lease_scored
 from tests.rounding import rounding
 
 Naive = Callable[[TokenGroup, float], np.ndarray]
@@ -124,20 +121,6 @@ def test_odd_direct_requests_are_never_the_servers_fault(http: httpx.Client, cha
     assert answer.status_code in (200, 413, 422), answer.text
 
 
-class Observed:
-    """A correct forward that calls `before` with the groups first."""
-
-    name = "observed"
-
-    def __init__(self, model: PreTrainedModel, before: Callable[[Sequence[TokenGroup]], None]) -> None:
-        self._forward = choose_forward(model)
-        self._before = before
-
-    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-        self._before(groups)
-        return self._forward(groups, temperatures)
-
-
 @pytest.fixture
 def serve_with(make_service: MakeService, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Start:
     """A server that calls a function before each forward."""
@@ -196,29 +179,21 @@ def test_a_dead_loop_is_reported(serve_with: Start, rollout: Rollout) -> None:
         assert http.post("/v1/logprobs", json={"prompt_ids": [1], "completions": [[2]]}).status_code == 503
 
 
-class FullForAWhile:
-    """A queue whose disk is full the first times that a scored batch is written."""
-
-    def __init__(self, queue: Queue, times: int) -> None:
-        self._queue = queue
-        self._left = times
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._queue, name)
-
-    def complete(self, id: str, body: bytes) -> None:
-        if self._left:
-            self._left -= 1
-            raise StorageFull("the disk is full")
-        self._queue.complete(id, body)
-
-
 def test_a_full_disk_costs_no_batch(
     make_service: MakeService, serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ref_server.scoring.loop.REST_SECONDS", 0.05)
     batches = [rollout(run="full") for _ in range(3)]
-    with serve(make_service(wrap=lambda queue: FullForAWhile(queue, 4))) as http:
+    service = make_service()
+    complete, full = service.queue.complete, iter(range(4))
+
+    def store_later(id: str, body: bytes) -> None:
+        if next(full, None) is not None:
+            raise StorageFull("the disk is full")
+        complete(id, body)
+
+    monkeypatch.setattr(service.queue, "complete", store_later)
+    with serve(service) as http:
         admit(http, *batches)
         assert [lease_scored(http, "full").rollout.id for _ in batches] == [batch.id for batch in batches]
         assert all(http.get(f"/v1/batches/{batch.id}").json()["scoring_attempts"] == 0 for batch in batches)

@@ -153,7 +153,3 @@ class TestRefusals:
         save_model(teacher_model(vocab_size=rows + 11), make_tokenizer(), tmp_path / "padded")
         config = ServeConfig(model=str(folder / "model"), teacher=str(tmp_path / "padded"))
         assert add_teacher(frozen_model.load(config), config).info.vocabulary_size == rows
-
-    def test_no_such_directory(self, folder: Path, tmp_path: Path) -> None:
-        message = self.refused(folder, tmp_path / "nothing")
-        assert message.startswith("teacher: there is no directory")

@@ -301,18 +301,6 @@ class TestLeaseMany:
         body = b"".join(wire.encode_leases(zip(heads, bodies, strict=True)))
         return reply(200, body, Content_Type=wire.LEASES_CONTENT_TYPE)
 
-    @pytest.mark.usefixtures("no_backoff")
-    def test_request_and_answer(self, script: Script, patient: Connect) -> None:
-        site = script(None, self.leased(scored_batch(version=3), scored_batch(version=4).rollout))
-        first, second = patient(site.url).lease_many(self.TERMS)
-        assert json.loads(site.requests[0].body)["count"] == 5
-        assert site.requests[0].body == site.requests[1].body, "a lost answer repeats the request_id"
-        assert isinstance(first.batch, ScoredBatch) and isinstance(second.batch, RolloutBatch)
-        assert [(each.id, each.token, each.deliveries, each.rollout.policy_version) for each in (first, second)] == [
-            ("id-0", "token-0", 1, 3),
-            ("id-1", "token-1", 2, 4),
-        ]
-
     def test_an_invalid_batch_is_in_the_list(self, script: Script, patient: Connect) -> None:
         bad, good = scored_batch(), scored_batch()
         object.__setattr__(bad.rollout, "temperature", 1e-300)
@@ -329,36 +317,6 @@ class TestLeaseMany:
     def test_terms_of_several_are_not_for_one(self, patient: Connect, script: Script) -> None:
         with pytest.raises(ValueError, match="lease_many"):
             patient(script(None).url).lease(self.TERMS)
-
-
-class TestSettling:
-    LEASES = (Leased(scored_batch(), "a", "token-a", 1), Leased(scored_batch(), "b", "token-b", 1))
-
-    @pytest.mark.parametrize(
-        ("verb", "settle", "extra"),
-        [
-            ("ack", lambda client, leases: client.ack(leases, "step-8"), {"checkpoint": "step-8"}),
-            ("extend", lambda client, leases: client.extend(leases, 30), {"lease_seconds": 30, "started": False}),
-            ("release", lambda client, leases: client.release(leases), {}),
-            ("release", lambda client, leases: client.release(leases, error="bad"), {"error": "bad"}),
-        ],
-    )
-    def test_sends_keys_and_returns_outcomes(
-        self, script: Script, patient: Connect, verb: str, settle: Any, extra: dict[str, Any]
-    ) -> None:
-        results = {"results": [{"id": "a", "outcome": "ok"}, {"id": "b", "outcome": "stale"}]}
-        site = script(reply(200, results))
-        assert settle(patient(site.url), self.LEASES) == {"a": "ok", "b": "stale"}
-        (request,) = site.requests
-        assert request.path == f"/v1/leases/{verb}"
-        keys = [{"id": "a", "token": "token-a"}, {"id": "b", "token": "token-b"}]
-        assert json.loads(request.body) == {"leases": keys, **extra}
-
-    def test_of_nothing_sends_nothing(self, script: Script, patient: Connect) -> None:
-        site = script(reply(500))
-        client = patient(site.url)
-        assert client.ack([], "x") == client.extend([], 30) == client.release([]) == {}
-        assert not site.requests
 
 
 def test_lists_follow_the_cursor(connect: Connect, open_site: OpenSite) -> None:

@@ -128,6 +128,7 @@ def test_a_lease_that_is_given_back(client: Any, rollout: Rollout, run: str) -> 
     assert (again.id, again.deliveries) == (batch.id, 1) and again.token != leased.token
     client.extend([again], 60, started=True)
     client.release([again], error="the loss is not finite")
+    assert client.ack([], "x") == client.extend([], 30) == client.release([]) == {}
     assert client.lease(terms(run)).deliveries == 2
 
 

@@ -32,18 +32,6 @@ with torch.no_grad(), two_devices():
         print("refused:", error)
 """
 
-_BROKEN = """
-import torch
-from policy_trainer.demo.base_model import make_model
-from shared.logprobs import choose_forward
-from shared.logprobs import packed
-from tests.shared.logprobs.two_devices import spread, two_devices
-
-right = packed.StackedAttention
-packed.PackedForward._attention = lambda layout, dtype, device: right(layout, dtype=dtype, device="fake:0")
-with torch.no_grad(), two_devices():
-    print("chosen:", choose_forward(spread(make_model(0).eval(), "fake:1")).name)
-"""
 
 needs_backend = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -62,9 +50,3 @@ def output_of(program: str, *arguments: str) -> str:
 @pytest.mark.parametrize("head", ["fake:0", "fake:1"])
 def test_every_forward_of_a_spread_model_is_right(head: str) -> None:
     assert "refused: aten.add.Tensor of tensors on" in output_of(_PROGRAM, head)
-
-
-@needs_backend
-@pytest.mark.slow
-def test_a_forward_that_leaves_something_on_another_device_is_not_chosen() -> None:
-    assert "chosen: padded" in output_of(_BROKEN)

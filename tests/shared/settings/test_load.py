@@ -345,15 +345,6 @@ class TestPresets:
         assert (self.load("--config", file).port, self.load("--config", file).threads) == (4, None)
         assert self.load("--config", file, "--loss.kind", "clip").threads == 3
 
-    def test_may_be_chosen_by_the_file_or_the_environment(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        file = write(tmp_path, 'model = "m"\npreset = "fast"\n')
-        assert self.load("--config", file).port == 4000
-        monkeypatch.setenv("TANDEM_TEST_PRESET", "slow")
-        assert self.load("--config", file).port == 4001
-        assert self.load("--config", file, "--preset", "fast").port == 4000
-
     def test_that_do_not_exist_are_refused_with_those_that_do(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
