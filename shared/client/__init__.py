@@ -19,17 +19,3 @@ from shared.client.errors import (
     UnusableBatch,
     WrongContent,
 )
-
-__all__ = [
-    "ClientError",
-    "Leased",
-    "LeasedOrUnusable",
-    "NotRefServer",
-    "RefServerClient",
-    "RefServerError",
-    "Unreachable",
-    "Untrusted",
-    "UnusableBatch",
-    "Uploaded",
-    "WrongContent",
-]

@@ -17,14 +17,3 @@ from shared.logprobs.choice import attends_fully, choose_forward, embedding_rows
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.packed import PackedForward
 from shared.logprobs.padded import PaddedForward, PlainForward
-
-__all__ = [
-    "LogprobForward",
-    "PackedForward",
-    "PaddedForward",
-    "PlainForward",
-    "attends_fully",
-    "choose_forward",
-    "embedding_rows",
-    "self_test_difference",
-]

@@ -16,18 +16,3 @@ from shared.settings.load import (
     settings_config,
 )
 from shared.settings.names import Hints, InHelp
-
-__all__ = [
-    "Dtype",
-    "EarlierRun",
-    "FindEarlier",
-    "Hints",
-    "InHelp",
-    "PresetSettings",
-    "PresetSource",
-    "Settings",
-    "from_python",
-    "from_values",
-    "load_settings",
-    "settings_config",
-]
