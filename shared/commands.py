@@ -47,15 +47,10 @@ def choose_name(prog: str, description: str, commands: Mapping[str, str], argume
     listed = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, summary in commands.items():
         listed.add_parser(name, help=summary)
-    _refuse_misspelt(arguments[:1], commands, parser)
-    return parser.parse_args(arguments[:1]).command
-
-
-def _refuse_misspelt(words: list[str], commands: Mapping[str, str], parser: ArgumentParser) -> None:
-    """Exits with status 2 where a word is nearly a command; argparse suggests none before Python 3.14."""
-    for word in words:
+    for word in arguments[:1]:  # argparse suggests no command before Python 3.14
         if word not in commands and (near := get_close_matches(word, commands, n=1)):
             parser.error(f"argument COMMAND: there is no {word!r}; did you mean {near[0]}?")
+    return parser.parse_args(arguments[:1]).command
 
 
 def _version() -> str:

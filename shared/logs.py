@@ -49,12 +49,15 @@ def configure_logs(format: LogFormat = "console", level: LogLevel = "info") -> N
         wrapper_class=structlog.make_filtering_bound_logger(ours.level),
         logger_factory=lambda *_: ours,
     )
+    stamp = structlog.processors.TimeStamper
+    rendered: list[Processor] = [stamp(fmt="iso", utc=True), _in_order, structlog.processors.JSONRenderer()]
+    if format == "console":
+        people = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        rendered = [stamp(fmt="%Y-%m-%d %H:%M:%S", utc=False), _escape, people]
     foreign = [*before, structlog.stdlib.add_logger_name, structlog.processors.format_exc_info]
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(
-        ProcessorFormatter(
-            foreign_pre_chain=foreign, processors=[ProcessorFormatter.remove_processors_meta, *_FORMATS[format]()]
-        )
+        ProcessorFormatter(foreign_pre_chain=foreign, processors=[ProcessorFormatter.remove_processors_meta, *rendered])
     )
     root = logging.getLogger()
     others = [known for known in root.handlers if not isinstance(known, CountingHandler)]
@@ -135,30 +138,12 @@ def _with_count(record: logging.LogRecord, times: int) -> logging.LogRecord:
     return counted
 
 
-def _for_people() -> list[Processor]:
-    return [
-        structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=False),
-        _escape,
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-    ]
-
-
-def _for_machines() -> list[Processor]:
-    return [structlog.processors.TimeStamper(fmt="iso", utc=True), _in_order, structlog.processors.JSONRenderer()]
-
-
-_FORMATS: dict[LogFormat, Callable[[], list[Processor]]] = {"console": _for_people, "json": _for_machines}
-
-
 def _escape(_logger: object, _method: str, event: _Event) -> _Event:
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = _indented(value) if key in _TEXTS else printable(value)
+            indented = "\n".join(f"    {printable(line)}" for line in value.split("\n"))
+            event[key] = indented if key in _TEXTS else printable(value)
     return event
-
-
-def _indented(text: str) -> str:
-    return "\n".join("    " + printable(line) for line in text.split("\n"))
 
 
 def _in_order(_logger: object, _method: str, event: _Event) -> _Event:

@@ -209,7 +209,11 @@ def _lineage(metadata: dict[str, str]) -> str:
 
 def encode_leases(batches: Iterable[tuple[Lease, bytes]]) -> list[bytes]:
     """The body in pieces, two for each batch: batches are not copied."""
-    return [piece for lease, batch in batches for piece in (_encode_lease(lease, batch), batch)]
+    pieces: list[bytes] = []
+    for lease, batch in batches:
+        header = lease.model_copy(update={"bytes": len(batch)}).model_dump_json().encode()
+        pieces += [len(header).to_bytes(_LENGTH_BYTES, "big") + header, batch]
+    return pieces
 
 
 def decode_leases(body: bytes) -> Iterator[tuple[Lease, bytes]]:
@@ -224,11 +228,6 @@ def decode_leases(body: bytes) -> Iterator[tuple[Lease, bytes]]:
         place += length
         yield lease, _cut(body, place, lease.bytes, f"batch {lease.id[:80]!r}")
         place += lease.bytes
-
-
-def _encode_lease(lease: Lease, batch: bytes) -> bytes:
-    text = lease.model_copy(update={"bytes": len(batch)}).model_dump_json().encode()
-    return len(text).to_bytes(_LENGTH_BYTES, "big") + text
 
 
 def _cut(body: bytes, place: int, length: int, what: str) -> bytes:

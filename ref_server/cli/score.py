@@ -72,7 +72,10 @@ def run(arguments: list[str]) -> int:
     try:
         with options.connect() as client:
             client.model()  # fails at once where no server answers
-        with options.connect(patience=_PATIENCE_SECONDS, on_wait=_print_wait) as client:
+        with options.connect(
+            patience=_PATIENCE_SECONDS,
+            on_wait=lambda reason, seconds: _print_reason(f"waiting, {seconds:.0f} s so far: {reason}"),
+        ) as client:
             return _score(client, options)
     except ClientError as error:
         return complain("score", error)
@@ -196,10 +199,6 @@ def _first_fault(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
-
-
-def _print_wait(reason: str, seconds: float) -> None:
-    _print_reason(f"waiting, {seconds:.0f} s so far: {reason}")
 
 
 def _print_reason(line: str) -> None:

@@ -140,7 +140,9 @@ class ScoringLoop:
         """Claims, packs, scores and saves some of the waiting jobs. False when nothing is left."""
         with ExitStack() as scoring:
             with self._gate.claiming:
-                self._replace_weights()
+                while replacement := self._requests.next_replacement():
+                    self._replica = replacement.replica
+                    replacement.answer.set_result(None)
                 share = int(self._budget * _QUEUE_SHARE)
                 direct = self._requests.take(self._budget - share)
                 batches = self._claim(max(share, self._budget - tokens_of(direct)))
@@ -153,11 +155,6 @@ class ScoringLoop:
             self._score(self._pack(direct, [batch for batch in batches if not batch.claim.interruptions]))
         self._tokens_in_hand = 0
         return bool(direct or batches or self._requests)
-
-    def _replace_weights(self) -> None:
-        while replacement := self._requests.next_replacement():
-            self._replica = replacement.replica
-            replacement.answer.set_result(None)
 
     def _claim(self, max_tokens: int) -> list[ClaimedBatch]:
         return [] if self._stopping else self._claims.take(max_tokens, self._replica.version)

@@ -65,20 +65,13 @@ def _first_token(file: Path) -> str:
         text = file.read_text(encoding="utf-8") if file.is_file() else _read_once(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', 'it is not text')}") from None
-    if text.startswith("{"):
-        return _token_of_run(file, text)
-    words = next((words for line in text.splitlines() if (words := line.partition("#")[0].split())), [])
-    if not words:
-        raise ValueError(f"{file} holds no token")
-    return words[0] if len(words) == 1 else words[1]
-
-
-def _token_of_run(file: Path, text: str) -> str:
-    """The token in the RUN_DIR/server.json of a trainer that started its reference server."""
     try:
-        return str(json.loads(text)["token"])
-    except (ValueError, LookupError):
+        if text.startswith("{"):
+            return str(json.loads(text)["token"])
+        words = next(words for line in text.splitlines() if (words := line.partition("#")[0].split()))
+    except (ValueError, LookupError, StopIteration):
         raise ValueError(f"{file} holds no token") from None
+    return words[0] if len(words) == 1 else words[1]
 
 
 @cache

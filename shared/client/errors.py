@@ -122,35 +122,22 @@ def _excerpt(response: httpx.Response) -> str:
 
 def unreachable(error: httpx.TransportError | httpx.InvalidURL, url: str) -> Unreachable:
     """The error of a failed connection."""
-    tls = _tls_error(error)
+    tls: BaseException | None = error
+    while tls is not None and not isinstance(tls, ssl.SSLError):
+        tls = tls.__cause__ or tls.__context__
     if isinstance(tls, ssl.SSLCertVerificationError):
         return Untrusted(url, f"its certificate does not verify: {tls.verify_message}", passes=False, done=False)
-    lasting = _lasting_reason(error, tls)
+    lasting = ""  # the reason, if waiting cannot help
+    if isinstance(error, httpx.InvalidURL):
+        lasting = f"this is no URL: {error}"
+    elif isinstance(error, httpx.UnsupportedProtocol):
+        lasting = "a URL begins with http:// or https://"
+    elif tls and tls.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+        lasting = "the server does not speak TLS: the URL may have to begin with http://"
     if lasting:
         return Unreachable(url, lasting, passes=False, done=False)
-    not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-    return Unreachable(url, _passing_reason(error, url), passes=True, done=not not_sent)
-
-
-def _lasting_reason(error: Exception, tls: ssl.SSLError | None) -> str | None:
-    """The reason of an error that waiting cannot fix; None if waiting may help."""
-    if isinstance(error, httpx.InvalidURL):
-        return f"this is no URL: {error}"
-    if isinstance(error, httpx.UnsupportedProtocol):
-        return "a URL begins with http:// or https://"
-    if tls and tls.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
-        return "the server does not speak TLS: the URL may have to begin with http://"
-    return None
-
-
-def _passing_reason(error: Exception, url: str) -> str:
     reason = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, httpx.RemoteProtocolError) and url.startswith("http://"):
-        return f"{reason}; if it serves HTTPS, the URL begins with https://"
-    return reason
-
-
-def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error
+        reason += "; if it serves HTTPS, the URL begins with https://"
+    not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+    return Unreachable(url, reason, passes=True, done=not not_sent)

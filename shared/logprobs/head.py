@@ -55,9 +55,9 @@ class LMHead:
 
     def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        logits_to_keep = _KEPT_LOGITS if torch.is_grad_enabled() else 0
+        options = self.softcap, with_entropy, _KEPT_LOGITS if torch.is_grad_enabled() else 0
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
-        return _TiledLogps.apply(*inputs, self.softcap, with_entropy, logits_to_keep)  # type: ignore[return-value]
+        return _TiledLogps.apply(*inputs, options)  # type: ignore[return-value]
 
 
 def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -94,7 +94,8 @@ class _Entropies(torch.autograd.Function):
 
 
 class _TiledLogps(torch.autograd.Function):
-    """logits_to_keep: how many logits the backward may find in memory instead of computing them again."""
+    """options: softcap; whether with entropies; how many logits the backward may find in memory instead of computing
+    them again."""
 
     @staticmethod
     def forward(
@@ -104,10 +105,9 @@ class _TiledLogps(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
-        softcap: float | None,
-        with_entropy: bool,
-        logits_to_keep: int,
+        options: tuple[float | None, bool, int],
     ) -> tuple[Tensor, Tensor | None]:
+        softcap, with_entropy, logits_to_keep = options
         tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
         shape = (len(tiles.vocabulary), len(hidden))
         # For each part of the vocabulary: the log-sum-exp, and the expected logit.
@@ -172,7 +172,7 @@ class _TiledLogps(torch.autograd.Function):
             if grad_bias is not None and tile_bias is not None:
                 grad_bias[vocabulary] = tile_bias
         grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None
 
 
 @dataclass(frozen=True, eq=False)

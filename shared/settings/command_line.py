@@ -133,7 +133,14 @@ def _print_help(parser: ArgumentParser, names: Set[str]) -> None:
 def _simplify_help(parser: ArgumentParser) -> None:
     """Types in plain words, and no default where there is none."""
     for action in parser._actions:
-        _simplify(action)
+        if isinstance(action.metavar, str) and action.option_strings:
+            plain = re.sub(r"^list\[(.*)\]$", r"\1", action.metavar)
+            name = action.dest.rpartition(".")[2]
+            action.metavar = _TEXTS.get(name, "NAME") if plain == "str" else _TYPES.get(plain, plain)
+        if action.help and action.help != SUPPRESS:
+            action.help = _NO_DEFAULT.sub("", action.help)
+            if "Default: " in action.help:  # the setting says in words what happens without it
+                action.help = re.sub(r" \(default: [^()]*\)$", "", action.help)
 
 
 def _excerpt(parser: ArgumentParser, names: Set[str]) -> ArgumentParser:
@@ -151,14 +158,3 @@ def _excerpt(parser: ArgumentParser, names: Set[str]) -> ArgumentParser:
         if action.dest in names:
             group._add_action(action)
     return page
-
-
-def _simplify(action: Action) -> None:
-    if isinstance(action.metavar, str) and action.option_strings:
-        plain = re.sub(r"^list\[(.*)\]$", r"\1", action.metavar)
-        name = action.dest.rpartition(".")[2]
-        action.metavar = _TEXTS.get(name, "NAME") if plain == "str" else _TYPES.get(plain, plain)
-    if action.help and action.help != SUPPRESS:
-        action.help = _NO_DEFAULT.sub("", action.help)
-        if "Default: " in action.help:  # the setting says in words what happens without it
-            action.help = re.sub(r" \(default: [^()]*\)$", "", action.help)

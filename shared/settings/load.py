@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -37,8 +36,9 @@ def explain(error: ValidationError, cls: type[BaseModel], hints: Hints) -> str:
 def _explain(item: Any, cls: type[BaseModel], hints: Hints) -> str:
     field = cls.model_fields.get(str(item["loc"][0])) if item["loc"] else None
     location = [str(part) for part in item["loc"]]
-    if field and item["type"] == "missing" and len(location) == 1:
-        location += _required(field)[:1]  # a whole group is missing: name the field that has no default
+    group = nested_model(field) if field else None
+    if group and item["type"] == "missing" and len(location) == 1:  # name the first field that has no default
+        location += [name for name, inner in group.model_fields.items() if inner.is_required()][:1]
     where = ".".join(location)
     message = _message(item, where)
     if item["type"] == "extra_forbidden":
@@ -83,12 +83,6 @@ def explain_unparsed(error: SettingsError) -> str:
         else """write lists as JSON, as in '["a", "b"]', and groups as in '{"name": 1}'"""
     )
     return f"{(field[1] or field[2]) if field else message}: {form}"
-
-
-def _required(info: FieldInfo) -> list[str]:
-    """Names of a group's fields that have no default."""
-    nested = nested_model(info)
-    return [name for name, field in nested.model_fields.items() if field.is_required()] if nested else []
 
 
 Settings = TypeVar("Settings", bound=BaseSettings)

@@ -10,7 +10,7 @@ from pydantic_settings import CliPositionalArg, CliToggleFlag
 from ref_server.cli.connection import ClientOptions, load_options
 from ref_server.cli.queue.tables import batch_sheet, batch_table, stats_sheet, token_sheet
 from ref_server.cli.terminal import print_error, print_json, show
-from shared.api import BatchDetails, BatchPage, ListOrder
+from shared.api import BatchPage, ListOrder
 from shared.client import RefServerClient
 from shared.client.client import PAGE
 from shared.errors import printable
@@ -129,12 +129,9 @@ def run_show(arguments: list[str]) -> int:
         return 0
     show(batch_sheet(batch), *([token_sheet(tokens)] if tokens else []))
     if not batch.payload_bytes:
-        print_error(_where_texts_are(batch))
+        print_error(
+            "its payload is gone, and the texts with it. The trainer keeps texts of some batches in "
+            f"RUN_DIR/samples.jsonl of run {printable(batch.run)}; look there with: policy-trainer samples RUN_DIR "
+            f"--batch {printable(batch.id)}"
+        )
     return 0
-
-
-def _where_texts_are(batch: BatchDetails) -> str:
-    return (
-        "its payload is gone, and the texts with it. The trainer keeps texts of some batches in RUN_DIR/samples.jsonl "
-        f"of run {printable(batch.run)}; look there with: policy-trainer samples RUN_DIR --batch {printable(batch.id)}"
-    )
