@@ -65,11 +65,11 @@ def test_the_budget_shrinks_and_grows_back(
 ) -> None:
     service = make_small(40, scoring_tokens=160)
     claim = service.queue.claim
-    asked: list[int] = []
+    budgets: list[int] = []
 
     def recorded(max_tokens: int, reference_version: int) -> list[Claim]:
         claims = claim(max_tokens, reference_version)
-        asked.extend([max_tokens] if claims else [])
+        budgets.extend([max_tokens] if claims else [])
         return claims
 
     monkeypatch.setattr(service.queue, "claim", recorded)
@@ -78,4 +78,4 @@ def test_the_budget_shrinks_and_grows_back(
     with serve(service) as http:
         for _ in range(23):
             lease_scored(http)
-    assert asked == [160, 80, 40, 51, 25, 36, 47]
+    assert budgets == [160, 80, 40, 51, 25, 36, 47]
