@@ -133,8 +133,8 @@ class ScoringLoop:
                 pass
         except BaseException:  # nobody else would see an error of this thread
             self.failed = True
-            log.critical("the scoring loop has ended with an error", exc_info=True)
             self._requests.refuse_all()
+            log.critical("the scoring loop has ended with an error", exc_info=True)
 
     def _step(self) -> bool:
         """Claims, packs, scores and saves some of the waiting jobs. False when nothing is left."""
