@@ -16,6 +16,12 @@ def framed(header: object, batch: bytes = b"", length: int | None = None) -> byt
 HEADER = {"id": "a", "token": "t", "lease_seconds": 9.5, "deliveries": 1, "bytes": 2}
 
 
+def test_what_is_encoded_comes_back() -> None:
+    batches = {"a": b"", "é": b"xy", "c": b""}
+    sent = [(Lease.model_validate(HEADER | {"id": id, "bytes": len(batch)}), batch) for id, batch in batches.items()]
+    assert list(wire.decode_leases(b"".join(wire.encode_leases(sent)))) == sent
+
+
 def test_the_bytes_are_those_of_the_contract() -> None:
     """As a client in another language reads them."""
     body = b"".join(wire.encode_leases([(Lease.model_validate(HEADER), b"xy")]))
