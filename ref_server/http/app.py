@@ -16,7 +16,7 @@ from ref_server.http.requests import Requests
 from ref_server.http.routes import batches, documents, events, leases, monitoring, runs, scoring, weights
 from ref_server.http.routes.events import Watchers
 from ref_server.http.shared_call import QueueStats
-from ref_server.metrics.traffic import Traffic
+from ref_server.metrics import Traffic
 from ref_server.service.service import Service
 
 # MiB of long answers in memory at once, or four of the largest batches: one client may hold half, and a scored batch is

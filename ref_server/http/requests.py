@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ref_server.access.keys import Holder
-from ref_server.metrics.traffic import Traffic, known_method
+from ref_server.metrics import Traffic, known_method
 from ref_server.queue.queue import Queue
 
 log = structlog.get_logger()

@@ -1,8 +1,9 @@
 """SQL operations on batches: admission, scoring, expiry, delivery without leases, an operator's requeue and drop."""
 
 from contextlib import suppress
+from typing import Any
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue import leases, limits, lineages, payloads
 from ref_server.queue.errors import ContentConflict, QueueFull, WrongState
 from ref_server.queue.records import Claim, Upload, WantedReference
@@ -59,18 +60,18 @@ def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Clai
 
 
 def complete(tx: Transaction, id: str, body: bytes) -> None:
-    seq, _, admitted_at = _claimed(tx, id)
+    seq, _, admitted_at, payload_bytes = _claimed(tx, id)
     with suppress(QueueFull):  # what was scored is kept, even beyond the limit
-        payloads.make_room(tx, len(body) - tx.value("SELECT payload_bytes FROM batches WHERE seq = ?", seq))
+        payloads.make_room(tx, len(body) - payload_bytes)
     tx.execute("UPDATE payloads SET body = ? WHERE seq = ?", body, seq)
     tx.move(seq, State.READY, payload_bytes=len(body), scored=True, scorer=None, expires=None)
-    tx.tally.ready_after.append(max(0.0, tx.at - admitted_at))
+    tx.ready_after.append(max(0.0, tx.at - admitted_at))
     lineages.expire_if_useless(tx, seq)
 
 
 def fail(tx: Transaction, id: str, error: str) -> State:
-    seq, attempts, _ = _claimed(tx, id)
-    attempts += 1
+    seq, failed, *_ = _claimed(tx, id)
+    attempts = failed + 1
     ended = {"scoring_attempts": attempts, "scorer": None, "expires": None}
     if attempts < tx.limits.max_scoring_attempts:
         tx.move(seq, State.QUEUED, error, **ended)
@@ -127,7 +128,10 @@ def put_displacing(tx: Transaction, upload: Upload) -> list[str]:
             put(tx, upload)
             return displaced
         except QueueFull:
-            oldest = _oldest_waiting(tx, upload.run)
+            oldest = tx.value(
+                f"SELECT seq, id FROM batches WHERE run = ? AND {WAITING} ORDER BY seq LIMIT 1 {tx.db.skip_locked}",
+                upload.run,
+            )
             if oldest is None:
                 raise  # the transaction rolls back, so nothing is displaced
             seq, id = oldest
@@ -136,20 +140,11 @@ def put_displacing(tx: Transaction, upload: Upload) -> list[str]:
             displaced.append(id)
 
 
-def _oldest_waiting(tx: Transaction, run: str) -> tuple[int, str] | None:
-    """seq and id of the oldest batch of a run that is neither leased nor being scored."""
-    return tx.value(
-        f"SELECT seq, id FROM batches WHERE run = ? AND {WAITING} ORDER BY seq LIMIT 1 {tx.db.skip_locked}",
-        run,
-    )
-
-
 def requeue(tx: Transaction, id: str) -> State:
     tx.db.serialise("admission")
-    seq, state = _find(tx, id)
+    seq, state, run, scored, payload_bytes = tx.find(id, "seq, state, run, scored, payload_bytes")
     if state not in (State.EXPIRED, State.DEAD):
         raise WrongState(f"batch {id} is {state}: only an expired or a dead batch can be queued again")
-    run, scored, payload_bytes = tx.value("SELECT run, scored, payload_bytes FROM batches WHERE seq = ?", seq)
     if payload_bytes == 0:
         raise WrongState(f"batch {id} was dropped: there is nothing left to queue again")
     limits.check_waiting(tx, run, "", payload_bytes)  # an operator requested it, so it counts for no token
@@ -162,12 +157,12 @@ def requeue(tx: Transaction, id: str) -> State:
 
 
 def drop(tx: Transaction, id: str) -> None:
-    seq, state = _find(tx, id)
+    seq, state, payload_bytes = tx.find(id, "seq, state, payload_bytes")
     if state == State.SCORING:
         raise WrongState(f"batch {id} is being scored: drop it when that is over")
     if state != State.DONE:
         discard(tx, seq, state)
-    elif tx.value("SELECT payload_bytes FROM batches WHERE seq = ?", seq):
+    elif payload_bytes:
         payloads.drop_payload(tx, seq, state, "its payload was dropped")
 
 
@@ -265,19 +260,12 @@ def _oldest_queued(tx: Transaction, max_tokens: int) -> list[int]:
     return chosen
 
 
-def _claimed(tx: Transaction, id: str) -> tuple[int, int, float]:
-    """seq, failed attempts and admission time of a batch that this scorer has claimed. Raises KeyError, WrongState."""
-    seq, state = _find(tx, id)
-    scorer, attempts, admitted_at = tx.value(
-        "SELECT scorer, scoring_attempts, admitted_at FROM batches WHERE seq = ?", seq
-    )
+def _claimed(tx: Transaction, id: str) -> list[Any]:
+    """seq, failed attempts, admission time and payload bytes of a batch that this scorer has claimed.
+
+    Raises KeyError, WrongState.
+    """
+    state, scorer, *claimed = tx.find(id, "state, scorer, seq, scoring_attempts, admitted_at, payload_bytes")
     if state != State.SCORING or scorer != tx.scorer:
         raise WrongState(f"batch {id} is {state}, not being scored" + (" here" if state == State.SCORING else ""))
-    return seq, attempts, admitted_at
-
-
-def _find(tx: Transaction, id: str) -> tuple[int, State]:
-    row = tx.value(f"SELECT seq, state FROM batches WHERE id = ? {tx.db.lock}", id)
-    if row is None:
-        raise KeyError(id)
-    return row[0], State(row[1])
+    return claimed

@@ -88,7 +88,8 @@ def stats(tx: Transaction) -> Stats:
     ):
         if state in {*State}:  # else damaged: lists name the batch in the log
             runs.setdefault(run, {})[State(state)] = Depth(batches=batches, bytes=size)
-    admitted = [_oldest_admission(tx, state) for state in (State.QUEUED, State.SCORING, State.READY)]
+    oldest = "SELECT admitted_at FROM batches WHERE state = ? ORDER BY seq LIMIT 1"
+    admitted = [tx.value(oldest, state) for state in (State.QUEUED, State.SCORING, State.READY)]
     ages = [max(0.0, tx.at - at) for at in admitted if at is not None]
     waiting = "SELECT CAST(sum(batches) AS BIGINT), CAST(sum(payload_bytes) AS BIGINT) FROM depths"
     batches, size = tx.value(f"{waiting} WHERE {COUNTED}")
@@ -98,10 +99,6 @@ def stats(tx: Transaction) -> Stats:
         waiting_batches=batches or 0,
         waiting_bytes=size or 0,
     )
-
-
-def _oldest_admission(tx: Transaction, state: State) -> float | None:
-    return tx.value("SELECT admitted_at FROM batches WHERE state = ? ORDER BY seq LIMIT 1", state)
 
 
 def parse_cursor(cursor: str | None, order: ListOrder) -> int:

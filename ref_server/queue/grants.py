@@ -1,10 +1,9 @@
 """SQL operations that grant leases: which batches a request gets, how many it could get, which leases it ends."""
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue import leases, lineages
 from ref_server.queue.errors import Superseded, TooManyInFlight
 from ref_server.queue.limits import InFlight
@@ -15,17 +14,6 @@ from shared.api import LEGACY_RUN, Lease, LeaseBody, State
 
 # The last sign of life of an incarnation is stored at most this often.
 _SEEN_SECONDS = 60.0
-
-
-class _Ready(NamedTuple):
-    seq: int
-    run: str
-    uploader: str
-    payload_bytes: int
-    returned: bool
-
-
-_READY = f"SELECT {', '.join(_Ready._fields)} FROM batches"
 
 
 # Payloads are read as far as they are LARGE_BYTES together: `held` has the sums, and never the payloads.
@@ -86,8 +74,8 @@ def _repeated(tx: Transaction, request: LeaseBody) -> list[Lease]:
     return _read(tx, request, condition, request.consumer, request.request_id)
 
 
-def _choose(tx: Transaction, request: LeaseBody) -> list[_Ready]:
-    """The first ready batches in the request's order, as many as it may have.
+def _choose(tx: Transaction, request: LeaseBody) -> dict[int, bool]:
+    """seq of the first ready batches in the request's order, as many as it may have; and whether each came back.
 
     Each order has an index, so depth does not matter. Raises TooManyInFlight if it may not have one.
     """
@@ -95,26 +83,29 @@ def _choose(tx: Transaction, request: LeaseBody) -> list[_Ready]:
     if why := in_flight.refusal(request.run):
         raise TooManyInFlight(why)
     where, values = _condition(Wanted.by(request))
-    first = f"{_READY} WHERE {where} ORDER BY {ORDERS[request.order]} LIMIT ? {tx.db.skip_locked}"
-    chosen: list[_Ready] = []
+    first = (
+        f"SELECT seq, run, uploader, payload_bytes, returned FROM batches WHERE {where} "
+        f"ORDER BY {ORDERS[request.order]} LIMIT ? {tx.db.skip_locked}"
+    )
+    chosen: dict[int, bool] = {}
     size = 0
-    for row in tx.rows(first, *values, min(request.most, in_flight.room(request.run))):
-        batch = _Ready(*row)
-        size += batch.payload_bytes
-        why = in_flight.refusal(batch.run)  # a request without a run learns only now which one it counts for
+    most = min(request.most, in_flight.room(request.run))
+    for seq, run, uploader, payload_bytes, returned in tx.rows(first, *values, most):
+        size += payload_bytes
+        why = in_flight.refusal(run)  # a request without a run learns only now which one it counts for
         if chosen and (why or size > MAX_LEASE_BYTES):
             break
         if why:
             raise TooManyInFlight(why)
-        in_flight.add(batch.run, batch.uploader)
-        chosen.append(batch)
+        in_flight.add(run, uploader)
+        chosen[seq] = returned
     return chosen
 
 
-def _grant(tx: Transaction, chosen: Sequence[_Ready], request: LeaseBody) -> list[Lease]:
+def _grant(tx: Transaction, chosen: Mapping[int, bool], request: LeaseBody) -> list[Lease]:
     if not chosen:
         return []
-    tokens = [value for each in chosen for value in (each.seq, secrets.token_urlsafe(24))]
+    tokens = [value for seq in chosen for value in (seq, secrets.token_urlsafe(24))]
     tx.execute(
         f"""
         UPDATE batches SET state = 'leased', token = granted.column2, consumer = ?, incarnation = ?, request_id = ?,
@@ -128,11 +119,10 @@ def _grant(tx: Transaction, chosen: Sequence[_Ready], request: LeaseBody) -> lis
         tx.now + request.lease_seconds,
         *tokens,
     )
-    seqs = [each.seq for each in chosen]
-    tx.note(seqs, State.LEASED, f"to {request.consumer}")
+    tx.note(chosen, State.LEASED, f"to {request.consumer}")
     tx.count(Count.LEASED, len(chosen))
-    tx.count(Count.REDELIVERED, sum(each.returned for each in chosen))
-    return _read(tx, request, f"seq IN ({several('?', seqs)})", *seqs)
+    tx.count(Count.REDELIVERED, sum(chosen.values()))
+    return _read(tx, request, f"seq IN ({several('?', chosen)})", *chosen)
 
 
 def _read(tx: Transaction, request: LeaseBody, condition: str, *values: Value) -> list[Lease]:
@@ -150,7 +140,9 @@ def _read(tx: Transaction, request: LeaseBody, condition: str, *values: Value) -
 def look(tx: Transaction, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
     for run, lineage in sorted(alive):
         lineages.hear(tx, run, lineage)
-    ready, in_flight = _batches_by_run(tx, "ready"), InFlight(tx)
+    of_runs = "SELECT run FROM depths WHERE state = 'ready' GROUP BY run HAVING sum(batches) > 0"
+    ready = {run for (run,) in tx.rows(of_runs)}
+    in_flight = InFlight(tx)
     counts = {}
     for wanted, requests in waiting.items():
         if wanted.run is None or wanted.run in ready:
@@ -169,9 +161,3 @@ def _condition(wanted: Wanted) -> tuple[str, list[Value]]:
         conditions = {"run = ?": wanted.run, "lineage = ?": wanted.lineage, "epoch <= ?": wanted.epoch}
     given = {condition: value for condition, value in conditions.items() if value is not None}
     return " AND ".join(["state = 'ready'", *given]), list(given.values())
-
-
-def _batches_by_run(tx: Transaction, state: str) -> dict[str, int]:
-    """How many batches each run has in a state, where it has any."""
-    depths = "SELECT run, CAST(sum(batches) AS BIGINT) FROM depths WHERE state = ?"
-    return dict(tx.rows(f"{depths} GROUP BY run HAVING sum(batches) > 0", state))

@@ -3,7 +3,7 @@
 Each call does a slice of bounded size, so that no transaction holds up others.
 """
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue import batches, run_metrics
 from ref_server.queue.catalog import parse_cursor
 from ref_server.queue.payloads import BYTES_AT_ONCE
@@ -72,8 +72,10 @@ def _expire_unused(tx: Transaction, untouched_since: float) -> int:
 def purge(tx: Transaction, chosen: PurgeBody) -> Purged:
     """Drops the first chosen batches after the cursor. It only goes forward: dropped ones stay, in state expired."""
     after = parse_cursor(chosen.cursor, ListOrder.OLDEST)
-    last, seen = _look_ahead(tx, chosen.state, after)
-    rows = _find(tx, chosen, after, last)
+    # How far this call looks: the last of the next batches in the state, by the index alone, and how many they are.
+    ahead = f"SELECT seq FROM batches WHERE state = ? AND seq > ? ORDER BY seq LIMIT {LOOKED_AT}"
+    last, seen = tx.value(f"SELECT max(seq), count(*) FROM ({ahead}) AS ahead", chosen.state, after)
+    rows = _find(tx, chosen, after, last or after)
     ids: list[str] = []
     size = 0
     for seq, id, payload_bytes in rows:
@@ -86,13 +88,6 @@ def purge(tx: Transaction, chosen: PurgeBody) -> Purged:
     more = len(ids) < len(rows) or len(rows) == SLICE
     goes_on = after if more else last if seen == LOOKED_AT else None
     return Purged(dropped=ids, bytes=size, next_cursor=None if goes_on is None else f"{goes_on:x}")
-
-
-def _look_ahead(tx: Transaction, state: str, after: int) -> tuple[int, int]:
-    """The last of the next batches in the state, and how many they are. Reads only the index."""
-    ahead = f"SELECT seq FROM batches WHERE state = ? AND seq > ? ORDER BY seq LIMIT {LOOKED_AT}"
-    last, seen = tx.value(f"SELECT max(seq), count(*) FROM ({ahead}) AS ahead", state, after)
-    return last or after, seen
 
 
 def _find(tx: Transaction, chosen: PurgeBody, after: int, last: int) -> list[tuple[int, str, int]]:

@@ -4,7 +4,7 @@ import hmac
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue import lineages, payloads
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LeaseKey, Outcome, State
@@ -37,7 +37,7 @@ def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> li
 
     def settle(held: _LeasedRow) -> None:
         detail = f"in checkpoint {checkpoint}" if checkpoint else ""
-        if payloads.has_training(tx, held.seq):
+        if payloads.training_bytes(tx, held.seq):
             tx.move(held.seq, State.DONE, detail, expires=None)
             sampled.add(held.run)
         else:
@@ -66,14 +66,10 @@ def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, star
 
 def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
     def give_back(held: _LeasedRow) -> None:
-        payloads.forget_training(tx, held.seq)
         tx.execute("UPDATE batches SET released_token = token, in_doubt = ? WHERE seq = ?", False, held.seq)
         tx.count(Count.RELEASED)
-        detail = f"given back by {held.consumer}"
-        if error is None:
-            _return_to_ready(tx, held, detail, held.deliveries)
-        else:
-            _count_failed_delivery(tx, held, f"{detail}: {error}")
+        detail = f"given back by {held.consumer}" + (f": {error}" if error is not None else "")
+        _return(tx, held, detail, failed=error is not None)
 
     return _apply_to_leases(tx, keys, give_back, once_released=Outcome.ALREADY)
 
@@ -91,14 +87,10 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
     In that case the batch is in doubt: a checkpoint may contain its effect while the ack was lost. The trainer that
     leases it next can decide.
     """
-    payloads.forget_training(tx, seq)
     held = _LeasedRow(*tx.value(f"{_LEASED_ROW} WHERE seq = ?", seq))
-    detail = f"lease of {held.consumer} lost: {why}"
     if held.started:
         tx.execute("UPDATE batches SET in_doubt = ? WHERE seq = ?", True, seq)
-        _count_failed_delivery(tx, held, detail)
-    else:
-        _return_to_ready(tx, held, detail, held.deliveries)
+    _return(tx, held, f"lease of {held.consumer} lost: {why}", failed=held.started)
 
 
 def _apply_to_leases(
@@ -142,18 +134,15 @@ def _token_matches(known: str | None, shown: str) -> bool:
     return known is not None and hmac.compare_digest(known.encode(), shown.encode())
 
 
-def _count_failed_delivery(tx: Transaction, held: _LeasedRow, detail: str) -> None:
-    """Takes back a batch that may have crashed its consumer. After max_deliveries such returns it is dead."""
-    deliveries = held.deliveries + 1
-    if deliveries < tx.limits.max_deliveries:
-        _return_to_ready(tx, held, detail, deliveries)
-    else:
+def _return(tx: Transaction, held: _LeasedRow, detail: str, *, failed: bool) -> None:
+    """Makes a leased batch ready again. A failed one may have crashed its consumer: after max_deliveries it is dead."""
+    payloads.forget_training(tx, held.seq)
+    deliveries = held.deliveries + failed
+    if failed and deliveries >= tx.limits.max_deliveries:
         reason = f"{deliveries} failed deliveries; the last: {detail}" if deliveries > 1 else detail
         end(tx, held.seq, State.DEAD, reason, reason=reason, deliveries=deliveries)
         tx.count(Count.DEAD_TRAINING)
-
-
-def _return_to_ready(tx: Transaction, held: _LeasedRow, detail: str, deliveries: int) -> None:
+        return
     end(tx, held.seq, State.READY, detail, deliveries=deliveries, returned=True)
     tx.shorten_history(held.seq)
     lineages.expire_if_useless(tx, held.seq)

@@ -8,10 +8,10 @@ leased last. It is present for a while after each sign of life, and until then n
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.errors import EpochAhead, RunTaken
 from ref_server.queue.schema import WAITING
-from ref_server.queue.transaction import Transaction
+from ref_server.queue.transaction import Transaction, Value
 from shared.api import LeaseBody, State
 
 # How long a lineage without leases is present after its last request. Trainers ask more often than that.
@@ -56,7 +56,7 @@ def abandon_others(tx: Transaction, request: LeaseBody) -> None:
     if request.run is None:
         return
     for others in ("lineage < ?", "lineage > ?"):  # two ranges of the index
-        _expire_waiting(tx, request.run, others, request.lineage_name, Count.EXPIRED_ABANDONED)
+        _expire_waiting(tx, Count.EXPIRED_ABANDONED, f"run = ? AND {others}", request.run, request.lineage_name)
 
 
 def hear(tx: Transaction, run: str | None, lineage: str) -> None:
@@ -82,7 +82,7 @@ def finish(tx: Transaction, run: str, lineage: str) -> int:
     """
     tx.db.serialise("admission")  # a concurrent upload comes before or after; else its batch would wait forever
     _take(tx, run, lineage, finished=True)  # not where another lineage is present: then nothing is left to end
-    return _expire_waiting(tx, run, "lineage = ?", lineage, Count.EXPIRED_FINISHED)
+    return _expire_waiting(tx, Count.EXPIRED_FINISHED, _OF_LINEAGE, run, lineage)
 
 
 def useless(tx: Transaction, run: str, lineage: str) -> Count | None:
@@ -136,13 +136,12 @@ def _taken(tx: Transaction, run: str) -> RunTaken:
     )
 
 
-def _expire_waiting(tx: Transaction, run: str, lineages: str, lineage: str, why: Count) -> int:
-    waiting = tx.rows(
-        f"SELECT seq FROM batches WHERE run = ? AND {lineages} AND {WAITING} {tx.db.skip_locked}", run, lineage
-    )
-    for (seq,) in waiting:
+def _expire_waiting(tx: Transaction, why: Count, condition: str, *values: Value) -> int:
+    """Expires the waiting batches that meet an SQL condition. Returns how many."""
+    rows = tx.rows(f"SELECT seq FROM batches WHERE {condition} AND {WAITING} {tx.db.skip_locked}", *values)
+    for (seq,) in rows:
         expire(tx, seq, why)
-    return len(waiting)
+    return len(rows)
 
 
 def check_epoch(tx: Transaction, run: str, lineage: str, epoch: int) -> None:
@@ -162,15 +161,21 @@ def expire_useless(tx: Transaction, request: LeaseBody) -> None:
     """
     if request.run is None:
         return
-    _remember_epoch(tx, request)
+    lineage = (request.run, request.lineage_name)
+    if request.epoch is not None and request.policy_version is not None:
+        # The first request of an epoch has the policy version of the checkpoint that the run resumed from.
+        fork = "INSERT INTO epochs (run, lineage, epoch, fork_version) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+        tx.execute(fork, *lineage, request.epoch, request.policy_version)
+    # The last policy version of an epoch that the request's epoch continues from; NULL when no later epoch forked.
+    last = f"SELECT min(fork_version) FROM epochs WHERE {_OF_LINEAGE} AND epoch > ? AND epoch <= ?"
     for epoch in _waiting_epochs(tx, request):
-        if (fork := _fork_version(tx, request, epoch)) is not None:
-            _expire_waiting_of_epoch(tx, request, epoch, "policy_version > ?", fork, Count.EXPIRED_ABANDONED)
+        of_epoch, values = f"{_OF_LINEAGE} AND epoch = ?", (*lineage, epoch)
+        if (fork_version := tx.value(last, *values, request.epoch)) is not None:
+            newer = f"{of_epoch} AND policy_version > ?"
+            _expire_waiting(tx, Count.EXPIRED_ABANDONED, newer, *values, fork_version)
         if request.policy_version is not None and request.max_lag is not None:
-            oldest = request.policy_version - request.max_lag
-            _expire_waiting_of_epoch(
-                tx, request, epoch, "NOT in_doubt AND policy_version < ?", oldest, Count.EXPIRED_STALE
-            )
+            older = f"{of_epoch} AND NOT in_doubt AND policy_version < ?"
+            _expire_waiting(tx, Count.EXPIRED_STALE, older, *values, request.policy_version - request.max_lag)
 
 
 def _waiting_epochs(tx: Transaction, request: LeaseBody) -> Iterator[int]:
@@ -181,43 +186,3 @@ def _waiting_epochs(tx: Transaction, request: LeaseBody) -> Iterator[int]:
     while below is not None:
         yield below
         below = tx.value(f"{newest} AND epoch < ?", *lineage, below)
-
-
-def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
-    """Stores the fork version of a new epoch: its first request has the policy version of the resumed checkpoint."""
-    if request.epoch is not None and request.policy_version is not None:
-        tx.execute(
-            "INSERT INTO epochs (run, lineage, epoch, fork_version) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            request.run,
-            request.lineage_name,
-            request.epoch,
-            request.policy_version,
-        )
-
-
-def _fork_version(tx: Transaction, request: LeaseBody, epoch: int) -> int | None:
-    """The last policy version of `epoch` that the request's epoch continues from; None when no later epoch forked."""
-    return tx.value(
-        f"SELECT min(fork_version) FROM epochs WHERE {_OF_LINEAGE} AND epoch > ? AND epoch <= ?",
-        request.run,
-        request.lineage_name,
-        epoch,
-        request.epoch,
-    )
-
-
-def _expire_waiting_of_epoch(
-    tx: Transaction, request: LeaseBody, epoch: int, condition: str, version: int, why: Count
-) -> None:
-    useless = tx.rows(
-        f"SELECT seq FROM batches WHERE {_OF_LINEAGE} AND epoch = ? AND {WAITING} AND {condition} "
-        f"ORDER BY seq {tx.db.skip_locked}",
-        request.run,
-        request.lineage_name,
-        epoch,
-        version,
-    )
-    reason = REASONS[why]
-    for (seq,) in useless:
-        tx.move(seq, State.EXPIRED, reason, reason=reason)
-        tx.count(why)

@@ -6,7 +6,7 @@ lies next to the payload and is deleted with it. A run keeps the samples with th
 depend on time, so what stays is a uniform sample of the whole run.
 """
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.errors import QueueFull, WrongState
 from ref_server.queue.schema import KEPT, SAMPLE
 from ref_server.queue.transaction import Transaction
@@ -66,16 +66,13 @@ def drop_payload(tx: Transaction, seq: int, state: State, why: str) -> None:
 
 def put_training(tx: Transaction, id: str, training: bytes) -> None:
     """Of a leased batch, or again of a kept one. Raises KeyError, WrongState, QueueFull, StorageFull."""
-    row = tx.value(f"SELECT seq, state, payload_bytes FROM batches WHERE id = ? {tx.db.lock}", id)
-    if row is None:
-        raise KeyError(id)
-    seq, state, payload_bytes = row
+    seq, state, payload_bytes = tx.find(id, "seq, state, payload_bytes")
     if state not in (State.LEASED, State.DONE):
         raise WrongState(f"batch {id} is {state}: training data is stored while a batch is leased")
     if payload_bytes == 0:
         raise WrongState(f"batch {id} is {state} and its payload is gone: there is nothing to inspect")
     tx.db.check_disk(len(training))
-    growth = len(training) - _size(tx, seq)
+    growth = len(training) - training_bytes(tx, seq)
     if not make_room(tx, growth):
         raise MoreToDrop(id)
     if not tx.rows("UPDATE payloads SET training = ? WHERE seq = ? RETURNING seq", training, seq):
@@ -87,14 +84,9 @@ def find_training(tx: Transaction, id: str) -> bytes | None:
     return tx.value("SELECT training FROM payloads JOIN batches USING (seq) WHERE id = ?", id)
 
 
-def has_training(tx: Transaction, seq: int) -> bool:
-    """Whether training data is stored for the batch."""
-    return _size(tx, seq) > 0
-
-
 def forget_training(tx: Transaction, seq: int) -> None:
     """To be called when a lease ends without an ack: another training step will record the batch."""
-    if size := _size(tx, seq):
+    if size := training_bytes(tx, seq):
         tx.execute("UPDATE payloads SET training = NULL WHERE seq = ?", seq)
         tx.execute("UPDATE batches SET payload_bytes = payload_bytes - ? WHERE seq = ?", size, seq)
 
@@ -110,6 +102,6 @@ def thin_out(tx: Transaction, run: str) -> None:
         drop_payload(tx, seq, State.DONE, f"its payload was dropped: the run keeps {most} samples")
 
 
-def _size(tx: Transaction, seq: int) -> int:
-    """Bytes of a batch's training data; 0 if there is none."""
+def training_bytes(tx: Transaction, seq: int) -> int:
+    """0 if the batch has no training data."""
     return tx.value("SELECT coalesce(length(training), 0) FROM payloads WHERE seq = ?", seq) or 0

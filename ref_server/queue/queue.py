@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from ref_server.metrics.activity import Activity
+from ref_server.metrics import Activity
 from ref_server.queue import batches, catalog, grants, housekeeping, leases, lineages, payloads, run_metrics
 from ref_server.queue.errors import NoUnusedRoom
 from ref_server.queue.records import Claim, DiskSpace, Stats, Upload, Wanted, WantedReference

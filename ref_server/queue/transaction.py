@@ -4,11 +4,12 @@ Each operation is written once, in SQL that SQLite and PostgreSQL share. The two
 provides.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ref_server.metrics.activity import Count, Tally
+from ref_server.metrics import Count
 from shared.api import LimitsView, State
 
 # Of a batch's history the first events, and as many of the newest, are kept.
@@ -43,7 +44,7 @@ class Transaction:
     """now: seconds on the clock of leases. at: Unix seconds, for people and for retention.
 
     scorer: id of the server that claims. claim_seconds: how long a claim lasts unless renewed; None: until the process
-    ends. tally: counts of this transaction, added to the totals after the commit.
+    ends. counts, ready_after: see `Activity.add`, which gets them after the commit.
     """
 
     db: Database
@@ -52,7 +53,8 @@ class Transaction:
     at: float
     scorer: str
     claim_seconds: float | None
-    tally: Tally = field(default_factory=Tally)
+    counts: Counter[Count] = field(default_factory=Counter)
+    ready_after: list[float] = field(default_factory=list)
 
     @property
     def claim_expires(self) -> float | None:
@@ -60,7 +62,7 @@ class Transaction:
         return None if self.claim_seconds is None else self.now + self.claim_seconds
 
     def count(self, what: Count, times: int = 1) -> None:
-        self.tally.counts[what] += times
+        self.counts[what] += times
 
     def execute(self, sql: str, *values: Value) -> None:
         self.db.rows(sql, values)
@@ -73,6 +75,13 @@ class Transaction:
         row = next(iter(self.db.rows(sql, values)), None)
         return row[0] if row is not None and len(row) == 1 else row
 
+    def find(self, id: str, columns: str) -> tuple[Any, ...]:
+        """Columns of a batch, which other transactions then wait for. Raises KeyError if it is unknown."""
+        row = next(iter(self.rows(f"SELECT {columns} FROM batches WHERE id = ? {self.db.lock}", id)), None)
+        if row is None:
+            raise KeyError(id)
+        return row
+
     def move(self, seq: int, state: State, detail: str = "", **columns: Value) -> None:
         """Moves a batch to `state`, sets `columns` with it, and adds an event to its history."""
         columns["state"] = state
@@ -82,7 +91,7 @@ class Transaction:
         self.execute(f"UPDATE batches SET {assignments} WHERE seq = ?", *columns.values(), seq)
         self.note([seq], state, detail)
 
-    def note(self, seqs: Sequence[int], state: State, detail: str = "") -> None:
+    def note(self, seqs: Collection[int], state: State, detail: str = "") -> None:
         """Adds an event to the history of each batch. seqs: at least one."""
         events = [value for seq in seqs for value in (seq, self.at, state, detail)]
         rows = several("(?, ?, ?, ?)", seqs)
@@ -100,6 +109,6 @@ class Transaction:
         )
 
 
-def several(placeholder: str, values: Sequence[object]) -> str:
+def several(placeholder: str, values: Collection[object]) -> str:
     """The placeholder once for each value, for a statement about all of them."""
     return ", ".join([placeholder] * len(values))

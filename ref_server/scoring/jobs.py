@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from ref_server.metrics.totals import DeviceTotals
+from ref_server.metrics import DeviceTotals
 from ref_server.queue.records import Claim
 from ref_server.scoring.reference import Busy, NotReady, Replica, Scores
 from shared import wire

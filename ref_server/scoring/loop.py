@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from ref_server.metrics.totals import DeviceTotals
+from ref_server.metrics import DeviceTotals
 from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim

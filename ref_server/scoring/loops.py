@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import structlog
 
-from ref_server.metrics.totals import ScoringTotals
+from ref_server.metrics import ScoringTotals
 from ref_server.queue.queue import Queue
 from ref_server.scoring.jobs import ScoringGate
 from ref_server.scoring.loop import ScoringLoop

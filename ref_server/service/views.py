@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json, to_json
 
-from ref_server.metrics.activity import Count
-from ref_server.metrics.totals import ScoringTotals
+from ref_server.metrics import Count, ScoringTotals
 from ref_server.queue.records import Stats
 from ref_server.queue.run_metrics import Curve, Point
 from ref_server.scoring.reference import ReferenceModel

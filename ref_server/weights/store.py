@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ref_server.metrics.traffic import WeightsTraffic
+from ref_server.metrics import WeightsTraffic
 from ref_server.weights.catalog import MANIFEST, Catalog, Published
 from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, disk_failures
 from ref_server.weights.room import Room

@@ -19,7 +19,7 @@ from ref_server.access.requirements import requires
 from ref_server.http.errors import HttpError
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import SharedCall
-from ref_server.metrics.traffic import Traffic
+from ref_server.metrics import Traffic
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import DiskSpace, Stats
 from ref_server.service import gauges

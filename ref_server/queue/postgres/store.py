@@ -16,7 +16,6 @@ from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, U
 from psycopg_pool import ConnectionPool, PoolClosed
 
 from ref_server.background import BackgroundLoop
-from ref_server.metrics.activity import Tally
 from ref_server.queue import grants
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.postgres import schema
@@ -111,20 +110,20 @@ class PostgresQueue(Queue):
         for attempt in range(1, _DEADLOCK_ATTEMPTS + 1):
             try:
                 with self._pool.connection() as db:
-                    result, tally = self._transact(db, operation, durable)
+                    result, tx = self._transact(db, operation, durable)
             except DeadlockDetected as error:
                 if attempt == _DEADLOCK_ATTEMPTS:
                     raise StorageBroken(f"the database is too busy: {error}") from error
             except psycopg.Error as error:
                 raise storage_error(error) from error
             else:
-                self.activity.add(tally)
+                self.activity.add(tx.counts, tx.ready_after)
                 return result
         raise AssertionError("the last attempt returns or raises")
 
     def _transact(
         self, db: psycopg.Connection, operation: Callable[[Transaction], T], durable: bool
-    ) -> tuple[T, Tally]:
+    ) -> tuple[T, Transaction]:
         try:
             db.execute("SELECT set_config('synchronous_commit', %s, true)", ["on" if durable else "off"])
             now = self._clock(db)
@@ -134,7 +133,7 @@ class PostgresQueue(Queue):
             db.commit()
             if durable:
                 self.activity.flushed(time.monotonic() - started, 1)
-            return result, tx.tally
+            return result, tx
         except ReadOnlySqlTransaction:
             db.close()  # after a failover this connection leads to the standby; a new one leads to the primary
             raise

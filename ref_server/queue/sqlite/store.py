@@ -11,7 +11,6 @@ from typing import IO, Any, TypeVar
 import apsw
 import psutil
 
-from ref_server.metrics.activity import Tally
 from ref_server.queue import batches, leases
 from ref_server.queue.disk import Disk
 from ref_server.queue.errors import StorageBroken
@@ -72,7 +71,8 @@ class SqliteQueue(Queue):
             self._db = SqliteDatabase(db, self._disk)
             self._writer = Writer(db, self.activity, self._disk.give_way)
             opened.callback(self._writer.close)
-            self.activity.add(self._writer.call(self._recover, durable=False))
+            tx = self._writer.call(self._recover, durable=False)
+            self.activity.add(tx.counts, tx.ready_after)
             self._disk.restore()
             self._opened = opened.pop_all()
 
@@ -80,23 +80,23 @@ class SqliteQueue(Queue):
         """Finishes waiting operations. Every later call raises StorageBroken."""
         self._opened.close()
 
-    def _recover(self) -> Tally:
+    def _recover(self) -> Transaction:
         """Takes back the last process's claims, and restarts the time of leases, since they could not be extended."""
         tx = self._transaction(self._db, self._clock(), self._wall())
         batches.recover(tx)
         leases.grant_grace(tx)
-        return tx.tally
+        return tx
 
     def disk(self) -> DiskSpace:
         return self._disk.space
 
     def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False, stores: bool = False) -> T:
-        def work() -> tuple[T, Tally]:
+        def work() -> tuple[T, Transaction]:
             tx = self._begin(self._db, self._clock(), self._wall())
-            return operation(tx), tx.tally
+            return operation(tx), tx
 
-        result, tally = self._writer.call(work, durable=durable, stores=stores)
-        self.activity.add(tally)
+        result, tx = self._writer.call(work, durable=durable, stores=stores)
+        self.activity.add(tx.counts, tx.ready_after)
         return result
 
 
@@ -142,19 +142,14 @@ def hold(path: Path) -> IO[bytes]:
 
 
 def _refuse_network(directory: Path) -> None:
-    kind = file_system(directory)
+    above = [directory.resolve(), *directory.resolve().parents]
+    mounted = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    kind = next((mounted[path].lower() for path in above if path in mounted), "")
     if kind in _NETWORK or kind.startswith("fuse.ssh"):
         raise StorageBroken(
             f"{directory} is on a network file system ({kind}), where SQLite cannot guarantee durability: "
             "choose a directory on a local disk, or a store on PostgreSQL"
         )
-
-
-def file_system(directory: Path) -> str:
-    """The type of the file system that holds a directory, as the operating system names it; '' when unknown."""
-    above = [directory.resolve(), *directory.resolve().parents]
-    mounted = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-    return next((mounted[path].lower() for path in above if path in mounted), "")
 
 
 def refuse_old_sqlite() -> None:

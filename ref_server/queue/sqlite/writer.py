@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import apsw
 import structlog
 
-from ref_server.metrics.activity import Activity
+from ref_server.metrics import Activity
 from ref_server.queue.errors import StorageBroken, StorageFull
 
 T = TypeVar("T")
@@ -135,16 +135,14 @@ class Writer:
             durable += [job for job in jobs if job.durable]
             if durable and (len(durable) >= self._expected or self._ended or time.monotonic() >= deadline):
                 self._commit(quick + durable)
-                self._expect_next(len(durable))
+                # As many as came now, or one more if others arrived just too late.
+                came = len(durable)
+                self._expected = came if self._jobs.empty() else max(came, self._expected) + 1
                 durable = []
             elif quick:
                 self._commit(quick)
             self._open = set(durable)
             del jobs, quick  # frees their payloads while the thread waits
-
-    def _expect_next(self, came: int) -> None:
-        """Expects as many durable operations next time as came now, or one more if others arrived just too late."""
-        self._expected = came if self._jobs.empty() else max(came, self._expected) + 1
 
     def _take(self, timeout: float | None) -> list[_Task]:
         """All waiting jobs: at least one, unless the timeout (seconds) passed or the writer was closed."""

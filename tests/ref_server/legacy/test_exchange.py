@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import Claim
 from tests.ref_server.calls import MakeService, Rollout, Serve, error, lease

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.errors import ContentConflict, NoRoom, QueueFull, TooManyInFlight
 from ref_server.queue.limits import RunShare
 from ref_server.queue.queue import Queue

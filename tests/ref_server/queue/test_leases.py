@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.errors import Superseded
 from ref_server.queue.queue import Queue
 from shared.api import Lease, LeaseKey, Order, Outcome, State

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.errors import EpochAhead, QueueFull, RunTaken
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Wanted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.errors import QueueFull, StorageBroken, Superseded, WrongState
 from ref_server.queue.housekeeping import LOOKED_AT, SLICE
 from ref_server.queue.payloads import BYTES_AT_ONCE

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.errors import NoRoom, QueueFull, WrongState
 from ref_server.queue.queue import Queue
 from shared.api import LeaseKey, Outcome, State

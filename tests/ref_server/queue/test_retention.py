@@ -2,7 +2,7 @@
 
 import pytest
 
-from ref_server.metrics.activity import Count
+from ref_server.metrics import Count
 from ref_server.queue.housekeeping import SILENCE_SECONDS, SLICE
 from ref_server.queue.queue import WAITING_SECONDS, Queue
 from shared.api import Outcome, PurgeBody, State, Uploaded

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from ref_server.metrics.totals import ScoringTotals
+from ref_server.metrics import ScoringTotals
 from ref_server.queue.errors import StorageBroken, WrongState
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim, Upload

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import apsw
 import pytest
 
-from ref_server.metrics.activity import Activity
+from ref_server.metrics import Activity
 from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
 from ref_server.queue.sqlite.store import SqliteQueue
 from ref_server.queue.sqlite.writer import Writer
