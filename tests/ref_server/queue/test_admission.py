@@ -15,7 +15,6 @@ from shared.api import State, Uploaded
 from tests.ref_server.queue.backends import Backend, Clock, Open, make_limits
 from tests.ref_server.queue.batches import (
     LEASE_SECONDS,
-    expire_waiting,
     key,
     lease,
     lease_many,
@@ -44,12 +43,6 @@ def test_an_id_is_admitted_once(queue: Queue) -> None:
     with pytest.raises(ContentConflict):
         queue.put(upload("a", body=b"other"))
     assert queue.payload("a") == b"scored raw"
-
-
-def test_an_upload_that_needs_no_scoring_is_ready_at_once(queue: Queue) -> None:
-    assert queue.put(upload("a", to_score=False)).state is State.READY
-    assert queue.claim(100) == []
-    assert lease(queue).body == b"raw"
 
 
 @pytest.mark.parametrize(
@@ -91,15 +84,6 @@ def test_a_token_gets_no_more_by_naming_many_runs(backend: Backend, clock: Clock
         assert fill(queue, "third", uploader="three") == 25
 
 
-@pytest.mark.parametrize("limit", ["max_bytes", "max_stored_bytes"])
-def test_bytes_are_shared_among_tokens(open_queue: Open, limit: str) -> None:
-    queue = open_queue(**{limit: 4000})
-    with pytest.raises(QueueFull, match=f"of all runs of its token.*{limit} is 4000"):
-        for i in range(40):
-            queue.put(upload(f"{i}", run=f"made up {i}", uploader="one", body=b"." * 100))
-    assert queue.put(upload("honest", run="honest", uploader="two", body=b"." * 100)).created
-
-
 def test_no_run_of_a_token_starves() -> None:
     """Each run uploads until it is refused, the first ones first; trainers take one batch of each."""
 
@@ -116,30 +100,6 @@ def test_no_run_of_a_token_starves() -> None:
             assert share(run).room(most, most // 2) == 0
     assert min(held) > most // 20
     assert sum(held) <= most * 3 // 4
-
-
-def test_batches_count_from_admission_until_training_starts(open_queue: Open, clock: Clock) -> None:
-    queue = open_queue(max_batches=2)
-
-    def is_full() -> bool:
-        try:
-            queue.drop(queue.put(upload(f"try {clock.now}")).id)
-        except QueueFull:
-            return True
-        return False
-
-    queue.put(upload("a"))
-    [claim] = queue.claim(100)
-    assert is_full()
-    queue.complete(claim.id, b"scored")
-    held = lease(queue)
-    assert is_full()
-    queue.extend([key(held)], LEASE_SECONDS, started=True)
-    assert not is_full()
-    clock.advance(LEASE_SECONDS)
-    assert is_full(), "a batch whose lease was lost counts again"
-    expire_waiting(queue)
-    assert is_full(), "it is in doubt, so it is leased once more"
 
 
 # --- leases in flight
@@ -159,14 +119,6 @@ def test_leases_that_are_not_settled_are_bounded(open_queue: Open, limits: dict[
     assert lease(queue, run="run").id == "c"
 
 
-def test_a_request_without_a_run_counts_for_the_run_of_each_batch(open_queue: Open) -> None:
-    queue = open_queue(max_in_flight=12)
-    make_ready(queue, *(upload(name, run="one") for name in "abcdefgh"), upload("i", run="two"))
-    assert [held.id for held in lease_many(queue, count=512)] == list("abcdef"), "a run may have half of twelve"
-    with pytest.raises(TooManyInFlight, match="of run 'one'"):
-        lease_many(queue, count=512)
-
-
 def test_a_token_leases_no_more_by_naming_many_runs(open_queue: Open) -> None:
     queue = open_queue(max_in_flight=40)
     made_up = [upload(f"made up {i}", run=f"made up {i}", uploader="one") for i in range(40)]
@@ -176,22 +128,6 @@ def test_a_token_leases_no_more_by_naming_many_runs(open_queue: Open) -> None:
             lease(queue, run=each.run)
     assert len(lease_many(queue, run="honest", count=9)) == 5
     assert queue.look({Wanted("made up 39"): 1, Wanted("honest"): 1}, []) == {}
-
-
-def test_a_look_counts_what_waiting_requests_could_lease(open_queue: Open, clock: Clock) -> None:
-    queue = open_queue(max_in_flight=8)
-    make_ready(queue, *(upload(f"{run} {epoch}", run=run, epoch=epoch) for run in "ab" for epoch in range(3)))
-    queue.put(upload("not scored", run="c"))
-    every, first = Wanted("a"), Wanted("a", epoch=0)
-    waiting = {every: 5, first: 5, Wanted("b"): 1, Wanted("c"): 1, Wanted("a", "other"): 1, Wanted(None): 9}
-    assert queue.look(waiting, []) == {every: 3, first: 1, Wanted("b"): 1, Wanted(None): 6}
-    lease(queue, run="a")
-    assert queue.look({every: 5}, []) == {every: 2}
-    for _ in range(2):
-        lease(queue, run="b")
-    assert queue.look({every: 5, Wanted("b"): 5, Wanted(None): 9}, []) == {every: 2, Wanted("b"): 1, Wanted(None): 3}
-    clock.advance(LEASE_SECONDS)
-    assert queue.look({every: 5}, []) == {every: 3}, "the lease has expired"
 
 
 # --- runs without leases, as those of the Simple-GRPO protocol
@@ -224,19 +160,6 @@ def test_the_oldest_are_displaced(open_queue: Open) -> None:
     assert queue.put_displacing(upload("c", body=b"u" * 5)) == ["a", "b"]
     assert (state(queue, "a"), reason(queue, "a"), queue.payload("a")) == (State.EXPIRED, "displaced", None)
     assert queue.activity.counts()[Count.EXPIRED_DISPLACED] == 2
-
-
-def test_batches_in_use_and_those_of_other_runs_are_not_displaced(open_queue: Open) -> None:
-    queue = open_queue(max_batches=6)
-    make_ready(queue, upload("leased"))
-    lease(queue)
-    queue.put(upload("scored"))
-    queue.claim(100)
-    queue.put(upload("other", run="other"))
-    with pytest.raises(QueueFull):
-        queue.put_displacing(upload("new"))
-    assert queue.get("new") is None
-    assert [state(queue, id) for id in ("leased", "scored", "other")] == [State.LEASED, State.SCORING, State.QUEUED]
 
 
 def test_concurrent_consumers_take_each_batch_once(queue: Queue) -> None:

@@ -3,7 +3,6 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -36,19 +35,6 @@ def fill(queue: Queue, names: str, **fields) -> None:
 
 
 # --- the order
-
-
-def test_both_orders_across_runs_and_epochs(queue: Queue) -> None:
-    batches = [
-        upload("a", run="y", version=2),
-        upload("b", run="x", epoch=1, version=3),
-        upload("c", run="x", version=3),
-        upload("d", version=1),
-    ]
-    make_ready(queue, *batches)
-    assert drain(queue) == ["a", "b", "c", "d"]
-    make_ready(queue, *(replace(batch, id=f"{batch.id}2") for batch in batches))
-    assert drain(queue, order=Order.FRESHEST) == ["c2", "b2", "a2", "d2"]
 
 
 @pytest.mark.parametrize("order", Order)
@@ -89,16 +75,6 @@ def test_a_lease_holds_for_its_time(queue: Queue, clock: Clock) -> None:
     again = lease(queue)
     assert again.id == held.id
     assert again.token != held.token
-
-
-@pytest.mark.parametrize("act", ["ack", "extend", "release"])
-def test_the_token_of_a_lost_lease_is_refused_before_anybody_leases_again(queue: Queue, clock: Clock, act: str) -> None:
-    fill(queue, "a")
-    held = lease(queue)
-    clock.advance(LEASE_SECONDS)
-    arguments = {"extend": [LEASE_SECONDS]}.get(act, [])
-    assert getattr(queue, act)([key(held)], *arguments) == [Outcome.STALE]
-    assert state(queue, "a") is State.READY
 
 
 # --- what counts as a delivery
@@ -173,19 +149,6 @@ def test_an_ack_settles_for_good(queue: Queue, clock: Clock) -> None:
     assert state(queue, "a") is State.DONE
 
 
-def test_a_released_token_holds_nothing(queue: Queue) -> None:
-    fill(queue, "a")
-    old = key(lease(queue))
-    assert queue.release([old]) == [Outcome.OK]
-    assert queue.release([old], error="late") == [Outcome.ALREADY]
-    assert queue.ack([old]) == queue.extend([old], 1.0) == [Outcome.STALE]
-    new = lease(queue)
-    assert new.deliveries == 1
-    assert queue.release([old]) == [Outcome.ALREADY]
-    assert queue.ack([key(new)]) == [Outcome.OK]
-    assert queue.ack([old]) == [Outcome.STALE], "another token settled it"
-
-
 @pytest.mark.parametrize("token", ["", "wrong", "fälschlich"])
 def test_a_wrong_token_is_stale(queue: Queue, token: str) -> None:
     make_ready(queue, upload("leased"), upload("ready"))
@@ -201,7 +164,7 @@ def test_outcomes_come_in_the_order_of_the_keys(queue: Queue) -> None:
     assert queue.ack([]) == []
 
 
-# --- repeated requests and incarnations
+# --- several batches in one request
 
 
 def test_a_repeated_request_gets_the_leases_that_still_hold(queue: Queue, clock: Clock) -> None:
@@ -228,9 +191,6 @@ def test_a_new_incarnation_gets_the_leases_of_the_old_one(open_queue: Open) -> N
     assert queue.ack([key(held) for held in (*old, anonymous)]) == [Outcome.STALE] * 3
     with pytest.raises(Superseded):
         lease_many(queue, incarnation="one")
-
-
-# --- several batches in one request
 
 
 def test_each_batch_of_a_request_is_a_lease_of_its_own(queue: Queue) -> None:

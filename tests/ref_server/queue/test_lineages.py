@@ -1,17 +1,11 @@
 """Which training owns a run, and which batches are useless to it: stale, abandoned, finished."""
 
-from contextlib import closing
-from pathlib import Path
-
 import pytest
 
-from ref_server.metrics import Count
-from ref_server.queue.errors import EpochAhead, QueueFull, RunTaken
+from ref_server.queue.errors import EpochAhead, RunTaken
 from ref_server.queue.queue import Queue
-from ref_server.queue.records import Wanted
-from ref_server.queue.sqlite.store import SqliteQueue
-from shared.api import Lease, LeaseBody, State
-from tests.ref_server.queue.backends import Clock, make_limits
+from shared.api import Lease, State
+from tests.ref_server.queue.backends import Clock
 from tests.ref_server.queue.batches import drain, key, lease, lease_many, lose, make_ready, reason, state, upload
 
 LIMITS = {"max_batches_per_run": 6}
@@ -29,13 +23,6 @@ def retry_after(queue: Queue, lineage: str | None) -> float:
     return refused.value.retry_after
 
 
-def outcomes(queue: Queue) -> dict[str, tuple[State, str | None]]:
-    return {batch.id: (batch.state, batch.reason) for batch in queue.list(None, None, 100, None).batches}
-
-
-ABANDONED, FINISHED = (State.EXPIRED, "abandoned"), (State.EXPIRED, "finished")
-
-
 # --- staleness
 
 
@@ -45,6 +32,13 @@ def test_batches_older_than_the_lag_expire_as_stale(queue: Queue) -> None:
     assert drain(queue, run="run", policy_version=9, max_lag=2) == ["good"]
     assert reason(queue, "old") == reason(queue, "old and queued") == "stale"
     assert queue.payload("old") is not None
+
+
+# --- epochs
+
+
+def outcomes(queue: Queue) -> dict[str, tuple[State, str | None]]:
+    return {batch.id: (batch.state, batch.reason) for batch in queue.list(None, None, 100, None).batches}
 
 
 def test_a_batch_lost_in_training_is_leased_once_more_before_it_is_stale(queue: Queue, clock: Clock) -> None:
@@ -59,15 +53,12 @@ def test_a_batch_lost_in_training_is_leased_once_more_before_it_is_stale(queue: 
     assert reason(queue, "a") == "stale"
 
 
-# --- epochs
-
-
 def test_an_older_epoch_is_good_up_to_the_fork(queue: Queue) -> None:
     make_ready(queue, upload("before", version=4), upload("at", version=5), upload("after", version=6))
     queue.put(upload("after and queued", version=6))
     make_ready(queue, upload("other", run="other", version=9), upload("newer", epoch=2, version=0))
     assert drain(queue, run="run", epoch=1, policy_version=5, max_lag=1) == ["before", "at"]
-    assert outcomes(queue)["after"] == outcomes(queue)["after and queued"] == ABANDONED
+    assert outcomes(queue)["after"] == outcomes(queue)["after and queued"] == (State.EXPIRED, "abandoned")
     assert state(queue, "other") is state(queue, "newer") is State.READY, "neither leased nor expired"
     make_ready(queue, upload("late", version=6), upload("new", epoch=1, version=6))
     assert drain(queue, run="run", epoch=1, policy_version=8) == ["new"], "the fork is where the epoch began"
@@ -103,27 +94,6 @@ def test_an_upload_is_at_most_one_epoch_ahead_of_its_trainer(queue: Queue) -> No
     assert queue.put(upload("ahead", lineage="one", epoch=5)).created
 
 
-# --- batches of several lineages
-
-
-@pytest.mark.parametrize("left", ["old", ""])
-def test_a_new_lineage_gets_none_of_the_batches_of_another(queue: Queue, left: str) -> None:
-    make_ready(queue, upload("a", lineage=left, epoch=3, version=22))
-    queue.put(upload("b", lineage=left))
-    assert lease_as(queue, "new", epoch=0, policy_version=0) == []
-    assert outcomes(queue) == {"a": ABANDONED, "b": ABANDONED}
-    make_ready(queue, upload("c", lineage="new"))
-    assert drain(queue, run="run", lineage="new") == ["c"]
-    assert queue.activity.counts()[Count.EXPIRED_ABANDONED] == 2
-
-
-def test_a_request_without_a_lineage_is_one_lineage_and_without_a_run_all(queue: Queue) -> None:
-    make_ready(queue, upload("a"), upload("b", lineage="new"), upload("c", run="other", lineage="one"))
-    assert [held.id for held in lease_as(queue, None)] == ["a"]
-    assert reason(queue, "b") == "abandoned"
-    assert drain(queue) == ["c"]
-
-
 # --- who holds a run
 
 
@@ -149,18 +119,6 @@ def test_a_run_is_free_after_a_silence(queue: Queue, clock: Clock) -> None:
     assert retry_after(queue, "one") == pytest.approx(SILENCE)
 
 
-def test_a_waiting_request_is_a_sign_of_life(queue: Queue, clock: Clock) -> None:
-    lease_as(queue, "one")
-    for _ in range(4):
-        clock.advance(8)
-        queue.look({Wanted("run", "one"): 1}, [("run", "one"), ("run", "other"), ("unknown", "one")])
-    assert retry_after(queue, "other") == pytest.approx(SILENCE)
-    clock.advance(8)
-    queue.look({Wanted("run", "one"): 1}, [])
-    clock.advance(8)
-    assert lease_as(queue, "other") == [], "a look itself is none"
-
-
 def test_leases_hold_a_run_for_half_their_time(queue: Queue, clock: Clock) -> None:
     """Their consumer may be busy with a long step: heartbeats are a third of a lease's time apart."""
     make_ready(queue, upload("a", lineage="one"), upload("b", lineage="one"))
@@ -174,52 +132,3 @@ def test_leases_hold_a_run_for_half_their_time(queue: Queue, clock: Clock) -> No
     assert retry_after(queue, "two") == pytest.approx(60), "it holds another lease"
     queue.release([key(held[1])])
     assert retry_after(queue, "two") == pytest.approx(SILENCE), "it holds none"
-
-
-def test_late_uploads_of_another_lineage_do_not_fill_a_run(queue: Queue) -> None:
-    lease_as(queue, "new")
-    for number in range(8):  # more than may wait in a run
-        assert queue.put(upload(f"old {number}", lineage="old")).state is State.EXPIRED
-    assert queue.payload("old 0") is None
-    assert queue.put(upload("old 0", lineage="old")).created is False
-    for number in range(6):
-        assert queue.put(upload(f"{number}", lineage="new")).state is State.QUEUED
-    with pytest.raises(QueueFull):
-        queue.put(upload("one more", lineage="new"))
-
-
-# --- the end of a run
-
-
-def test_unused_batches_of_a_finished_run_expire(queue: Queue) -> None:
-    make_ready(queue, *(upload(id, lineage="one") for id in ("done", "given back", "ready")))
-    done, held = lease_many(queue, run="run", lineage="one", count=2)
-    queue.ack([key(done)])
-    queue.put(upload("scored", lineage="one"))
-    queue.claim(1000)
-    queue.put(upload("queued", lineage="one"))
-    assert queue.finish("run", "one") == 2
-    assert queue.finish("run", "one") == 0
-    queue.release([key(held)])
-    queue.complete("scored", b"done")
-    assert queue.put(upload("late", lineage="one")).state is State.EXPIRED
-    unused = ("given back", "ready", "scored", "queued", "late")
-    assert outcomes(queue) == {"done": (State.DONE, None), **dict.fromkeys(unused, FINISHED)}
-    assert queue.activity.counts()[Count.EXPIRED_FINISHED] == 5
-    assert lease_as(queue, "two") == [], "the run is free at once"
-
-
-def test_a_late_upload_after_a_move_to_another_store_is_never_trained(queue: Queue, tmp_path: Path) -> None:
-    """The old store knows the id, or that the run has ended; the new one belongs to another training of the run."""
-    make_ready(queue, upload("trained", lineage="one"))
-    queue.ack([key(lease(queue, run="run", lineage="one"))])
-    queue.finish("run", "one")
-    again = queue.put(upload("trained", lineage="one"))
-    assert (again.created, again.state) == (False, State.DONE)
-    assert queue.put(upload("late", lineage="one")).state is State.EXPIRED
-    assert queue.lease(LeaseBody(consumer="c")) == []
-    with closing(SqliteQueue(tmp_path / "new" / "queue.sqlite", limits=make_limits())) as new:
-        lease_as(new, "two")
-        for id in ("trained", "late"):
-            assert new.put(upload(id, lineage="one")).state is State.EXPIRED
-        assert new.lease(LeaseBody(consumer="c")) == []

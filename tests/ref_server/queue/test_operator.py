@@ -8,82 +8,26 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics import Count
-from ref_server.queue.errors import QueueFull, StorageBroken, Superseded, WrongState
+from ref_server.queue.errors import QueueFull, StorageBroken, Superseded
 from ref_server.queue.housekeeping import LOOKED_AT, SLICE
 from ref_server.queue.payloads import BYTES_AT_ONCE
 from ref_server.queue.queue import Queue
 from ref_server.queue.sqlite.store import SqliteQueue
 from ref_server.queue.transaction import KEPT_EVENTS
-from shared.api import Depth, ListOrder, Outcome, PurgeBody, Purged, State, Uploaded
+from shared.api import Depth, ListOrder, PurgeBody, Purged, State
 from tests.ref_server.queue.backends import Clock, Open, make_limits
 from tests.ref_server.queue.batches import (
     LEASE_SECONDS,
     details,
-    expire_waiting,
     key,
     lease,
     lease_many,
     make_ready,
     ready_upload,
-    reason,
-    state,
     upload,
 )
 
 LIMITS = {"max_batches": 100_000, "max_bytes": 2**30}
-
-
-# --- requeue and drop
-
-
-def test_a_dead_batch_is_scored_again_from_the_start(open_queue: Open) -> None:
-    queue = open_queue(max_scoring_attempts=1)
-    queue.put(upload("a"))
-    queue.claim(100)
-    queue.fail("a", "boom")
-    assert queue.requeue("a") is State.QUEUED
-    assert reason(queue, "a") is None
-    [claim] = queue.claim(100)
-    assert claim.attempts == 0
-
-
-def test_a_requeued_batch_needs_room(open_queue: Open) -> None:
-    queue = open_queue(max_batches=2)
-    make_ready(queue, upload("a"))
-    expire_waiting(queue)
-    queue.put(upload("b"))
-    with pytest.raises(QueueFull):
-        queue.requeue("a")
-    assert state(queue, "a") is State.EXPIRED
-
-
-def test_a_dropped_batch_loses_its_payload_and_stays_known(open_queue: Open) -> None:
-    queue = open_queue(max_batches=2)
-    make_ready(queue, upload("a"))
-    held = lease(queue)
-    queue.drop("a")
-    assert (reason(queue, "a"), queue.payload("a")) == ("dropped", None)
-    assert queue.ack([key(held)]) == [Outcome.STALE]
-    assert queue.put(upload("a")) == Uploaded(id="a", state=State.EXPIRED, created=False)
-    with pytest.raises(WrongState):
-        queue.requeue("a")
-    assert queue.put(upload("b")).created, "it leaves room"
-
-
-def test_a_batch_in_a_wrong_state_is_neither_requeued_nor_dropped(queue: Queue) -> None:
-    make_ready(queue, upload("done"))
-    queue.ack([key(lease(queue))])
-    queue.drop("done")
-    assert state(queue, "done") is State.DONE
-    queue.put(upload("a"))
-    with pytest.raises(WrongState):
-        queue.requeue("a")
-    queue.claim(100)
-    with pytest.raises(WrongState):
-        queue.drop("a")
-    for act in (queue.requeue, queue.drop):
-        with pytest.raises(KeyError):
-            act("nobody")
 
 
 # --- purge
@@ -122,18 +66,6 @@ def test_a_purge_reads_a_bounded_number_of_batches(queue: Queue) -> None:
     chosen = put_many(queue, 1)
     assert [answer.dropped for answer in purges(queue, run="run")] == [[], chosen]
     assert queue.stats().runs["other"][State.READY].batches == LOOKED_AT
-
-
-def test_a_purged_batch_is_dropped(queue: Queue) -> None:
-    [id, expired] = [queue.put(ready_upload(each)).id for each in ("leased", "expired")]
-    held = lease(queue, run="run")
-    queue.finish("run", "")
-    assert purge(queue, "leased") == [id]
-    assert (reason(queue, id), queue.payload(id)) == ("dropped", None)
-    assert queue.ack([key(held)]) == [Outcome.STALE]
-    assert queue.activity.counts()[Count.EXPIRED_DROPPED] == 1
-    assert purge(queue, "expired") == [expired]
-    assert queue.activity.counts()[Count.EXPIRED_DROPPED] == 1, "it had expired before"
 
 
 def test_concurrent_purges_drop_each_batch_once(queue: Queue) -> None:

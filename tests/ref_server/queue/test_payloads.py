@@ -6,10 +6,10 @@ from hashlib import sha256
 import pytest
 
 from ref_server.metrics import Count
-from ref_server.queue.errors import NoRoom, QueueFull, WrongState
+from ref_server.queue.errors import NoRoom, WrongState
 from ref_server.queue.queue import Queue
 from shared.api import LeaseKey, Outcome, State
-from tests.ref_server.queue.backends import RETENTION, Clock, Open
+from tests.ref_server.queue.backends import Clock, Open
 from tests.ref_server.queue.batches import details, expire_waiting, key, lease, ready_upload, stored
 
 MIB = 2**20
@@ -52,22 +52,6 @@ def test_the_payloads_settled_first_make_room(open_queue: Open, clock: Clock) ->
         queue.requeue("first")
 
 
-def test_dead_batches_make_room_and_batches_in_use_do_not(open_queue: Open) -> None:
-    queue = open_queue(max_stored_bytes=40, max_deliveries=1)
-    queue.put(ready_upload("dead", 20))
-    queue.release([key(lease(queue))], error="boom")
-    queue.put(ready_upload("a"))
-    queue.extend([key(lease(queue))], 10.0, started=True)  # it no longer waits, but it is stored
-    queue.put(ready_upload("b", 10))
-    expire_waiting(queue)
-    queue.put(ready_upload("c"))
-    assert with_payload(queue) == {"a", "b", "c"}
-    with pytest.raises(QueueFull, match="max_stored_bytes is 40"):
-        queue.put(ready_upload("d"))
-    assert with_payload(queue) == {"a", "b", "c"}
-    assert queue.get("d") is None
-
-
 def test_a_run_that_uses_its_share_leaves_room_for_another(open_queue: Open) -> None:
     queue = open_queue(max_stored_bytes=3000)
     for id in range(150):
@@ -108,6 +92,22 @@ def train(queue: Queue, id: str, training: bytes | None = b"data", run: str = "r
     return held
 
 
+@pytest.mark.parametrize("end", ["released", "expired", "failed"])
+def test_a_lease_that_ends_without_an_ack_loses_its_training_data(open_queue: Open, clock: Clock, end: str) -> None:
+    queue = open_queue()
+    held = leased(queue, "a")
+    queue.extend([held], 10.0, started=True)
+    queue.put_training("a", b"of a step that no checkpoint contains")
+    if end == "expired":
+        clock.advance(11.0)
+    else:
+        queue.release([held], error="boom" if end == "failed" else None)
+    again = key(lease(queue))
+    assert (queue.training("a"), stored(queue)) == (None, 10)
+    queue.ack([again])
+    assert (queue.payload("a"), stored(queue)) == (None, 0)
+
+
 def smallest(ids: list[str], number: int) -> set[str]:
     return set(sorted(ids, key=lambda id: sha256(id.encode()).digest())[:number])
 
@@ -139,39 +139,6 @@ def test_training_data_needs_a_batch_that_is_leased_or_kept(open_queue: Open) ->
     assert queue.training("unknown") is None
 
 
-@pytest.mark.parametrize("end", ["released", "expired", "failed"])
-def test_a_lease_that_ends_without_an_ack_loses_its_training_data(open_queue: Open, clock: Clock, end: str) -> None:
-    queue = open_queue()
-    held = leased(queue, "a")
-    queue.extend([held], 10.0, started=True)
-    queue.put_training("a", b"of a step that no checkpoint contains")
-    if end == "expired":
-        clock.advance(11.0)
-    else:
-        queue.release([held], error="boom" if end == "failed" else None)
-    again = key(lease(queue))
-    assert (queue.training("a"), stored(queue)) == (None, 10)
-    queue.ack([again])
-    assert (queue.payload("a"), stored(queue)) == (None, 0)
-
-
-def test_a_run_keeps_the_samples_with_the_smallest_hashes(open_queue: Open) -> None:
-    queue = open_queue(keep_samples=3)
-    ids = [str(number) for number in range(12)]
-    for id in ids:
-        train(queue, id)
-        train(queue, f"other {id}", run="other")
-    assert with_payload(queue, "run") == smallest(ids, 3)
-    assert len(with_payload(queue, "other")) == 3
-    gone = details(queue, next(id for id in ids if id not in smallest(ids, 3)))
-    assert (gone.state, gone.payload_bytes) == (State.DONE, 0)
-    assert gone.history[-1].detail == "its payload was dropped: the run keeps 3 samples"
-    queue.close()
-    queue = open_queue(keep_samples=2)
-    train(queue, "12")
-    assert len(with_payload(queue, "run")) == 2, "a lower limit holds from the next ack"
-
-
 @pytest.mark.parametrize("most", [0, 3])
 def test_one_ack_of_many_keeps_as_many(open_queue: Open, most: int) -> None:
     queue = open_queue(keep_samples=most)
@@ -182,18 +149,3 @@ def test_one_ack_of_many_keeps_as_many(open_queue: Open, most: int) -> None:
     assert set(queue.ack(keys)) == {Outcome.OK}
     assert with_payload(queue) == smallest(ids, most)
     assert stored(queue) == 14 * most
-
-
-def test_a_dropped_sample_stays_done_until_it_is_forgotten(open_queue: Open, clock: Clock) -> None:
-    queue = open_queue()
-    train(queue, "a")
-    queue.drop("a")
-    queue.drop("a")
-    batch = details(queue, "a")
-    assert (batch.state, batch.reason, batch.payload_bytes, stored(queue)) == (State.DONE, None, 0, 0)
-    assert [event.detail for event in batch.history[-2:]] == ["in checkpoint step-1", "its payload was dropped"]
-    assert queue.training("a") is None
-    train(queue, "b")
-    clock.advance(RETENTION + 1)
-    queue.tidy()
-    assert (queue.get("b"), queue.payload("b"), stored(queue)) == (None, None, 0)

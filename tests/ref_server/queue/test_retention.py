@@ -1,12 +1,10 @@
 """What is forgotten, and when: settled batches, consumers, runs that are over; what waits too long expires."""
 
-import pytest
-
 from ref_server.metrics import Count
 from ref_server.queue.housekeeping import SILENCE_SECONDS, SLICE
 from ref_server.queue.queue import WAITING_SECONDS, Queue
-from shared.api import Outcome, PurgeBody, State, Uploaded
-from tests.ref_server.queue.backends import RETENTION, Clock, Open
+from shared.api import Outcome, PurgeBody, State
+from tests.ref_server.queue.backends import RETENTION, Clock
 from tests.ref_server.queue.batches import (
     expire_waiting,
     key,
@@ -18,28 +16,6 @@ from tests.ref_server.queue.batches import (
     state,
     upload,
 )
-
-
-@pytest.mark.parametrize("end", [State.DONE, State.EXPIRED, State.DEAD])
-def test_a_settled_id_is_known_for_the_retention_time(open_queue: Open, clock: Clock, end: State) -> None:
-    queue = open_queue(max_deliveries=1)
-    make_ready(queue, upload("a"), upload("waits", run="other"))
-    held = key(lease(queue, run="run"))
-    settle = {
-        State.DONE: lambda: queue.ack([held]),
-        State.DEAD: lambda: queue.release([held], error="boom"),
-        State.EXPIRED: lambda: queue.drop("a"),
-    }
-    settle[end]()
-    clock.advance(RETENTION)
-    assert queue.put(upload("a")) == Uploaded(id="a", state=end, created=False)
-    queue.tidy()
-    assert queue.get("a") is not None
-    clock.advance(1)
-    queue.tidy()
-    assert queue.get("a") is None
-    assert queue.put(upload("a")).created
-    assert state(queue, "waits") is State.READY
 
 
 def test_tidying_takes_small_steps(queue: Queue, clock: Clock) -> None:

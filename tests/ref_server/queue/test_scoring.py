@@ -13,7 +13,7 @@ from ref_server.queue.records import WantedReference
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import State
 from tests.ref_server.queue.backends import Open, make_limits
-from tests.ref_server.queue.batches import details, lease, reason, state, upload
+from tests.ref_server.queue.batches import upload
 
 SECOND = WantedReference("run/step-2", 2, "base")
 
@@ -27,28 +27,6 @@ def test_claims_are_the_oldest_batches_up_to_the_budget(queue: Queue) -> None:
         queue.put(upload(id, tokens=10))
     queue.put(upload("large", tokens=100))
     assert [claimed(queue, 20) for _ in range(4)] == [["a", "b"], ["c"], ["large"], []]
-
-
-def test_a_completed_batch_is_ready_with_its_new_body(queue: Queue) -> None:
-    queue.put(upload("a", body=b"as uploaded"))
-    [claim] = queue.claim(1)
-    assert (claim.body, claim.attempts, state(queue, "a")) == (b"as uploaded", 0, State.SCORING)
-    queue.complete("a", b"scored")
-    assert (state(queue, "a"), details(queue, "a").payload_bytes) == (State.READY, 6)
-    assert queue.payload("a") == lease(queue).body == b"scored"
-
-
-def test_a_failed_scoring_is_tried_again_until_the_batch_is_dead(open_queue: Open) -> None:
-    queue = open_queue(max_scoring_attempts=2)
-    queue.put(upload("a"))
-    queue.claim(100)
-    assert queue.fail("a", "first") is State.QUEUED
-    [claim] = queue.claim(100)
-    assert claim.attempts == 1
-    assert queue.fail("a", "second") is State.DEAD
-    assert "second" in (reason(queue, "a") or "")
-    assert queue.claim(100) == []
-    assert queue.payload("a") == b"raw"
 
 
 def test_only_a_claimed_batch_is_completed_or_fails(queue: Queue) -> None:

@@ -232,6 +232,3 @@ def test_what_is_no_queue(tmp_path: Path, target: Path) -> None:
     with pytest.raises(StorageBroken, match="file is not a database"):
         back_up(tmp_path / "queue.sqlite", target)
     assert target.read_bytes() == OLD
-
-
-# --- The end of a run in a store, and what comes after it

@@ -107,16 +107,6 @@ def test_a_batch_that_ends_its_server_again_and_again_is_dead(path: Path) -> Non
         assert queue.requeue("poison") is State.QUEUED
 
 
-def test_a_batch_that_ended_a_server_is_claimed_by_itself(path: Path) -> None:
-    with opened(path) as queue:
-        for id in ("fails", "ends the server"):
-            queue.put(upload(id))
-            queue.claim(1)
-        queue.fail("fails", "boom")
-    with opened(path) as queue:
-        assert [[claim.id for claim in queue.claim(1000)] for _ in range(2)] == [["fails"], ["ends the server"]]
-
-
 def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) -> None:
     with opened(path, lambda: 1_000_000.0) as queue:
         for id in ("a", "b"):
