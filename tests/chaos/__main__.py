@@ -21,38 +21,40 @@ from rich.markup import escape
 from rich.table import Table
 
 from tests.chaos import clock, database, disk, engine, frozen, kill, linear, network, ranks, resume, weights
-from tests.chaos.proof import BACKENDS, Proof
+from tests.chaos.stage import BACKENDS, Proof, Stage
 
-# Called with cycles, backend, an empty directory and seed; the stores that each test is for.
-CHAOS: Mapping[str, tuple[Callable[[int, str, Path, int], Proof], Sequence[str]]] = {
-    "kill": (kill.run, BACKENDS),
-    "linear": (linear.run, BACKENDS),
-    "network": (network.run, BACKENDS),
-    "resume": (resume.run, BACKENDS),
-    "frozen": (frozen.run, BACKENDS),
-    "disk": (disk.run_full, ("sqlite",)),
-    "read-only": (disk.run_read_only, BACKENDS),
-    "clock": (clock.run, BACKENDS),
-    "database": (database.run, ("postgresql",)),
-    "weights": (weights.run, ("sqlite",)),
-    "engine": (engine.run, ("sqlite",)),
-    "ranks": (ranks.run, ("sqlite",)),
+# By name: the test, what it promises, and the stores that it is for.
+CHAOS: Mapping[str, tuple[Callable[[Stage], Proof], str, Sequence[str]]] = {
+    "kill": (kill.run, kill.BAR, BACKENDS),
+    "linear": (linear.run, linear.BAR, BACKENDS),
+    "network": (network.run, network.BAR, BACKENDS),
+    "resume": (resume.run, resume.BAR, BACKENDS),
+    "frozen": (frozen.run, frozen.BAR, BACKENDS),
+    "disk": (disk.run_full, disk.BAR_FULL, ("sqlite",)),
+    "read-only": (disk.run_read_only, disk.BAR_READ_ONLY, BACKENDS),
+    "clock": (clock.run, clock.BAR, BACKENDS),
+    "database": (database.run, database.BAR, ("postgresql",)),
+    "weights": (weights.run, weights.BAR, ("sqlite",)),
+    "engine": (engine.run, engine.BAR, ("sqlite",)),
+    "ranks": (ranks.run, ranks.BAR, ("sqlite",)),
 }
 
 
-def play(name: str, backend: str, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+def play(name: str, stage: Stage) -> dict[str, Any]:
     """Runs a test, and returns its line of the report; one that raises has failed."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    run, bar, _ = CHAOS[name]
+    shutil.rmtree(stage.directory, ignore_errors=True)
+    stage.directory.mkdir(parents=True)
     began = time.monotonic()
     try:
-        proof = CHAOS[name][0](options.cycles, backend, directory, options.seed)
+        proof = run(stage)
     except Exception as error:
-        (directory / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-        proof = Proof(name, backend, "runs to its end", [f"{type(error).__name__}: {error}"], {})
+        (stage.directory / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        proof = Proof([f"{type(error).__name__}: {error}"], {})
     if not proof.faults:
-        shutil.rmtree(directory)
-    return {**asdict(proof), "passed": not proof.faults, "seconds": round(time.monotonic() - began, 1)}
+        shutil.rmtree(stage.directory)
+    outcome = {"passed": not proof.faults, "seconds": round(time.monotonic() - began, 1)}
+    return {"name": name, "backend": stage.backend, "bar": bar, **asdict(proof), **outcome}
 
 
 def main() -> int:
@@ -63,7 +65,7 @@ def main() -> int:
         for name, backend in options.chosen:
             directory = (options.report.parent / f"{name}-{backend}").resolve()
             with console.status(f"{name} on {backend}"):
-                proofs.append(play(name, backend, directory, options))
+                proofs.append(play(name, Stage(options.cycles, backend, directory, options.seed)))
             console.print(f"{name} on {backend}: {_verdict(proofs[-1])}")
             if not proofs[-1]["passed"]:
                 console.print(f"look into {directory}", style="red")
@@ -96,7 +98,7 @@ def _parse_options() -> argparse.Namespace:
         options.cycles = math.ceil(options.seconds / linear.CYCLE_SECONDS)
     options.chosen = [
         (name, backend)
-        for name, (_, backends) in CHAOS.items()
+        for name, (_, _, backends) in CHAOS.items()
         for backend in backends
         if name in (options.names or CHAOS) and backend == (options.backend or backend)
     ]

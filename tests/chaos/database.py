@@ -9,15 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from pathlib import Path
 
 from policy_trainer.queue_client.terms import LeaseTerms
 from shared import wire
 from shared.api import State
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch
-from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof, broken
+from tests.chaos.stage import Proof, Stage, broken
 from tests.integration.processes import Server, until
 from tests.postgresql import Postgres, postgres
 
@@ -48,51 +46,40 @@ class Load:
     outages: list[str] = field(default_factory=list)
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    assert backend == "postgresql", "the embedded store has no server of its own to restart"
-    model, load, chance = tiny_model(directory), Load(), random.Random(seed)
-    with postgres() as cluster:
-        options = ("--store", cluster.create_database("tandem"))
-        with serving(model, directory, *options) as server:
-            with _Clients(server.url, load, chance) as clients:
-                went_on = []
-                for mode in islice(cycle(("immediate", "fast")), cycles):
-                    time.sleep(chance.uniform(0, _CALM_SECONDS))
-                    went_on.append(_restart(cluster, mode, load, server))
-                clients.stop_uploading()
-                with suppress(AssertionError):  # what is left then is a fault
-                    until(lambda: _is_drained(server), "everything to be settled", server, _DRAIN_SECONDS)
-            done = _times_done(server, load.admitted)
-            states = Counter(batch["state"] for batch in server.batches(run=_RUN))
-            ended = server.popen.poll() is not None
+def run(stage: Stage) -> Proof:
+    load = Load()
+    went_on = []
+    with postgres() as cluster, stage.serving("--store", cluster.create_database("tandem")) as server:
+        with _Clients(server.url, load, stage.chance) as clients:
+            for mode in islice(cycle(("immediate", "fast")), stage.cycles):
+                time.sleep(stage.chance.uniform(0, _CALM_SECONDS))
+                went_on.append(_restart(cluster, mode, load, server))
+            clients.stop_uploading()
+            with suppress(AssertionError):  # what is left then is a fault
+                until(lambda: _is_drained(server), "everything to be settled", server, _DRAIN_SECONDS)
+        done = _times_done(server, load.admitted)
+        states = Counter(batch["state"] for batch in server.batches(run=_RUN))
+        ended = server.popen.poll() is not None
     holders: dict[str, set[str]] = defaultdict(set)
     for id, token, outcome in load.acks:
         if outcome in ("ok", "already"):
             holders[id].add(token)
-    unknown = [id for id in load.admitted if done.get(id, 0) == 0]
-    doubled = [id for id, times in done.items() if times > 1]
-    shared = [id for id, tokens in holders.items() if len(tokens) > 1]
-    undone = [id for id in holders if done.get(id, 0) == 0]
     faults = broken({
-        f"{len(unknown)} admitted batches are not done: {unknown[:3]}": unknown,
-        f"{len(doubled)} batches were settled more than once: {doubled[:3]}": doubled,
-        f"{len(shared)} batches were acked by more than one holder: {shared[:3]}": shared,
-        f"{len(undone)} acked batches are not done: {undone[:3]}": undone,
+        "admitted batches are not done": [id for id in load.admitted if done.get(id, 0) == 0],
+        "batches were settled more than once": [id for id, times in done.items() if times > 1],
+        "batches were acked by more than one holder": [id for id, tokens in holders.items() if len(tokens) > 1],
+        "acked batches are not done": [id for id in holders if done.get(id, 0) == 0],
         f"batches are left: {dict(states)}": set(states) - {"done"},
-        f"{len(went_on)} restarts of {cycles}, {len(holders)} batches acked": len(went_on) != cycles or not holders,
+        f"{len(went_on)} restarts, {len(holders)} batches acked": len(went_on) != stage.cycles or not holders,
         "no request met a restart: there was no load": not load.outages,
         "the server process ended": ended,
     })  # fmt: skip
-    outcomes = Counter(outcome for _, _, outcome in load.acks)
-    return Proof(
-        "PostgreSQL restarted under load", backend, BAR, faults,
-        {
-            "restarts": len(went_on), "of them crashes": (len(went_on) + 1) // 2, "admitted": len(load.admitted),
-            "requests repeated": len(load.outages), "lost": len(unknown),
-            "acks": ", ".join(f"{outcome} {count}" for outcome, count in sorted(outcomes.items())),
-            "went on after s, at most": round(max(went_on, default=0.0), 1),
-        },
-    )  # fmt: skip
+    figures = {
+        "restarts": len(went_on), "admitted": len(load.admitted), "acks": len(load.acks),
+        "requests repeated": len(load.outages),
+        "went on after s, at most": round(max(went_on, default=0.0), 1),
+    }  # fmt: skip
+    return Proof(faults, figures)
 
 
 def _restart(cluster: Postgres, mode: str, load: Load, server: Server) -> float:

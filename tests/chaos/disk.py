@@ -1,17 +1,15 @@
 """A full disk and a read-only store: the server reports them, loses nothing it acknowledged, and recovers."""
 
 import os
-import random
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 
 import apsw
 
-from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof
-from tests.chaos.trouble import Trouble, Witness, counted, judge, not_ready
+from tests.chaos.stage import Proof, Stage
+from tests.chaos.trouble import Witness, counted, not_ready
 from tests.integration.processes import Server, until
 from tests.postgresql import Postgres, postgres
 
@@ -87,53 +85,42 @@ _FULL = "disk is full"
 _READ_ONLY = "Read-only file system"
 
 
-def run_full(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+def run_full(stage: Stage) -> Proof:
     """Fills a server's disk repeatedly; at last kills the server while the disk is full, and starts it again."""
-    assert backend == "sqlite", "a PostgreSQL store is not on the server's disk"
-    model, chance = tiny_model(directory), random.Random(seed)
-    room = (6 + _rounds(cycles)) * _MIB  # the rounds leave data behind; the rest of the disk is filled each time
-    with small_disk(directory / "server", room) as disk:
-        with serving(model, directory) as server:
-            troubles = [_go_through(server, chance, _filled(disk)) for _ in range(_rounds(cycles))]
-            killed = Trouble()
-            witness = Witness(server, chance, _RUN, killed)
-            witness.prepare()  # with leases out, a starting server has something to write
-            with closing(witness), _filled(disk):
-                refused = witness.upload_until_refused()
+    room = (6 + _rounds(stage)) * _MIB  # the rounds leave data behind; the rest of the disk is filled each time
+    with small_disk(stage.directory / "server", room) as disk:
+        with stage.serving() as server:
+            witnesses = [Witness(server, stage.chance).go_through(_filled(disk)) for _ in range(_rounds(stage))]
+            killed = Witness(server, stage.chance)
+            killed.prepare()  # with leases out, a starting server has something to write
+            with _filled(disk):
+                refused = killed.upload_until_refused()
                 server.kill()
                 killed.reason = _start_wasted(server)
-        with serving(model, directory) as server, closing(Witness(server, chance, _RUN, killed)) as witness:
-            witness.recover(refused)
-        troubles.append(killed)
-        integrity = _check_integrity(directory / "server" / _STORE)
-    faults = [fault for trouble in troubles for fault in judge(trouble, (507, 503), _FULL)]
-    faults += judge_message(killed.reason, _FULL)
-    if integrity != "ok":
-        faults.append(f"the store is damaged: {integrity}")
-    figures = {"integrity": integrity, "started while full": killed.reason[-200:]}
-    return _proof("disk full", backend, BAR_FULL, troubles, faults, figures)
+        with stage.serving() as killed.server:
+            killed.recover(refused)
+        witnesses.append(killed)
+        damage = _damage(stage)
+    faults = [fault for witness in witnesses for fault in witness.faults((507, 503), _FULL)]
+    return _proof(witnesses, [*faults, *judge_message(killed.reason, _FULL), *damage], killed.reason)
 
 
-def run_read_only(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+def run_read_only(stage: Stage) -> Proof:
     """Makes a server's store read-only repeatedly; with SQLite also starts a server on a read-only disk."""
-    model, chance = tiny_model(directory), random.Random(seed)
-    with _changeable_store(backend, directory) as (options, forbidden), serving(model, directory, *options) as server:
-        troubles = [_go_through(server, chance, forbidden()) for _ in range(_rounds(cycles))]
-    reason = {"sqlite": "disk I/O error", "postgresql": "read-only"}[backend]
-    faults = [fault for trouble in troubles for fault in judge(trouble, (503,), reason)]
-    figures = {"reason in /readyz": troubles[-1].reason if troubles else ""}
-    if backend == "sqlite":
-        integrity = _check_integrity(directory / "server" / _STORE)
-        message = _start_read_only(model, directory / "fresh")
-        faults += [] if integrity == "ok" else [f"the store is damaged: {integrity}"]
-        faults += judge_message(message, _READ_ONLY)
-        figures |= {"integrity": integrity, "started read-only": message}
-    return _proof("store read-only", backend, BAR_READ_ONLY, troubles, faults, figures)
+    with _changeable_store(stage) as (options, forbidden), stage.serving(*options) as server:
+        witnesses = [Witness(server, stage.chance).go_through(forbidden()) for _ in range(_rounds(stage))]
+    reason = {"sqlite": "disk I/O error", "postgresql": "read-only"}[stage.backend]
+    faults = [fault for witness in witnesses for fault in witness.faults((503,), reason)]
+    message = ""
+    if stage.backend == "sqlite":
+        message = _start_read_only(stage)
+        faults += [*_damage(stage), *judge_message(message, _READ_ONLY)]
+    return _proof(witnesses, faults, message)
 
 
-def _rounds(cycles: int) -> int:
-    """Fewer than `cycles`, since a round takes seconds: its leases must expire."""
-    return max(1, cycles // 5)
+def _rounds(stage: Stage) -> int:
+    """Fewer than the cycles, since a round takes seconds: its leases must expire."""
+    return max(1, stage.cycles // 5)
 
 
 def judge_message(message: str, reason: str) -> list[str]:
@@ -141,11 +128,6 @@ def judge_message(message: str, reason: str) -> list[str]:
     if reason not in message or "Traceback" in message:
         return [f"a server that was started without a writable store says {message[-300:]!r}"]
     return []
-
-
-def _go_through(server: Server, chance: random.Random, block: AbstractContextManager[None]) -> Trouble:
-    with closing(Witness(server, chance, _RUN, Trouble())) as witness:
-        return witness.go_through(block)
 
 
 @contextmanager
@@ -159,15 +141,15 @@ def _filled(disk: SmallDisk) -> Iterator[None]:
 
 @contextmanager
 def _changeable_store(
-    backend: str, directory: Path
+    stage: Stage,
 ) -> Iterator[tuple[tuple[str, ...], Callable[[], AbstractContextManager[None]]]]:
     """Options for a store, and a function whose block makes the store read-only.
 
     Linux does not remount a file system read-only while a file on it is open for writing, as the store's always are.
     An immutable file refuses writes also through open descriptors.
     """
-    if backend == "sqlite":
-        yield (), lambda: immutable([directory / "server" / name for name in (_STORE, f"{_STORE}-wal")])
+    if stage.backend == "sqlite":
+        yield (), lambda: immutable([stage.directory / "server" / name for name in (_STORE, f"{_STORE}-wal")])
     else:
         with postgres() as cluster:
             yield ("--store", cluster.create_database("tandem")), lambda: _read_only(cluster)
@@ -198,28 +180,28 @@ def _start_wasted(server: Server) -> str:
         started.kill()
 
 
-def _start_read_only(model: Path, directory: Path) -> str:
+def _start_read_only(stage: Stage) -> str:
     """Starts a server on a read-only disk; returns why it is not ready, or its last message."""
+    directory = stage.directory / "fresh"
     with small_disk(directory / "server", 6 * _MIB) as disk:
-        with serving(model, directory) as server:
+        with stage.serving(directory=directory) as server:
             pass
         disk.forbid_writing()
         return _start_wasted(server)
 
 
-def _check_integrity(path: Path) -> str:
-    """The result of SQLite's integrity check of a store that no server has open."""
-    with closing(apsw.Connection(str(path))) as store:
-        return str(store.pragma("integrity_check"))
+def _damage(stage: Stage) -> list[str]:
+    """What SQLite's integrity check finds in a store that no server has open."""
+    with closing(apsw.Connection(str(stage.directory / "server" / _STORE))) as store:
+        verdict = str(store.pragma("integrity_check"))
+    return [] if verdict == "ok" else [f"the store is damaged: {verdict}"]
 
 
-def _proof(
-    name: str, backend: str, bar: str, troubles: Sequence[Trouble], faults: Sequence[str], figures: Mapping[str, str]
-) -> Proof:
-    counts = {
-        "times": len(troubles),
-        "admitted": sum(len(trouble.admitted) for trouble in troubles),
-        "refused": sum(len(trouble.again) for trouble in troubles),
-        "answers": counted(troubles),
+def _proof(witnesses: Sequence[Witness], faults: Sequence[str], message: str) -> Proof:
+    figures = {
+        "times": len(witnesses),
+        "admitted": sum(len(witness.admitted) for witness in witnesses),
+        "answers": counted(witnesses),
+        "started without a writable store": message[-200:],
     }
-    return Proof(name, backend, bar, faults, {**counts, **figures})
+    return Proof(faults, figures)

@@ -6,7 +6,6 @@ version is published whose file is cut in half.
 
 import json
 import os
-import random
 import shutil
 import signal
 import time
@@ -25,8 +24,8 @@ from shared.atomic_files import write_json
 from shared.batch import RolloutBatch
 from shared.logprobs import PlainForward
 from shared.models import load_model
-from tests.chaos.processes import Launched, Launcher, serving, tiny_model
-from tests.chaos.proof import Proof, broken
+from tests.chaos.processes import PATIENCE, Actor, Launcher
+from tests.chaos.stage import Proof, Stage, broken
 from tests.integration.processes import Server, steps_of, until
 from tests.ports import free_port
 
@@ -39,7 +38,6 @@ _OPTIONS = (
     "--sampling.max-completion-length", "8", "--evaluation.problems", "2", "--evaluation.eval-steps", "0",
     "--no-loss.drop-zero-variance", "--optimizer.learning-rate", "1e-3", "--loss.old-logps", "sampler",
 )  # fmt: skip
-_PATIENCE = 90.0
 _INTERRUPTED, _REFUSED = 130, 2
 # A worker says after 3 seconds what it waits for.
 _LONG_OUTAGE = 5.0
@@ -84,25 +82,31 @@ def judge(arrived: Sequence[Arrived], ending: Ending) -> list[str]:
 class Play:
     """Engine, trainer and worker."""
 
-    def __init__(self, launcher: Launcher, model: Path, directory: Path, server: Server) -> None:
-        self._launcher, self._model, self._directory = launcher, model, directory
+    def __init__(self, launcher: Launcher, stage: Stage, server: Server) -> None:
+        directory, model, port = stage.directory, str(stage.model), free_port()
         self.run_dir, self.archive = directory / "run", directory / "archive"
-        self._calls, self._port = directory / "calls", free_port()
+        self._calls = directory / "calls"
         self._calls.touch()
-        self._url = f"http://127.0.0.1:{self._port}"
+        self._url = f"http://127.0.0.1:{port}"
         self.in_reload = 0
+        engine = (model, str(port), str(self._calls))
+        train = ("train", "--model", model, "--server", server.url, "--run-dir", str(self.run_dir))
+        rollout = ("rollout", "--config", str(self.run_dir / "config.toml"))
+        recorded = "tests.chaos.recorded"
+        self._engine = launcher.actor("tests.chaos.fake_engine", engine, directory / "engine.log")
+        self._trainer = launcher.actor(
+            recorded, (str(self.archive), *train, "--vllm-url", self._url, *_OPTIONS), directory / "trainer.log"
+        )
+        self.worker = launcher.actor(recorded, (str(self.archive), *rollout), directory / "worker.log")
+        self._trained: list[Actor] = [self._trainer]
         self.start_engine()
-        self._trainer = self._start(
-            "trainer", "train", "--model", str(model), "--server", server.url, "--run-dir", str(self.run_dir),
-            "--vllm-url", self._url, *_OPTIONS,
-        )  # fmt: skip
+        self._trainer.start()
         self._until((self.run_dir / "config.toml").exists, "the configuration")
-        self.worker = self._start("worker", "rollout", "--config", str(self.run_dir / "config.toml"))
+        self._trained.append(self.worker.start())
 
     def start_engine(self) -> None:
-        arguments = (str(self._model), str(self._port), str(self._calls))
-        self._engine = self._launcher.start("tests.chaos.fake_engine", arguments, self._directory / "engine.log")
-        until(self._answers, "the engine", seconds=_PATIENCE)
+        self._engine.start()
+        until(self._answers, "the engine", seconds=PATIENCE)
 
     def kill_engine(self, *, in_reload: bool, seconds: float, outage: float) -> None:
         """`seconds` after a pause has begun, or from now."""
@@ -123,10 +127,9 @@ class Play:
 
     def end_training(self) -> None:
         """Then waits until the worker has delivered all that there is room for."""
-        self._trainer.signal(signal.SIGINT)
-        assert self._trainer.wait(_PATIENCE) == _INTERRUPTED, self._trainer.output()
+        self._trainer.end(signal.SIGINT, _INTERRUPTED)
         before = self.worker.output().count("to train on")
-        until(lambda: self.worker.output().count("to train on") > before, "the worker to wait", seconds=_PATIENCE)
+        until(lambda: self.worker.output().count("to train on") > before, "the worker to wait", seconds=PATIENCE)
         until(lambda: not list(self.run_dir.glob("workers/*/[0-9]*.safetensors")), "the last batches")
 
     def cut(self) -> Ending:
@@ -139,40 +142,36 @@ class Play:
         file = directory / "model.safetensors"
         os.truncate(file, file.stat().st_size // 2)
         write_json(latest, {**fields, "version": fields["version"] + 1, "directory": name})
-        return Ending(name, self.worker.wait(_PATIENCE), self.worker.output())
-
-    def _start(self, name: str, *arguments: str) -> Launched:
-        return self._launcher.start(
-            "tests.chaos.recorded", (str(self.archive), *arguments), self._directory / f"{name}.log"
-        )
+        return Ending(name, self.worker.wait(), self.worker.output())
 
     def _until(self, condition: Callable[[], object], what: str) -> None:
         """Fails if a process has ended."""
-        until(lambda: self._check() or condition(), what, seconds=_PATIENCE)
 
-    def _check(self) -> None:
-        for process in (self._trainer, getattr(self, "worker", self._trainer)):
-            assert process.running, process.output()
+        def check() -> object:
+            for actor in self._trained:
+                actor.check()
+            return condition()
+
+        until(check, what, seconds=PATIENCE)
 
     def _pauses(self) -> int:
         return self._calls.read_text().count("/pause")
 
     def _answers(self) -> bool:
-        assert self._engine.running, self._engine.output()
+        self._engine.check()
         try:
             return bool(ask(self._url, lambda client: client.get("/v1/models")))
         except Unavailable:
             return False
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+def run(stage: Stage) -> Proof:
     """As many kills as there are cycles."""
-    assert backend == "sqlite", "what is tested here is the worker, whatever store the queue has"
-    chance, model = random.Random(seed), tiny_model(directory)
-    with serving(model, directory) as server, Launcher() as launcher:
-        play = Play(launcher, model, directory, server)
+    chance = stage.chance
+    with stage.serving() as server, Launcher() as launcher:
+        play = Play(launcher, stage, server)
         play.until_progress()
-        for cycle in range(cycles):
+        for cycle in range(stage.cycles):
             in_reload = cycle % 2 == 0
             play.kill_engine(
                 in_reload=in_reload, seconds=chance.uniform(0, 0.25 if in_reload else 1.0),
@@ -185,16 +184,15 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     batches = read_batches(play.archive / "batches")
     arrived = compare(batches, play.archive / "versions")
     faults = judge(arrived, ending)
-    if lost := {batch.id for batch in batches} - known:
-        faults.append(f"{len(lost)} acknowledged batches are not on the server")
-    if not play.in_reload:
-        faults.append("no kill came in the middle of a reload")
+    faults += broken({
+        "acknowledged batches are not on the server": {batch.id for batch in batches} - known,
+        "no kill came in the middle of a reload": not play.in_reload,
+    })  # fmt: skip
     figures = {
-        "kills": cycles, "in the middle of a reload": play.in_reload, "batches": len(arrived),
-        "versions sampled from": len({batch.version for batch in arrived}),
+        "kills": stage.cycles, "in the middle of a reload": play.in_reload, "batches": len(arrived),
         "largest difference": f"{max((batch.difference for batch in arrived), default=0):.1e}",
     }  # fmt: skip
-    return Proof("engine", backend, BAR, faults, figures)
+    return Proof(faults, figures)
 
 
 def read_batches(directory: Path) -> list[RolloutBatch]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from typing import Any
 from shared.client import RefServerClient
 from tests.chaos import consumer
 from tests.chaos.batches import random_batch
-from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof, broken, store_options
+from tests.chaos.stage import Proof, Stage, broken
 from tests.integration.processes import Server, until
 
 BAR = "every ack after a SIGSTOP past the lease is refused as stale, and its batch is settled once, by its next holder"
@@ -44,13 +42,12 @@ class Freeze:
     holder_outcome: str
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    chance = random.Random(seed)
-    wanted = _FREEZES_PER_CYCLE * cycles
-    with store_options(backend) as store, serving(tiny_model(directory), directory, *store) as server:
+def run(stage: Stage) -> Proof:
+    wanted = _FREEZES_PER_CYCLE * stage.cycles
+    with stage.serving_store() as server:
         with RefServerClient(server.url) as client:
             for _ in range(wanted):
-                client.upload(random_batch(chance, _RUN))
+                client.upload(random_batch(stage.chance, _RUN))
         until(lambda: _count(server, "ready") == wanted, "all batches to be scored", server)
         with _consumers(server, min(_CONSUMERS, wanted)) as sleepers:
             freezes: list[Freeze] = []
@@ -58,15 +55,9 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
                 elsewhere = not (freezes and freezes[-1].elsewhere)  # by turns
                 freezes += _freeze(server, sleepers[: wanted - len(freezes)], elsewhere=elsewhere)
         settled = {batch["id"]: _times_done(server, batch["id"]) for batch in server.batches(run=_RUN)}
-    return Proof(
-        "SIGSTOP past the lease", backend, BAR, judge(freezes, settled, wanted),
-        {
-            "freezes": len(freezes),
-            "refused as stale": sum(freeze.sleeper_outcome == "stale" for freeze in freezes),
-            "leased by another before the sleeper woke": sum(freeze.elsewhere for freeze in freezes),
-            "effects doubled": sum(times > 1 for times in settled.values()),
-        },
-    )  # fmt: skip
+    elsewhere = sum(freeze.elsewhere for freeze in freezes)
+    figures = {"freezes": len(freezes), "leased by another before the sleeper woke": elsewhere}
+    return Proof(judge(freezes, settled, wanted), figures)
 
 
 def judge(freezes: Sequence[Freeze], settled: dict[str, int], wanted: int) -> list[str]:
@@ -76,15 +67,13 @@ def judge(freezes: Sequence[Freeze], settled: dict[str, int], wanted: int) -> li
     """
     counts = Counter(freeze.id for freeze in freezes)
     return broken({
-        **{f"{each.id}: the sleeper's ack was {each.sleeper_outcome}": each.sleeper_outcome != "stale"
-           for each in freezes},
-        **{f"{each.id}: the next holder's ack was {each.holder_outcome}": each.holder_outcome != "ok"
-           for each in freezes},
-        **{f"{each.id}: the sleeper was not stopped": not each.stopped for each in freezes},
-        **{f"{id}: settled {times} times": times != 1 for id, times in settled.items()},
-        **{f"{id}: came again after it was settled": times > 1 for id, times in counts.items()},
+        "acks of sleepers were not stale": [each for each in freezes if each.sleeper_outcome != "stale"],
+        "acks of the next holders were not ok": [each for each in freezes if each.holder_outcome != "ok"],
+        "sleepers were not stopped": [each for each in freezes if not each.stopped],
+        "batches were not settled once": [id for id, times in settled.items() if times != 1],
+        "batches came again after they were settled": [id for id, times in counts.items() if times > 1],
         f"{len(freezes)} freezes of {len(settled)} known batches, not {wanted}":
-            len(freezes) < wanted or counts.keys() - settled.keys(),
+            len(freezes) < wanted or bool(counts.keys() - settled.keys()),
     })  # fmt: skip
 
 

@@ -6,6 +6,7 @@ since the last one; every third does not.
 """
 
 import random
+import re
 import shutil
 import signal
 import tempfile
@@ -20,9 +21,9 @@ from policy_trainer.reporting.metrics import read_metrics
 from shared.api import LeaseBody, State
 from shared.client import RefServerClient
 from tests.chaos.history import Event, History, check_kills, record_ending
-from tests.chaos.processes import Cast, Ended, Launcher, tiny_model
-from tests.chaos.proof import Proof, store_options
-from tests.chaos.proxy import Faults, Proxy
+from tests.chaos.processes import Ended, Launcher
+from tests.chaos.proxy import Proxy
+from tests.chaos.stage import Proof, Stage
 from tests.ports import free_port
 
 BAR = "kill -9: 0 acknowledged uploads lost, 0 effects doubled, store intact, ready again in under 2 s"
@@ -36,20 +37,79 @@ _PATIENCE = 60.0
 _INTERRUPTED = 130
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    model, port = tiny_model(directory), free_port()
+# Small, so that every event is frequent: a step in a fraction of a second, a checkpoint every few.
+_TRAINING = (
+    "--rollout", "external", "--resume", "--max-steps", "1000000", "--threads", "1", "--lease-seconds", "10",
+    "--sampling.num-generations", "2", "--sampling.prompts-per-round", "2", "--groups-per-step", "2",
+    "--sampling.max-completion-length", "8", "--evaluation.problems", "2", "--evaluation.eval-steps", "0",
+    "--no-loss.drop-zero-variance", "--optimizer.learning-rate", "1e-5", "--checkpoint.save-steps", "3",
+    "--max-lag", "4",
+)  # fmt: skip
+
+
+class Cast:
+    """Server, trainer and worker."""
+
+    def __init__(self, launcher: Launcher, stage: Stage, port: int, url: str, store: tuple[str, ...]) -> None:
+        """port: the server's. url: where trainer and worker reach it."""
+        directory, model = stage.directory, str(stage.model)
+        self.data = directory / "server"
+        self.run_dir = directory / "run"
+        self._config = self.run_dir / "config.toml"
+        self.server_url = f"http://127.0.0.1:{port}"
+        serve = ("serve", "--model", model, "--port", str(port), "--threads", "1", "--data-dir", str(self.data))
+        train = ("train", "--model", model, "--server", url, "--run-dir", str(self.run_dir), *_TRAINING)
+        self.actors = {
+            "server": launcher.actor("ref_server.__main__", (*serve, *store), directory / "server.log"),
+            "trainer": launcher.actor("policy_trainer.__main__", train, directory / "trainer.log"),
+            "worker": launcher.actor(
+                "policy_trainer.__main__", ("rollout", "--config", str(self._config)), directory / "worker.log"
+            ),
+        }
+
+    def start(self) -> None:
+        self.actors["server"].start()
+        self.until_ready()
+        self.actors["trainer"].start()
+        while not self._config.exists():
+            self.actors["trainer"].check()
+            time.sleep(0.05)
+        self.actors["worker"].start()
+
+    def check(self) -> None:
+        for actor in self.actors.values():
+            actor.check()
+
+    def writes_checkpoint(self) -> bool:
+        return any((self.run_dir / "checkpoints").glob(".tmp-*"))
+
+    def until_ready(self) -> tuple[float, float]:
+        """Seconds from the server's start until its store was open, by its log, and until it was ready, by /readyz."""
+        server, store = self.actors["server"], 0.0
+        with RefServerClient(self.server_url) as client:
+            while (elapsed := time.monotonic() - server.started) < _PATIENCE:
+                server.check()
+                store = store or (elapsed if re.search(r"queue open\b", server.output()) else 0.0)
+                if client.not_ready_reason() is None:
+                    ready = time.monotonic() - server.started
+                    return store or ready, ready
+                time.sleep(0.01)
+        raise Ended(f"the server is not ready after {_PATIENCE:.0f} s:\n{server.output()}")
+
+
+def run(stage: Stage) -> Proof:
+    port = free_port()
     with (
-        History(directory / "history.jsonl") as history,
-        store_options(backend) as store,
-        Proxy(port, history, Faults(0, seed)) as proxy,
+        History(stage.directory / "history.jsonl") as history,
+        stage.store() as store,
+        Proxy(port, history, 0, stage.seed) as proxy,
         Launcher() as launcher,
     ):
-        cast = Cast(launcher, model, directory, port, proxy.url, store)
         try:
-            _play(cast, history, cycles, random.Random(seed))
+            _play(Cast(launcher, stage, port, proxy.url, store), history, stage.cycles, stage.chance)
         except Ended as error:  # the rest of the history still says something
             history.record("ended", why=str(error))
-        return check_kills(history.events(), backend, BAR)
+        return check_kills(history.events())
 
 
 def _play(cast: Cast, history: History, cycles: int, chance: random.Random) -> None:
@@ -63,7 +123,7 @@ def _play(cast: Cast, history: History, cycles: int, chance: random.Random) -> N
             _until_progress(cast, history, mark)
     _until_progress(cast, history, history.mark())
     for name in ("trainer", "worker"):
-        cast.actors[name].end(signal.SIGINT, status=_INTERRUPTED)
+        cast.actors[name].end(signal.SIGINT, _INTERRUPTED)
     _drain(cast, history)
     _record_lineage(cast, history)
     record_ending(history, cast.server_url)
@@ -100,14 +160,15 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 def _kill_and_start(cast: Cast, history: History, target: str) -> None:
     actor = cast.actors[target]
+    actor.check()
     actor.kill()
     history.record("kill", target=target)
-    if target != "server":
-        return actor.start()
-    _record_integrity(cast, history)
+    if target == "server":
+        _record_integrity(cast, history)
     actor.start()
-    store, ready = cast.until_ready()
-    history.record("restart", store_seconds=round(store, 3), ready_seconds=round(ready, 3))
+    if target == "server":
+        store, ready = cast.until_ready()
+        history.record("restart", store_seconds=round(store, 3), ready_seconds=round(ready, 3))
 
 
 def _until_progress(cast: Cast, history: History, mark: int) -> None:

@@ -8,10 +8,9 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from shared.batch import RolloutBatch
@@ -21,7 +20,7 @@ from tests.chaos.calls import Caller, Key
 from tests.chaos.history import Event, History
 from tests.chaos.linearizability import violations
 from tests.chaos.processes import Actor, Launcher
-from tests.chaos.proof import Proof, store_options
+from tests.chaos.stage import Proof, Stage
 from tests.integration.processes import until
 from tests.ports import free_port
 
@@ -50,7 +49,7 @@ def playing(urls: Sequence[str], history: History, chance: random.Random) -> Ite
     bag, over, failures = Bag(), threading.Event(), []
     roles = [Uploader] * 2 + [Consumer] * 4 + [Rival] * 3
 
-    def play(role: Callable[[Caller, Bag, random.Random], Any], chance: random.Random) -> None:
+    def play(role: type[Player], chance: random.Random) -> None:
         try:
             with closing(Caller(urls, history, chance)) as caller:
                 player = role(caller, bag, chance)
@@ -72,10 +71,15 @@ def playing(urls: Sequence[str], history: History, chance: random.Random) -> Ite
         raise failures[0]
 
 
-class Uploader:
+class Player:
     def __init__(self, caller: Caller, bag: Bag, chance: random.Random) -> None:
         self._caller, self._bag, self._chance = caller, bag, chance
 
+    def turn(self) -> None:
+        raise NotImplementedError
+
+
+class Uploader(Player):
     def turn(self) -> None:
         run = self._chance.choice(_RUNS)
         batch = replace(random_batch(self._chance, run, completions=2), lineage=self._bag.lineages[run])
@@ -84,9 +88,9 @@ class Uploader:
             self._caller.upload(batch)
 
 
-class Consumer:
+class Consumer(Player):
     def __init__(self, caller: Caller, bag: Bag, chance: random.Random) -> None:
-        self._caller, self._bag, self._chance = caller, bag, chance
+        super().__init__(caller, bag, chance)
         self._name = f"consumer-{chance.randrange(10**6)}"
         self._held: list[Key] = []
         self._be_born()
@@ -153,53 +157,45 @@ class Consumer:
         self._caller.requeue(keys[0]["id"])  # it may be dead now
 
 
-class Rival:
+class Rival(Player):
     """Repeats earlier requests, concurrently with others or long afterwards."""
-
-    def __init__(self, caller: Caller, bag: Bag, chance: random.Random) -> None:
-        self._caller, self._bag, self._chance = caller, bag, chance
 
     def turn(self) -> None:
         ways = (self._upload, self._upload_other, self._lease, self._settle, self._requeue, self._drop, self._look)
-        self._chance.choices((*ways, self._finish), (8, 2, 8, 12, 6, 2, 8, 1))[0]()
+        way = self._chance.choices((*ways, self._finish), (8, 2, 8, 12, 6, 2, 8, 1))[0]
+        if self._bag.uploads and self._bag.leases:
+            way()
 
     def _upload(self) -> None:
-        if batch := self._any(self._bag.uploads):
-            self._caller.upload(batch)
+        self._caller.upload(self._any(self._bag.uploads))
 
     def _upload_other(self) -> None:
-        if batch := self._any(self._bag.uploads):
-            self._caller.upload(replace(batch, rewards=batch.rewards + 1))
+        batch = self._any(self._bag.uploads)
+        self._caller.upload(replace(batch, rewards=batch.rewards + 1))
 
     def _lease(self) -> None:
-        if request := self._any(self._bag.leases):
-            self._caller.lease(request)
+        self._caller.lease(self._any(self._bag.leases))
 
     def _settle(self) -> None:
-        if key := self._any(self._bag.keys):
+        if self._bag.keys:
             verb = self._chance.choice(("ack", "extend", "release"))
             more = {"extend": {"lease_seconds": self._chance.choice(_LEASE_SECONDS)}}.get(verb, {})
-            self._caller.settle(verb, [key], **more)
+            self._caller.settle(verb, [self._any(self._bag.keys)], **more)
 
     def _requeue(self) -> None:
-        if batch := self._any(self._bag.uploads):
-            self._caller.requeue(batch.id)
+        self._caller.requeue(self._any(self._bag.uploads).id)
 
     def _drop(self) -> None:
-        if batch := self._any(self._bag.uploads):
-            self._caller.drop(batch.id)
+        self._caller.drop(self._any(self._bag.uploads).id)
 
     def _look(self) -> None:
-        if batch := self._any(self._bag.uploads):
-            self._caller.look(batch.id)
+        self._caller.look(self._any(self._bag.uploads).id)
 
     def _finish(self) -> None:
         self._caller.finish(_FINISHED, self._bag.lineages[_FINISHED])
 
     def _any(self, recent: deque[Any]) -> Any:
         """Half of the time one of the last few, on which others are at work."""
-        if not recent:
-            return None
         return recent[self._chance.randrange(-min(self._chance.choice((4, _RECENT)), len(recent)), 0)]
 
 
@@ -214,57 +210,37 @@ _CALM_SECONDS = (*[(0.2, 3.0)] * 7, (16.0, 20.0))
 _DOWN_SECONDS = 0.3
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    chance = random.Random(seed)
-    ports = [free_port() for _ in range(_SERVERS[backend])]
+def run(stage: Stage) -> Proof:
+    directory, chance = stage.directory, stage.chance
+    ports = [free_port() for _ in range(_SERVERS[stage.backend])]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    with (
-        History(directory / "history.jsonl") as history,
-        store_options(backend) as store,
-        Launcher() as launcher,
-    ):
-        servers = [_server(launcher, directory, port, store) for port in ports]
-        for server, url in zip(servers, urls, strict=True):
-            _start(server, url)
+    with History(directory / "history.jsonl") as history, stage.store() as store, Launcher() as launcher:
+        options = ("--data-dir", str(directory / "server"), "--queue.max-deliveries", str(_MAX_DELIVERIES), *store)
+        servers: list[Actor] = []
+        for port, url in zip(ports, urls, strict=True):
+            serve = ("serve", "--no-model", "--port", str(port), *options)
+            servers.append(launcher.actor("ref_server.__main__", serve, directory / f"server-{port}.log").start())
+            until(lambda url=url: servers[-1].check() or _is_ready(url), "a server to be ready")
         with playing(urls, history, chance) as bag:
-            _kill_now_and_then(servers, bag, history, chance, time.monotonic() + cycles * CYCLE_SECONDS)
+            _kill_now_and_then(servers, bag, history, chance, time.monotonic() + stage.cycles * CYCLE_SECONDS)
         for url in urls:
             until(lambda url=url: _is_ready(url), "a server to be ready again")
         _look_at_all(urls[0], history)
-        broken = violations(history.events(), _MAX_DELIVERIES)
-        lines = (f"{id}:\n" + "".join(f"  {line}\n" for line in broken[id]) for id in broken)
+        events = history.events()
+        wrong = violations(events, _MAX_DELIVERIES)
+        lines = (f"{id}:\n" + "".join(f"  {line}\n" for line in wrong[id]) for id in wrong)
         (directory / "violations.txt").write_text("\n".join(lines), encoding="utf-8")
-        return judge(history.events(), broken, backend)
+        return judge(events, wrong)
 
 
-def judge(events: Sequence[Event], broken: Mapping[str, Sequence[str]], backend: str) -> Proof:
-    """broken: the violations by batch, as from `linearizability.violations`."""
+def judge(events: Sequence[Event], wrong: Mapping[str, Sequence[str]]) -> Proof:
+    """wrong: the violations by batch, as from `linearizability.violations`."""
     calls = [event for event in events if event["kind"] == "call"]
     answers = Counter(f"{call['verb']} {call['status'] or '-'}" for call in calls)
-    faults = [f"{id}: {lines[-1]}" for id, lines in broken.items()]
+    faults = [f"{id}: {lines[-1]}" for id, lines in wrong.items()]
     faults += [f"{answer}, {count} times" for answer, count in answers.items() if answer.endswith(" 500")]
-    return Proof(
-        "linear", backend, BAR, faults,
-        {
-            "calls": len(calls),
-            "without an answer": sum(call["status"] is None for call in calls),
-            "kills": sum(event["kind"] == "kill" for event in events),
-            **dict(sorted(answers.items())),
-            "batches": len({call["id"] for call in calls if call["verb"] == "upload"}),
-            "violations": len(faults),
-        },
-    )  # fmt: skip
-
-
-def _server(launcher: Launcher, directory: Path, port: int, store: tuple[str, ...]) -> Actor:
-    options = ("--data-dir", str(directory / "server"), "--queue.max-deliveries", str(_MAX_DELIVERIES), *store)
-    serve = ("serve", "--no-model", "--port", str(port), *options)
-    return Actor(launcher, "ref_server", serve, directory / f"server-{port}.log")
-
-
-def _start(server: Actor, url: str) -> None:
-    server.start()
-    until(lambda: server.check() or _is_ready(url), "a server to be ready")
+    kills = sum(event["kind"] == "kill" for event in events)
+    return Proof(faults, {"calls": len(calls), "kills": kills, **dict(sorted(answers.items()))})
 
 
 def _is_ready(url: str) -> bool:
@@ -283,6 +259,7 @@ def _kill_now_and_then(
         time.sleep(min(calm, left))
         killed = servers if chance.random() < 0.3 else [chance.choice(servers)]
         for server in killed:
+            server.check()
             server.kill()
             history.record("kill")
         time.sleep(chance.uniform(0, _DOWN_SECONDS))

@@ -3,12 +3,10 @@
 Workers and consumers use our own client on many threads, since this tests its retries; the server is real.
 """
 
-import random
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from pathlib import Path
 
 from policy_trainer.queue_client.terms import LeaseTerms
 from shared import wire
@@ -16,9 +14,8 @@ from shared.batch import RolloutBatch
 from shared.client import Leased, RefServerClient
 from tests.chaos.batches import random_batch
 from tests.chaos.history import History, check_network, record_ending
-from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof, store_options
-from tests.chaos.proxy import Faults, Proxy
+from tests.chaos.proxy import Proxy
+from tests.chaos.stage import Proof, Stage
 
 BAR = "2,000 uploads, 20% of requests faulty: each there exactly once"
 
@@ -38,20 +35,17 @@ class OutOfTime(Exception):
     """Some batches were not acked in time."""
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    """`cycles` is not used: the bar fixes the number of uploads."""
-    model = tiny_model(directory)
+def run(stage: Stage) -> Proof:
+    """The bar fixes the number of uploads, whatever the number of cycles."""
     with (
-        History(directory / "history.jsonl") as history,
-        store_options(backend) as store,
-        serving(model, directory, *store) as server,
-        Proxy(server.port, history, Faults(_FAULTY, seed)) as proxy,
+        History(stage.directory / "history.jsonl") as history,
+        stage.serving_store() as server,
+        Proxy(server.port, history, _FAULTY, stage.seed) as proxy,
     ):
-        chance = random.Random(seed)
-        batches = [random_batch(chance, _RUN, longest=4, completions=2) for _ in range(_UPLOADS)]
+        batches = [random_batch(stage.chance, _RUN, longest=4, completions=2) for _ in range(_UPLOADS)]
         _Traffic(proxy.url, history).send(batches)
         record_ending(history, server.url)
-        return check_network(history.events(), backend, BAR, _UPLOADS)
+        return check_network(history.events(), _UPLOADS)
 
 
 class _Traffic:

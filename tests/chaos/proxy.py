@@ -10,7 +10,6 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,7 +44,10 @@ class Request:
     def ids(self) -> list[str]:
         """Batches that the request names."""
         if self.verb == "upload":
-            return [_batch_id(self.body)]
+            with suppress(ValueError, KeyError):
+                size = int.from_bytes(self.body[:8], "little")
+                return [json.loads(self.body[8 : 8 + size])["__metadata__"]["id"]]
+            return ["unreadable"]
         if self.verb in ("ack", "extend", "release"):
             return [key["id"] for key in json.loads(self.body)["leases"]]
         return []
@@ -73,7 +75,9 @@ class Answer:
         if verb == "upload":
             return {"ids": [json.loads(self.body)["id"]]}
         if verb == "lease":
-            keys = leased_keys(self.headers, self.body)
+            keys = [(self.headers.get("batch-id"), self.headers.get("lease-token"))]
+            if self.headers.get("content-type") == wire.LEASES_CONTENT_TYPE:
+                keys = [(head.id, head.token) for head, _ in wire.decode_leases(self.body)]
             return {"ids": [id for id, _ in keys], "tokens": [token for _, token in keys]}
         if verb in ("ack", "extend", "release"):
             results = json.loads(self.body)["results"]
@@ -81,21 +85,7 @@ class Answer:
         return {"ids": []}
 
 
-def leased_keys(headers: Mapping[str, str], body: bytes) -> list[tuple[str, str]]:
-    """Ids and tokens of the answer to a lease, in either of its forms. headers: names in lower case."""
-    if headers.get("content-type") == wire.LEASES_CONTENT_TYPE:
-        return [(head.id, head.token) for head, _ in wire.decode_leases(body)]
-    return [(headers["batch-id"], headers["lease-token"])]
-
-
-def parse_request(head: bytes) -> Request:
-    """A request, still without its body."""
-    first, headers = _parse_head(head)
-    method, path, _ = first.split(" ", 2)
-    return Request(method, path, headers, b"")
-
-
-def parse_answer(raw: bytes) -> Answer | None:
+def _parse_answer(raw: bytes) -> Answer | None:
     """A complete answer, or None if the server ended before it was complete."""
     head, separator, body = raw.partition(b"\r\n\r\n")
     if not separator:
@@ -113,13 +103,6 @@ def _parse_head(head: bytes) -> tuple[str, dict[str, str]]:
     return first, {name.strip().lower(): value.strip() for name, value in pairs}
 
 
-def _batch_id(body: bytes) -> str:
-    with suppress(ValueError, KeyError):
-        size = int.from_bytes(body[:8], "little")
-        return json.loads(body[8 : 8 + size])["__metadata__"]["id"]
-    return "unreadable"
-
-
 _LATENCY_SECONDS = (0.02, 0.3)
 # On close: nothing more is sent, and the other side sees a reset.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -131,25 +114,6 @@ class Fault(StrEnum):
     LOST_ANSWER = "lost answer"  # after the server has handled the request
     CUT_ANSWER = "cut answer"
     LATENCY = "latency"
-
-
-class Faults:
-    """A share of the requests fails, with all kinds of faults equally often."""
-
-    def __init__(self, share: float, seed: int) -> None:
-        self._share = share
-        self._random = random.Random(seed)
-
-    def draw(self) -> Fault | None:
-        """The fault of the next request, if any."""
-        return self._random.choice(list(Fault)) if self._random.random() < self._share else None
-
-    def cut(self, size: int) -> int:
-        """How many of `size` bytes are passed on."""
-        return self._random.randrange(size) if size else 0
-
-    def delay(self) -> float:
-        return self._random.uniform(*_LATENCY_SECONDS)
 
 
 class LoopbackProxy:
@@ -196,12 +160,13 @@ class _Broken(Exception):
 
 
 class Proxy(LoopbackProxy):
-    """Records every exchange, and causes faults."""
+    """Records every exchange. A share of the requests fails, with all kinds of faults equally often."""
 
-    def __init__(self, port: int, history: History, faults: Faults) -> None:
+    def __init__(self, port: int, history: History, share: float, seed: int) -> None:
         super().__init__(port)
         self._history = history
-        self._faults = faults
+        self._share = share
+        self._chance = random.Random(seed)
         self._requests = 0
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,12 +182,12 @@ class Proxy(LoopbackProxy):
 
     async def _exchange(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._requests += 1
-        fault = self._faults.draw()
+        fault = self._chance.choice(list(Fault)) if self._chance.random() < self._share else None
         known = {"verb": request.verb, "number": self._requests}
         if request.verb != "look":
             self._history.record("request", **known, ids=request.ids())
         if fault is Fault.LATENCY:
-            await asyncio.sleep(self._faults.delay())
+            await asyncio.sleep(self._chance.uniform(*_LATENCY_SECONDS))
         try:
             answer = await self._ask(request, fault, reader)
         except _Broken as error:
@@ -233,12 +198,15 @@ class Proxy(LoopbackProxy):
         if fault is Fault.LOST_ANSWER:
             raise _Broken
         if fault is Fault.CUT_ANSWER:
-            writer.write(answer.raw[: self._faults.cut(len(answer.raw))])
+            writer.write(self._part(answer.raw))
             writer.close()  # in order: the client sees the end of the stream, and must notice that it came too early
             await writer.wait_closed()
             raise ConnectionAbortedError
         writer.write(answer.raw)
         await writer.drain()
+
+    def _part(self, data: bytes) -> bytes:
+        return data[: self._chance.randrange(len(data))] if data else data
 
     async def _ask(self, request: Request, fault: Fault | None, client: asyncio.StreamReader) -> Answer:
         """The server's answer. Raises _Broken when there is none."""
@@ -250,12 +218,12 @@ class Proxy(LoopbackProxy):
             raise _Broken("the server is down") from None
         try:
             if fault is Fault.CUT_REQUEST:
-                writer.write(request.without_connection() + request.body[: self._faults.cut(len(request.body))])
+                writer.write(request.without_connection() + self._part(request.body))
                 await writer.drain()
                 raise _Broken("only a part of the request reached the server")
             writer.write(request.without_connection() + request.body)
             await writer.drain()
-            answer = parse_answer(await _read_answer(reader, client, request.verb))
+            answer = _parse_answer(await _read_answer(reader, client, request.verb))
         except ConnectionError:
             raise _Broken("the server ended before it answered") from None
         finally:
@@ -268,13 +236,13 @@ class Proxy(LoopbackProxy):
 async def _read_request(reader: asyncio.StreamReader) -> Request | None:
     """The next request of a connection; None when the client has closed it."""
     try:
-        head = parse_request(await reader.readuntil(b"\r\n\r\n"))
+        first, headers = _parse_head(await reader.readuntil(b"\r\n\r\n"))
     except asyncio.IncompleteReadError as error:
         if error.partial:
             raise
         return None
-    body = await reader.readexactly(int(head.headers.get("content-length", "0")))
-    return Request(head.method, head.path, head.headers, body)
+    method, path, _ = first.split(" ", 2)
+    return Request(method, path, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
 
 
 async def _read_answer(server: asyncio.StreamReader, client: asyncio.StreamReader, verb: str) -> bytes:

@@ -10,17 +10,16 @@ import random
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import safetensors.torch
 
 from tests.chaos import resume
-from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof, store_options
-from tests.chaos.resume import GROUPS_PER_STEP, SERVER_OPTIONS, Crash, Ending, Lives, crash_and_resume
+from tests.chaos.resume import Crash, Ending, Lives, crash_and_resume
+from tests.chaos.stage import Proof, Stage
 from tests.integration.processes import Process, Server, processes_of
 
 BAR = (
@@ -33,6 +32,7 @@ _TORCHRUN = "torchrun"
 _RANKS = (0, 1, 2, 3)
 _FIXED = (2,)
 _FIXED_SHARE = 5
+_ORDER = ("checkpoint", "step", "checkpoint", "step", "start", "checkpoint")
 # Orphans train on until they have looked for torchrun.
 _STEPS_PER_CRASH = 16
 _TOLERANCE = 1e-6
@@ -127,7 +127,7 @@ class Torchrun:
         self._run_dir, self._numbers, self._chance = run_dir, numbers, chance
         self.jobs: list[Job] = []
 
-    def start(self, module: str, arguments: Sequence[str], log: Path) -> Job:
+    def start(self, arguments: Sequence[str], log: Path) -> Job:
         ranks = self._chance.choice(self._numbers)
         follower = str(self._chance.randrange(1, max(ranks, 2)))
         victim = self._chance.choice((_TORCHRUN, "0", follower))
@@ -149,54 +149,34 @@ class Play:
     weights: Path
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    chance, model = random.Random(seed), tiny_model(directory)
-    fixed = -(-cycles // _FIXED_SHARE)
-    steps = _STEPS_PER_CRASH * max(cycles, 1)
+def run(stage: Stage) -> Proof:
+    steps, fixed = _STEPS_PER_CRASH * max(stage.cycles, 1), -(-stage.cycles // _FIXED_SHARE)
     bodies: list[bytes] = []
-    with _filled(model, directory / "calm", backend, bodies, chance, steps) as server:
-        calm = _play(server, _FIXED, [], steps, chance)
-    with _filled(model, directory / "changing", backend, bodies, chance, steps) as server:
-        changing = _play(server, _RANKS, plan_crashes(cycles, chance), steps, chance)
-    with _filled(model, directory / "fixed", backend, bodies, chance, steps) as server:
-        same = _play(server, _FIXED, plan_crashes(fixed, chance), steps, chance)
+    plays: list[Play] = []
+    for name, numbers, kills in (("calm", _FIXED, 0), ("changing", _RANKS, stage.cycles), ("fixed", _FIXED, fixed)):
+        plan = resume.plan_crashes(kills, stage.chance, _ORDER, start=6, end=0.05)
+        with resume.filled(stage, name, bodies, steps) as server:
+            plays.append(_play(server, numbers, plan, steps, stage.chance))
+    calm, changing, same = plays
     wanted = [resume.id_of(body) for body in bodies]
     apart = difference(calm.weights, changing.weights)
     near = replace(changing.ending, weights=calm.ending.weights) if apart <= _TOLERANCE else changing.ending
     faults = [
         *(f"other ranks: {fault}" for fault in resume.compare(calm.ending, near, wanted)),
         *(f"as many ranks: {fault}" for fault in resume.compare(calm.ending, same.ending, wanted)),
-        *judge(changing.kills, cycles),
+        *judge(changing.kills, stage.cycles),
         *judge(same.kills, fixed),
     ]
     kills = [*changing.kills, *same.kills]
-    return Proof(
-        "ranks killed and resumed", backend, BAR, faults,
-        {
-            "kills": len(kills),
-            "of torchrun": sum(kill.victim == _TORCHRUN and kill.ranks > 0 for kill in kills),
-            "of rank 0": sum(kill.victim == "0" for kill in kills),
-            "while a checkpoint was written": changing.lives.in_checkpoint + same.lives.in_checkpoint,
-            "without torchrun, on 1, 2, 3 ranks": "/".join(
-                str(sum(kill.ranks == ranks for kill in kills)) for ranks in _RANKS
-            ),
-            "longest end, s": round(max((kill.seconds for kill in kills), default=0), 1),
-            "steps": steps, "steps trained again": changing.lives.steps_repeated + same.lives.steps_repeated,
-            "batches": len(bodies), "largest difference": f"{apart:.1e}",
-        },
-    )  # fmt: skip
-
-
-def plan_crashes(cycles: int, chance: random.Random) -> list[Crash]:
-    """Within a start, at steps, half of the time while a checkpoint is written, and once at the end."""
-    kinds = {
-        "start": lambda: Crash("start", 0, chance.uniform(0, 6)),
-        "step": lambda: Crash("step", chance.randint(1, 4), chance.uniform(0, 0.1)),
-        "checkpoint": lambda: Crash("checkpoint", chance.randint(1, 3), chance.uniform(0, 0.05)),
-    }
-    order = ("checkpoint", "step", "checkpoint", "step", "start", "checkpoint")
-    crashes = [kinds[order[i % len(order)]]() for i in range(cycles - 1)]
-    return [*crashes, Crash("end", 0, chance.uniform(0, 0.05))][:cycles]
+    figures = {
+        "kills": len(kills),
+        "of torchrun": sum(kill.victim == _TORCHRUN and kill.ranks > 0 for kill in kills),
+        "while a checkpoint was written": changing.lives.in_checkpoint + same.lives.in_checkpoint,
+        "longest end, s": round(max((kill.seconds for kill in kills), default=0), 1),
+        "steps": steps, "steps trained again": changing.lives.steps_repeated + same.lives.steps_repeated,
+        "batches": len(bodies), "largest difference": f"{apart:.1e}",
+    }  # fmt: skip
+    return Proof(faults, figures)
 
 
 def judge(kills: Sequence[Kill], wanted: int) -> list[str]:
@@ -217,23 +197,15 @@ def difference(calm: Path, shaken: Path) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-@contextmanager
-def _filled(
-    model: Path, directory: Path, backend: str, bodies: list[bytes], chance: random.Random, steps: int
-) -> Iterator[Server]:
-    """A server with all batches, which the first one makes."""
-    with store_options(backend) as store, serving(model, directory, *store, *SERVER_OPTIONS) as server:
-        if not bodies:
-            bodies += resume.make_bodies(server, chance, steps * GROUPS_PER_STEP)
-        resume.fill(server, bodies)
-        yield server
-
-
 def _play(server: Server, numbers: Sequence[int], plan: Sequence[Crash], steps: int, chance: random.Random) -> Play:
     run_dir = server.directory / "run"
     torchrun = Torchrun(run_dir, numbers, chance)
+
+    def starter(arguments: Sequence[str], log: Path) -> Callable[[], Job]:
+        return lambda: torchrun.start(arguments, log)
+
     try:
-        lives = crash_and_resume(resume.trainer_of(server, torchrun.start, steps, *_OPTIONS), plan)
+        lives = crash_and_resume(resume.trainer_of(server, starter, steps, *_OPTIONS), plan)
     finally:
         for job in torchrun.jobs[-1:]:
             job.clear()

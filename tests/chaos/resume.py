@@ -5,8 +5,8 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -20,8 +20,8 @@ from shared import wire
 from shared.atomic_files import write_json
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch, with_sampler_logps
-from tests.chaos.processes import Launcher, serving, tiny_model
-from tests.chaos.proof import Proof, store_options
+from tests.chaos.processes import Launcher
+from tests.chaos.stage import Proof, Stage
 from tests.integration.processes import Server, until
 
 
@@ -34,8 +34,11 @@ class Life(Protocol):
     def wait(self, seconds: float) -> int: ...
 
 
-# Called with a module, its arguments, and a log.
-Start = Callable[[str, Sequence[str], Path], Life]
+# Called with the arguments of `policy-trainer` and a log; returns what starts the next life.
+Starter = Callable[[Sequence[str], Path], Callable[[], Life]]
+
+
+_ORDER = ("checkpoint", "step", "checkpoint", "step", "start")
 
 
 @dataclass(frozen=True)
@@ -60,31 +63,32 @@ class Lives:
     steps_repeated: int = 0
 
 
-def plan_crashes(cycles: int, chance: random.Random) -> list[Crash]:
-    """Most are within a few steps of a start, half of those while a checkpoint is written; the last is at the end."""
+def plan_crashes(
+    cycles: int, chance: random.Random, order: Sequence[str] = _ORDER, start: float = 1.5, end: float = 0.003
+) -> list[Crash]:
+    """Most are within a few steps of a start, half of those while a checkpoint is written; the last is at the end.
+
+    start, end: how many seconds after a start and after the last checkpoint, at most.
+    """
     kinds = {
-        "start": lambda: Crash("start", 0, chance.uniform(0, 1.5)),
+        "start": lambda: Crash("start", 0, chance.uniform(0, start)),
         "step": lambda: Crash("step", chance.randint(1, 4), chance.uniform(0, 0.06)),
         "checkpoint": lambda: Crash("checkpoint", chance.randint(1, 3), chance.uniform(0, 0.03)),
     }
-    order = ("checkpoint", "step", "checkpoint", "step", "start")
     crashes = [kinds[order[i % len(order)]]() for i in range(cycles - 1)]
-    return [*crashes, Crash("end", 0, chance.uniform(0, 0.003))][:cycles]
+    return [*crashes, Crash("end", 0, chance.uniform(0, end))][:cycles]
 
 
 class Trainer:
     """`policy-trainer train` in one run's directory, started several times."""
 
-    def __init__(self, start: Start, run_dir: Path, steps: int, *options: str) -> None:
-        self._start = start
-        self._arguments = ("train", "--run-dir", str(run_dir), "--max-steps", str(steps), "--resume", *options)
+    def __init__(self, start: Starter, run_dir: Path, steps: int, *options: str) -> None:
         self._log = run_dir.with_suffix(".log")
+        arguments = ("train", "--run-dir", str(run_dir), "--max-steps", str(steps), "--resume", *options)
+        self.start = start(arguments, self._log)
         self._read: tuple[tuple[int, int], list[tuple[int, int]]] = ((0, 0), [])
         self.run_dir = run_dir
         self.steps = steps
-
-    def start(self) -> Life:
-        return self._start("policy_trainer.__main__", self._arguments, self._log)
 
     def finish(self) -> None:
         """Starts it and lets it run to the last step."""
@@ -161,7 +165,7 @@ OPTIONS = (
     "--checkpoint.save-steps", "2", "--optimizer.learning-rate", "1e-3", "--optimizer.warmup-steps", "5",
     "--sampling.max-completion-length", "8", "--evaluation.eval-steps", "0", "--evaluation.problems", "4",
 )  # fmt: skip
-SERVER_OPTIONS = (
+_SERVER_OPTIONS = (
     # One batch per forward: packing changes the last bits of the log-probs.
     "--scoring-tokens", "1",
     # Crashes may hit the same two steps repeatedly, and their batches must not become dead.
@@ -182,35 +186,44 @@ class Ending:
     ledger: Sequence[str] = ()
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    chance = random.Random(seed)
-    steps = _STEPS_PER_CRASH * max(cycles, 1)
-    model = tiny_model(directory)
+def run(stage: Stage) -> Proof:
+    steps = _STEPS_PER_CRASH * max(stage.cycles, 1)
     bodies: list[bytes] = []
     with Launcher() as launcher:
-        with store_options(backend) as store, serving(model, directory / "calm", *store, *SERVER_OPTIONS) as server:
-            bodies += make_bodies(server, chance, steps * GROUPS_PER_STEP)
-            fill(server, bodies)
-            began = time.monotonic()
-            trainer_of(server, launcher.start, steps, *OPTIONS).finish()
-            calm_seconds = time.monotonic() - began
+
+        def starter(arguments: Sequence[str], log: Path) -> Callable[[], Life]:
+            return launcher.actor("policy_trainer.__main__", arguments, log).start
+
+        with filled(stage, "calm", bodies, steps) as server:
+            trainer_of(server, starter, steps, *OPTIONS).finish()
             calm = ending(server)
-        with store_options(backend) as store, serving(model, directory / "shaken", *store, *SERVER_OPTIONS) as server:
-            fill(server, bodies)
-            lives = crash_and_resume(trainer_of(server, launcher.start, steps, *OPTIONS), plan_crashes(cycles, chance))
+        with filled(stage, "shaken", bodies, steps) as server:
+            plan = plan_crashes(stage.cycles, stage.chance)
+            lives = crash_and_resume(trainer_of(server, starter, steps, *OPTIONS), plan)
             shaken = ending(server)
     faults = compare(calm, shaken, wanted=[id_of(body) for body in bodies])
-    if lives.crashes < cycles:
-        faults.append(f"only {lives.crashes} of {cycles} crashes: the others came after the end")
-    return Proof(
-        "trainer killed and resumed", backend, BAR, faults,
-        {
-            "crashes": lives.crashes, "crashes while a checkpoint was written": lives.in_checkpoint, "steps": steps,
-            "steps trained again": lives.steps_repeated, "batches": len(bodies),
-            "tensors that differ": sum(calm.weights[name] != shaken.weights.get(name) for name in calm.weights),
-            "seconds uninterrupted": round(calm_seconds, 1),
-        },
-    )  # fmt: skip
+    if lives.crashes < stage.cycles:
+        faults.append(f"only {lives.crashes} of {stage.cycles} crashes: the others came after the end")
+    figures = {
+        "crashes": lives.crashes, "crashes while a checkpoint was written": lives.in_checkpoint, "steps": steps,
+        "steps trained again": lives.steps_repeated, "batches": len(bodies),
+    }  # fmt: skip
+    return Proof(faults, figures)
+
+
+@contextmanager
+def filled(stage: Stage, name: str, bodies: list[bytes], steps: int) -> Iterator[Server]:
+    """A server in a directory of this name, with all batches of the steps scored. The first one makes them."""
+    with stage.serving_store(*_SERVER_OPTIONS, directory=stage.directory / name) as server:
+        with RefServerClient(server.url) as client:
+            if not bodies:
+                batches = [random_batch(stage.chance, _RUN) for _ in range(steps * GROUPS_PER_STEP)]
+                sampled = [with_sampler_logps(batch, client) for batch in batches]
+                bodies += [wire.encode(replace(batch, lineage=_LINEAGE)) for batch in sampled]
+            for body in bodies:  # in order, so that all trainers find the same queue
+                client.upload(body)
+        until(lambda: _states(server) == {"ready": len(bodies)}, "all batches to be scored", server)
+        yield server
 
 
 def compare(calm: Ending, shaken: Ending, wanted: Sequence[str]) -> list[str]:
@@ -232,26 +245,12 @@ def compare(calm: Ending, shaken: Ending, wanted: Sequence[str]) -> list[str]:
     return faults
 
 
-def trainer_of(server: Server, start: Start, steps: int, *options: str) -> Trainer:
+def trainer_of(server: Server, start: Starter, steps: int, *options: str) -> Trainer:
     """Its directory has the lineage of the batches that are in the queue already."""
     directory = RunDirectory(server.directory / "run")
     directory.root.mkdir()
     write_json(directory.identity, {"lineage": _LINEAGE})
     return Trainer(start, directory.root, steps, "--model", str(server.model), "--server", server.url, *options)
-
-
-def make_bodies(server: Server, chance: random.Random, count: int) -> list[bytes]:
-    with RefServerClient(server.url) as client:
-        batches = [with_sampler_logps(random_batch(chance, _RUN), client) for _ in range(count)]
-    return [wire.encode(replace(batch, lineage=_LINEAGE)) for batch in batches]
-
-
-def fill(server: Server, bodies: Sequence[bytes]) -> None:
-    """Uploads in order, and waits until all are scored, so that both trainers find the same queue."""
-    with RefServerClient(server.url) as client:
-        for body in bodies:
-            client.upload(body)
-    until(lambda: _states(server) == {"ready": len(bodies)}, "all batches to be scored", server)
 
 
 def _states(server: Server) -> dict[str, int]:

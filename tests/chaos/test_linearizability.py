@@ -111,6 +111,6 @@ def test_the_proof_names_the_longest_order_what_does_not_follow_and_bugs_of_the_
     assert [(line.split()[0], line.split("(")[0].split()[-1]) for line in explanations["a"]] == [
         ("then", "upload"), ("then", "lease"), ("then", "ack"), ("but", "look"),
     ]  # fmt: skip
-    assert judge(BAD["an ack undone"], explanations, "sqlite").faults == [f"a: {explanations['a'][-1]}"]
-    assert not judge(GOOD["a life"], {}, "sqlite").faults
-    assert judge([*GOOD["a life"], c.lease(status=500)], {}, "sqlite").faults
+    assert judge(BAD["an ack undone"], explanations).faults == [f"a: {explanations['a'][-1]}"]
+    assert not judge(GOOD["a life"], {}).faults
+    assert judge([*GOOD["a life"], c.lease(status=500)], {}).faults

@@ -1,10 +1,9 @@
-"""A server whose store is temporarily not writable: its answers, and whether acknowledged data survives."""
+"""A client of a server whose store is temporarily not writable: the answers, and whether acknowledged data survives."""
 
 import random
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -12,83 +11,59 @@ import httpx
 from shared import wire
 from shared.batch import RolloutBatch
 from tests.chaos.batches import random_batch
-from tests.chaos.proof import broken
+from tests.chaos.stage import broken
 from tests.integration.processes import Server, until
 
+_RUN = "disk"
 _BEFORE = 6
 _LEASE_SECONDS = 2
 _REFUSALS = 3
 _MAX_UPLOADS = 1000
 
 
-@dataclass
-class Trouble:
-    """One trouble, from before it until everything that was admitted is settled.
-
-    admitted: ids whose upload was answered 200 or 201. refused: ids whose upload was not. answers: kind and status of
-    each request during the trouble. reason: what /readyz said then. acked: ids whose ack was answered `ok` or
-    `already`. known: states by id, listed by the server afterwards. again: statuses of the refused uploads, repeated
-    afterwards. alive: the same process became ready again.
-    """
-
-    admitted: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    answers: list[tuple[str, int]] = field(default_factory=list)
-    reason: str = ""
-    acked: list[str] = field(default_factory=list)
-    known: dict[str, str] = field(default_factory=dict)
-    again: list[int] = field(default_factory=list)
-    alive: bool = False
-
-
-def judge(trouble: Trouble, refusals: Sequence[int], reason: str) -> list[str]:
-    """Lists the faults; empty if the test passed.
-
-    refusals: allowed statuses during the trouble, besides success. reason: what /readyz must name.
-    """
-    answers = [f"{kind} was answered {status}" for kind, status in trouble.answers
-               if status not in (200, 201, 204, *refusals)]  # fmt: skip
-    known = trouble.known
-    missing = set(trouble.admitted) - known.keys()
-    undone = {id for id in trouble.acked if known.get(id) != "done"}
-    stuck = {id for id in trouble.admitted if known.get(id, "done") != "done"}
-    return answers + broken({
-        "no upload was refused: there was no trouble": not trouble.refused,
-        f"/readyz returned {trouble.reason!r}, which does not name {reason!r}": reason not in trouble.reason,
-        f"{len(missing)} admitted batches are not known afterwards": missing,
-        f"{len(undone)} acked batches are not done": undone,
-        f"{len(stuck)} admitted batches could not be settled afterwards": stuck,
-        f"of {len(trouble.refused)} refused uploads, repeated afterwards, the answers were {trouble.again}":
-            trouble.again != [201] * len(trouble.refused),
-        "the server did not recover by itself": not trouble.alive,
-    })  # fmt: skip
-
-
-def counted(troubles: Sequence[Trouble]) -> str:
-    """All answers during the trouble, as `upload 507: 3, …`."""
-    counts = Counter(f"{kind} {status}" for trouble in troubles for kind, status in trouble.answers)
-    return ", ".join(f"{answer}: {count}" for answer, count in sorted(counts.items()))
-
-
 class Witness:
-    """A client that sends each request once and records the answer."""
+    """Sends each request once and records the answers, from before a trouble until all that was admitted is settled.
 
-    def __init__(self, server: Server, chance: random.Random, run: str, trouble: Trouble) -> None:
-        self._server = server
+    admitted: ids whose upload was answered 200 or 201. answers: kind and status of each request during the trouble.
+    reason: what /readyz said then. acked: ids whose ack was answered `ok` or `already`. known: states by id, listed by
+    the server afterwards. again: statuses of the refused uploads, repeated afterwards. alive: the same process became
+    ready again.
+    """
+
+    def __init__(self, server: Server, chance: random.Random) -> None:
+        self.server = server
         self._chance = chance
-        self._run = run
-        self._http = httpx.Client(base_url=server.url, timeout=30)
-        self.trouble = trouble
+        self.admitted: list[str] = []
+        self.answers: list[tuple[str, int]] = []
+        self.reason = ""
+        self.acked: list[str] = []
+        self.known: dict[str, str] = {}
+        self.again: list[int] = []
+        self.alive = False
 
-    def go_through(self, block: AbstractContextManager[None]) -> Trouble:
+    def faults(self, refusals: Sequence[int], reason: str) -> list[str]:
+        """refusals: allowed statuses during the trouble, besides success. reason: what /readyz must name."""
+        known, allowed = self.known, (200, 201, 204, *refusals)
+        return broken({
+            "requests were answered otherwise": [each for each in self.answers if each[1] not in allowed],
+            "no upload was refused: there was no trouble": not self.again,
+            f"/readyz returned {self.reason!r}, which does not name {reason!r}": reason not in self.reason,
+            "admitted batches are not known afterwards": set(self.admitted) - known.keys(),
+            "acked batches are not done": {id for id in self.acked if known.get(id) != "done"},
+            "admitted batches could not be settled": {id for id in self.admitted if known.get(id, "done") != "done"},
+            "refused uploads were refused afterwards": [status for status in self.again if status != 201],
+            "the server did not recover by itself": not self.alive,
+        })  # fmt: skip
+
+    def go_through(self, block: AbstractContextManager[None]) -> "Witness":
         """Sends requests before, in and after `block`, in which the store cannot be written."""
         held = self.prepare()
         with block:
             refused = self.upload_until_refused()
             self._ask_everything(held)
-            self.trouble.reason = until(lambda: not_ready(self._server), "/readyz to report the trouble", self._server)
+            self.reason = until(lambda: not_ready(self.server), "/readyz to report the trouble", self.server)
         self.recover(refused)
-        return self.trouble
+        return self
 
     def prepare(self) -> list[dict[str, str]]:
         """Uploads a few batches and leases half of them; returns the keys of the leases."""
@@ -103,7 +78,7 @@ class Witness:
         refused: list[bytes] = []
         for _ in range(_MAX_UPLOADS):
             body, status = self._upload()
-            self.trouble.answers.append(("upload", status))
+            self.answers.append(("upload", status))
             if status >= 400:
                 refused.append(body)
                 if len(refused) == _REFUSALS:
@@ -112,41 +87,41 @@ class Witness:
 
     def recover(self, refused: Sequence[bytes]) -> None:
         """Waits until the server is ready, repeats the refused uploads, and settles everything."""
-        until(lambda: not not_ready(self._server), "the server to be ready again", self._server)
-        self.trouble.alive = self._server.popen.poll() is None
-        self.trouble.again = [self._upload(body)[1] for body in refused]
+        until(lambda: not not_ready(self.server), "the server to be ready again", self.server)
+        self.alive = self.server.popen.poll() is None
+        self.again = [self._upload(body)[1] for body in refused]
         while key := self._lease(wait_seconds=_LEASE_SECONDS + 1):  # also what is still leased from before
             self._ack(key)
-        self.trouble.known = {batch["id"]: batch["state"] for batch in self._server.batches(run=self._run)}
-
-    def close(self) -> None:
-        self._http.close()
+        self.known = {batch["id"]: batch["state"] for batch in self.server.batches(run=_RUN)}
 
     def _ask_everything(self, held: Sequence[dict[str, str]]) -> None:
         """Sends every kind of request of a consumer."""
         extend, release, ack = held
-        late = {"consumer": "late", "run": self._run, "lease_seconds": _LEASE_SECONDS, "wait_seconds": 0}
+        late = {"consumer": "late", "run": _RUN, "lease_seconds": _LEASE_SECONDS, "wait_seconds": 0}
         requests = {
             "extend": lambda: self._post("/v1/leases/extend", {"leases": [extend], "lease_seconds": _LEASE_SECONDS}),
             "release": lambda: self._post("/v1/leases/release", {"leases": [release]}),
             "ack": lambda: self._ack(ack),
             "lease": lambda: self._post("/v1/batches/lease", late),
-            "list": lambda: self._http.get("/v1/batches"),
-            "queue": lambda: self._http.get("/v1/queue"),
-            "livez": lambda: self._http.get("/livez"),
+            "list": lambda: httpx.get(f"{self.server.url}/v1/batches"),
+            "queue": lambda: httpx.get(f"{self.server.url}/v1/queue"),
+            "livez": lambda: httpx.get(f"{self.server.url}/livez"),
         }  # fmt: skip
-        self.trouble.answers += [(what, ask().status_code) for what, ask in requests.items()]
+        self.answers += [(what, ask().status_code) for what, ask in requests.items()]
 
     def _upload(self, body: bytes | None = None) -> tuple[bytes, int]:
-        body = body or wire.encode(random_batch(self._chance, self._run, longest=40, completions=16))
-        answer = self._http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE})
+        body = body or wire.encode(random_batch(self._chance, _RUN, longest=40, completions=16))
+        answer = httpx.post(
+            f"{self.server.url}/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}, timeout=30
+        )
         batch = wire.decode(body)
         assert isinstance(batch, RolloutBatch)
-        (self.trouble.admitted if answer.is_success else self.trouble.refused).append(batch.id)
+        if answer.is_success:
+            self.admitted.append(batch.id)
         return body, answer.status_code
 
     def _lease(self, wait_seconds: float) -> dict[str, str] | None:
-        body = {"consumer": "witness", "run": self._run, "lease_seconds": _LEASE_SECONDS, "wait_seconds": wait_seconds}
+        body = {"consumer": "witness", "run": _RUN, "lease_seconds": _LEASE_SECONDS, "wait_seconds": wait_seconds}
         answer = self._post("/v1/batches/lease", body)
         if answer.status_code != 200:
             return None
@@ -156,11 +131,11 @@ class Witness:
         answer = self._post("/v1/leases/ack", {"leases": [key]})
         outcome = answer.json()["results"][0]["outcome"] if answer.is_success else ""
         if outcome in ("ok", "already"):
-            self.trouble.acked.append(key["id"])
+            self.acked.append(key["id"])
         return answer
 
     def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return self._http.post(path, json=body)
+        return httpx.post(self.server.url + path, json=body, timeout=30)
 
 
 def not_ready(server: Server) -> str:
@@ -170,3 +145,9 @@ def not_ready(server: Server) -> str:
     except httpx.TransportError:
         return ""
     return "" if answer.status_code == 200 else answer.json()["error"]["message"]
+
+
+def counted(witnesses: Sequence[Witness]) -> str:
+    """All answers during the troubles, as `upload 507: 3, …`."""
+    counts = Counter(f"{kind} {status}" for witness in witnesses for kind, status in witness.answers)
+    return ", ".join(f"{answer}: {count}" for answer, count in sorted(counts.items()))

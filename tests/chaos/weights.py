@@ -13,9 +13,8 @@ from policy_trainer.weights.download import Gone, fetch
 from shared.api import WeightsName
 from shared.client import RefServerClient
 from tests.chaos.disk import SmallDisk, small_disk
-from tests.chaos.processes import serving, tiny_model
-from tests.chaos.proof import Proof
 from tests.chaos.proxy import LoopbackProxy
+from tests.chaos.stage import Proof, Stage
 from tests.integration.processes import Server, until
 
 
@@ -94,10 +93,6 @@ class Play:
         for thread in self._threads:
             thread.start()
 
-    def newest_seen(self) -> list[int]:
-        """By each reader."""
-        return [max(seen, default=0) for seen in self.seen]
-
     def end(self) -> None:
         self._over.set()
         for thread in self._threads:
@@ -154,13 +149,12 @@ class Play:
             self.faults.append(f"version {version} was not what was published")
 
 
-def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+def run(stage: Stage) -> Proof:
     """Cuts ten times as many transfers as there are cycles; kills, and fills the disk, a fifth as often."""
-    assert backend == "sqlite", "weights lie on the server's disk, whatever store its queue has"
-    model, cuts, troubles = tiny_model(directory), 10 * cycles, max(1, cycles // 5)
-    with small_disk(directory / "server", _DISK) as disk, serving(model, directory) as first:
+    directory, cuts, troubles = stage.directory, 10 * stage.cycles, max(1, stage.cycles // 5)
+    with small_disk(directory / "server", _DISK) as disk, stage.serving() as first:
         server: Server = first
-        with CuttingProxy(server.port, _LONGEST, seed) as proxy:
+        with CuttingProxy(server.port, _LONGEST, stage.seed) as proxy:
             play = Play(proxy.url, directory)
             try:
                 for number in range(1, troubles + 1):
@@ -178,12 +172,12 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
                 server.kill()
         faults = [*play.faults, *faults_on_disk(directory / "server" / "weights")]
     faults += [f"reader {number} went back" for number, seen in enumerate(play.seen) if seen != sorted(set(seen))]
+    faults += [] if play.refused else ["no upload was refused: the disk was never full"]
     figures = {
         "cuts": proxy.cuts, "kills": troubles, "refused (507)": play.refused, "published": play.published,
         "read": sum(map(len, play.seen)),
     }  # fmt: skip
-    faults += [] if play.refused else ["no upload was refused: the disk was never full"]
-    return Proof("weights", backend, BAR, faults, figures)
+    return Proof(faults, figures)
 
 
 def _fill(disk: SmallDisk, play: Play) -> None:

@@ -1,0 +1,76 @@
+"""What a chaos test gets, and what it returns."""
+
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests.chaos.processes import tiny_model
+from tests.integration.processes import Server
+from tests.postgresql import postgres
+
+BACKENDS = ("sqlite", "postgresql")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The promise held if there are no faults. figures: counts by name, for the report."""
+
+    faults: Sequence[str]
+    figures: Mapping[str, int | float | str]
+
+
+def broken(checks: Mapping[str, object]) -> list[str]:
+    """The sentences of the checks whose value is true, or a collection that is not empty: what must not be, but is."""
+    faults = []
+    for sentence, value in checks.items():
+        if isinstance(value, Collection) and not isinstance(value, str) and value:
+            shown = ", ".join(sorted(map(str, value))[:5])
+            faults.append(f"{len(value)} {sentence}: {shown}")
+        elif value:
+            faults.append(sentence)
+    return faults
+
+
+@dataclass(frozen=True)
+class Stage:
+    """directory: an empty one. seed: decides what happens when."""
+
+    cycles: int
+    backend: str
+    directory: Path
+    seed: int
+
+    @cached_property
+    def chance(self) -> random.Random:
+        return random.Random(self.seed)
+
+    @cached_property
+    def model(self) -> Path:
+        return tiny_model(self.directory)
+
+    @contextmanager
+    def store(self) -> Iterator[tuple[str, ...]]:
+        """Options of `ref-server serve` for the test's kind of store, which exists while the block runs."""
+        if self.backend == "sqlite":
+            yield ()
+        else:
+            with postgres() as cluster:
+                yield ("--store", cluster.create_database("tandem"))
+
+    @contextmanager
+    def serving(self, *options: str, directory: Path | None = None) -> Iterator[Server]:
+        """`ref-server serve`, ready, its data in `directory`/server; killed when the block ends."""
+        server = Server(self.model, directory or self.directory, None, *options)
+        try:
+            yield server.until_ready()
+        finally:
+            server.kill()
+
+    @contextmanager
+    def serving_store(self, *options: str, directory: Path | None = None) -> Iterator[Server]:
+        """The same, on a new store of the test's kind."""
+        with self.store() as store, self.serving(*store, *options, directory=directory) as server:
+            yield server
