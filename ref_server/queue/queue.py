@@ -37,7 +37,6 @@ from shared.api import (
 
 T = TypeVar("T")
 
-# Defaults. WAITING_SECONDS: how long a batch may wait untouched.
 RETENTION_SECONDS = 30 * 86_400.0
 WAITING_SECONDS = 7 * 86_400.0
 
@@ -49,7 +48,8 @@ class Queue(ABC):
     settle a batch return once the change survives a power cut. Any of them raises StorageFull if the disk is full and
     StorageBroken if the store cannot be used.
 
-    activity: counts of its events since this process opened it.
+    activity: counts of its events since this process opened it. retention_seconds: how long a settled batch's id stays
+    known. max_waiting_seconds: how long a batch waits untouched before it expires.
     """
 
     _claim_seconds: float | None = None
@@ -79,10 +79,7 @@ class Queue(ABC):
         return self._store(len(upload.body), lambda tx: batches.put_displacing(tx, upload), durable=True)
 
     def take(self, run: str) -> bytes | None:
-        """The payload of the freshest ready batch of a run without lineages.
-
-        Marks it done, durably, first: at-most-once delivery.
-        """
+        """The payload of the freshest ready batch of a run without lineages; durably marked done before that."""
         if not self._run(lambda tx: batches.any_ready(tx, run)):
             return None  # trainers poll every second: an empty answer must not cost a disk flush
         return self._run(lambda tx: batches.take(tx, run), durable=True)
@@ -95,10 +92,7 @@ class Queue(ABC):
         return self._run(lambda tx: batches.claim(tx, max_tokens, reference_version))
 
     def want_reference(self, wanted: WantedReference) -> WantedReference:
-        """Makes this the reference that all servers score with, durably, unless its version is no higher.
-
-        Returns the wanted one.
-        """
+        """Makes this the reference of all servers, durably, unless its version is no higher. Returns the wanted one."""
         return self._run(lambda tx: batches.want_reference(tx, wanted), durable=True)
 
     def wanted_reference(self) -> WantedReference | None:
@@ -143,8 +137,8 @@ class Queue(ABC):
     def put_training(self, id: str, training: bytes) -> None:
         """Stores training data of a leased batch (`shared.batch.Training`) next to its payload, or replaces it.
 
-        A lease that ends without an ack deletes it.
-        Raises KeyError, WrongState if the batch is neither leased nor kept, QueueFull.
+        A lease that ends without an ack deletes it. Raises KeyError, QueueFull, and WrongState if the batch is neither
+        leased nor kept.
         """
         self._store(len(training), lambda tx: payloads.put_training(tx, id, training), durable=False)
 
@@ -234,10 +228,7 @@ class Queue(ABC):
     # Metrics that trainers report. The newest may be lost at a power cut: the trainer has them, too.
 
     def keep_metrics(self, run: str, lineage: str, records: Sequence[MetricsRecord], after: int | None = None) -> None:
-        """Stores records; each replaces an earlier one of its kind, step and name.
-
-        after: first deletes those of later steps.
-        """
+        """Stores records in place of earlier ones of their kind, step and name. after: first deletes later steps."""
         self._run(lambda tx: run_metrics.keep(tx, run, lineage, records, after), stores=True)
 
     def curves(self, run: str | None = None) -> Sequence[Curve]:
@@ -298,7 +289,6 @@ class Queue(ABC):
                     raise
 
     def _begin(self, db: Database, now: float, at: float) -> Transaction:
-        """now: seconds on the clock of leases. at: Unix seconds."""
         tx = self._transaction(db, now, at)
         batches.sweep(tx)
         return tx

@@ -5,9 +5,9 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
 
 from policy_trainer.queue_client.terms import LeaseTerms
@@ -15,7 +15,7 @@ from shared import wire
 from shared.api import State
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch
-from tests.chaos.stage import Proof, Stage, broken
+from tests.chaos.stage import Proof, Stage, at_work, broken
 from tests.integration.processes import Server, until
 from tests.postgresql import Postgres, postgres
 
@@ -50,11 +50,13 @@ def run(stage: Stage) -> Proof:
     load = Load()
     went_on = []
     with postgres() as cluster, stage.serving("--store", cluster.create_database("tandem")) as server:
-        with _Clients(server.url, load, stage.chance) as clients:
+        clients = _Clients(server.url, load)
+        works = [*[clients.upload] * _UPLOADERS, *[clients.consume] * _CONSUMERS]
+        with at_work([partial(work, random.Random(stage.chance.random())) for work in works]):
             for mode in islice(cycle(("immediate", "fast")), stage.cycles):
                 time.sleep(stage.chance.uniform(0, _CALM_SECONDS))
                 went_on.append(_restart(cluster, mode, load, server))
-            clients.stop_uploading()
+            clients.full.set()
             with suppress(AssertionError):  # what is left then is a fault
                 until(lambda: _is_drained(server), "everything to be settled", server, _DRAIN_SECONDS)
         done = _times_done(server, load.admitted)
@@ -99,11 +101,8 @@ def _is_drained(server: Server) -> bool:
 def _times_done(server: Server, ids: Sequence[str]) -> dict[str, int]:
     with RefServerClient(server.url) as client:
         known = {batch.id for batch in client.batches(run=_RUN)}
-        return {id: _count_done(client, id) if id in known else 0 for id in ids}
-
-
-def _count_done(client: RefServerClient, id: str) -> int:
-    return sum(event.state == State.DONE for event in client.batch(id).history)
+        histories = {id: client.batch(id).history if id in known else [] for id in ids}
+    return {id: sum(event.state == State.DONE for event in history) for id, history in histories.items()}
 
 
 class _Stopped(Exception):
@@ -111,53 +110,36 @@ class _Stopped(Exception):
 
 
 class _Clients:
-    """Threads that upload, and threads that lease and ack, until the block ends."""
+    """Uploaders, until there is enough, and consumers."""
 
-    def __init__(self, url: str, load: Load, chance: random.Random) -> None:
+    def __init__(self, url: str, load: Load) -> None:
         self._url = url
         self._load = load
-        self._chances = [random.Random(chance.random()) for _ in range(_UPLOADERS + _CONSUMERS)]
-        self._uploading, self._consuming = threading.Event(), threading.Event()  # set when over
+        self.full = threading.Event()
 
-    def __enter__(self) -> "_Clients":
-        self._threads = ThreadPoolExecutor(len(self._chances))
-        works = [*[self._upload] * _UPLOADERS, *[self._consume] * _CONSUMERS]
-        self._running = [self._threads.submit(*work) for work in zip(works, self._chances, strict=True)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop_uploading()
-        self._consuming.set()
-        for thread in self._running:
-            thread.result()  # raises a client's exception
-        self._threads.shutdown()
-
-    def stop_uploading(self) -> None:
-        self._uploading.set()
-
-    @contextmanager
-    def _client(self) -> Iterator[RefServerClient]:
-        def note(reason: str, seconds: float) -> None:
-            self._load.outages.append(reason)
-            if self._consuming.is_set():  # an upload that has begun is repeated until it is answered
-                raise _Stopped
-
-        with suppress(_Stopped), RefServerClient(self._url, patience=None, on_wait=note) as client:
-            yield client
-
-    def _upload(self, chance: random.Random) -> None:
-        with self._client() as client:
-            while not self._uploading.wait(_PAUSE_SECONDS):
+    def upload(self, chance: random.Random, over: threading.Event) -> None:
+        with self._client(over) as client:
+            while not self.full.wait(_PAUSE_SECONDS) and not over.is_set():
                 batch = random_batch(chance, _RUN)
                 client.upload(wire.encode(batch))
                 self._load.admitted.append(batch.id)
 
-    def _consume(self, chance: random.Random) -> None:
+    def consume(self, chance: random.Random, over: threading.Event) -> None:
         name = f"consumer {chance.random()}"
         terms = LeaseTerms(name, _RUN, epoch=0, max_lag=None, lease_seconds=_LEASE_SECONDS)
-        with self._client() as client:
-            while not self._consuming.is_set():
+        with self._client(over) as client:
+            while not over.is_set():
                 leased = client.lease(terms.at(0, wait_seconds=0.5))
                 if leased is not None and chance.random() > 1 / _FORGOTTEN:
                     outcomes = client.ack([leased], "none")
                     self._load.acks.append((leased.id, leased.token, outcomes[leased.id]))
+
+    @contextmanager
+    def _client(self, over: threading.Event) -> Iterator[RefServerClient]:
+        def note(reason: str, seconds: float) -> None:
+            self._load.outages.append(reason)
+            if over.is_set():  # an upload that has begun is repeated until it is answered
+                raise _Stopped
+
+        with suppress(_Stopped), RefServerClient(self._url, patience=None, on_wait=note) as client:
+            yield client

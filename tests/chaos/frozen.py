@@ -1,19 +1,17 @@
 """A consumer that is stopped (SIGSTOP) until its lease has expired is refused when it continues."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from shared.client import RefServerClient
-from tests.chaos import consumer
+from shared.api import LeaseBody
+from shared.client import Leased, RefServerClient
 from tests.chaos.batches import random_batch
 from tests.chaos.stage import Proof, Stage, broken
 from tests.integration.processes import Server, until
@@ -44,16 +42,15 @@ class Freeze:
 
 def run(stage: Stage) -> Proof:
     wanted = _FREEZES_PER_CYCLE * stage.cycles
-    with stage.serving_store() as server:
-        with RefServerClient(server.url) as client:
-            for _ in range(wanted):
-                client.upload(random_batch(stage.chance, _RUN))
+    with stage.serving_store() as server, RefServerClient(server.url) as client:
+        for _ in range(wanted):
+            client.upload(random_batch(stage.chance, _RUN))
         until(lambda: _count(server, "ready") == wanted, "all batches to be scored", server)
         with _consumers(server, min(_CONSUMERS, wanted)) as sleepers:
             freezes: list[Freeze] = []
             while len(freezes) < wanted:
                 elsewhere = not (freezes and freezes[-1].elsewhere)  # by turns
-                freezes += _freeze(server, sleepers[: wanted - len(freezes)], elsewhere=elsewhere)
+                freezes += _freeze(server, client, sleepers[: wanted - len(freezes)], elsewhere=elsewhere)
         settled = {batch["id"]: _times_done(server, batch["id"]) for batch in server.batches(run=_RUN)}
     elsewhere = sum(freeze.elsewhere for freeze in freezes)
     figures = {"freezes": len(freezes), "leased by another before the sleeper woke": elsewhere}
@@ -77,31 +74,38 @@ def judge(freezes: Sequence[Freeze], settled: dict[str, int], wanted: int) -> li
     })  # fmt: skip
 
 
-def _freeze(server: Server, sleepers: Sequence["_Consumer"], *, elsewhere: bool) -> list[Freeze]:
+def _freeze(
+    server: Server, client: RefServerClient, sleepers: Sequence["_Consumer"], *, elsewhere: bool
+) -> list[Freeze]:
     """All sleepers lease, are stopped until their leases expire, and continue to ack. elsewhere: as in Freeze."""
+
+    def lease_again() -> dict[str, Leased]:
+        """Batches of expired leases are first in the queue."""
+        leases = [_lease(client, "holder", 60) for _ in sleepers]
+        return {lease.id: lease for lease in leases if lease is not None}
+
     for sleeper in sleepers:
-        sleeper.say("lease")
-    held = [sleeper.hear()["id"] for sleeper in sleepers]
+        sleeper.pipe.send("lease")
+    ids = [sleeper.pipe.recv() for sleeper in sleepers]
     for sleeper in sleepers:
-        sleeper.stop()
-        sleeper.say("ack")  # read when it wakes
+        sleeper.signal(signal.SIGSTOP)
+        until(lambda sleeper=sleeper: sleeper.is_stopped, "a consumer to stop")
+        sleeper.pipe.send("ack")  # read when it wakes
     until(lambda: not _count(server, "leased"), "the leases to end", server)
     stopped = [sleeper.is_stopped for sleeper in sleepers]
-    keys = _lease_again(server, held) if elsewhere else {}
+    leases = lease_again() if elsewhere else {}
     for sleeper in sleepers:
-        sleeper.wake()
-    outcomes = [sleeper.hear() for sleeper in sleepers]
-    keys = keys or _lease_again(server, held)
+        sleeper.signal(signal.SIGCONT)
+    outcomes = [sleeper.pipe.recv() for sleeper in sleepers]
+    leases = leases or lease_again()
     return [
-        Freeze(id, was_stopped, elsewhere, outcome, consumer.ack(server.url, keys[id]) if id in keys else "-")
-        for id, was_stopped, outcome in zip(held, stopped, outcomes, strict=True)
+        Freeze(id, was_stopped, elsewhere, outcome, client.ack([leases[id]])[id] if id in leases else "-")
+        for id, was_stopped, outcome in zip(ids, stopped, outcomes, strict=True)
     ]
 
 
-def _lease_again(server: Server, ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Leases these batches again and returns their keys: batches of expired leases are first in the queue."""
-    keys = [consumer.lease(server.url, "holder", 60) for _ in ids]
-    return {key["id"]: key for key in keys if key is not None}
+def _lease(client: RefServerClient, consumer: str, seconds: float) -> Leased | None:
+    return client.lease(LeaseBody(consumer=consumer, lease_seconds=seconds, wait_seconds=5))
 
 
 def _count(server: Server, state: str) -> int:
@@ -114,46 +118,37 @@ def _times_done(server: Server, id: str) -> int:
 
 @contextmanager
 def _consumers(server: Server, count: int) -> Iterator[list["_Consumer"]]:
-    consumers = [_Consumer(server, f"sleeper-{number}") for number in range(count)]
+    consumers = [_Consumer(server.url, f"sleeper-{number}") for number in range(count)]
     try:
         yield consumers
     finally:
         for sleeper in consumers:
-            sleeper.end()
+            sleeper.process.kill()
 
 
 class _Consumer:
-    """A process of tests/chaos/consumer.py."""
+    """A process that leases a batch on one message, which it answers with the id, and acks it on the next."""
 
-    def __init__(self, server: Server, name: str) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.consumer", server.url, name, str(_LEASE_SECONDS)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
-        assert self._popen.stdin is not None and self._popen.stdout is not None
-        self._input, self._output = self._popen.stdin, self._popen.stdout
+    def __init__(self, url: str, name: str) -> None:
+        self.pipe, other = get_context("forkserver").Pipe()
+        self.process = get_context("forkserver").Process(target=_consume, args=(other, url, name), daemon=True)
+        self.process.start()
 
-    def say(self, word: str) -> None:
-        self._input.write(word + "\n")
-
-    def hear(self) -> Any:
-        """The answer to the oldest line that has not been read yet."""
-        return json.loads(self._output.readline())
-
-    def stop(self) -> None:
-        self._popen.send_signal(signal.SIGSTOP)
-        os.waitpid(self._popen.pid, os.WUNTRACED)  # returns once it is stopped
-
-    def wake(self) -> None:
-        self._popen.send_signal(signal.SIGCONT)
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
 
     @property
     def is_stopped(self) -> bool:
-        status = Path(f"/proc/{self._popen.pid}/stat").read_text()
+        status = Path(f"/proc/{self.process.pid}/stat").read_text()
         return status.rpartition(")")[2].split()[0] == "T"
 
-    def end(self) -> None:
-        self._popen.kill()
-        self._popen.wait()
-        self._input.close()
-        self._output.close()
+
+def _consume(pipe: Connection, url: str, name: str) -> None:
+    with RefServerClient(url) as client:
+        while pipe.recv() == "lease":
+            lease = _lease(client, name, _LEASE_SECONDS)
+            assert lease is not None, "all batches are ready"
+            pipe.send(lease.id)
+            pipe.recv()
+            pipe.send(str(client.ack([lease])[lease.id]))

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from shared.batch import RolloutBatch
@@ -20,7 +21,7 @@ from tests.chaos.calls import Caller, Key
 from tests.chaos.history import Event, History
 from tests.chaos.linearizability import violations
 from tests.chaos.processes import Actor, Launcher
-from tests.chaos.stage import Proof, Stage
+from tests.chaos.stage import Proof, Stage, at_work
 from tests.integration.processes import until
 from tests.ports import free_port
 
@@ -46,29 +47,17 @@ class Bag:
 @contextmanager
 def playing(urls: Sequence[str], history: History, chance: random.Random) -> Iterator[Bag]:
     """All clients at work, each in a thread, until the block ends."""
-    bag, over, failures = Bag(), threading.Event(), []
+    bag = Bag()
+
+    def play(role: type[Player], chance: random.Random, over: threading.Event) -> None:
+        with closing(Caller(urls, history, chance)) as caller:
+            player = role(caller, bag, chance)
+            while not over.wait(chance.uniform(0, _LONGEST_PAUSE)):
+                player.turn()
+
     roles = [Uploader] * 2 + [Consumer] * 4 + [Rival] * 3
-
-    def play(role: type[Player], chance: random.Random) -> None:
-        try:
-            with closing(Caller(urls, history, chance)) as caller:
-                player = role(caller, bag, chance)
-                while not over.wait(chance.uniform(0, _LONGEST_PAUSE)):
-                    player.turn()
-        except Exception as error:  # raised again where the block ends
-            failures.append(error)
-
-    threads = [threading.Thread(target=play, args=(role, random.Random(chance.random()))) for role in roles]
-    for thread in threads:
-        thread.start()
-    try:
+    with at_work([partial(play, role, random.Random(chance.random())) for role in roles]):
         yield bag
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
 
 
 class Player:

@@ -1,11 +1,13 @@
 """What a chaos test gets, and what it returns."""
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 
 from tests.chaos.processes import tiny_model
 from tests.integration.processes import Server
@@ -74,3 +76,17 @@ class Stage:
         """The same, on a new store of the test's kind."""
         with self.store() as store, self.serving(*store, *options, directory=directory) as server:
             yield server
+
+
+@contextmanager
+def at_work(works: Sequence[Callable[[Event], object]]) -> Iterator[Event]:
+    """Runs each on a thread, with the event that is set when the block ends. Then raises what one of them raised."""
+    over = Event()
+    with ThreadPoolExecutor(len(works)) as threads:
+        running = [threads.submit(work, over) for work in works]
+        try:
+            yield over
+        finally:
+            over.set()
+    for thread in running:
+        thread.result()

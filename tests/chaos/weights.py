@@ -5,7 +5,9 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from shared.api import WeightsName
 from shared.client import RefServerClient
 from tests.chaos.disk import SmallDisk, small_disk
 from tests.chaos.proxy import LoopbackProxy
-from tests.chaos.stage import Proof, Stage
+from tests.chaos.stage import Proof, Stage, at_work
 from tests.integration.processes import Server, until
 
 
@@ -83,40 +85,24 @@ class Play:
     def __init__(self, url: str, directory: Path) -> None:
         self._url = url
         self._directory = directory
-        self._over = threading.Event()
         self.published = 0
         self.refused = 0
         self.seen: list[list[int]] = [[] for _ in range(_READERS)]
         self.faults: list[str] = []
-        works = [self._publish, *(lambda number=number: self._read(number) for number in range(_READERS))]
-        self._threads = [threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in works]
-        for thread in self._threads:
-            thread.start()
 
-    def end(self) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(60)
+    @contextmanager
+    def _client(self, over: threading.Event) -> Iterator[RefServerClient]:
+        def waiting(reason: str, seconds: float) -> None:
+            self.refused += "disk is full" in reason
+            if over.is_set():
+                raise _Over
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except _Over:
-            pass
-        except Exception as error:
-            self.faults.append(f"{type(error).__name__}: {error}")
+        with suppress(_Over), RefServerClient(self._url, patience=None, on_wait=waiting) as client:
+            yield client
 
-    def _waiting(self, reason: str, seconds: float) -> None:
-        self.refused += "disk is full" in reason
-        if self._over.is_set():
-            raise _Over
-
-    def _client(self) -> RefServerClient:
-        return RefServerClient(self._url, patience=None, on_wait=self._waiting)
-
-    def _publish(self) -> None:
-        with self._client() as client:
-            while not self._over.is_set():
+    def publish(self, over: threading.Event) -> None:
+        with self._client(over) as client:
+            while not over.is_set():
                 name = WeightsName(_RUN, _LINEAGE, 0, self.published + 1)
                 directory = self._directory / "published"
                 directory.mkdir(parents=True, exist_ok=True)
@@ -126,10 +112,10 @@ class Play:
                 client.commit_weights(name, files, {"says": name.version})
                 self.published = name.version
 
-    def _read(self, number: int) -> None:
+    def read(self, number: int, over: threading.Event) -> None:
         directory, after = self._directory / f"reader-{number}", (0, 0)
-        with self._client() as client:
-            while not self._over.is_set():
+        with self._client(over) as client:
+            while not over.is_set():
                 newest = client.newest_weights(_RUN, _LINEAGE, after=after, wait_seconds=1)
                 if newest is None:
                     continue
@@ -157,18 +143,21 @@ def run(stage: Stage) -> Proof:
         with CuttingProxy(server.port, _LONGEST, stage.seed) as proxy:
             play = Play(proxy.url, directory)
             try:
-                for number in range(1, troubles + 1):
-                    until(lambda goal=cuts * number // troubles: proxy.cuts >= goal or play.faults, "cuts", server)
-                    _fill(disk, play)
-                    server.kill()
-                    server = server.again().until_ready()
-                proxy.cutting = False
-                last = play.published + 2
-                until(
-                    lambda: play.faults or all(last <= max(seen, default=0) for seen in play.seen), "the last", server
-                )
+                with at_work([play.publish, *(partial(play.read, number) for number in range(_READERS))]):
+                    for number in range(1, troubles + 1):
+                        goal = cuts * number // troubles
+                        until(lambda goal=goal: proxy.cuts >= goal or play.faults, "cuts", server)
+                        _fill(disk, play)
+                        server.kill()
+                        server = server.again().until_ready()
+                    proxy.cutting = False
+                    last = play.published + 2
+                    until(
+                        lambda: play.faults or all(last <= max(seen, default=0) for seen in play.seen),
+                        "the last",
+                        server,
+                    )
             finally:
-                play.end()
                 server.kill()
         faults = [*play.faults, *faults_on_disk(directory / "server" / "weights")]
     faults += [f"reader {number} went back" for number, seen in enumerate(play.seen) if seen != sorted(set(seen))]

@@ -43,10 +43,9 @@ def database_time(db: psycopg.Connection) -> float:
 class PostgresQueue(Queue):
     """The `Queue` in the database at `url`. Creates its tables if there are none.
 
-    retention_seconds: how long a settled batch's id stays known. max_waiting_seconds: how long a batch waits untouched
-    before it expires. claim_seconds: a server that does not renew its claims
-    for this long loses them. upkeep_seconds: how often claims are renewed. clock: Unix seconds, by default the
-    database's; tests pass their own. Raises StorageBroken when the database is unreachable or has an unknown schema.
+    claim_seconds: a server that does not renew its claims for this long loses them. upkeep_seconds: how often claims
+    are renewed. clock: Unix seconds, by default the database's; tests pass their own. Raises StorageBroken when the
+    database is unreachable or has an unknown schema.
     """
 
     def __init__(

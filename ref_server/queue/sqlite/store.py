@@ -36,10 +36,9 @@ _OLDEST_SQLITE = (3, 51, 3)
 class SqliteQueue(Queue):
     """The `Queue` in the file `path`. Creates the file if there is none.
 
-    retention_seconds: how long a settled batch's id stays known. max_waiting_seconds: how long a batch waits untouched
-    before it expires. min_free: bytes of the disk that uploads leave free; None: as many as suit its size. clock:
-    monotonic seconds, used for leases; a restart starts another clock, so it gives every lease its full time again.
-    wall: Unix seconds.
+    min_free: bytes of the disk that uploads leave free; None: as many as suit its size. clock: monotonic seconds, used
+    for leases; a restart starts another clock, so it gives every lease its full time again. wall: Unix seconds.
+
     Raises StorageBroken when the file is damaged, of an unknown schema, on a network file system, or held by another
     process.
     """

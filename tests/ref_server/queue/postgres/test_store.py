@@ -191,7 +191,7 @@ def test_those_who_settle_the_same_batches_in_other_orders_do_not_block_each_oth
 
 def test_what_a_server_was_scoring_when_it_died_is_scored_by_another(backend: PostgresBackend) -> None:
     def server(upkeep_seconds: float) -> PostgresQueue:
-        return PostgresQueue(backend.url, limits=make_limits(), claim_seconds=0.5, upkeep_seconds=upkeep_seconds)
+        return PostgresQueue(backend.url, limits=make_limits(), claim_seconds=2, upkeep_seconds=upkeep_seconds)
 
     with closing(server(3600)) as silent, closing(server(0.1)) as other:
         silent.put(upload("a"))
