@@ -72,7 +72,7 @@ def _expire_unused(tx: Transaction, untouched_since: float) -> int:
 def purge(tx: Transaction, chosen: PurgeBody) -> Purged:
     """Drops the first chosen batches after the cursor. It only goes forward: dropped ones stay, in state expired."""
     after = parse_cursor(chosen.cursor, ListOrder.OLDEST)
-    # How far this call looks: the last of the next batches in the state, by the index alone, and how many they are.
+    # How far this call looks: the last of the next batches in the state, and how many they are. Reads only the index.
     ahead = f"SELECT seq FROM batches WHERE state = ? AND seq > ? ORDER BY seq LIMIT {LOOKED_AT}"
     last, seen = tx.value(f"SELECT max(seq), count(*) FROM ({ahead}) AS ahead", chosen.state, after)
     rows = _find(tx, chosen, after, last or after)
