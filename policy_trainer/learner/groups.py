@@ -1,18 +1,23 @@
-"""Makes the groups of a step from batches: their rewards, the completions that take part, whether they train."""
+"""Makes the groups of a step from batches: their rewards, the completions that take part, their old log-probs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
 from policy_trainer.config import LossConfig, ReferenceSource
+from policy_trainer.objective.advantages import kl_penalty
 from policy_trainer.objective.group import Group, RewardParts
+from policy_trainer.objective.kl import reverse_kl
 from shared.batch import Array, RolloutBatch, ScoredBatch
 
 # A rollout batch has no reference log-probs; it suffices if the loss needs none.
 Batch = RolloutBatch | ScoredBatch
 # Weights of rewards, by name.
 PartWeights = Mapping[str, float]
+Recompute = Callable[[Sequence[Group]], list[Array]]
+"""Log-probs of groups, float32 (C,) each, under the policy before the first update of a step."""
 
 
 def rollout_of(batch: Batch) -> RolloutBatch:
@@ -35,13 +40,10 @@ def missing_input(
         return "it has no teacher_logps, which distillation needs: no teacher was on the server that scored it"
     if loss.advantage == "process" and rollout.steps is None:
         return "it has no step_rewards, which process supervision needs"
-    if loss.advantage == "gdpo" and (lost := _weighing(weights) - rollout.reward_parts.keys()):
+    weighing = {name for name, weight in weights.items() if weight}
+    if loss.advantage == "gdpo" and (lost := weighing - rollout.reward_parts.keys()):
         return f"it has no reward/{min(lost)}, which gdpo normalises: its worker's rewards are not the trainer's"
     return None
-
-
-def _weighing(weights: PartWeights) -> set[str]:
-    return {name for name, weight in weights.items() if weight}
 
 
 def make_group(
@@ -51,12 +53,16 @@ def make_group(
     step: int = 0,
     weights: PartWeights = MappingProxyType({}),
 ) -> Group:
-    """The batch as a group. step: steps made before the one that trains on it. weights: of the rewards, by name. Raises
-    ValueError for a batch that lacks what the loss needs."""
+    """The batch as a group. step: steps made before the one that trains on it. weights: of the rewards, by name.
+
+    Raises ValueError for a batch that lacks what the loss needs.
+    """
     rollout = rollout_of(batch)
     if reason := missing_input(batch, loss, reference, weights):
         raise ValueError(f"batch {rollout.id} cannot be trained on: {reason}")
     rewards = _rewards(rollout, loss)
+    versions = rollout.policy_versions
+    versions = np.full(rollout.group.size, rollout.policy_version) if versions is None else versions
     return Group(
         tokens=rollout.group,
         temperature=rollout.temperature,
@@ -67,7 +73,8 @@ def make_group(
         parts=RewardParts.of(rollout.reward_parts, weights) if loss.advantage == "gdpo" else None,
         sampler_logps=rollout.sampler_logps,
         ref_logps=batch.ref_logps if isinstance(batch, ScoredBatch) else None,
-        staleness=_staleness(rollout, step) if loss.old_logps == "log_linear" else None,
+        # The weights after n steps have the version n.
+        staleness=np.maximum(step - versions, 0) if loss.old_logps == "log_linear" else None,
         teacher_logps=teacher_logps(batch, loss, reference),
     )
 
@@ -88,13 +95,6 @@ def trains(group: Group, loss: LossConfig) -> bool:
     return bool(group.sequence_mask.any()) and (group.has_variance or not loss.needs_variance)
 
 
-def _staleness(rollout: RolloutBatch, step: int) -> Array:
-    """int64 (G,): steps made since the weights of each completion, which name their own number as their version."""
-    versions = rollout.policy_versions
-    versions = np.full(rollout.group.size, rollout.policy_version) if versions is None else versions
-    return np.maximum(step - versions, 0)
-
-
 def _rewards(rollout: RolloutBatch, loss: LossConfig) -> Array:
     """float32 (G,): NaN for completions that take no part."""
     left_out = np.zeros(rollout.group.size, np.bool_)
@@ -103,3 +103,31 @@ def _rewards(rollout: RolloutBatch, loss: LossConfig) -> Array:
     if loss.advantage == "process" and rollout.steps is not None:
         left_out |= rollout.steps.unrewarded
     return np.where(left_out, np.float32(np.nan), rollout.rewards)
+
+
+def with_old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompute) -> list[Group]:
+    """The groups with the old log-probs that `loss.old_logps` names; None means the current policy: the ratio is 1.
+
+    They also get the KL penalty if it is subtracted from the rewards, and the reverse KL if there is a teacher.
+    """
+    # log_linear begins with the sampler's: token_loss interpolates from these.
+    old_logps: Sequence[Array | None] = [group.sampler_logps for group in groups]
+    if loss.old_logps == "current":
+        old_logps = [None] * len(groups)
+    elif loss.old_logps == "recomputed":
+        old_logps = recompute(groups)
+    groups = [replace(group, old_logps=values) for group, values in zip(groups, old_logps, strict=True)]
+    if not loss.penalises_rewards and not loss.distillation:
+        return groups
+    # Both need old log-probs even where the ratio uses the current policy.
+    known = [values for values in old_logps if values is not None] or recompute(groups)
+    return [_with_kl(group, values, loss) for group, values in zip(groups, known, strict=True)]
+
+
+def _with_kl(group: Group, old_logps: Array, loss: LossConfig) -> Group:
+    if loss.penalises_rewards:
+        assert group.ref_logps is not None
+        group = replace(group, kl_penalty=kl_penalty(group.ref_logps, old_logps, loss))
+    if group.teacher_logps is not None:
+        group = replace(group, reverse_kl=reverse_kl(old_logps, group.teacher_logps))
+    return group

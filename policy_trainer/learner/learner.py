@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,16 +14,23 @@ from transformers import PreTrainedModel
 from policy_trainer.config import ReferenceSource, TrainConfig
 from policy_trainer.data.completion import Probe, probe_tokens
 from policy_trainer.learner.adapters import adapters_off, policy_state
-from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains
-from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals, weightless
-from policy_trainer.learner.old_logps import Recompute, learner_logps, with_old_logps
+from policy_trainer.learner.groups import (
+    Batch,
+    PartWeights,
+    Recompute,
+    make_group,
+    rollout_of,
+    trains,
+    with_old_logps,
+)
+from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
 from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.corrections import ImportanceStats, importance_sampling_weights
+from policy_trainer.objective.corrections import importance_sampling_weights
 from policy_trainer.objective.entropy import EntropyBonus, mean_entropy, with_high_entropy
-from policy_trainer.objective.group import Group, LossInputs
+from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import k3
 from policy_trainer.objective.loss import token_loss
 from shared.batch import Array, TokenGroup
@@ -56,13 +63,8 @@ class Learner:
             loss = loss.model_copy(update={"old_logps": "current"})
         self.model = model.eval()
         self._forward = forward
+        self._config = config
         self._loss = loss
-        self._schedule = config.optimizer
-        self._steps = config.max_steps
-        self._micro_batch_tokens = config.micro_batch_tokens
-        self._max_completion_length = config.sampling.max_completion_length
-        self._num_iterations = config.num_iterations
-        self._minibatches = config.minibatches
         self._source: ReferenceSource = config.reference.source if loss.beta else "server"
         self._make = partial(make_group, loss=loss, reference=self._source, weights=part_weights or {})
         self._ranks = ranks or Ranks()
@@ -88,10 +90,11 @@ class Learner:
         self.updated = False
         groups, training = self._prepare(batches, step)
         on_groups(groups)
-        lr = self._schedule.learning_rate * lr_factor(step, self._schedule, self._steps)
-        parts = split_evenly(len(training), self._minibatches)
-        updates = [self._update(training[part], lr) for _ in range(self._num_iterations) for part in parts]
-        return step_stats(groups, training, updates, num_iterations=self._num_iterations, learning_rate=lr)
+        config, optimizer = self._config, self._config.optimizer
+        lr = optimizer.learning_rate * lr_factor(step, optimizer, config.max_steps)
+        parts = split_evenly(len(training), config.minibatches)
+        updates = [self._update(training[part], lr) for _ in range(config.num_iterations) for part in parts]
+        return step_stats(groups, training, updates, num_iterations=config.num_iterations, learning_rate=lr)
 
     def failures(self, batches: Sequence[Batch], *, step: int) -> list[Exception | None]:
         """What a step on each batch by itself raises, or None. To be called when a step has raised.
@@ -150,7 +153,7 @@ class Learner:
 
     def _recompute(self, groups: Sequence[Group]) -> list[Array]:
         """Log-probs under the current policy, packed like the updates: in half precision the values depend on it."""
-        parts = split_evenly(len(groups), self._minibatches)
+        parts = split_evenly(len(groups), self._config.minibatches)
         return [logps for part in parts for logps in self._logps(groups[part])]
 
     def _logps(self, groups: Sequence[Group]) -> list[Array]:
@@ -167,7 +170,7 @@ class Learner:
         ends = np.cumsum([len(group.completion_ids) for group in tokens])
         values = torch.zeros(int(ends[-1]), dtype=torch.promote_types(self.model.dtype, torch.float32))
         places = torch.arange(len(values)).tensor_split(torch.from_numpy(ends[:-1]))
-        for part, counts in self._ranks.parts(tokens, self._micro_batch_tokens):
+        for part, counts in self._ranks.parts(tokens, self._config.micro_batch_tokens):
             computed = forward([tokens[i] for i in part], [temperatures[i] for i in part])
             if counts:
                 values[torch.cat([places[i] for i in part])] = computed.cpu()
@@ -179,7 +182,7 @@ class Learner:
         update, total = self._gradients(groups)
         if update.finite:
             self.updated = True
-            step_weights(self.weights, self._schedule, lr)
+            step_weights(self.weights, self._config.optimizer, lr)
             if total.explored:
                 self.bonus.observe(update.explored_entropy)
         return update
@@ -187,41 +190,42 @@ class Learner:
     def _gradients(self, groups: Sequence[Group]) -> tuple[Update, Totals]:
         """Forward and backward of one update. The gradients are left in the weights."""
         groups = with_high_entropy(groups, self._loss, self._entropies)
-        total = totals(groups, self._max_completion_length)
+        total = totals(groups, self._config.sampling.max_completion_length)
         self.weights.optimizer.zero_grad(set_to_none=True)
-        sums = summed([self._accumulate(part, total) for part in self._micro_batches(groups)])
-        return Update(summed(self._ranks.gather(sums)), clip_gradients(self.weights, self._schedule)), total
-
-    def _micro_batches(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
-        for part, counts in self._ranks.parts([group.tokens for group in groups], self._micro_batch_tokens):
-            yield [groups[i] if counts else weightless(groups[i]) for i in part]
+        parts = []
+        for part, counts in self._ranks.parts([group.tokens for group in groups], self._config.micro_batch_tokens):
+            micro_batch = [groups[i] for i in part]
+            if not counts:
+                micro_batch = [
+                    replace(group, sequence_mask=np.zeros_like(group.sequence_mask)) for group in micro_batch
+                ]
+            parts.append(self._accumulate(micro_batch, total))
+        sums = summed(self._ranks.gather(summed(parts)))
+        return Update(sums, clip_gradients(self.weights, self._config.optimizer)), total
 
     def _accumulate(self, groups: Sequence[Group], total: Totals) -> Tensor:
         """Forward and backward of one micro-batch, and its sums for the statistics."""
-        joined = join(groups, self.model.device)
+        loss = self._loss
+        tokens = join(groups, self.model.device)
         logps, entropy = self._forward.with_entropy(*_inputs(groups))
-        tokens, difference, importance = self._with_importance_weights(joined, logps.detach())
-        per_token = token_loss(logps, tokens, self._loss)
-        weights = token_weights(self._loss.aggregation, tokens.sequence_ids, tokens.mask, total)
-        loss = (weights.to(logps.dtype) * per_token.loss).sum()
+        current = logps.detach()
+        ours = current if loss.old_logps == "sampler" else tokens.denominator(current)
+        assert tokens.sampler_logps is not None  # NaN where unknown
+        weights, *importance = importance_sampling_weights(
+            ours, tokens.sampler_logps, tokens.sequence_ids, tokens.mask, loss
+        )
+        if loss.importance_sampling_correction != "none":  # the statistics are logged even when it is off
+            tokens = replace(tokens, importance_weights=weights)
+        per_token = token_loss(logps, tokens, loss)
+        shares = token_weights(loss.aggregation, tokens.sequence_ids, tokens.mask, total)
+        total_loss = (shares.to(logps.dtype) * per_token.loss).sum()
         explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
         if coef := self.bonus.applied:
-            loss = loss - coef * explored_entropy
-        loss.backward()
-        return micro_batch_sums(
-            loss.detach(), explored_entropy.detach(), per_token, entropy, tokens.mask, difference, importance
-        )
-
-    def _with_importance_weights(self, tokens: LossInputs, logps: Tensor) -> tuple[LossInputs, Tensor, ImportanceStats]:
-        """The loss's inputs, with importance weights if the correction is on; |log-prob - the sampler's| of each token,
-        and the weights' statistics: both are logged even when the correction is off."""
-        sampler_logps = tokens.sampler_logps
-        assert sampler_logps is not None  # NaN where unknown
-        ours = learner_logps(tokens, logps, self._loss)
-        weights, stats = importance_sampling_weights(ours, sampler_logps, tokens.sequence_ids, tokens.mask, self._loss)
-        if self._loss.importance_sampling_correction != "none":
-            tokens = replace(tokens, importance_weights=weights)
-        return tokens, (ours - sampler_logps).abs(), stats
+            total_loss = total_loss - coef * explored_entropy
+        total_loss.backward()
+        difference = (ours - tokens.sampler_logps).abs()
+        scalars = total_loss.detach(), explored_entropy.detach()
+        return micro_batch_sums(*scalars, per_token, entropy, tokens.mask, difference, importance)
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the current policy and the reference, over whole batches, without training. NaN
@@ -270,7 +274,7 @@ class Learner:
         groups = [(rollout.group, rollout.temperature) for rollout in rollouts]
         total, count = 0.0, 0
         with torch.no_grad():
-            for part in cut([group.tokens for group, _ in groups], self._micro_batch_tokens):
+            for part in cut([group.tokens for group, _ in groups], self._config.micro_batch_tokens):
                 packed = self._forward(*zip(*groups[part], strict=True))
                 halves = [(half, temperature) for group, temperature in groups[part] for half in group.halves()]
                 in_halves = torch.cat([self._forward([half], [temperature]) for half, temperature in halves])

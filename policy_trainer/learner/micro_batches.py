@@ -4,7 +4,6 @@ One process computes all groups of a step; the ranks of a sharded policy compute
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -44,11 +43,6 @@ def split_evenly(count: int, parts: int) -> list[slice]:
     return [slice(start, end) for start, end in pairwise(ends) if end > start]
 
 
-def weightless(group: Group) -> Group:
-    """The group, of which no token trains."""
-    return replace(group, sequence_mask=np.zeros_like(group.sequence_mask))
-
-
 def join(groups: Sequence[Group], device: torch.device) -> LossInputs:
     """The tokens of whole groups as one micro-batch on `device`; C counts the completion tokens of all.
 
@@ -63,25 +57,23 @@ def join(groups: Sequence[Group], device: torch.device) -> LossInputs:
         parts = [part for group in groups if (part := of(group)) is not None]
         return joined(parts) if len(parts) == len(groups) else None
 
-    lengths = np.concatenate([group.tokens.completion_lengths for group in groups])
+    def sampler_logps(group: Group) -> Array:
+        return np.full(len(group.mask), np.nan, np.float32) if group.sampler_logps is None else group.sampler_logps
+
+    def staleness(group: Group) -> Array | None:
+        return None if group.staleness is None else np.repeat(group.staleness, group.lengths)
+
+    lengths = np.concatenate([group.lengths for group in groups])
     return LossInputs(
         sequence_ids=joined([np.repeat(np.arange(len(lengths)), lengths)]),
         mask=joined(group.mask for group in groups),
         advantages=joined(group.advantages for group in groups),
         old_logps=joined_if_known(lambda group: group.old_logps),
         ref_logps=joined_if_known(lambda group: group.ref_logps),
-        sampler_logps=joined(map(_sampler_logps, groups)),
-        staleness=joined_if_known(_staleness),
+        sampler_logps=joined(map(sampler_logps, groups)),
+        staleness=joined_if_known(staleness),
         high_entropy=joined_if_known(lambda group: group.high_entropy),
     )
-
-
-def _staleness(group: Group) -> Array | None:
-    return None if group.staleness is None else np.repeat(group.staleness, group.lengths)
-
-
-def _sampler_logps(group: Group) -> Array:
-    return np.full(len(group.mask), np.nan, np.float32) if group.sampler_logps is None else group.sampler_logps
 
 
 class Ranks:

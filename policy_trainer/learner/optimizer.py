@@ -8,7 +8,7 @@ such steps (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -57,7 +57,7 @@ class Weights:
 
 
 def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
-    """Chooses by the dtype of what trains, by optimizer.offload and master_weights. Raises UserError for float16."""
+    """Raises UserError for a float16 model."""
     if model.dtype == torch.float16:
         raise UserError(
             "dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16"
@@ -98,19 +98,8 @@ def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
     warmup = max(config.warmup_steps, math.ceil(config.warmup_ratio * steps))
     ramp = min(1.0, (step + 1) / warmup) if warmup else 1.0
     progress = min(1.0, step / max(steps - 1, 1))
-    return ramp * (1 - (1 - config.min_lr_rate) * SCHEDULES[config.lr_scheduler_type](progress))
-
-
-def _linear(progress: float) -> float:
-    return progress
-
-
-def _cosine(progress: float) -> float:
-    return (1 - math.cos(math.pi * progress)) / 2
-
-
-# (progress of the run in [0, 1]) -> share of the decay that is done, in [0, 1].
-SCHEDULES: dict[str, Callable[[float], float]] = {"linear": _linear, "cosine": _cosine}
+    decayed = (1 - math.cos(math.pi * progress)) / 2 if config.lr_scheduler_type == "cosine" else progress
+    return ramp * (1 - (1 - config.min_lr_rate) * decayed)
 
 
 class MasterWeights(Weights):
@@ -118,8 +107,13 @@ class MasterWeights(Weights):
 
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
         self._rounded = trained(model)
-        masters = {name: _master(parameter) for name, parameter in self._rounded.items()}
+        masters = {
+            name: nn.Parameter(parameter.detach().to(torch.float32, copy=True))
+            for name, parameter in self._rounded.items()
+        }
         super().__init__(masters, masters, config)
+        for name, parameter in self._rounded.items():
+            parameter.register_post_accumulate_grad_hook(partial(_move_gradient, masters[name]))
 
     def step(self) -> None:
         super().step()
@@ -185,13 +179,6 @@ def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 def _set(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         weights[name].copy_(value)
-
-
-def _master(parameter: nn.Parameter) -> nn.Parameter:
-    """A float32 copy that accumulates the parameter's gradients."""
-    master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
-    parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))
-    return master
 
 
 def _move_gradient(master: nn.Parameter, parameter: Tensor) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policy_trainer.objective.corrections import ImportanceStats
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.loss import TokenLoss
 from policy_trainer.objective.ratios import masked
@@ -88,18 +87,20 @@ def micro_batch_sums(
     entropy: Tensor,
     mask: Tensor,
     logp_difference: Tensor,
-    importance: ImportanceStats,
+    importance: Sequence[Tensor],
 ) -> Tensor:
     """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy: scalars, of which
     the update has the sum; all else (C,).
 
-    logp_difference: |log-prob - the sampler's|.
+    logp_difference: |log-prob - the sampler's|. importance: the correction's weights before truncation; bool, where one
+    was truncated.
     """
-    weights, difference = masked(importance.weights, mask), masked(logp_difference, mask)
+    weights, clipped = importance
+    weights, difference = masked(weights, mask), masked(logp_difference, mask)
     sums = (
         loss, masked(tokens.kl, mask).sum(), masked(entropy, mask).sum(), tokens.clipped_low.sum(),
         tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), difference.sum(),
-        (importance.clipped & mask).sum(), weights.sum(), weights.square().sum(), tokens.untrusted.sum(),
+        clipped.sum(), weights.sum(), weights.square().sum(), tokens.untrusted.sum(),
         explored_entropy, mask.sum(),
     )  # fmt: skip
     maxima = (torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), difference.amax())
@@ -128,6 +129,7 @@ def step_stats(
     count = sums["tokens"] or math.nan  # without tokens there is no mean
     negative_min, largest, difference_max = (total[len(_SUMS) :] * (count / count)).tolist()
     means = {name: value / count for name, value in sums.items()}
+    completion_advantages = [advantage for group in trained for advantage in group.completion_advantages]
     return StepStats(
         loss=sums["loss"] / len(updates) if updates else math.nan,
         kl=means["kl"],
@@ -144,7 +146,7 @@ def step_stats(
         importance_sampling_ratio_mean=means["weight"],
         importance_sampling_clip_ratio=means["weight_clipped"],
         masked_ratio=means["untrusted"],
-        advantage_std=_advantage_std(trained),
+        advantage_std=float(np.nanstd(completion_advantages)) if trained else math.nan,
         frac_reward_zero_std=float(np.mean([not group.has_variance for group in groups])) if groups else math.nan,
         grad_norm=float(np.mean([update.grad_norm for update in updates])) if updates else 0.0,
         learning_rate=learning_rate,
@@ -153,10 +155,3 @@ def step_stats(
         updates=sum(update.finite for update in updates),
         not_finite=not all(update.finite for update in updates),
     )
-
-
-def _advantage_std(groups: Sequence[Group]) -> float:
-    """Population standard deviation over the completions that train, each with the mean advantage of its tokens."""
-    if not groups:
-        return math.nan
-    return float(np.nanstd(np.concatenate([group.completion_advantages for group in groups])))

@@ -80,10 +80,8 @@ def _reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> list[Ar
     """The reward at the last token minus the KL penalty of each token, summed from the end and standardised over all
     tokens of the step (REINFORCE++, arXiv 2501.03262, 3.1 and 3.2)."""
     returns = [_returns(group) for group in groups]
-    known = np.concatenate(
-        [np.where(_takes_part(group), row, np.nan) for group, row in zip(groups, returns, strict=True)]
-    )
-    tokens = torch.from_numpy(known)[None]
+    takes_part = [_masked(np.repeat(~np.isnan(group.rewards), group.lengths), group) for group in groups]
+    tokens = torch.from_numpy(np.where(np.concatenate(takes_part), np.concatenate(returns), np.nan))[None]
     standardised = (deviations(tokens) / _divisor(tokens, config))[0].numpy()
     return np.split(standardised, np.cumsum([len(row) for row in returns])[:-1])
 
@@ -100,7 +98,7 @@ def _normalised_sum(group: Group, config: LossConfig) -> Array:
     """(G,), NaN where a completion takes no part."""
     assert group.parts is not None
     parts = torch.from_numpy(group.compared_rewards.astype(np.float64))
-    normalised = (deviations(parts) / _group_std(parts, config)).numpy()
+    normalised = (deviations(parts) / (_std(parts, config) + config.advantage_eps)).numpy()
     return np.where(np.isnan(group.rewards), np.nan, group.parts.weights @ normalised)
 
 
@@ -108,11 +106,6 @@ def _returns(group: Group) -> Array:
     values = np.zeros(group.lengths.sum()) if group.kl_penalty is None else -_masked(group.kl_penalty, group)
     values[np.cumsum(group.lengths) - 1] += np.nan_to_num(group.rewards)
     return _rewards_to_go(values, group.lengths)
-
-
-def _takes_part(group: Group) -> Array:
-    rewarded = np.repeat(~np.isnan(group.rewards), group.lengths)
-    return rewarded if group.loss_mask is None else rewarded & group.loss_mask
 
 
 def _nothing(groups: Sequence[Group], config: LossConfig) -> list[Array]:
@@ -141,22 +134,9 @@ def deviations(rewards: Tensor) -> Tensor:
 
 
 def _divisor(rewards: Tensor, config: LossConfig) -> Tensor:
-    return SCALES[config.scale](rewards, config)
-
-
-def _group_std(rewards: Tensor, config: LossConfig) -> Tensor:
-    return _std(rewards, config) + config.advantage_eps
-
-
-def _batch_std(rewards: Tensor, config: LossConfig) -> Tensor:
-    return _std(rewards.flatten(), config) + config.advantage_eps
-
-
-def _unscaled(rewards: Tensor, config: LossConfig) -> Tensor:
-    return torch.ones(())
-
-
-SCALES = {"group": _group_std, "batch": _batch_std, "none": _unscaled}
+    if config.scale == "none":
+        return torch.ones(())
+    return _std(rewards.flatten() if config.scale == "batch" else rewards, config) + config.advantage_eps
 
 
 def _std(rewards: Tensor, config: LossConfig) -> Tensor:
@@ -167,23 +147,23 @@ def _std(rewards: Tensor, config: LossConfig) -> Tensor:
 
 def _completion_rewards(groups: Sequence[Group]) -> Tensor:
     """float64 (B, G): rewards, each minus the KL penalty of its completion."""
-    return _padded([group.rewards - _penalties(group) for group in groups])
-
-
-def _penalties(group: Group) -> Array | float:
-    if group.kl_penalty is None:
-        return 0.0
-    return np.add.reduceat(_masked(group.kl_penalty, group), np.cumsum(group.lengths) - group.lengths)
+    rows = []
+    for group in groups:
+        rewards, starts = group.rewards, np.cumsum(group.lengths) - group.lengths
+        if group.kl_penalty is not None:
+            rewards = rewards - np.add.reduceat(_masked(group.kl_penalty, group), starts)
+        rows.append(rewards)
+    return _padded(rows)
 
 
 def _masked(values: Array, group: Group) -> Array:
-    values = values.astype(np.float64)
-    return values if group.loss_mask is None else np.where(group.loss_mask, values, 0.0)
+    """(C,) -> (C,): 0 on tokens that must not be trained on."""
+    return values if group.loss_mask is None else np.where(group.loss_mask, values, 0)
 
 
 def _to_tokens(groups: Iterable[Group], completions: Tensor) -> list[Array]:
-    rows = completions.numpy()
-    return [np.repeat(row[: len(group.lengths)], group.lengths) for group, row in zip(groups, rows, strict=True)]
+    rows = zip(groups, completions.numpy(), strict=True)
+    return [np.repeat(row[: len(group.lengths)], group.lengths) for group, row in rows]
 
 
 def _rewards_to_go(values: Array, lengths: Array) -> Array:

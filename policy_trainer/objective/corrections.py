@@ -7,7 +7,6 @@ never a denominator: a removed surrogate adds 0 to the mean.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,25 +16,19 @@ from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.ratios import log_ratio, masked, sequence_means
 
 
-@dataclass(frozen=True)
-class ImportanceStats:
-    """Per token, (C,). weights: before truncation. clipped: bool, where the weight was truncated or became 0."""
-
-    weights: Tensor
-    clipped: Tensor
-
-
 def importance_sampling_weights(
     old_logps: Tensor, sampler_logps: Tensor, sequence_ids: Tensor, mask: Tensor, config: LossConfig
-) -> tuple[Tensor, ImportanceStats]:
-    """Weights of the surrogate, (C,), without gradient, from d = old_logps - sampler_logps; 1 where masked.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each token, (C,), without gradient: its weight in the surrogate, 1 where masked; the weight before truncation;
+    bool, whether it was truncated or became 0.
 
-    sequence_ids: int64 (C,), the completion of each token. A whole completion has the weight exp(sum of its d).
+    The weights are exp(d) with d = old_logps - sampler_logps, or exp(sum of its d) for a whole completion.
+    sequence_ids: int64 (C,), the completion of each token.
     """
     difference = (old_logps - sampler_logps).detach()
     weights = log_ratio(_LEVELS[config.correction_level], difference, sequence_ids, mask).exp()
     kept, clipped = CORRECTIONS[config.importance_sampling_correction](weights, config)
-    return torch.where(mask, kept, 1.0), ImportanceStats(weights, mask & clipped)
+    return torch.where(mask, kept, 1.0), weights, mask & clipped
 
 
 def _none(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:

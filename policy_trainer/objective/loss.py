@@ -7,7 +7,6 @@ weight in the loss of the whole update, so that the sum over any micro-batches i
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,17 +24,15 @@ _MIN_WEIGHT, _MAX_LOG_WEIGHT = 1e-8, 20.0
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Per token, (C,). Only surrogate, kl and loss have a gradient; they are 0 where masked.
+    """Per token, (C,). Only loss and kl have a gradient; they are 0 where masked.
 
-    surrogate: with its importance weights. kl: the unweighted estimate; NaN without ref_logps. loss: surrogate and
-    penalties, before aggregation. ratio: before truncation; 1 where masked. clipped_low, clipped_high: bool, where a
-    bound removed the gradient, or cispo truncated the weight. untrusted: bool, where a mask of loss.mask took the
-    surrogate away.
+    loss: surrogate and penalties, before aggregation. kl: the unweighted estimate; NaN without ref_logps. ratio: before
+    truncation; 1 where masked. clipped_low, clipped_high: bool, where a bound removed the gradient, or cispo truncated
+    the weight. untrusted: bool, where a mask of loss.mask took the surrogate away.
     """
 
-    surrogate: Tensor
-    kl: Tensor
     loss: Tensor
+    kl: Tensor
     ratio: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
@@ -52,7 +49,9 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
     old_logps = tokens.denominator(logps.detach())
     ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.sequence_ids, mask).exp()
     surrogate, low, high = SURROGATES[config.surrogate](ratio, logps, masked(tokens.advantages, mask), config)
-    weights = _weights(logps - old_logps, tokens, config)
+    weights = tokens.importance_weights
+    if config.surrogate == "vespo":
+        weights = _vespo_weights(logps - old_logps, tokens, config)
     if weights is not None:
         surrogate = surrogate * masked(weights, mask)
     trusted = _trusted(logps.detach(), old_logps, tokens, config)
@@ -63,8 +62,10 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
     if config.penalises_loss:
         loss = surrogate + config.beta * (kl * ratio if config.kl_weight == "ratio" else kl)
     if config.mismatch_penalty:
-        loss = loss + config.mismatch_penalty * _mismatch(logps, tokens)
-    return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high, mask & ~trusted)
+        # As in prime-rl: also of tokens that a mask took away.
+        assert tokens.sampler_logps is not None
+        loss = loss + config.mismatch_penalty * masked(logps - tokens.sampler_logps, mask).square()
+    return TokenLoss(loss, kl, ratio.detach(), mask & low, mask & high, mask & ~trusted)
 
 
 def _refuse_missing(tokens: LossInputs, config: LossConfig) -> None:
@@ -87,20 +88,6 @@ def _refuse_missing(tokens: LossInputs, config: LossConfig) -> None:
             raise ValueError(f"{name}: {setting} needs {name} for every group of the micro-batch: {remedy}")
 
 
-def _weights(difference: Tensor, tokens: LossInputs, config: LossConfig) -> Tensor | None:
-    """(C,): what multiplies the surrogate: the weights of the correction, or VESPO's, which contain them."""
-    if config.surrogate != "vespo":
-        return tokens.importance_weights
-    advantages = masked(tokens.advantages, tokens.mask)
-    return vespo_weights(difference, tokens.importance_weights, advantages, tokens.sequence_ids, tokens.mask, config)
-
-
-def _mismatch(logps: Tensor, tokens: LossInputs) -> Tensor:
-    """(C,): the squared log-ratio to the sampler, as prime-rl penalises it: also of tokens that a mask took away."""
-    assert tokens.sampler_logps is not None
-    return masked(logps - tokens.sampler_logps, tokens.mask).square()
-
-
 def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossInputs, config: LossConfig) -> Tensor:
     """bool (C,): tokens that train and keep their surrogate. Unknown sampler log-probs are replaced by the old ones."""
     if not config.mask.active:
@@ -111,41 +98,30 @@ def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossInputs, config: LossC
 
 
 @torch.no_grad()
-def vespo_weights(
-    difference: Tensor,
-    corrections: Tensor | None,
-    advantages: Tensor,
-    sequence_ids: Tensor,
-    mask: Tensor,
-    config: LossConfig,
-) -> Tensor:
-    """The weight of -A l at each token, (C,): exp(lambda + k S - lambda e^S). It is 1 at S = 0, and small for
+def _vespo_weights(difference: Tensor, tokens: LossInputs, config: LossConfig) -> Tensor:
+    """VESPO's weight of -A l at each token, (C,): exp(lambda + k S - lambda e^S). It is 1 at S = 0, and small for
     completions that have become much more or much less likely. k and lambda depend on the advantage's sign.
 
-    difference: l - l_old. S is its sum over a completion's tokens, and that of the logarithms of `corrections`: weights
-    for a sampler that is not the learner, which are not applied again. All (C,).
+    difference: (C,), l - l_old. S is its sum over a completion's tokens, and that of the logarithms of their importance
+    weights, which are not applied again.
     """
     log_ratios = difference.clamp(-_MAX_TOKEN_LOG_RATIO, _MAX_TOKEN_LOG_RATIO)
-    if corrections is not None:
+    if tokens.importance_weights is not None:
         # A weight may be 0.
-        log_ratios = log_ratios + corrections.clamp(min=_MIN_WEIGHT).log().clamp(max=_MAX_LOG_WEIGHT)
-    log_weight = sequence_sums(masked(log_ratios, mask), sequence_ids)[sequence_ids]
+        log_ratios = log_ratios + tokens.importance_weights.clamp(min=_MIN_WEIGHT).log().clamp(max=_MAX_LOG_WEIGHT)
+    log_weight = sequence_sums(masked(log_ratios, tokens.mask), tokens.sequence_ids)[tokens.sequence_ids]
     log_weight = log_weight.clamp(math.log(_MIN_WEIGHT), _MAX_LOG_WEIGHT)
-    gains = advantages >= 0
+    gains = masked(tokens.advantages, tokens.mask) >= 0
     k = torch.where(gains, config.vespo_k_pos, config.vespo_k_neg)
     decay = torch.where(gains, config.vespo_lambda_pos, config.vespo_lambda_neg)
     return (decay + k * log_weight - decay * log_weight.exp()).exp().to(difference.dtype)
 
 
-class Surrogate(NamedTuple):
-    """Per token, (C,): what is minimised, and whether the lower or the upper bound removed its gradient."""
-
-    values: Tensor
-    low: Tensor
-    high: Tensor
+# Per token, (C,): what is minimised, and whether the lower or the upper bound removed its gradient.
+_Surrogate = tuple[Tensor, Tensor, Tensor]
 
 
-def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
+def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> _Surrogate:
     """PPO's clipped surrogate (DeepSeekMath, arXiv 2402.03300, eq. 3), with a separate upper bound (DAPO, 2503.14476)
     and dual clip (1912.09729)."""
     low, high = 1 - config.epsilon, 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
@@ -154,32 +130,31 @@ def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) 
     above = (ratio > high) & (advantages > 0)
     if config.delta is not None:
         above = above | ((ratio > config.delta) & (advantages < 0))
-    return Surrogate(values, (ratio < low) & (advantages < 0), above)
+    return values, (ratio < low) & (advantages < 0), above
 
 
-def _reinforce(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
+def _reinforce(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> _Surrogate:
     """The policy gradient: no ratio, no clip (nano-aha-moment, GRPO:Zero). VESPO weighs it."""
-    return Surrogate(-advantages * logps, *_never(ratio))
+    return -advantages * logps, _nowhere(ratio), _nowhere(ratio)
 
 
-def _cispo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
+def _cispo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> _Surrogate:
     """MiniMax-M1 (arXiv 2506.13585, eq. 4): the ratio is a truncated weight without gradient."""
     values = -ratio.detach().clamp(max=config.ratio_max) * advantages * logps
-    return Surrogate(values, _never(ratio)[0], ratio > config.ratio_max)
+    return values, _nowhere(ratio), ratio > config.ratio_max
 
 
-def _sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
+def _sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> _Surrogate:
     """SAPO (arXiv 2511.20347): a soft gate, which closes sooner for negative advantages."""
     tau = torch.full_like(ratio, config.sapo_temperature_neg).masked_fill(advantages > 0, config.sapo_temperature_pos)
-    return Surrogate(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, *_never(ratio))
+    return -(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, _nowhere(ratio), _nowhere(ratio)
 
 
-def _never(ratio: Tensor) -> tuple[Tensor, Tensor]:
-    none = torch.zeros_like(ratio, dtype=torch.bool)
-    return none, none
+def _nowhere(ratio: Tensor) -> Tensor:
+    return torch.zeros_like(ratio, dtype=torch.bool)
 
 
-SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, LossConfig], Surrogate]] = {
+SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, LossConfig], _Surrogate]] = {
     "clip": _clip,
     "reinforce": _reinforce,
     "cispo": _cispo,

@@ -31,7 +31,6 @@ from policy_trainer.objective.entropy import EntropyBonus
 from policy_trainer.objective.group import Group
 from policy_trainer.ranks.sharded_checkpoint import divide_saved, has_shards, read_optimizer, read_weights, write_shards
 from policy_trainer.ranks.sharding import (
-    Costs,
     ShardedForward,
     ShardedRanks,
     divide_again,
@@ -62,10 +61,6 @@ class Rank:
     compute: torch.dtype
     ties: Mapping[str, str]
 
-    @property
-    def model(self) -> PreTrainedModel:
-        return self.learner.model
-
 
 def load_rank(
     config: TrainConfig,
@@ -77,8 +72,7 @@ def load_rank(
 ) -> tuple[Rank, str]:
     """A rank's part, and the name of its forward. All ranks call it together.
 
-    source: a model, or the checkpoint's directory. part_weights: of the rewards, by name. Raises UserError for a model
-    that cannot be used.
+    source: a model, or the checkpoint's directory. Raises UserError for a model that cannot be used.
     """
     if config.optimizer.offload != "none":
         raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
@@ -102,7 +96,7 @@ def load_rank(
         read_weights(model, sharded)
     forward = choose_forward(model, lambda plain: ShardedForward(model, plain), compute)
     divide_again(model)
-    ranks = ShardedRanks(model, world, Costs.of(model))
+    ranks = ShardedRanks(model, world)
     learner = Learner(model, forward, config, part_weights=part_weights, ranks=ranks)
     if sharded:
         read_optimizer(learner, sharded)
@@ -179,9 +173,8 @@ class LeadSampler:
         self._rank = rank
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        return _execute(
-            self._rank, "sample", prompts=[list(prompt) for prompt in prompts], params=asdict(params), seed=seed
-        )
+        plain = [list(prompt) for prompt in prompts]
+        return _execute(self._rank, "sample", prompts=plain, params=asdict(params), seed=seed)
 
     def load(self, model: Path) -> None:
         raise NotImplementedError("the learner trains these weights")
@@ -228,7 +221,7 @@ def follow(world: World) -> None:
         command, header, bodies = world.receive()
         if command == "end":
             return
-        _COMMANDS[command](rank, header, [wire.decode(body) for body in bodies])
+        _COMMANDS[command](rank, [wire.decode(body) for body in bodies], **header)
 
 
 def _send(rank: Rank, command: str, batches: Sequence[Batch], **header: Any) -> None:
@@ -239,32 +232,28 @@ def _execute(rank: Rank, command: str, batches: Sequence[Batch] = (), **header: 
     """Sends a command to the other ranks and executes it with them."""
     with rank.world.together():
         _send(rank, command, batches, **header)
-        return _COMMANDS[command](rank, header, batches)
+        return _COMMANDS[command](rank, batches, **header)
 
 
 def _state(rank: Rank) -> dict[str, Tensor]:
-    return trained_state(rank.model, rank.compute) if has_adapters(rank.model) else _whole(rank)
+    return trained_state(rank.learner.model, rank.compute) if has_adapters(rank.learner.model) else _whole(rank)
 
 
 def _whole(rank: Rank) -> dict[str, Tensor]:
-    return whole_state(rank.model, rank.compute, rank.ties)
+    return whole_state(rank.learner.model, rank.compute, rank.ties)
 
 
 def _parameters(rank: Rank) -> dict[str, Tensor]:
-    names = trained(rank.model)
-    whole = whole_state(rank.model, torch.float32, rank.ties)
+    names = trained(rank.learner.model)
+    whole = whole_state(rank.learner.model, torch.float32, rank.ties)
     return {name: weight for name, weight in whole.items() if name in names}
-
-
-def _write(rank: Rank, directory: Path) -> Future[Any]:
-    return write_shards(rank.learner, directory, rank.world.files)
 
 
 def _sample(rank: Rank, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
     """All completions, on every rank. Rank k samples for prompts k, k + n, …"""
     world = rank.world
     share = prompts[world.rank :: world.size]
-    with whole_weights(rank.model):
+    with whole_weights(rank.learner.model):
         sampled = rank.sampler.sample(share, params, seed) if share else []
     written = json.dumps([[_fields(completion) for completion in group] for group in sampled]).encode()
     completions: list[list[Completion]] = [[]] * len(prompts)
@@ -281,22 +270,19 @@ def _completion(ids: list[int], logps: list[float], finished: bool, eos: bool) -
     return Completion(np.array(ids, np.int64), np.array(logps, np.float32), finished, eos)
 
 
-_Command = Callable[[Rank, Mapping[str, Any], Sequence[Batch]], Any]
-_COMMANDS: Mapping[str, _Command] = {
-    "step": lambda rank, header, batches: rank.learner.step(batches, step=header["step"]),
-    "restore_bonus": lambda rank, header, batches: rank.learner.restore_bonus(**header),
-    "kl": lambda rank, header, batches: rank.learner.kl(batches),
-    "noise_floor": lambda rank, header, batches: rank.learner.noise_floor(batches),
-    "logps": lambda rank, header, batches: rank.learner.logps(batches),
-    "probe": lambda rank, header, batches: rank.learner.probe(batches),
-    "state": lambda rank, header, batches: _state(rank),
-    "whole": lambda rank, header, batches: _whole(rank),
-    "parameters": lambda rank, header, batches: _parameters(rank),
-    "write": lambda rank, header, batches: _write(rank, Path(header["directory"])),
-    "sample": lambda rank, header, batches: _sample(
-        rank,
-        header["prompts"],
-        SamplingParams(**{**header["params"], "stop": tuple(header["params"]["stop"])}),
-        header["seed"],
+# Each is called with the rank, the batches and the header's values.
+_COMMANDS: Mapping[str, Callable[..., Any]] = {
+    "step": lambda rank, batches, step: rank.learner.step(batches, step=step),
+    "restore_bonus": lambda rank, batches, coef, entropy: rank.learner.restore_bonus(coef, entropy),
+    "kl": lambda rank, batches: rank.learner.kl(batches),
+    "noise_floor": lambda rank, batches: rank.learner.noise_floor(batches),
+    "logps": lambda rank, batches: rank.learner.logps(batches),
+    "probe": lambda rank, batches: rank.learner.probe(batches),
+    "state": lambda rank, batches: _state(rank),
+    "whole": lambda rank, batches: _whole(rank),
+    "parameters": lambda rank, batches: _parameters(rank),
+    "write": lambda rank, batches, directory: write_shards(rank.learner, Path(directory), rank.world.files),
+    "sample": lambda rank, batches, prompts, params, seed: _sample(
+        rank, prompts, SamplingParams(**{**params, "stop": tuple(params["stop"])}), seed
     ),
 }

@@ -6,8 +6,7 @@ al., PyTorch FSDP, arXiv 2304.11277; `fully_shard` of torch.distributed.fsdp).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -67,38 +66,33 @@ class ShardedForward:
         return self._model.token_logps_with_entropy(groups, temperatures)
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Floating-point operations of a forward. token: of one token in all layers and the head. pair: of a query and a
-    key that it attends to, in all layers."""
+Cost = Callable[[TokenGroup], float]
 
-    token: float
-    pair: float
 
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> Self:
-        config = model.config.get_text_config()
-        embedding: Any = model.get_input_embeddings().weight
-        head: Any = model.get_output_embeddings()
-        looked_up = 0 if head is None or head.weight is embedding else embedding.numel()
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(
-            token=2.0 * (parameters - looked_up),
-            pair=4.0 * config.num_hidden_layers * config.num_attention_heads * width,
-        )
+def forward_cost(model: PreTrainedModel) -> Cost:
+    """Floating-point operations of a group's forward: its prompt once, and completions that attend to it and to
+    themselves."""
+    config = model.config.get_text_config()
+    embedding: Any = model.get_input_embeddings().weight
+    head: Any = model.get_output_embeddings()
+    looked_up = 0 if head is None or head.weight is embedding else embedding.numel()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Of a token in all layers and the head, and of a query and a key that it attends to in all layers.
+    of_token = 2.0 * (sum(parameter.numel() for parameter in model.parameters()) - looked_up)
+    of_pair = 4.0 * config.num_hidden_layers * config.num_attention_heads * width
 
-    def forward(self, group: TokenGroup) -> float:
-        """Of the prompt once, and of completions that attend to it and to themselves."""
+    def cost(group: TokenGroup) -> float:
         prompt, lengths = len(group.prompt_ids), group.completion_lengths.astype(np.float64)
         pairs = prompt**2 / 2 + float((lengths * (prompt + lengths / 2)).sum())
-        return self.token * group.tokens + self.pair * pairs
+        return of_token * group.tokens + of_pair * pairs
+
+    return cost
 
 
-def share(groups: Sequence[TokenGroup], ranks: int, costs: Costs) -> list[list[int]]:
+def share(groups: Sequence[TokenGroup], ranks: int, cost: Cost) -> list[list[int]]:
     """The places of each rank's groups. The costliest group first, to the rank that has the least to do (Graham's LPT,
     at most 4/3 of the best). The same on every rank."""
-    weights = [costs.forward(group) for group in groups]
+    weights = [cost(group) for group in groups]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
     for place in sorted(range(len(groups)), key=lambda place: (-weights[place], place)):
@@ -109,12 +103,12 @@ def share(groups: Sequence[TokenGroup], ranks: int, costs: Costs) -> list[list[i
 
 
 def parts_of_rank(
-    groups: Sequence[TokenGroup], rank: int, ranks: int, limit: int, costs: Costs
+    groups: Sequence[TokenGroup], rank: int, ranks: int, limit: int, cost: Cost
 ) -> list[tuple[Sequence[int], bool]]:
     """A rank's forwards. Each rank has as many: those that it lacks repeat the smallest group, and do not count."""
     cuts = [
         [places[part] for part in cut([groups[place].tokens for place in places], limit)]
-        for places in share(groups, ranks, costs)
+        for places in share(groups, ranks, cost)
     ]
     smallest = min(range(len(groups)), key=lambda place: groups[place].tokens)
     missing = max(map(len, cuts)) - len(cuts[rank])
@@ -124,13 +118,13 @@ def parts_of_rank(
 class ShardedRanks(Ranks):
     """Gives each rank of a sharded model a share of the groups."""
 
-    def __init__(self, model: PreTrainedModel, world: World, costs: Costs) -> None:
+    def __init__(self, model: PreTrainedModel, world: World) -> None:
         self._model = cast(FSDPModule, model)
         self._world = world
-        self._costs = costs
+        self._cost = forward_cost(model)
 
     def parts(self, groups: Sequence[TokenGroup], limit: int) -> Iterator[tuple[Sequence[int], bool]]:
-        parts = parts_of_rank(groups, self._world.rank, self._world.size, limit, self._costs)
+        parts = parts_of_rank(groups, self._world.rank, self._world.size, limit, self._cost)
         for number, part in enumerate(parts):
             # Gradients of earlier parts are added up here, and cross the network once.
             self._model.set_requires_gradient_sync(number == len(parts) - 1)

@@ -28,7 +28,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from policy_trainer.config import OptimizerConfig, TrainConfig
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.ranks.lead import Rank, load_rank
-from policy_trainer.ranks.sharding import Costs, parts_of_rank
+from policy_trainer.ranks.sharding import forward_cost, parts_of_rank
 from policy_trainer.ranks.world import join_world
 from policy_trainer.trainer import memory
 from policy_trainer.trainer.memory import Shape
@@ -114,7 +114,7 @@ def make_batches() -> list[RolloutBatch]:
 
 
 def measure_rank(rank: Rank, groups: list[RolloutBatch], forwards: int) -> Share:
-    learner, model = rank.learner, rank.model
+    learner, model = rank.learner, rank.learner.model
     learner.step(groups, step=0)  # makes the moments
     with Counted(all_tensors()) as counted:
         learner.step(groups, step=1)
@@ -138,8 +138,8 @@ def work() -> None:
     with join_world("cpu", 60) as world:
         rank, _ = load_rank(config, config.model, None, None, world, {})
         groups = make_batches()
-        tokens, costs = [batch.group for batch in groups], Costs.of(rank.model)
-        parts = parts_of_rank(tokens, world.rank, world.size, config.micro_batch_tokens, costs)
+        tokens, cost = [batch.group for batch in groups], forward_cost(rank.learner.model)
+        parts = parts_of_rank(tokens, world.rank, world.size, config.micro_batch_tokens, cost)
         share = measure_rank(rank, groups, len(parts))
         shares = world.gather_bytes(json.dumps(asdict(share)).encode())
         if world.rank == 0:

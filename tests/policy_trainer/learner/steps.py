@@ -7,9 +7,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceConfig, SamplingConfig, TrainConfig
-from policy_trainer.learner.groups import Batch, make_group, trains
+from policy_trainer.learner.groups import Batch, make_group, trains, with_old_logps
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.old_logps import with_old_logps
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
 from shared.batch import Array

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from policy_trainer.config import LossConfig
-from policy_trainer.learner.groups import make_group
+from policy_trainer.learner.groups import make_group, with_old_logps
 from policy_trainer.learner.micro_batches import join
-from policy_trainer.learner.old_logps import learner_logps, with_old_logps
-from policy_trainer.objective.group import Group, LossInputs
+from policy_trainer.objective.group import Group
 from shared.batch import Array
 
 SAMPLER = [[-1.0, -2.0], [-3.0, -4.0, -5.0]]
@@ -94,21 +93,6 @@ def test_a_penalty_off_the_rewards_needs_log_probs_even_where_the_ratio_does_not
     for group, old, reference in zip(groups, in_penalty, REFERENCE, strict=True):
         assert group.kl_penalty is not None
         np.testing.assert_allclose(group.kl_penalty, 0.5 * (np.array(old) - np.array(reference)))
-
-
-OLD, CURRENT = torch.tensor([-1.0]), torch.tensor([-2.0])
-TOKENS = LossInputs(torch.tensor([0]), torch.tensor([True]), torch.tensor([1.0]), old_logps=OLD)
-
-
-def test_a_correction_compares_the_sampler_with_the_old_log_probs_unless_they_are_the_samplers() -> None:
-    assert learner_logps(TOKENS, CURRENT, LossConfig(old_logps="sampler")) is CURRENT
-    assert learner_logps(TOKENS, CURRENT, LossConfig(old_logps="recomputed")) is OLD
-    assert learner_logps(replace(TOKENS, old_logps=None), CURRENT, LossConfig(old_logps="current")) is CURRENT
-
-
-def test_a_correction_compares_the_sampler_with_the_estimate_of_log_linear() -> None:
-    tokens = replace(TOKENS, staleness=torch.tensor([3]))
-    assert learner_logps(tokens, CURRENT, LossConfig(old_logps="log_linear")).tolist() == [-1.75]
 
 
 @pytest.mark.parametrize(

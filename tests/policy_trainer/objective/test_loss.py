@@ -47,10 +47,10 @@ def loss_of(
 
 
 def losses(log_ratio: float, advantage: float, *, x: float = 0.0, **settings: Any) -> tuple[float, float, bool, bool]:
-    """Surrogate, KL and clipped, low and high, of one token; x is ref_logps - logps."""
+    """Loss, KL and clipped, low and high, of one token; x is ref_logps - logps."""
     logps = torch.tensor([-1.0], dtype=torch.float64)
     loss = loss_of(logps, logps - log_ratio, logps + x, torch.tensor([advantage]), **settings)
-    return loss.surrogate.item(), loss.kl.item(), bool(loss.clipped_low), bool(loss.clipped_high)
+    return loss.loss.item(), loss.kl.item(), bool(loss.clipped_low), bool(loss.clipped_high)
 
 
 def gradient(total: Tensor, leaf: Tensor) -> list[float]:
@@ -110,7 +110,7 @@ class TestCispo:
         """-sg[min(rho, 5)] A l at l = -1; also where it is truncated there is a gradient."""
         logps = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
         loss = loss_of(logps, logps.detach() - math.log(ratio), advantages=torch.tensor([advantage]), surrogate="cispo")
-        assert loss.surrogate.item() == pytest.approx(weight * advantage, rel=1e-12)
+        assert loss.loss.item() == pytest.approx(weight * advantage, rel=1e-12)
         assert gradient(loss.loss.sum(), logps) == pytest.approx([-weight * advantage])
         assert (bool(loss.clipped_low), bool(loss.clipped_high)) == (False, cut)
 
@@ -286,7 +286,7 @@ class TestMask:
             total, grad, loss = run(settings)
             assert torch.equal(total, expected_total)
             assert torch.equal(grad, expected_grad) and grad[1] == 0
-            assert loss.surrogate[1] == 0 and loss.kl[1] == 0 and loss.loss[1] == 0 and loss.ratio[1] == 1
+            assert loss.kl[1] == 0 and loss.loss[1] == 0 and loss.ratio[1] == 1
             assert not loss.clipped_low[1] and not loss.clipped_high[1]
 
     @pytest.mark.parametrize("settings", SETTINGS)
