@@ -3,7 +3,7 @@
 One process computes all groups of a step; the ranks of a sharded policy compute a share each.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -53,26 +53,25 @@ def join(groups: Sequence[Group], device: torch.device) -> LossInputs:
     def joined(parts: Iterable[Array]) -> Tensor:
         return torch.from_numpy(np.concatenate(list(parts))).to(device)
 
-    def joined_if_known(of: Callable[[Group], Array | None]) -> Tensor | None:
-        parts = [part for group in groups if (part := of(group)) is not None]
-        return joined(parts) if len(parts) == len(groups) else None
+    def joined_if_known(parts: Iterable[Array | None]) -> Tensor | None:
+        known = [part for part in parts if part is not None]
+        return joined(known) if len(known) == len(groups) else None
 
     def sampler_logps(group: Group) -> Array:
         return np.full(len(group.mask), np.nan, np.float32) if group.sampler_logps is None else group.sampler_logps
-
-    def staleness(group: Group) -> Array | None:
-        return None if group.staleness is None else np.repeat(group.staleness, group.lengths)
 
     lengths = np.concatenate([group.lengths for group in groups])
     return LossInputs(
         sequence_ids=joined([np.repeat(np.arange(len(lengths)), lengths)]),
         mask=joined(group.mask for group in groups),
         advantages=joined(group.advantages for group in groups),
-        old_logps=joined_if_known(lambda group: group.old_logps),
-        ref_logps=joined_if_known(lambda group: group.ref_logps),
+        old_logps=joined_if_known(group.old_logps for group in groups),
+        ref_logps=joined_if_known(group.ref_logps for group in groups),
         sampler_logps=joined(map(sampler_logps, groups)),
-        staleness=joined_if_known(staleness),
-        high_entropy=joined_if_known(lambda group: group.high_entropy),
+        staleness=joined_if_known(
+            None if group.staleness is None else np.repeat(group.staleness, group.lengths) for group in groups
+        ),
+        high_entropy=joined_if_known(group.high_entropy for group in groups),
     )
 
 

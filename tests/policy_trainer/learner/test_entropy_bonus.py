@@ -80,14 +80,6 @@ def test_updates_that_are_skipped_or_train_nothing_leave_the_coefficient(
     assert (learns.bonus.coef, learns.bonus.entropy) == before
 
 
-def test_a_bonus_raises_the_entropy(make_tiny: Make, batch: ScoredBatch) -> None:
-    entropies = []
-    for coef in (0.0, 1.0):
-        learns = learner(make_tiny(), EntropyConfig(coef=coef), old_logps="current", top_entropy_quantile=0.5)
-        entropies.append([learns.step([batch], step=step).entropy for step in range(5)])
-    assert entropies[1][-1] > entropies[0][-1] + 0.5
-
-
 @pytest.mark.parametrize("surrogate", ["clip", "reinforce", "cispo", "sapo"])
 def test_degenerate_batches_have_finite_gradients(make_tiny: Make, make_scored: Make, surrogate: str) -> None:
     """One token; an overflowing ratio without an advantage; no reward; nothing that trains. Together and apart."""

@@ -2,21 +2,18 @@
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
-from policy_trainer.sampling.hf import load_weights
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs import PackedForward, PlainForward
-from shared.models import save_model
 
 Make = Callable[..., PreTrainedModel]
 Forward = Callable[[PreTrainedModel], Any]
@@ -77,18 +74,6 @@ class TestOfAForward:
         without = len(calls)
         logps(model, forward).sum().backward()
         assert len(calls) == 3 * without
-
-
-def test_is_saved_and_loaded_as_any_other(tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
-    model, other = make_tiny(seed=1, vocabulary=len(tokenizer)), make_tiny(seed=2, vocabulary=len(tokenizer))
-    for either in (model, other):
-        checkpoint_layers(either)
-    save_model(model, tokenizer, tmp_path)
-    load_weights(other, tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    expected = model.state_dict()
-    for state in (loaded.state_dict(), other.state_dict()):
-        assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in expected)
 
 
 def test_a_model_without_such_layers_is_refused_with_a_reason() -> None:

@@ -1,17 +1,19 @@
-"""Which groups and completions of a step take part, by hand; and what a batch must have."""
+"""Which groups and completions take part, what a batch must have, and the choices of old log-probs, by hand."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from policy_trainer.config import LossConfig
-from policy_trainer.learner.groups import make_group, missing_input, trains
+from policy_trainer.learner.groups import make_group, missing_input, trains, with_old_logps
+from policy_trainer.learner.micro_batches import join
 from policy_trainer.objective.group import Group
-from shared.batch import StepRewards
+from shared.batch import Array, StepRewards
 from tests.policy_trainer.learner.steps import ready_groups
 
 Make = Callable[..., Any]
@@ -159,3 +161,99 @@ class TestSeveralRewards:
         with pytest.raises(ValueError, match="cannot be trained on: it has no reward/right"):
             make_group(batch, loss, weights=self.WEIGHTS)
         assert missing_input(batch, configured(), weights=self.WEIGHTS) is None
+
+
+SAMPLER = [[-1.0, -2.0], [-3.0, -4.0, -5.0]]
+REFERENCE = [[-1.5, -1.0], [-2.0, -4.5, -5.0]]
+LEARNER = [[-0.5, -2.5], [-3.5, -4.0, -4.5]]
+# beta times k1, which is log old policy - log reference.
+PENALTY = {"kl_in": "reward", "kl": "k1", "beta": 0.5}
+
+
+class Recompute:
+    """Answers LEARNER for the two groups, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, groups: Sequence[Group]) -> list[Array]:
+        self.calls += 1
+        assert [len(group.mask) for group in groups] == [2, 3]
+        return [np.array(row, np.float32) for row in LEARNER]
+
+
+@pytest.fixture
+def recompute() -> Recompute:
+    return Recompute()
+
+
+@pytest.fixture
+def filled_in(make_scored: Any, recompute: Recompute) -> Any:
+    """Settings of the loss -> two groups, of 2 and of 3 tokens, with their old log-probs."""
+
+    def fill_in(**settings: Any) -> list[Group]:
+        loss = LossConfig.model_validate(settings)
+        batches = [
+            make_scored([3], [[4], [5]], [0.0, 1.0], old_logps=SAMPLER[0], ref_logps=REFERENCE[0]),
+            make_scored([3], [[4, 6], [5]], [0.0, 1.0], old_logps=SAMPLER[1], ref_logps=REFERENCE[1], number=1),
+        ]
+        groups = [make_group(batch, loss) for batch in batches]
+        return with_old_logps(groups, loss, recompute)
+
+    return fill_in
+
+
+def values(arrays: Sequence[Array | None]) -> list[list[float] | None]:
+    return [None if array is None else array.tolist() for array in arrays]
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_ratio", "in_penalty", "calls"),
+    [
+        ({"old_logps": "sampler"}, SAMPLER, None, 0),
+        ({"old_logps": "recomputed"}, LEARNER, None, 1),
+        ({"old_logps": "current"}, [None, None], None, 0),  # the current policy
+        ({"old_logps": "log_linear"}, SAMPLER, None, 0),
+        # A penalty off the rewards needs log-probs even where the ratio does not.
+        ({"old_logps": "sampler", **PENALTY}, SAMPLER, SAMPLER, 0),
+        ({"old_logps": "recomputed", **PENALTY}, LEARNER, LEARNER, 1),
+        ({"old_logps": "current", **PENALTY}, [None, None], LEARNER, 1),
+    ],
+)
+def test_old_log_probs_of_ratio_and_penalty(
+    filled_in: Any, recompute: Recompute, settings: dict[str, Any], in_ratio: list[Any], in_penalty: Any, calls: int
+) -> None:
+    groups = filled_in(**settings)
+    assert values([group.old_logps for group in groups]) == in_ratio
+    assert recompute.calls == calls
+    if in_penalty is None:
+        assert all(group.kl_penalty is None for group in groups)
+        return
+    for group, old, reference in zip(groups, in_penalty, REFERENCE, strict=True):
+        np.testing.assert_allclose(group.kl_penalty, 0.5 * (np.array(old) - np.array(reference)))
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "alphas"),
+    [
+        (4, None, [0, 0]),  # fresh: the weights that the fifth step trains are version 4, and it makes version 5
+        (3, None, [1 / 2, 1 / 2]),
+        (0, None, [4 / 5, 4 / 5]),
+        (1, [3, 1], [1 / 2, 3 / 4]),
+        (6, None, [0, 0]),  # of an abandoned life
+    ],
+)
+def test_log_linear_moves_old_samples_towards_the_current_policy(
+    make_scored: Any, version: int, versions: list[int] | None, alphas: list[float]
+) -> None:
+    """alpha = (v - 1 - v_b) / (v - v_b), v the version that the step makes: one more than the steps before it."""
+    loss = LossConfig(old_logps="log_linear")
+    batch = make_scored([3], [[4], [5]], [0.0, 1.0], old_logps=SAMPLER[0])
+    named = None if versions is None else np.array(versions)
+    rollout = replace(batch.rollout, policy_version=version, policy_versions=named)
+    group = make_group(replace(batch, rollout=rollout), loss, step=4)
+    [group] = with_old_logps([group], loss, Recompute())
+    tokens = join([group], torch.device("cpu"))
+    current = torch.zeros(2)
+    want = [old * (1 - alpha) for old, alpha in zip(SAMPLER[0], alphas, strict=True)]
+    assert tokens.denominator(current).tolist() == pytest.approx(want)

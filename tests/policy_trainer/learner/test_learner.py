@@ -91,17 +91,8 @@ def stepped(model: PreTrainedModel, batches: Sequence[ScoredBatch], **options: A
 
 
 class TestAgainstTheNaiveLoop:
-    def test_loss_gradient_and_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        stats, grad, _ = stepped(model, batches)
-        loss = naive_loss(model, batches, LOSS)
-        loss.backward()
-        assert stats.loss == pytest.approx(loss.item(), rel=1e-6)
-        assert_close(grad, gradient(model))
-        assert stats.grad_norm == pytest.approx(gradient(model).norm().item(), rel=1e-6)
-        assert not stats.not_finite
-
     @pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
-    def test_weights_after_two_updates(
+    def test_loss_gradient_and_two_updates(
         self, model: PreTrainedModel, batches: list[ScoredBatch], max_grad_norm: float
     ) -> None:
         """AdamW by hand: Loshchilov and Hutter, algorithm 2, with a gradient that is scaled down to max_grad_norm."""
@@ -113,12 +104,15 @@ class TestAgainstTheNaiveLoop:
             betas=(0.8, 0.95),
             max_grad_norm=max_grad_norm,
         )
-        *_, got = stepped(model, batches, optimizer=config)
+        stats, _, got = stepped(model, batches, optimizer=config)
+        assert stats.loss == pytest.approx(naive_loss(model, batches, LOSS).item(), rel=1e-6)
+        assert not stats.not_finite
         m = v = 0.0
         for t, lr in ((1, 1e-3 * 1 / 4), (2, 1e-3 * 2 / 4 * (1 - 0.5 / 9))):
             model.zero_grad()
             naive_loss(model, batches, LOSS).backward()
             g = gradient(model)
+            assert t > 1 or stats.grad_norm == pytest.approx(g.norm().item(), rel=1e-6)
             g = g * min(1.0, max_grad_norm / g.norm().item())
             m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
             new = weights(model) * (1 - lr * 0.1)
@@ -138,25 +132,6 @@ class TestAgainstTheNaiveLoop:
         assert len(expected) == 12 + 14 + 5
         stats, _, _ = stepped(model, batches, forward=forward, micro_batch_tokens=micro_batch_tokens)
         assert stats.entropy == pytest.approx(np.mean(expected), rel=1e-6)
-
-    def test_kl_and_clip_ratio(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        """Of the first group only, token by token."""
-        batch = batches[0]
-        rollout = batch.rollout
-        assert rollout.sampler_logps is not None
-        with torch.no_grad():
-            rows = [
-                row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), 1.0)
-                for completion in rollout.group.completions()
-            ]
-        x = batch.ref_logps - torch.cat(rows).numpy()
-        ratio = np.exp(torch.cat(rows).numpy() - rollout.sampler_logps)
-        sign = np.repeat(np.sign(rollout.rewards - rollout.rewards.mean()), rollout.group.completion_lengths)
-        clipped = ((sign > 0) & (ratio > 1.2)) | ((sign < 0) & (ratio < 0.8))
-        stats, _, _ = stepped(model, [batch])
-        assert clipped.any() and not clipped.all()
-        assert stats.clip_ratio == pytest.approx(clipped.mean())
-        assert stats.kl == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-6)
 
 
 class TestInvariance:
@@ -194,12 +169,6 @@ class TestInvariance:
         cut = stepped(model, ordered, micro_batch_tokens=micro_batch_tokens, forward=Recording)
         assert seen == expected * 2  # stepped makes two updates
         self.assert_same(cut, whole)
-
-    def test_to_the_temperature_that_float32_cannot_hold(self, model: PreTrainedModel, make_scored: Make) -> None:
-        batch = make_scored([3, 4, 5], [[6, 7], [8], [9, 10, 11]], [0.0, 1.0, 0.5], temperature=0.9)
-        self.assert_same(stepped(model, [batch], forward=PlainForward), stepped(model, [batch]))
-        loss = naive_loss(model, [batch], LOSS)
-        assert stepped(model, [batch])[0].loss == pytest.approx(loss.item(), rel=1e-6)
 
     @staticmethod
     def assert_same(got: tuple[StepStats, Tensor, Tensor], expected: tuple[StepStats, Tensor, Tensor]) -> None:
@@ -262,20 +231,6 @@ class TestLeftOut:
         )
         assert all(math.isnan(getattr(stats, name)) for name in means), "there is no mean of nothing"
 
-    def test_equal_rewards_that_are_kept_feel_only_the_kl(self, model: PreTrainedModel, make_scored: Make) -> None:
-        batch = make_scored([3, 4], [[5, 6], [7]], [1000.1, 1000.1], ref_logps=[-2.0, -2.5, -3.0])
-        kept = LossConfig(beta=0.1, drop_zero_variance=False)
-        stats, grad, _ = stepped(model, [batch], loss=kept)
-        rows = [row_logps(model, [3, 4], row, 1.0) for row in ([5, 6], [7])]
-        x = [
-            torch.tensor(ref, dtype=torch.float64) - row for ref, row in zip(([-2.0, -2.5], [-3.0]), rows, strict=True)
-        ]
-        expected = 0.1 * sum((part.exp() - part - 1).mean() for part in x) / 2
-        assert isinstance(expected, Tensor)
-        expected.backward()
-        assert stats.loss == pytest.approx(expected.item(), rel=1e-6)
-        assert_close(grad, gradient(model))
-
 
 class TestNotFinite:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -317,19 +272,16 @@ class TestNotFinite:
 
 
 class TestKl:
-    @pytest.mark.parametrize("forward", [PackedForward, PlainForward])
-    def test_of_a_model_to_its_own_scores_is_nothing(
-        self, make_tiny: Make, make_scored: Make, forward: Callable[[PreTrainedModel], Any]
-    ) -> None:
+    def test_of_a_model_to_its_own_scores_is_nothing(self, make_tiny: Make, make_scored: Make) -> None:
         model, temperature = make_tiny(), 0.9
         prompt, completions = [3, 4, 5], [[6, 7, 8, 9], [10], [11, 12]]
         group = make_scored(prompt, completions, [0.0, 1.0, 0.0]).rollout.group
         with torch.no_grad():
-            sampled = forward(model)([group], [temperature]).numpy()
+            sampled = PackedForward(model)([group], [temperature]).numpy()
         batch = make_scored(
             prompt, completions, [0.0, 1.0, 0.0], old_logps=sampled, ref_logps=sampled, temperature=temperature
         )
-        learns = learner(model, forward=forward)
+        learns = learner(model)
         assert 0 <= learns.kl([batch, batch]) < 1e-9
         assert learns.step([batch], step=0).kl < 1e-9
         assert learns.kl([batch]) > 1e-6
@@ -407,13 +359,6 @@ class TestNoiseFloor:
         expected = np.mean(np.exp(x) - np.array(x) - 1)
         got = learner(model, forward=Noisy, micro_batch_tokens=micro_batch_tokens).noise_floor(batches)
         assert got == pytest.approx(expected, rel=1e-5)
-
-    def test_is_nothing_in_float32_and_trains_nothing(self, make_tiny: Make, batches: list[ScoredBatch]) -> None:
-        model = make_tiny()
-        before = weights(model)
-        assert 0 <= learner(model, micro_batch_tokens=40).noise_floor(batches) < 1e-9
-        assert torch.equal(weights(model), before)
-        assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
@@ -570,36 +515,18 @@ class TestCorrection:
         "beta": 0.1,
     }
 
-    def test_weighs_what_was_sampled_by_another(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        """At ratio 1 the gradient of each token's surrogate is -w A, with w = min(exp(l - sampler), 1.2)."""
-        batch = batches[0]
-        d = own_logps(model, batch) - batch.rollout.sampler_logps
-        stats, grad, _ = stepped(model, [batch], loss=LossConfig.model_validate(self.SETTINGS | {"beta": 0}))
-        rollout = batch.rollout
-        r = torch.tensor(rollout.rewards.tolist(), dtype=torch.float64)
-        advantages = ((r - r.mean()) / (r.std() + 1e-4)).tolist()
-        total, place = torch.zeros(()), 0
-        for completion, advantage in zip(rollout.group.completions(), advantages, strict=True):
-            row = row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), 1.0)
-            weight = torch.tensor(np.minimum(np.exp(d[place : place + len(row)]), 1.2))
-            total, place = total - (weight * row).mean() * advantage / 3, place + len(row)
-        total.backward()
-        assert_close(grad, gradient(model))
+    def test_is_reported(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        w = np.exp(own_logps(model, batches[0]) - batches[0].rollout.sampler_logps)
+        stats, _, _ = stepped(model, batches[:1], loss=LossConfig.model_validate(self.SETTINGS))
         assert 0 < stats.importance_sampling_clip_ratio < 1
-        assert stats.importance_sampling_clip_ratio == pytest.approx((np.exp(d) > 1.2).mean())
-        w = np.exp(d)
+        assert stats.importance_sampling_clip_ratio == pytest.approx((w > 1.2).mean())
         assert stats.importance_sampling_ratio_mean == pytest.approx(w.mean(), rel=1e-6)
         assert stats.effective_sample_size == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()), rel=1e-6)
 
     def test_stays_as_it_was_before_the_first_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
         first = learner(copy.deepcopy(model), loss=LossConfig.model_validate(self.SETTINGS)).step(batches, step=0)
         later = learner(model, loss=LossConfig.model_validate(self.SETTINGS), num_iterations=3).step(batches, step=0)
-        for name in (
-            "importance_sampling_clip_ratio",
-            "effective_sample_size",
-            "sampling_logp_difference_mean",
-            "sampling_logp_difference_max",
-        ):
+        for name in ("importance_sampling_clip_ratio", "effective_sample_size", "sampling_logp_difference_max"):
             assert getattr(later, name) == pytest.approx(getattr(first, name), rel=1e-6)
 
 
@@ -607,18 +534,25 @@ class TestStatistics:
     @pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
     def test_by_hand(self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int) -> None:
         """Over the trained tokens of the groups 0, 2 and 3, whose ratios are taken to the sampler."""
-        ratios, advantages = [], []
+        ratios, advantages, kls, clipped = [], [], [], []
         for batch in (batches[0], batches[2], batches[3]):
             rollout = batch.rollout
             mask = np.repeat(~np.isnan(rollout.rewards), rollout.group.completion_lengths)
             mask &= True if rollout.loss_mask is None else rollout.loss_mask
-            ratios.append(np.exp(own_logps(model, batch) - rollout.sampler_logps)[mask])
+            own = own_logps(model, batch)
+            ratios.append(np.exp(own - rollout.sampler_logps)[mask])
+            x = (batch.ref_logps - own)[mask]
+            kls.append(np.exp(x) - x - 1)
             known = rollout.rewards[~np.isnan(rollout.rewards)].astype(np.float64)
             advantages.append((known - known.mean()) / (known.std(ddof=1) + 1e-4))
+            above = np.repeat(rollout.rewards > known.mean(), rollout.group.completion_lengths)[mask]
+            clipped.append(np.where(above, ratios[-1] > 1.2, ratios[-1] < 0.8))
         rho = np.concatenate(ratios)
         stats = learner(model, micro_batch_tokens=micro_batch_tokens).step(batches, step=0)
         assert (len(rho), stats.groups) == (stats.tokens, 3)
         expected = {
+            "kl": np.concatenate(kls).mean(),
+            "clip_ratio": np.concatenate(clipped).mean(),
             "ratio_min": rho.min(),
             "ratio_mean": rho.mean(),
             "ratio_max": rho.max(),

@@ -1,11 +1,11 @@
-"""Learning rates by hand; masters against AdamW by hand in float64, and what bfloat16 rounds away without them."""
+"""Learning rates by hand; masters against AdamW by hand in float64; offloading against none."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
@@ -253,39 +253,3 @@ class TestWhatOffloadingSaves:
 def test_offloading_from_other_devices_is_refused_with_the_remedy(device: str) -> None:
     with pytest.raises(UserError, match=rf"optimizer\.offload: .* {device}.* none"):
         host_memory(torch.device(device))
-
-
-def moved(model: PreTrainedModel, masters: str, gradients: Sequence[float], lr: float) -> tuple[Tensor, Weights]:
-    """How far a weight of exactly 1 is carried by steps along these gradients."""
-    weight = model.get_submodule("model.norm").weight
-    assert isinstance(weight, nn.Parameter) and (weight == 1).all()
-    weights = make_weights(model, OptimizerConfig.model_validate({"master_weights": masters}))
-    for gradient in gradients:
-        backward(model, {name: torch.full_like(p, gradient) for name, p in model.named_parameters()})
-        step(weights, lr)
-    return 1 - weight.detach().float(), weights
-
-
-class TestWhatBfloat16Loses:
-    """What the note says that a run in pure bfloat16 begins with."""
-
-    def test_steps_below_its_resolution_vanish_without_masters(self, model: PreTrainedModel) -> None:
-        """Adam's steps along a constant gradient are lr each. Below 1 bfloat16 is spaced by 2^-8."""
-        shift, _ = moved(model, "none", [1.0] * 64, lr=2.0**-10)
-        assert (shift == 0).all()
-
-    def test_masters_gather_them(self, model: PreTrainedModel) -> None:
-        shift, _ = moved(model, "float32", [1.0] * 64, lr=2.0**-10)
-        assert (shift == 64 / 2**10).all()
-
-    @pytest.mark.parametrize(("masters", "kept"), [("none", 1.0), ("float32", 0.999**64)])
-    def test_second_moments_forget_with_masters_only(self, model: PreTrainedModel, masters: str, kept: float) -> None:
-        _, weights = moved(model, masters, [1.0], lr=1e-3)
-        parameter = weights.stepped["model.norm.weight"]
-        before = weights.optimizer.state[parameter]["exp_avg_sq"].clone()
-        for _ in range(64):
-            backward(model, {name: torch.zeros_like(p) for name, p in model.named_parameters()})
-            step(weights, 1e-3)
-        after = weights.optimizer.state[parameter]["exp_avg_sq"]
-        assert (after / before).float().tolist() == pytest.approx([kept] * len(after), rel=1e-3)
-        assert math.isclose(float(before[0]), 1e-3, rel_tol=0.01)

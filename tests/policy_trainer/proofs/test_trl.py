@@ -113,24 +113,6 @@ def test_steps_are_the_same() -> None:
     assert min(cut, separate) > STEPS / 10
 
 
-def test_groups_without_variance_are_dropped() -> None:
-    """Ours without them is TRL on the others."""
-    rng = random.Random(1)
-    for _ in range(30):
-        case = random_case(rng, "grpo")
-        config = LossConfig(**{**case.ours, "drop_zero_variance": True})
-        groups = random_groups(rng, count=5, size=2)
-        varied = [group for group in groups if group[0].reward != group[1].reward]
-        if not varied or not any(trains(completion, config) for completion in varied[0]):
-            continue
-        varied = [group for group in varied if teaches(group, config)]
-        given, factor = on_terms_of_trl(varied, config)
-        theirs: dict[str, Any] = case.theirs | {"entropy_coef": config.entropy.coef / factor}
-        of_varied = loss_and_gradient(varied, config, case.max_tokens)
-        assert_same(of_varied, Trl(**theirs).loss(given), factor)
-        assert loss_and_gradient(groups, config, case.max_tokens)[0] == pytest.approx(of_varied[0], rel=1e-12)
-
-
 @pytest.mark.parametrize("quantile", [1.0, 0.37])
 def test_the_bonus_adapts_to_its_target(quantile: float) -> None:
     """Thirty updates: the coefficient, and every loss with it. Both bounds are reached. (TRL rounds its threshold to

@@ -185,31 +185,26 @@ def test_one_rank_is_one_process_to_the_bit(
     assert difference(place, in_one_process(model, config, steps)[0]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(LORA, id="adapters", marks=pytest.mark.slow),
+        # The bonus is the trainer's state, which rank 0 tells the others: its coefficient would begin anew.
+        pytest.param({"loss": {"beta": 0.1, **EXPLORING}}, id="bonus", marks=pytest.mark.long),
+    ],
+)
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(
-    place: Path, steps: Any, make_tiny: Make, tokenizer: Any
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, settings: dict[str, Any]
 ) -> None:
     """Ten steps on two ranks, five on three, five on one: as twenty in one process, moments and all."""
     model = make_tiny(vocabulary=len(tokenizer))
-    config = configured(place, model, tokenizer, **LORA)
-    for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
-        launch(ranks, place, config, first, last)
-    learner, _ = in_one_process(model, config, steps)
-    assert difference(place, learner) < bound(config, learner)
-
-
-@pytest.mark.long
-def test_the_entropy_bonus_goes_on_with_another_number_of_ranks(
-    place: Path, steps: Any, make_tiny: Make, tokenizer: Any
-) -> None:
-    """It is the trainer's state, which rank 0 tells the others: without it the coefficient would begin anew."""
-    model = make_tiny(vocabulary=len(tokenizer))
-    config = configured(place, model, tokenizer, loss={"beta": 0.1, **EXPLORING})
+    config = configured(place, model, tokenizer, **settings)
     for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
         results = launch(ranks, place, config, first, last)
     learner, _ = in_one_process(model, config, steps)
     assert difference(place, learner) < bound(config, learner)
-    assert results["bonus"] == pytest.approx([learner.bonus.coef, learner.bonus.entropy], rel=1e-3)
+    bonus = [learner.bonus.coef, learner.bonus.entropy]
+    assert results["bonus"] == (pytest.approx(bonus, rel=1e-3) if learner.bonus.entropy else bonus)
 
 
 def restored(checkpoint: Path, config: TrainConfig) -> PreTrainedModel:
