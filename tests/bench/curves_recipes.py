@@ -7,11 +7,9 @@ from typing import Any
 
 from policy_trainer.config import (
     CheckpointConfig,
-    EntropyConfig,
     EvaluationConfig,
     JudgingConfig,
     LossConfig,
-    MaskConfig,
     OptimizerConfig,
     PenaltyConfig,
     ReferenceConfig,
@@ -22,61 +20,38 @@ from policy_trainer.presets import PRESETS
 from shared.settings import from_values
 from tests.bench.base_models import DATA, cached_countdown_model, cached_teacher
 
-
-@dataclass(frozen=True)
-class Algorithm:
-    """minibatches: updates of a step. With several, the policy leaves the one that sampled: what bounds that acts."""
-
-    loss: LossConfig
-    minibatches: int = 4
+# Updates of a step. With several, the policy leaves the one that sampled: what bounds that acts.
+MINIBATCHES = 4
 
 
-ALGORITHMS: Mapping[str, Algorithm] = {
-    "rloo": Algorithm(LossConfig(advantage="rloo", beta=0, old_logps="recomputed")),
-    "sapo": Algorithm(LossConfig(surrogate="sapo", beta=0, old_logps="recomputed")),
-    "tis": Algorithm(LossConfig(importance_sampling_correction="tis", beta=0, old_logps="recomputed")),
-    "gdpo": Algorithm(LossConfig(advantage="gdpo", beta=0, old_logps="recomputed")),
-    "vespo": Algorithm(LossConfig(surrogate="vespo", aggregation="token_mean", beta=0, old_logps="recomputed")),
-    "luspo": Algorithm(
-        LossConfig(
-            importance_sampling_level="sequence",
-            epsilon=3e-4,
-            epsilon_high=4e-4,
-            aggregation="luspo",
-            beta=0,
-            old_logps="recomputed",
-        )
-    ),
-    "icepop": Algorithm(LossConfig(importance_sampling_correction="mask", beta=0, old_logps="recomputed")),
-    "log_linear": Algorithm(LossConfig(importance_sampling_correction="tis", beta=0, old_logps="log_linear")),
-    "off_policy_sequence": Algorithm(LossConfig(mask=MaskConfig(off_policy_sequence=0.5), beta=0)),
-    "geometric": Algorithm(LossConfig(mask=MaskConfig(geometric_low=0.5, geometric_high=2), beta=0)),
+def _recomputed(**settings: object) -> LossConfig:
+    return LossConfig.model_validate({"beta": 0, "old_logps": "recomputed", **settings})
+
+
+def _masked(**settings: object) -> LossConfig:
+    return LossConfig.model_validate({"beta": 0, **settings})
+
+
+ALGORITHMS: Mapping[str, LossConfig] = {
+    "rloo": _recomputed(advantage="rloo"),
+    "sapo": _recomputed(surrogate="sapo"),
+    "tis": _recomputed(importance_sampling_correction="tis"),
+    "gdpo": _recomputed(advantage="gdpo"),
+    "vespo": _recomputed(surrogate="vespo", aggregation="token_mean"),
+    "luspo": _recomputed(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, aggregation="luspo"),
+    "icepop": _recomputed(importance_sampling_correction="mask"),
+    "log_linear": _recomputed(importance_sampling_correction="tis", old_logps="log_linear"),
+    "off_policy_sequence": _masked(mask={"off_policy_sequence": 0.5}),
+    "geometric": _masked(mask={"geometric_low": 0.5, "geometric_high": 2}),
     # As verl and prime-rl have them: a mask in place of the clip, and a mean over tokens.
-    "dppo": Algorithm(
-        LossConfig(
-            surrogate="cispo",
-            ratio_max=20,
-            mask=MaskConfig(dppo_low=0.15, dppo_high=0.15),
-            aggregation="token_mean",
-            beta=0,
-        )
+    "dppo": _masked(
+        surrogate="cispo", ratio_max=20, mask={"dppo_low": 0.15, "dppo_high": 0.15}, aggregation="token_mean"
     ),
-    "ipo": Algorithm(
-        LossConfig(
-            surrogate="cispo",
-            ratio_max=20,
-            mask=MaskConfig(ipo=0.1),
-            mismatch_penalty=1e-3,
-            aggregation="token_mean",
-            beta=0,
-        )
-    ),
-    "entropy_bonus": Algorithm(LossConfig(entropy=EntropyConfig(coef=0.01), beta=0, old_logps="recomputed")),
+    "ipo": _masked(surrogate="cispo", ratio_max=20, mask={"ipo": 0.1}, mismatch_penalty=1e-3, aggregation="token_mean"),
+    "entropy_bonus": _recomputed(entropy={"coef": 0.01}),
     # The base model begins at about this entropy.
-    "adaptive_entropy": Algorithm(
-        LossConfig(entropy=EntropyConfig(target=0.3, delta=0.001, max=0.05), beta=0, old_logps="recomputed")
-    ),
-    "top_entropy": Algorithm(LossConfig(top_entropy_quantile=0.2, beta=0, old_logps="recomputed")),
+    "adaptive_entropy": _recomputed(entropy={"target": 0.3, "delta": 0.001, "max": 0.05}),
+    "top_entropy": _recomputed(top_entropy_quantile=0.2),
 }
 
 
@@ -123,7 +98,8 @@ def recipe(name: str, setup: RunSetup) -> TrainConfig:
     if name == COUNTDOWN:
         return _countdown(replace(setup, steps=COUNTDOWN_STEPS * setup.steps))
     if name in ALGORITHMS:
-        return _of_algorithm(ALGORITHMS[name], base_model(name), setup)
+        algorithm = {"rewards": ["accuracy", "tags"], "loss": ALGORITHMS[name], "minibatches": MINIBATCHES}
+        return _config(base_model(name), setup, task="arithmetic", **algorithm)
     return _of_preset(name, setup)
 
 
@@ -146,11 +122,6 @@ def _of_preset(name: str, setup: RunSetup) -> TrainConfig:
         renewed=bool(preset.reference.sync_steps),
         teacher=str(cached_teacher(BASE_MODELS)) if distilled else None,
     )
-
-
-def _of_algorithm(algorithm: Algorithm, base: Path, setup: RunSetup) -> TrainConfig:
-    rewards, updates = ["accuracy", "tags"], algorithm.minibatches
-    return _config(base, setup, task="arithmetic", rewards=rewards, loss=algorithm.loss, minibatches=updates)
 
 
 def _countdown(setup: RunSetup) -> TrainConfig:

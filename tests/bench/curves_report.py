@@ -11,7 +11,15 @@ from matplotlib.figure import Figure
 
 from policy_trainer.evaluation.evaluator import wilson_interval
 from policy_trainer.presets import PRESETS
-from tests.bench.curves_recipes import ALGORITHMS, COUNTDOWN, COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
+from tests.bench.curves_recipes import (
+    ALGORITHMS,
+    COUNTDOWN,
+    COUNTDOWN_STEPS,
+    MINIBATCHES,
+    OVERLONG_TOKENS,
+    PROBLEMS,
+    RENEW_EVERY,
+)
 
 COLUMNS = 5
 _HEAD = (
@@ -93,18 +101,9 @@ def write_page(page: str, results: Sequence[Result], path: Path, picture: str) -
     rows = [_row(name, runs) for name, runs in runs_by_name.items()]
     steps = min(result.steps for result in results)
     seeds = len({result.seed for result in results})
-    table = "\n".join([_HEAD, *rows])
-    path.write_text(
-        _TEXTS[page].format(
-            steps=steps,
-            factor=COUNTDOWN_STEPS,
-            seeds=seeds,
-            finding=_finding(runs_by_name),
-            problems=PROBLEMS,
-            picture=picture,
-            table=table,
-        )
-    )
+    values = {"steps": steps, "factor": COUNTDOWN_STEPS, "seeds": seeds, "problems": PROBLEMS, "picture": picture}
+    table, finding = "\n".join([_HEAD, *rows]), _finding(runs_by_name)
+    path.write_text(_TEXTS[page].format(**values, finding=finding, table=table))
 
 
 def _finding(runs_by_name: Mapping[str, Sequence[Result]]) -> str:
@@ -156,7 +155,7 @@ def _remarks(name: str) -> str:
     if name == COUNTDOWN:
         return "3 numbers from 1 to 9, + and -"
     if name in ALGORITHMS:
-        return f"{ALGORITHMS[name].minibatches} updates a step"
+        return f"{MINIBATCHES} updates a step"
     config = PRESETS[name].config()
     updates = config.num_iterations * config.minibatches
     remarks = [

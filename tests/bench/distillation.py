@@ -9,10 +9,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
-from rich.table import Table
-
-from policy_trainer.config import EvalConfig, EvalEvaluationConfig, PromptConfig, SamplingConfig
+from policy_trainer.config import EvalConfig, PromptConfig
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.reporting.metrics import read_metrics
@@ -21,6 +18,7 @@ from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.models import load_model, load_tokenizer, use_threads
 from shared.settings import from_values
+from tests.bench import measure
 from tests.bench.base_models import cached_student, cached_teacher
 from tests.bench.processes import run_policy_trainer
 
@@ -43,10 +41,8 @@ def main() -> None:
         rows += _distilled(student, teacher, arguments.steps, Path(directory) / "distilled")
         for steps in (arguments.steps // 3, arguments.steps):
             rows.append(_imitated(student, teacher, steps * GROUPS * COMPLETIONS, Path(directory) / f"sft-{steps}"))
-    table = Table("", "samples", "seconds", "greedy accuracy")
-    for name, samples, seconds, accuracy in rows:
-        table.add_row(name, f"{samples:,}", f"{seconds:.0f}", f"{accuracy:.2f}")
-    Console(highlight=False).print(table)
+    cells = [[name, f"{samples:,}", f"{seconds:.0f}", f"{accuracy:.2f}"] for name, samples, seconds, accuracy in rows]
+    measure.show("", ["", "samples", "seconds", "greedy accuracy"], cells)
 
 
 def _distilled(student: Path, teacher: Path, steps: int, run_dir: Path) -> list[Row]:
@@ -98,14 +94,8 @@ def _command(name: str, options: dict[str, object]) -> None:
 
 
 def _accuracy(model: Path) -> float:
-    config = from_values(
-        EvalConfig,
-        model=str(model),
-        threads=1,
-        device="cpu",
-        sampling=SamplingConfig(max_completion_length=LENGTH),
-        evaluation=EvalEvaluationConfig(problems=PROBLEMS, batch_size=128),
-    )
+    sections = {"sampling": {"max_completion_length": LENGTH}, "evaluation": {"problems": PROBLEMS, "batch_size": 128}}
+    config = from_values(EvalConfig, model=str(model), threads=1, device="cpu", **sections)
     return evaluate_model(config, lambda *progress: None)[0].accuracy
 
 

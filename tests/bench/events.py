@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import httpx
 
@@ -38,37 +38,27 @@ def main() -> None:
         print(f"idle: {idle:.2%} of a core, watched {watched:.2%}")
         _cost(pid, http, options.seconds)  # warms up
         for pair in range(options.pairs):
-            costs = {watched: _turn(pid, http, options.seconds, watched) for watched in _order(pair)}
+            costs = {
+                watched: _turn(pid, http, options.seconds, watched)
+                for watched in ((False, True) if pair % 2 else (True, False))
+            }
             ratios.append(costs[True] / costs[False])
             print(f"{1e3 * costs[False]:.2f} ms a batch, watched {1e3 * costs[True]:.2f} ms: {ratios[-1]:.3f}")
     spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
     print(f"watched / unwatched: {statistics.mean(ratios):.3f} +- {spread:.3f} (standard error)")
 
 
-def _order(pair: int) -> tuple[bool, bool]:
-    return (False, True) if pair % 2 else (True, False)
-
-
 def _idle(pid: int, http: httpx.Client, seconds: float, watched: bool) -> float:
     """CPU seconds a second."""
-    with _with(http, watched):
+    with _watching(str(http.base_url), watched):
         cpu = cpu_seconds(pid)
         time.sleep(seconds)
         return (cpu_seconds(pid) - cpu) / seconds
 
 
 def _turn(pid: int, http: httpx.Client, seconds: float, watched: bool) -> float:
-    with _with(http, watched):
+    with _watching(str(http.base_url), watched):
         return _cost(pid, http, seconds)
-
-
-@contextmanager
-def _with(http: httpx.Client, watched: bool) -> Iterator[None]:
-    with ExitStack() as stack:
-        if watched:
-            stack.enter_context(_watching(str(http.base_url)))
-            stack.enter_context(_reporting(str(http.base_url)))
-        yield
 
 
 def _cost(pid: int, http: httpx.Client, seconds: float) -> float:
@@ -87,7 +77,8 @@ def _done(http: httpx.Client) -> int:
 
 
 @contextmanager
-def _watching(url: str) -> Iterator[None]:
+def _watching(url: str, watched: bool) -> Iterator[None]:
+    """Meanwhile an event stream is read, and a step is reported each second, if so `watched`."""
     ended = threading.Event()
 
     def read() -> None:
@@ -95,13 +86,6 @@ def _watching(url: str) -> Iterator[None]:
             for _ in answer.iter_lines():
                 if ended.is_set():
                     return
-
-    yield from neighbour(read, ended)
-
-
-@contextmanager
-def _reporting(url: str) -> Iterator[None]:
-    ended = threading.Event()
 
     def report() -> None:
         chance, step = random.Random(0), 0
@@ -112,17 +96,15 @@ def _reporting(url: str) -> Iterator[None]:
                 record = {"kind": "step", "step": step, **numbers, "batch_ids": ["x" * 36] * _BATCHES}
                 http.post("/v1/runs/busy/metrics", json={"records": [record]}).raise_for_status()
 
-    yield from neighbour(report, ended)
-
-
-def neighbour(work: object, ended: threading.Event) -> Iterator[None]:
-    thread = threading.Thread(target=work)  # type: ignore[arg-type]
-    thread.start()
+    threads = [threading.Thread(target=work) for work in (read, report) if watched]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from shared.logprobs import LogprobForward, choose_forward
 from tests.bench import measure
 from tests.bench.gpu_logprobs import STEP_BAR, compared
 from tests.bench.gpu_tables import PROMPT, SIZES, Ratio, Row, Setting, Taken, fitting, median_seconds
-from tests.bench.sampling import Generate, GenerateWithLogps, Ours, Shape, Side
+from tests.bench.sampling import SIDES as SAMPLERS
+from tests.bench.sampling import Shape
 from tests.bench.scoring import classic
 from tests.policy_trainer.learner.steps import make_learner
 
@@ -72,18 +73,9 @@ def measure_step(setting: Setting, size: str, side: str, masters: Literal["float
     learners: list[Learner] = []
 
     def start() -> None:
-        config = OptimizerConfig(master_weights=masters)
-        learners.append(
-            make_learner(
-                model,
-                forward,
-                loss=LossConfig(),
-                optimizer=config,
-                max_steps=100,
-                micro_batch_tokens=micro_batch_tokens,
-                max_completion_length=SAMPLED["cuda"][1],
-            )
-        )
+        options = {"max_steps": 100, "micro_batch_tokens": micro_batch_tokens}
+        optimizer = OptimizerConfig(master_weights=masters)
+        learners.append(make_learner(model, forward, loss=LossConfig(), optimizer=optimizer, **options))
         for number in range(2):  # the second step has the peak, since moments exist then
             learners[0].step(batches, step=number)
 
@@ -105,12 +97,6 @@ def make_batches(forward: LogprobForward, groups: Sequence[TokenGroup]) -> list[
 
 
 # ---------------------------------------------------------------- sampling
-
-SAMPLERS: dict[str, Callable[[Shape], Side]] = {
-    "ours": Ours,
-    "generate": GenerateWithLogps,
-    "generate, no log-probs": Generate,
-}
 
 
 def sampler_rows(setting: Setting) -> Iterator[Row]:

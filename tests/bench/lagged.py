@@ -63,19 +63,12 @@ class LaggedSampler:
         batches = []
         for place, (prompt, completions, judgement) in enumerate(zip(prompts, sampled, judged, strict=True)):
             tokens, logps, finished = group_tokens(prompt, completions)
-            batches.append(
-                RolloutBatch(
-                    id=str(UUID(int=(7 << 76) | (2 << 62) | (step * count + place))),
-                    run="lagged",
-                    epoch=0,
-                    policy_version=version,
-                    temperature=config.sampling.temperature,
-                    group=tokens,
-                    rewards=judgement.rewards,
-                    finished=finished,
-                    sampler_logps=logps,
-                )
-            )
+            batch = RolloutBatch(
+                id=str(UUID(int=(7 << 76) | (2 << 62) | (step * count + place))), run="lagged", epoch=0,
+                policy_version=version, temperature=config.sampling.temperature, group=tokens,
+                rewards=judgement.rewards, finished=finished, sampler_logps=logps,
+            )  # fmt: skip
+            batches.append(batch)
         return batches
 
 

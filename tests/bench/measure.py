@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,16 +116,27 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def median_seconds(sides: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Runs the sides in turns, so that other load affects both; the first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for repetition in range(repetitions + 1):
+def median_figures(sides: Mapping[str, Callable[[int], float]], repetitions: int) -> dict[str, float]:
+    """Each side's median figure. They take turns, so that other load affects all; the first round warms up.
+
+    sides: called with the number of the round.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(repetitions + 1):
         for name, side in sides.items():
-            started = time.perf_counter()
-            side()
-            if repetition:
-                times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+            figures[name].append(side(number))
+    return {name: statistics.median(values[1:]) for name, values in figures.items()}
+
+
+def median_seconds(sides: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    """See `median_figures`."""
+
+    def seconds(number: int, side: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        side()
+        return time.perf_counter() - started
+
+    return median_figures({name: partial(seconds, side=side) for name, side in sides.items()}, repetitions)
 
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import simpy
-from rich.console import Console
-from rich.table import Table
 
 from policy_trainer.reporting.metrics import read_metrics
 from shared.settings.files import read_toml
+from tests.bench.measure import show
 
 _WARM_UP = 10  # steps that are not counted: the pipeline fills, caches are cold
 _STEPS = 200
@@ -165,21 +164,13 @@ def measured(run_dir: Path) -> tuple[Stages, Prediction]:
     return stages, came_to
 
 
-def _table(title: str, rows: Sequence[tuple[str, Prediction]]) -> Table:
-    table = Table(title=title)
-    for name in (
-        "workers / scorers / trainers",
-        "s a step",
-        "workers busy",
-        "scorers busy",
-        "trainer busy",
-        "staleness, steps",
-    ):
-        table.add_column(name, justify="right")
+def _show(title: str, rows: Sequence[tuple[str, Prediction]]) -> None:
+    busy = [f"{stage} busy" for stage in ("workers", "scorers", "trainer")]
+    cells = []
     for name, row in rows:
         shares = [f"{share:.0%}" for share in (row.workers, row.scorers, row.trainer)]
-        table.add_row(name, f"{row.seconds_per_step:.3g}", *shares, f"{row.staleness:.1f}")
-    return table
+        cells.append([name, f"{row.seconds_per_step:.3g}", *shares, f"{row.staleness:.1f}"])
+    show(title, ["workers / scorers / trainers", "s a step", *busy, "staleness, steps"], cells)
 
 
 def _sizes(stages: Stages) -> list[tuple[str, Prediction]]:
@@ -198,15 +189,15 @@ def main() -> None:
     for name, default in (("groups", 16), ("publish-every", 1), ("prompts-per-round", 8), ("max-waiting", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = vars(parser.parse_args())
-    run, console = given.pop("run"), Console()
+    run = given.pop("run")
     if run is None:
         stages = Stages(**given)
     else:
         stages, came_to = measured(run)
         predicted = predict(stages, workers=1, scorers=1, trainers=1)
-        console.print(_table(f"{run}, after {_WARM_UP} steps", [("measured", came_to), ("predicted", predicted)]))
+        _show(f"{run}, after {_WARM_UP} steps", [("measured", came_to), ("predicted", predicted)])
         print(f"predicted / measured: {predicted.seconds_per_step / came_to.seconds_per_step:.2f} of the time a step")
-    console.print(_table(str(stages), _sizes(stages)))
+    _show(str(stages), _sizes(stages))
 
 
 if __name__ == "__main__":

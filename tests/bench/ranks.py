@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +33,7 @@ from policy_trainer.trainer.memory import Shape
 from shared.batch import RolloutBatch
 from shared.models import save_model
 from shared.process import child_environment
+from tests.bench.measure import show
 from tests.chaos.batches import random_batch
 
 # Of a step, and the tokens of each.
@@ -171,14 +170,9 @@ CASES = (Case(1), Case(2), Case(4), Case(2, micro_batches=2), Case(2, "bfloat16"
 def make_model(directory: Path, *, hidden: int = 256) -> Shape:
     """A Qwen2 with random weights, every matrix of which four ranks can divide."""
     config = Qwen2Config(
-        vocab_size=320,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
+        vocab_size=320, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     save_model(model, make_tokenizer(), directory / "model")
     return Shape.of(model)
@@ -226,14 +220,14 @@ def _row(case: Case, shares: Sequence[Share], shape: Shape) -> list[str]:
 
 
 def main() -> None:
-    table = Table("ranks", "dtype", "micro-batches", "between steps, MB", "most, MB", "sent, MB", "gathers + scatters")
     with tempfile.TemporaryDirectory() as name:
         shape = make_model(Path(name))
-        for case in CASES:
-            table.add_row(*_row(case, measure(case, Path(name)), shape))
-    console = Console()
-    console.print(f"{shape.parameters / 1e6:.2f}M parameters in {shape.layers} layers; in brackets what is planned")
-    console.print(table)
+        rows = [_row(case, measure(case, Path(name)), shape) for case in CASES]
+    show(
+        f"{shape.parameters / 1e6:.2f}M parameters in {shape.layers} layers; in brackets what is planned",
+        ["ranks", "dtype", "micro-batches", "between steps, MB", "most, MB", "sent, MB", "gathers + scatters"],
+        rows,
+    )
 
 
 if __name__ == "__main__":

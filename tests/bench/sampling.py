@@ -4,7 +4,6 @@ Tokens are those of the completions up to and including EOS; computation for row
 side is a process with one thread, and the sides take turns.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -202,15 +201,13 @@ def _greedy() -> list[list[int]]:
 
 def rows_of(shape: Shape) -> list[list[str]]:
     processes = {side: measure.Child(_start, side, shape) for side in SIDES}
-    rates: dict[str, list[float]] = {side: [] for side in SIDES}
-    for seed in range(shape.repetitions + 1):
-        for side, process in processes.items():
-            rates[side].append(process.call(_rate, seed))
+    rate = measure.median_figures(
+        {side: partial(process.call, _rate) for side, process in processes.items()}, shape.repetitions
+    )
     errors = {side: process.call(_error, shape) for side, process in processes.items()}
     greedy = {side: process.call(_greedy) for side, process in processes.items()}
     for process in processes.values():
         process.close()
-    rate = {side: statistics.median(taken[1:]) for side, taken in rates.items()}  # the first round warms up
     return [
         [
             shape.name,

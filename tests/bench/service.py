@@ -154,14 +154,6 @@ def run() -> None:
         rows = [compare(way, Path(directory), scorer) for way in (queued, direct)]
     measure.show(
         "Groups through a server, 25M parameters, one thread; rates in tokens a second",
-        [
-            "way",
-            "served",
-            "in process",
-            "share (bar 90%)",
-            "groups a forward",
-            "CPU of HTTP and queue / of scoring",
-            "difference",
-        ],
+        ["way", "served", "in process", "share (bar 90%)", "groups a forward", "HTTP's CPU / scoring's", "difference"],
         rows,
     )

@@ -13,9 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from policy_trainer.config import EvalConfig, EvalEvaluationConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.demo.base_model import cached_base_model
@@ -24,6 +21,7 @@ from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rewards import Sample, accuracy, equal_text
 from policy_trainer.rewards.answers import tags_reward
 from policy_trainer.tasks.arithmetic import Arithmetic
+from tests.bench import measure
 
 STEPS = 160
 SEED = 0
@@ -104,12 +102,12 @@ def main() -> None:
         output = subprocess.run(trl_command, check=True, capture_output=True, text=True).stdout
         trl_seconds = json.loads(output.splitlines()[-1])["seconds"]
         seconds = train_with_tandem(directory)
-        table = Table("", "seconds", "accuracy", title=f"{STEPS} steps of the demo, from {eval_accuracy(base):.3f}")
-        table.add_row("TRL GRPOTrainer", f"{trl_seconds:.1f}", f"{eval_accuracy(directory / 'trl'):.3f}")
-        table.add_row("Tandem", f"{seconds:.1f}", f"{eval_accuracy(directory / 'demo' / 'model'):.3f}")
-        console = Console()
-        console.print(table)
-        console.print(f"ratio {trl_seconds / seconds:.2f}")
+        rows = [
+            ["TRL GRPOTrainer", f"{trl_seconds:.1f}", f"{eval_accuracy(directory / 'trl'):.3f}"],
+            ["Tandem", f"{seconds:.1f}", f"{eval_accuracy(directory / 'demo' / 'model'):.3f}"],
+        ]
+        title = f"{STEPS} steps of the demo, from {eval_accuracy(base):.3f}; ratio {trl_seconds / seconds:.2f}"
+        measure.show(title, ["", "seconds", "accuracy"], rows)
 
 
 if __name__ == "__main__":

@@ -89,14 +89,10 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
     forward = choose_forward(policy)
     sampler = Scorer(forward, 0, "cpu")
     learner = make_learner(
-        policy,
-        forward,
-        loss=LossConfig(epsilon=CLIP, beta=BETA),
-        optimizer=OptimizerConfig(learning_rate=LR, max_grad_norm=CLIP_NORM),
-        max_steps=1,
+        policy, forward, loss=LossConfig(epsilon=CLIP, beta=BETA), max_completion_length=max(LENGTHS),
+        optimizer=OptimizerConfig(learning_rate=LR, max_grad_norm=CLIP_NORM), max_steps=1,
         micro_batch_tokens=TrainConfig.model_fields["micro_batch_tokens"].default,
-        max_completion_length=max(LENGTHS),
-    )
+    )  # fmt: skip
     batches = make_batches(groups)
     request = [batch.group for batch in batches], [batch.temperature for batch in batches]
     while turns.recv():

@@ -5,12 +5,9 @@ completions end at the length limit; groups of 8 share a prompt.
 """
 
 import os
-import statistics
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +33,11 @@ SIDES: dict[str, dict[str, Any]] = {
 _sampler: dict[str, Sampler] = {}
 
 
-@dataclass(frozen=True)
-class Side:
-    pool: ProcessPoolExecutor
-
-    def rate(self, sequences: int, seed: int) -> float:
-        return self.pool.submit(_rate, sequences, seed).result()
-
-
 def _start(model: str, settings: dict[str, Any]) -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     lengths = {"data": {"max_prompt_length": _PROMPT}, "sampling": {"max_completion_length": _COMPLETION}}
     config = from_values(EvalConfig, model=model, **lengths, **settings)
-    if config.sampler == "hf":
-        torch.set_num_threads(os.cpu_count() or 1)  # vLLM takes all cores by itself
+    torch.set_num_threads(os.cpu_count() or 1)
     _sampler["this"] = load_sampler(config, load_tokenizer(model), lambda reason, seconds: None)[0]
 
 
@@ -68,24 +56,19 @@ def run() -> None:
         assert model.generation_config is not None
         model.generation_config.eos_token_id = 1
         save_model(model, make_tokenizer(), Path(directory))
-        sides = {
-            name: Side(ProcessPoolExecutor(1, get_context("spawn"), initializer=_start, initargs=(directory, settings)))
-            for name, settings in SIDES.items()
-        }
+        sides = {name: measure.Child(_start, directory, settings) for name, settings in SIDES.items()}
         rows = [row for sequences in _SEQUENCES for row in _rows(sides, sequences)]
         for side in sides.values():
-            side.pool.shutdown()
+            side.close()
     title = f"Sampling, 25M, float32, {os.cpu_count()} cores, prompts of {_PROMPT}, completions of {_COMPLETION}"
     measure.show(title, ["sequences", "side", "tokens/s", "of hf"], rows)
 
 
-def _rows(sides: dict[str, Side], sequences: int) -> list[list[str]]:
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for seed in range(_REPETITIONS + 1):
-        for name, side in sides.items():
-            rates[name].append(side.rate(sequences, seed))
-    median = {name: statistics.median(taken[1:]) for name, taken in rates.items()}  # the first one warms up
-    return [[str(sequences), name, f"{rate:,.0f}", f"{rate / median['hf']:.2f}x"] for name, rate in median.items()]
+def _rows(sides: dict[str, measure.Child], sequences: int) -> list[list[str]]:
+    rates = measure.median_figures(
+        {name: partial(side.call, _rate, sequences) for name, side in sides.items()}, _REPETITIONS
+    )
+    return [[str(sequences), name, f"{rate:,.0f}", f"{rate / rates['hf']:.2f}x"] for name, rate in rates.items()]
 
 
 if __name__ == "__main__":
