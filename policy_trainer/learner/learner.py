@@ -14,15 +14,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import ReferenceSource, TrainConfig
 from policy_trainer.data.completion import Probe, probe_tokens
 from policy_trainer.learner.adapters import adapters_off, policy_state
-from policy_trainer.learner.groups import (
-    Batch,
-    PartWeights,
-    Recompute,
-    make_group,
-    rollout_of,
-    trains,
-    with_old_logps,
-)
+from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains, with_old_logps
 from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
 from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
@@ -41,10 +33,8 @@ from shared.logprobs import LogprobForward
 class Learner:
     """Trains `model` through `forward`, which computes its log-probs.
 
-    config: the settings of a run; of these the learner uses loss, optimizer, max_steps, micro_batch_tokens,
-    num_iterations, minibatches, reference.source and sampling.max_completion_length. part_weights: weights of the
-    rewards, by name. ranks: the processes that share the model; default: this process has all of it.
-    updated: whether the latest step has begun to change the weights.
+    part_weights: weights of the rewards, by name. ranks: the processes that share the model; default: this process has
+    all of it. updated: whether the latest step has begun to change the weights.
     The model stays in evaluation mode: with dropout the policy would differ from itself, and the KL at step 0 from 0.
     """
 
@@ -128,14 +118,14 @@ class Learner:
         """The groups of all batches, and those of them that train. The latter have advantages."""
         groups = [self._make(batch, step=step) for batch in batches]
         training = [group for group in groups if trains(group, self._loss)]
-        training = self._with_reference(training, self._recompute)
+        training = self._with_reference(training)
         training = with_old_logps(training, self._loss, self._recompute)
         values = advantages(training, self._loss)
         training = [replace(group, advantages=computed) for group, computed in zip(training, values, strict=True)]
         trained = iter(training)
         return [next(trained) if trains(group, self._loss) else group for group in groups], training
 
-    def _with_reference(self, groups: Sequence[Group], recompute: Recompute) -> list[Group]:
+    def _with_reference(self, groups: Sequence[Group]) -> list[Group]:
         """The groups with the reference's log-probs, where these are known.
 
         They come with the batch, from a server with a model, or from the frozen weights of this model without its
@@ -144,7 +134,7 @@ class Learner:
         if self._source == "server" or not groups:
             return list(groups)
         with adapters_off(self.model):
-            logps = recompute(groups)
+            logps = self._recompute(groups)
         return [replace(group, ref_logps=values) for group, values in zip(groups, logps, strict=True)]
 
     def restore_bonus(self, coef: float, entropy: float) -> None:
@@ -154,10 +144,7 @@ class Learner:
     def _recompute(self, groups: Sequence[Group]) -> list[Array]:
         """Log-probs under the current policy, packed like the updates: in half precision the values depend on it."""
         parts = split_evenly(len(groups), self._config.minibatches)
-        return [logps for part in parts for logps in self._logps(groups[part])]
-
-    def _logps(self, groups: Sequence[Group]) -> list[Array]:
-        return self._values(*_inputs(groups), self._forward)
+        return [logps for part in parts for logps in self._values(*_inputs(groups[part]), self._forward)]
 
     def _entropies(self, groups: Sequence[Group]) -> list[Array]:
         return self._values(*_inputs(groups), lambda *inputs: self._forward.with_entropy(*inputs)[1])
@@ -233,7 +220,7 @@ class Learner:
         total, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:
-                [group] = self._with_reference([self._make(batch)], self._logps)
+                [group] = self._with_reference([self._make(batch)])
                 if group.ref_logps is None:
                     return math.nan
                 logps = self._forward([group.tokens], [group.temperature])
@@ -265,10 +252,10 @@ class Learner:
         return {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in stepped}
 
     def noise_floor(self, batches: Sequence[Batch]) -> float:
-        """Mean k3 per token between two forwards of the policy: packed as in training, and half a group at a time.
+        """Mean k3 per token between two forwards of the policy: packed as in training, and half a group at a time,
+        since training also packs a large group by itself.
 
-        A KL to the reference that is no larger than this is noise. In float32 it is only rounding; half precision
-        depends on the shapes that a device multiplies. Halves, since training also packs a large group by itself.
+        A KL to the reference that is no larger than this is noise: half precision depends on a product's shapes.
         """
         rollouts = [rollout_of(batch) for batch in batches]
         groups = [(rollout.group, rollout.temperature) for rollout in rollouts]

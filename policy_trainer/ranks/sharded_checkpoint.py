@@ -48,7 +48,10 @@ def write_shards(learner: Learner, directory: Path, group: dist.ProcessGroup) ->
 
     group: only for the writers, since training continues meanwhile.
     """
-    future = async_save(_state(learner), checkpoint_id=directory / SHARDS, process_group=group)
+    model, optimizer = get_state_dict(learner.model, learner.weights.optimizer)
+    weights = _without_frozen(learner.model, model)
+    state = {"model": weights, "optimizer": optimizer, "rng": torch.get_rng_state()}
+    future = async_save(state, checkpoint_id=directory / SHARDS, process_group=group)
     assert isinstance(future, Future)
     return future
 
@@ -72,12 +75,6 @@ def read_optimizer(learner: Learner, directory: Path) -> None:
     load(state, checkpoint_id=directory / SHARDS)
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     torch.set_rng_state(state["rng"])
-
-
-def _state(learner: Learner) -> dict[str, Any]:
-    model, optimizer = get_state_dict(learner.model, learner.weights.optimizer)
-    weights = _without_frozen(learner.model, model)
-    return {"model": weights, "optimizer": optimizer, "rng": torch.get_rng_state()}
 
 
 def _without_frozen(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
