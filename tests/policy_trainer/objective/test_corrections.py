@@ -27,6 +27,8 @@ DIFFERENCES = torch.tensor([math.log(3.0), math.log(0.5), 3e38, math.log(0.1), m
             {"importance_sampling_correction": "tis", "correction_min": 0.3, "correction_max": 2.5},
             [2.5, 0.5, 1, 0.3, 2], [1, 0, 0, 1, 0],
         ),
+        # A masked token counts as 1, and is not clipped.
+        ({"importance_sampling_correction": "tis", "correction_max": 0.6}, [0.6, 0.5, 1, 0.1, 0.6], [1, 0, 0, 0, 1]),
         ({"importance_sampling_correction": "mask"}, [3, 0.5, 1, 0, 2], [0, 0, 0, 1, 0]),
         # Products over completions: 1.5 and 0.2.
         (
