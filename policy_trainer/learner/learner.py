@@ -195,12 +195,10 @@ class Learner:
         loss = self._loss
         tokens = join(groups, self.model.device)
         logps, entropy = self._forward.with_entropy(*_inputs(groups))
-        current = logps.detach()
+        current, sampler_logps = logps.detach(), tokens.sampler_logps
         ours = current if loss.old_logps == "sampler" else tokens.denominator(current)
-        assert tokens.sampler_logps is not None  # NaN where unknown
-        weights, *importance = importance_sampling_weights(
-            ours, tokens.sampler_logps, tokens.sequence_ids, tokens.mask, loss
-        )
+        assert sampler_logps is not None  # NaN where unknown
+        weights, *importance = importance_sampling_weights(ours, sampler_logps, tokens.sequence_ids, tokens.mask, loss)
         if loss.importance_sampling_correction != "none":  # the statistics are logged even when it is off
             tokens = replace(tokens, importance_weights=weights)
         per_token = token_loss(logps, tokens, loss)
@@ -210,8 +208,7 @@ class Learner:
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
         total_loss.backward()
-        difference = (ours - tokens.sampler_logps).abs()
-        scalars = total_loss.detach(), explored_entropy.detach()
+        scalars, difference = (total_loss.detach(), explored_entropy.detach()), (ours - sampler_logps).abs()
         return micro_batch_sums(*scalars, per_token, entropy, tokens.mask, difference, importance)
 
     def kl(self, batches: Sequence[Batch]) -> float:
