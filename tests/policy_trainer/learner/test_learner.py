@@ -540,9 +540,9 @@ class TestStatistics:
             rollout = batch.rollout
             mask = np.repeat(~np.isnan(rollout.rewards), rollout.group.completion_lengths)
             mask &= True if rollout.loss_mask is None else rollout.loss_mask
-            own = own_logps(model, batch)
-            ratios.append(np.exp(own - rollout.sampler_logps)[mask])
-            x = (batch.ref_logps - own)[mask]
+            logps = own_logps(model, batch)
+            ratios.append(np.exp(logps - rollout.sampler_logps)[mask])
+            x = (batch.ref_logps - logps)[mask]
             kls.append(np.exp(x) - x - 1)
             known = rollout.rewards[~np.isnan(rollout.rewards)].astype(np.float64)
             advantages.append((known - known.mean()) / (known.std(ddof=1) + 1e-4))
