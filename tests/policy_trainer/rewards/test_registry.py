@@ -105,7 +105,11 @@ def test_weights_by_the_names_in_a_batch_without_loading_a_reward(
         (("format", "accuracy", "format"), {}, r"rewards: 'format' is given twice"),
         (("gsm8k/simple_grpo", "simple_grpo/format"), {}, r"rewards: 'simple_grpo/format' is given twice"),
         (("model",), {}, r"judging\.model\.path: reward `model` needs the directory or hub id"),
-        (("model",), {"judging": {"model": {"path": "/nowhere"}}}, r"judging\.model\.path: .*there is no directory"),
+        (
+            ("model",),
+            {"judging": {"model": {"path": "/dev/null/no"}}},
+            r"judging\.model\.path: .*there is no directory",
+        ),
         (
             ("soft_overlong",),
             {"sampling": {"max_completion_length": 100}},

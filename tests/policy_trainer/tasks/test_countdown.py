@@ -67,18 +67,15 @@ class TestGenerated:
         assert target >= 1 and can_be_solved(numbers, target)
 
     @pytest.mark.parametrize("config", [FEW, MANY])
-    def test_what_is_held_out_is_never_drawn(self, config: CountdownConfig) -> None:
-        for seed in (0, 12345):
-            task = generated(config, seed)
-            eval_problems = {key(problem) for problem in task.eval_problems()}
-            assert len(eval_problems) == len(task.eval_problems()) > 5
-            assert eval_problems.isdisjoint(key(task.problem(index)) for index in [*range(3000), 2**62])
-
-    def test_held_out_is_the_same_for_every_seed_and_can_be_solved(self) -> None:
-        eval_problems = generated(MANY).eval_problems()
-        assert eval_problems == generated(MANY, 1).eval_problems() and len(eval_problems) > 500
-        for problem in eval_problems[:50]:
-            assert can_be_solved(*drawn(problem))
+    def test_what_is_held_out_is_the_same_for_every_seed_and_never_drawn(self, config: CountdownConfig) -> None:
+        tasks = generated(config), generated(config, 12345)
+        held_out = tasks[0].eval_problems()
+        assert held_out == tasks[1].eval_problems()
+        eval_problems = {key(problem) for problem in held_out}
+        assert len(eval_problems) == len(held_out) > (5 if config is FEW else 500)
+        assert all(can_be_solved(*drawn(problem)) for problem in held_out[:50])
+        for task in tasks:
+            assert eval_problems.isdisjoint(key(task.problem(index)) for index in [*range(1000), 2**62])
 
     @pytest.mark.parametrize("operators", ["+", "-", "*", "/"])
     def test_operators_make_the_targets(self, operators: str) -> None:
@@ -105,6 +102,9 @@ class TestFile:
         assert "<think>" in message["content"] and "<answer>" in message["content"] and problem.system_prompt
         assert problem.assistant_prefill == "Let me solve this step by step.\n<think>"
         assert task.default_rewards == ("nano_aha/format", "nano_aha/equation")
+        answers = {"19 + 35 + 44": 1, "(44+19)+35": 1, "98": 0, "44+19+34": 0, "": 0}
+        scores = {answer: task.correct(problem, f"so</think>\n<answer>{answer}</answer>") for answer in answers}
+        assert scores == answers
 
     @pytest.mark.parametrize(
         ("row", "reason"),
@@ -119,12 +119,3 @@ class TestFile:
         file = write(tmp_path / "c.jsonl", {"nums": [1, 2], "target": 3}, row)
         with pytest.raises(UserError, match=f"^{re.escape(str(file))}:2: {reason}"):
             countdown(DataConfig(path=file), 0)
-
-
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [("19 + 35 + 44", 1), ("(44+19)+35", 1), ("98", 0), ("44+19+34", 0), ("44+19+35+0", 0), ("44+44+10", 0), ("", 0)],
-)
-def test_an_answer_uses_each_number_once(answer: str, right: float) -> None:
-    task = countdown(DataConfig(path=TestFile.FILE, eval_path=TestFile.FILE), 0)
-    assert task.correct(task.eval_problems()[3], f"add them</think>\n<answer>{answer}</answer>") == right
