@@ -1,6 +1,6 @@
 """A group in training, made from a batch, and the tokens of one or more groups as the loss takes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -23,14 +23,6 @@ class RewardParts:
         """Those whose weight is not 0. Raises KeyError for one that is not there."""
         named = {name: weight for name, weight in weights.items() if weight}
         return cls(np.stack([parts[name] for name in named]), np.array([*named.values()]))
-
-    def with_later(self, later: "RewardParts") -> "RewardParts":
-        """The same rewards of more completions of the problem."""
-        return RewardParts(np.concatenate([self.values, later.values], axis=1), self.weights)
-
-    def only(self, places: Sequence[int]) -> "RewardParts":
-        """Of the completions at these places."""
-        return RewardParts(self.values[:, places], self.weights)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

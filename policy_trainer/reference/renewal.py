@@ -8,26 +8,32 @@ With reference.decay the reference is a moving average of the policy's weights. 
 model's dtype: bfloat16 would round away most updates of a slow average.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from policy_trainer.config import ReferenceConfig, TrainConfig
+from policy_trainer.config import ENV_PREFIX, ReferenceConfig, TrainConfig
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed, write_failures
-from policy_trainer.reference.remote_reference import ServedReference, SharedSnapshots, UploadedSnapshots
-from policy_trainer.reference.snapshots import Snapshots
+from policy_trainer.reference.snapshots import Snapshots, UploadedSnapshots
 from policy_trainer.run_files.checkpoint import Average, read_average
 from policy_trainer.run_files.run_directory import RunFiles
+from shared.api import ModelInfo
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased, RefServerClient, RefServerError
 from shared.client.connection import OnWait
+from shared.client.credentials import remedy
 from shared.errors import UserError
 from shared.models import load_model
+
+# Codes of errors to retry after: another client replaces the reference, or has just replaced it; or the server has lost
+# files since they were uploaded.
+_RETRIED = ("busy", "older_version", "not_whole")
+_BUSY_SECONDS = 0.5
 
 
 class Renewal:
@@ -46,16 +52,19 @@ class Renewal:
         files: RunFiles,
         learner: PolicyLearner,
         snapshots: Snapshots,
-        served: ServedReference,
+        client: RefServerClient,
+        on_wait: OnWait,
         note: Callable[[str], None],
     ) -> None:
+        """on_wait: called while waiting for the server; it may raise to stop."""
         self.average = _average(config, files, snapshots)
         self._config = config
         self._state = files.state
         self._checkpoints = files.checkpoints
         self._learner = learner
         self._snapshots = snapshots
-        self._served = served
+        self._client = client
+        self._on_wait = on_wait
         self._note = note
         self._confirmed = False
 
@@ -77,41 +86,42 @@ class Renewal:
 
         Batches that waited in the queue during a renewal were scored by an earlier reference; they are scored again.
         """
-        return [lease if self._is_current(lease) else replace(lease, batch=self._score(lease)) for lease in leased]
+        return [replace(lease, batch=self._scored(lease)) for lease in leased]
 
-    def _is_current(self, lease: Leased) -> bool:
+    def _scored(self, lease: Leased) -> RolloutBatch | ScoredBatch:
         batch = lease.batch
-        return isinstance(batch, ScoredBatch) and batch.reference_version == str(self._state.reference_version)
-
-    def _score(self, lease: Leased) -> RolloutBatch | ScoredBatch:
+        if isinstance(batch, ScoredBatch) and batch.reference_version == str(self._state.reference_version):
+            return batch
         try:
-            return self._served.score(lease.rollout)
+            return self._client.score(lease.rollout)
         except RefServerError as error:
             if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise
             self._note(f"batch {lease.id} keeps the log-probs of an earlier reference: {error}")
-            return lease.batch
+            return batch
 
     def _renew(self) -> None:
-        state, average = self._state, self._next_average()
+        state, average = self._state, None
+        if self._config.decay:
+            average = self._learner.parameters()
+            if self.average is not None:
+                average = _move_average(self.average, average, self._config.decay)
         self._write_and_serve(average)
         state.renewed_at, self.average = state.step, average
         what = "the policy" if average is None else "a moving average of the policy"
         self._note(
             f"the reference is {what} at step {state.step}: {state.reference}, version {state.reference_version}"
         )
-        self._remove_old()
-
-    def _next_average(self) -> Average | None:
-        if not self._config.decay:
-            return None
-        weights = self._learner.parameters()
-        return weights if self.average is None else _move_average(self.average, weights, self._config.decay)
+        try:
+            self._snapshots.remove_all_but({state.reference, *self._checkpoints.references()})
+        except OSError as error:
+            self._note(f"old snapshots are not removed: {error}")
 
     def _keep(self, reference: str) -> None:
         """Restores the run's reference if the server scores with another."""
-        state, served = self._state, self._served.look()
-        if self._served.is_served(served, reference) and served.reference_version == state.reference_version:
+        state, served = self._state, self._client.model()
+        name = self._snapshots.name_on_server(reference)
+        if (served.snapshot, served.reference_version) == (name, state.reference_version):
             return
         if self._confirmed and served.snapshot is not None:
             raise RunFailed(
@@ -127,7 +137,7 @@ class Renewal:
 
     def _write_and_serve(self, average: Average | None) -> None:
         state = self._state
-        known = (self._served.newest_version(), state.reference_version, self._snapshots.newest_version)
+        known = (_newest_version(self._client.model()), state.reference_version, self._snapshots.newest_version)
         version = max(known) + 1
         with write_failures(f"the reference of step {state.step}"):
             weights = self._learner.state() if average is None else _averaged_state(self._learner.state(), average)
@@ -135,15 +145,22 @@ class Renewal:
         self._serve(name, version)
 
     def _serve(self, snapshot: str, version: int) -> None:
-        served = self._served.replace(snapshot, version)
-        self._state.reference, self._state.reference_version = snapshot, served
+        """Makes the server score with a snapshot, of this version or a higher one. A repeated call changes nothing.
 
-    def _remove_old(self) -> None:
-        """Removes snapshots that neither the server nor a checkpoint needs. A failure is only reported."""
-        try:
-            self._snapshots.remove_all_but({self._state.reference, *self._checkpoints.references()})
-        except OSError as error:
-            self._note(f"old snapshots are not removed: {error}")
+        Raises UserError when the server refuses.
+        """
+        name, began = self._snapshots.name_on_server(snapshot), time.monotonic()
+        while (served := self._client.model()).snapshot != name:
+            try:
+                self._snapshots.bring(snapshot)
+                served = self._client.replace_reference(name, max(version, _newest_version(served) + 1))
+                break
+            except RefServerError as error:
+                if error.code not in _RETRIED:
+                    raise UserError(self._snapshots.explain(snapshot, error)) from error
+            self._on_wait("the reference server to finish another replacement", time.monotonic() - began)
+            time.sleep(_BUSY_SECONDS)
+        self._state.reference, self._state.reference_version = snapshot, served.reference_version or 0
 
 
 def choose_renewal(
@@ -167,11 +184,14 @@ def choose_renewal(
             f"reference.snapshot_root: the checkpoint was trained with the reference {reference}; give the "
             "directory that it is in, ref-server's --snapshot-root"
         )
-    uploads = config.weights == "server"
-    place = UploadedSnapshots(root, client, config.run, files.lineage) if uploads else SharedSnapshots(root)
-    served = ServedReference(client, place, on_wait)
-    served.check_role()  # a resumed run would not notice until its next renewal
-    return Renewal(config.reference, files, learner, Snapshots(root, config.run, tokenizer), served, note)
+    try:
+        client.check_reference_role()  # a resumed run would not notice until its next renewal
+    except RefServerError as error:
+        raise UserError(f"reference.sync_steps: {error}{remedy(error, ENV_PREFIX)}") from error
+    snapshots = Snapshots(root, config.run, tokenizer)
+    if config.weights == "server":
+        snapshots = UploadedSnapshots(root, config.run, tokenizer, client, files.lineage)
+    return Renewal(config.reference, files, learner, snapshots, client, on_wait, note)
 
 
 def _average(config: ReferenceConfig, files: RunFiles, snapshots: Snapshots) -> Average | None:
@@ -180,13 +200,16 @@ def _average(config: ReferenceConfig, files: RunFiles, snapshots: Snapshots) -> 
     if checkpoint is None or state.reference is None:
         return None
     average = read_average(checkpoint, state.renewed_at)
-    return _average_of(snapshots.find(state.reference)) if average is None and config.decay else average
-
-
-def _average_of(directory: Path) -> Average:
-    """The weights of a saved model."""
-    model = load_model(str(directory.resolve()), revision=None, device="cpu", dtype="float32")
+    if average is not None or not config.decay:
+        return average
+    directory = str(snapshots.find(state.reference).resolve())
+    model = load_model(directory, revision=None, device="cpu", dtype="float32")
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _newest_version(served: ModelInfo) -> int:
+    """A server that has lost the weights that its queue needs scores with others, and accepts none of that version."""
+    return max(served.reference_version or 0, served.wanted_version or 0)
 
 
 def _move_average(average: Average, weights: Average, decay: float) -> Average:

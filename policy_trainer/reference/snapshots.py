@@ -1,4 +1,4 @@
-"""One run's snapshots of the policy: models in a directory of the trainer's."""
+"""One run's snapshots of the policy: models in a directory of the trainer, which the server shares or gets uploaded."""
 
 import re
 import shutil
@@ -8,7 +8,10 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.weights.publisher import is_there, upload_directory
+from shared.api import WeightsName
 from shared.atomic_files import whole_directory
+from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
 from shared.models import save_model
 
@@ -16,17 +19,20 @@ _SNAPSHOT = re.compile(r"epoch-(\d{4,})-version-(\d{8,})")
 
 
 class Snapshots:
-    """Model directories ROOT/RUN/epoch-0000-version-00000001."""
+    """Model directories ROOT/RUN/epoch-0000-version-00000001, named by their path below the root.
+
+    The server has the same directory.
+    """
 
     def __init__(self, root: Path, run: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.root = root
+        self._root = root
         self._run = run
         self._tokenizer = tokenizer
 
     @property
     def newest_version(self) -> int:
         """The highest saved version, or 0. A new version must be higher, so that no name is used twice."""
-        return max((version_of(path.name)[0] for path in self._saved()), default=0)
+        return max((_version_of(path.name)[0] for path in self._saved()), default=0)
 
     def write(self, model: PreTrainedModel, state: Mapping[str, Tensor], *, epoch: int, version: int) -> str:
         """Writes a model with this state. Returns its name once it would survive a power cut.
@@ -34,33 +40,82 @@ class Snapshots:
         Raises OSError, SafetensorError.
         """
         name = f"{self._run}/epoch-{epoch:04d}-version-{version:08d}"
-        with whole_directory(self.root / name, siblings="epoch-*") as directory:
+        with whole_directory(self._root / name, siblings="epoch-*") as directory:
             save_model(model, self._tokenizer, directory, state)
         return name
 
     def holds(self, name: str) -> bool:
-        return (self.root / name).is_dir()
+        return (self._root / name).is_dir()
 
     def find(self, name: str) -> Path:
         """The directory of a snapshot. Raises UserError when it does not exist."""
         if not self.holds(name):
             raise UserError(
-                f"reference.snapshot_root: the reference of this run, {name}, is missing from {self.root}: restore "
+                f"reference.snapshot_root: the reference of this run, {name}, is missing from {self._root}: restore "
                 "it, or start a new run with --model set to the newest checkpoint"
             )
-        return self.root / name
+        return self._root / name
 
     def remove_all_but(self, kept: Collection[str | None]) -> None:
         """Removes other snapshots of this run, but never the newest. Raises OSError where removal is not allowed."""
-        for path in sorted(self._saved(), key=lambda path: version_of(path.name))[:-1]:
+        for path in sorted(self._saved(), key=lambda path: _version_of(path.name))[:-1]:
             if f"{self._run}/{path.name}" not in kept:
                 shutil.rmtree(path)
 
     def _saved(self) -> list[Path]:
-        return [path for path in (self.root / self._run).glob("epoch-*") if _SNAPSHOT.fullmatch(path.name)]
+        return [path for path in (self._root / self._run).glob("epoch-*") if _SNAPSHOT.fullmatch(path.name)]
+
+    def name_on_server(self, name: str) -> str:
+        return name
+
+    def bring(self, name: str) -> None:
+        """Returns when the server has all of a snapshot. Repeating it is harmless. Raises ClientError, OSError."""
+
+    def explain(self, name: str, error: RefServerError) -> str:
+        """Why the server does not accept a snapshot, and what to do."""
+        if error.code == "no_snapshot_root":
+            return (
+                "reference.sync_steps: the server cannot replace its reference: start ref-server with --snapshot-root "
+                f"{self._root}"
+            )
+        if error.code == "not_found":
+            return (
+                f"reference.snapshot_root: the server does not find {name} below its --snapshot-root; "
+                f"is {self._root} the same directory?"
+            )
+        return f"reference.sync_steps: the server does not take {name}: {error}"
 
 
-def version_of(name: str) -> tuple[int, int]:
+class UploadedSnapshots(Snapshots):
+    """Uploaded to the server as weights of a separate run, since no worker may sample with them.
+
+    The server removes old versions. So the trainer keeps those that it may need again in its own directory.
+    """
+
+    def __init__(
+        self, root: Path, run: str, tokenizer: PreTrainedTokenizerBase, client: RefServerClient, lineage: str
+    ) -> None:
+        super().__init__(root, run, tokenizer)
+        self._client = client
+        self._lineage = lineage
+
+    def name_on_server(self, name: str) -> str:
+        return self._address(name).snapshot
+
+    def bring(self, name: str) -> None:
+        address = self._address(name)
+        if not is_there(self._client, address):
+            self._client.commit_weights(address, upload_directory(self._client, address, self._root / name), {})
+
+    def explain(self, name: str, error: RefServerError) -> str:
+        return f"reference.sync_steps: the server does not take {self.name_on_server(name)}: {error}"
+
+    def _address(self, name: str) -> WeightsName:
+        version, epoch = _version_of(name)
+        return WeightsName(f"{self._run}.reference", self._lineage, epoch, version)
+
+
+def _version_of(name: str) -> tuple[int, int]:
     """Version and epoch of a snapshot."""
     match = _SNAPSHOT.fullmatch(name.rpartition("/")[2])
     assert match is not None

@@ -27,7 +27,10 @@ class _Cursor:
 
 
 class Outbox:
-    """The outbox of one worker. Worker k of n takes the problems whose indexes are k modulo n."""
+    """The outbox of one worker. Worker k of n takes the problems whose indexes are k modulo n.
+
+    next_index: of the problem that it draws next.
+    """
 
     def __init__(self, directory: Path, *, worker: int, workers: int, start: int, lineage: str = "") -> None:
         """start: the lowest index that the worker may take, when the directory has no cursor of this lineage.
@@ -35,27 +38,23 @@ class Outbox:
         Batches of another training in the directory are removed.
         """
         self._directory = directory
-        self._worker = worker
         self._workers = workers
         self._lineage = lineage
         directory.mkdir(parents=True, exist_ok=True)
         self._cursor = directory / "cursor.json"
-        if self._cursor_lineage() != lineage:
-            self._remove_all()
+        if not self._cursor.exists() or self._read_cursor().lineage != lineage:
+            for left in (*self._pending(), *directory.glob("*.refused")):
+                left.unlink()
             self._write_cursor(start)  # written now, because `start` may differ after a restart
-        known = self._read_cursor().next_index
-        newest = max((self._index(path) for path in self._pending()), default=-1)
-        self._past = known
-        self._next = self._first_index(max(known, newest + 1))
+        self._past = self._read_cursor().next_index
+        newest = max((_index(path) for path in self._pending()), default=-1)
+        lowest = max(self._past, newest + 1)
+        self.next_index = lowest + (worker - lowest) % workers
 
     @property
     def is_there(self) -> bool:
         """False once the directory has been deleted."""
         return self._cursor.exists()
-
-    @property
-    def next_index(self) -> int:
-        return self._next
 
     @property
     def waiting(self) -> int:
@@ -64,8 +63,8 @@ class Outbox:
 
     def draw(self) -> int:
         """Takes the next of this worker's problem indexes."""
-        index = self._next
-        self._next += self._workers
+        index = self.next_index
+        self.next_index += self._workers
         return index
 
     def add(self, index: int, body: bytes) -> Path:
@@ -90,37 +89,25 @@ class Outbox:
 
     def _move_past(self, path: Path) -> None:
         # A problem that was regrouped comes after later ones: the cursor never goes back.
-        self._past = max(self._past, self._index(path) + self._workers)
+        self._past = max(self._past, _index(path) + self._workers)
         self._write_cursor(self._past)
 
     def _write_cursor(self, next_index: int) -> None:
         write_json(self._cursor, asdict(_Cursor(next_index, self._lineage)))
 
-    def _cursor_lineage(self) -> str | None:
-        """None if there is no cursor yet."""
-        return self._read_cursor().lineage if self._cursor.exists() else None
-
-    def _read_cursor(self) -> "_Cursor":
+    def _read_cursor(self) -> _Cursor:
         remedy = (
             "delete it and start the worker again: it goes on at the trainer's position, without the batches that it "
             "had not uploaded"
         )
         return read_json(self._cursor, TypeAdapter(_Cursor), remedy)
 
-    def _remove_all(self) -> None:
-        for left in (*self._pending(), *self._directory.glob("*.refused")):
-            left.unlink()
-
-    def _first_index(self, index: int) -> int:
-        """The first index of this worker from `index` on."""
-        return index + (self._worker - index) % self._workers
-
     def _pending(self) -> list[Path]:
         return list(self._directory.glob("[0-9]*.safetensors"))
 
-    @staticmethod
-    def _index(path: Path) -> int:
-        return int(path.stem)
+
+def _index(path: Path) -> int:
+    return int(path.stem)
 
 
 def count_refused(workers: Path) -> int:

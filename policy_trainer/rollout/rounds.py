@@ -1,25 +1,31 @@
 """One round of a worker: it draws problems, samples them together, and judges the completions.
 
-Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): a group whose rewards are all equal has zero advantages. It is replaced
-by the group of another problem, at most sampling.max_resamples times.
+A group whose rewards are all equal teaches nothing: its advantages are zero. Two settings replace it.
+
+Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): the group of another problem takes its place, at most
+sampling.max_resamples times.
+
+Regrouping: it is kept, its problem is sampled again in later rounds, and as soon as the rewards differ a group is drawn
+from all of the problem's completions, as Simple-GRPO's regroup_ver does.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from policy_trainer.config import RolloutConfig
+from policy_trainer.config import RolloutConfig, SamplingConfig
+from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import step_judge, step_rewards
-from policy_trainer.objective.group import RewardParts
+from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.rewards.registry import part_weights
-from policy_trainer.rollout.groups import Drawn, JudgedGroup, Pool
 from policy_trainer.sampling.sampler import Sampler, sampling_params
 from policy_trainer.weights.publication import Publication
 from shared.batch import StepRewards
@@ -27,6 +33,74 @@ from shared.errors import UserError
 
 # After this many too long prompts in a row the worker gives up.
 _MAX_DROPPED_IN_A_ROW = 10_000
+# Longer texts are cut in a batch's `sample`, which is for people and limited in size: gold answers keep their first
+# characters, beginnings of answers their last.
+_ANSWER_CHARACTERS = 1000
+_START_CHARACTERS = 200
+
+# A problem's index, the problem, and the token ids of its prompt.
+Drawn = tuple[int, Problem, list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedGroup:
+    """The completions of one problem and their rewards.
+
+    index: of the problem. ids: of its prompt's tokens. versions: int64 (G,), of the weights that sampled them.
+    steps: None unless steps are judged. part_weights: of the rewards, by name, if they are compared apart (gdpo).
+    """
+
+    index: int
+    ids: list[int]
+    completions: list[Completion]
+    judgement: Judgement
+    versions: np.ndarray
+    steps: StepRewards | None = None
+    part_weights: Mapping[str, float] | None = None
+
+    @property
+    def problem(self) -> Problem:
+        return self.judgement.samples[0].problem
+
+    @property
+    def compared_rewards(self) -> np.ndarray:
+        """The rewards that the learner compares: of steps if steps are judged, of each part for gdpo, else of
+        completions; the last axis is that of completions or steps."""
+        judged, weights = self.judgement, self.part_weights
+        parts = None if weights is None else RewardParts.of(judged.parts, weights)
+        return compared_rewards(judged.rewards, self.steps, parts)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The group's part of a batch's `sample`, for people: the problem's index, its gold answer, and the beginning
+        of the answer that was part of the prompt, which rewards also see."""
+        answer, start = self.problem.answer, self.judgement.samples[0].start
+        texts = {"answer": answer[:_ANSWER_CHARACTERS], "start": start[-_START_CHARACTERS:]}
+        return {"index": self.index, **{name: text for name, text in texts.items() if text}}
+
+    def with_later(self, later: "JudgedGroup") -> "JudgedGroup":
+        """Both groups' completions of the same problem, whose steps are not judged."""
+        first, second = self.judgement, later.judgement
+        parts = {name: np.concatenate([part, second.parts[name]]) for name, part in first.parts.items()}
+        return replace(
+            self,
+            completions=[*self.completions, *later.completions],
+            judgement=Judgement(
+                np.concatenate([first.rewards, second.rewards]), parts, [*first.samples, *second.samples]
+            ),
+            versions=np.concatenate([self.versions, later.versions]),
+        )
+
+    def only(self, places: Sequence[int]) -> "JudgedGroup":
+        """The completions at these places, whose steps are not judged."""
+        judged = self.judgement
+        parts = {name: part[places] for name, part in judged.parts.items()}
+        return replace(
+            self,
+            completions=[self.completions[place] for place in places],
+            judgement=Judgement(judged.rewards[places], parts, [judged.samples[place] for place in places]),
+            versions=self.versions[places],
+        )
 
 
 @dataclass
@@ -36,18 +110,67 @@ class Round:
     failures: rewards that failed in this round, as from `Judge.failures_since`.
     """
 
-    groups: list[JudgedGroup]
+    groups: list[JudgedGroup] = field(default_factory=list)
     wasted: WastedSamples = field(default_factory=WastedSamples)
     judging_seconds: float = 0.0
     failures: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def drop_without_variance(self) -> int:
         """Drops the groups whose rewards are all equal; returns how many there were."""
-        dropped = [group for group in self.groups if not group.has_variance]
+        dropped = [group for group in self.groups if not has_variance(group.compared_rewards)]
         self.groups = [group for group in self.groups if group not in dropped]
         self.wasted.resampled_groups += len(dropped)
-        self.wasted.resampled_tokens += sum(group.tokens for group in dropped)
+        self.wasted.resampled_tokens += sum(len(item.ids) for group in dropped for item in group.completions)
         return len(dropped)
+
+
+class Pool:
+    """A worker's problems that wait for rewards that differ. Kept in memory only: a killed worker loses it."""
+
+    def __init__(self, config: SamplingConfig, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+        # By index: all completions of a problem so far, and the round of the first.
+        self._kept: dict[int, tuple[JudgedGroup, int]] = {}
+        self._round = 0
+        self._source: tuple[str, int] | None = None
+
+    def again(self, publication: Publication) -> list[Drawn]:
+        """The problems to sample again in this round, the longest waiting first. One place of the round is always left
+        for a new problem. Completions of another lineage or epoch are dropped: no batch may mix them."""
+        if self._source != (publication.lineage, publication.epoch):
+            self._kept.clear()
+            self._source = publication.lineage, publication.epoch
+        waiting = [(group.index, group.problem, group.ids) for group, _ in self._kept.values()]
+        return waiting[: self._config.prompts_per_round - 1]
+
+    def sift(self, groups: list[JudgedGroup]) -> list[JudgedGroup]:
+        """The groups to train on after a round: from the groups just sampled and those no longer kept. All have
+        num_generations completions, in the order of their problems; the other groups are kept."""
+        self._round += 1
+        for group in groups:
+            earlier, since = self._kept.pop(group.index, (None, self._round))
+            self._kept[group.index] = (earlier.with_later(group) if earlier else group, since)
+        ready = [
+            index
+            for index, (group, since) in self._kept.items()
+            if has_variance(group.compared_rewards) or self._round - since >= self._config.regroup
+        ]
+        return [self._choose(self._kept.pop(index)[0]) for index in sorted(ready)]
+
+    def _choose(self, group: JudgedGroup) -> JudgedGroup:
+        """num_generations of a problem's completions: with differing rewards if possible, else the newest."""
+        size, wanted = len(group.completions), self._config.num_generations
+        if size <= wanted:
+            return group
+        rewards = group.compared_rewards
+        if not has_variance(rewards):
+            return group.only(range(size - wanted, size))
+        generator = np.random.default_rng((self._seed, group.index))
+        while True:
+            places = np.sort(generator.choice(size, wanted, replace=False))
+            if has_variance(rewards[..., places]):
+                return group.only(places.tolist())
 
 
 class Rounds:
@@ -62,10 +185,10 @@ class Rounds:
         self._judge = judge
         self._task = task
         self._params = sampling_params(config.sampling)
-        self._apart = config.loss.advantage == "gdpo"
-        self.task_name = task.name
-        self._weights = part_weights(config, task)
+        self._part_weights = part_weights(config, task) if config.loss.advantage == "gdpo" else None
+        self._step_judge = step_judge(task) if config.judging.steps else None
         self._pool = Pool(config.sampling, config.seed)
+        self.task_name = task.name
 
     def next(self, draw: Callable[[], int], publication: Publication) -> Round:
         """The groups of prompts_per_round problems, at least one. draw: returns the index of this worker's next
@@ -73,45 +196,40 @@ class Rounds:
 
         Raises UserError for data that cannot be used.
         """
-        current, before = Round([]), self._judge.failures
+        current, before = Round(), self._judge.failures
         while not current.groups:
             again = self._pool.again(publication)
             count = self._config.sampling.prompts_per_round - len(again)
             self._sample(current, [*self._draw(draw, count, current), *again], publication)
-            self._resample(current, draw, publication)
+            for _ in range(self._config.sampling.max_resamples):
+                dropped = current.drop_without_variance()
+                if not dropped:
+                    break
+                self._sample(current, self._draw(draw, dropped, current), publication)
             current.groups = self._pool.sift(current.groups)
         current.failures = self._judge.failures_since(before)
         return current
 
-    def _resample(self, current: Round, draw: Callable[[], int], publication: Publication) -> None:
-        """Dynamic sampling."""
-        for _ in range(self._config.sampling.max_resamples):
-            dropped = current.drop_without_variance()
-            if not dropped:
-                break
-            self._sample(current, self._draw(draw, dropped, current), publication)
-
     def _sample(self, current: Round, drawn: list[Drawn], publication: Publication) -> None:
         """Adds the groups of these problems to a round. The first one is new: its index makes the seed."""
-        seed = _sampling_seed(self._config.seed, drawn[0].index)
-        sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
+        indexes, problems, prompts = zip(*drawn, strict=True)
+        seed = int(np.random.SeedSequence((self._config.seed, indexes[0])).generate_state(1)[0])
+        sampled = self._sampler.sample(prompts, self._params, seed)
         began = time.monotonic()
-        problems = [item.problem for item in drawn]
         judged = self._judge.judge([*zip(problems, sampled, strict=True)])
-        for item, completions, judgement in zip(drawn, sampled, judged, strict=True):
-            steps = self._steps(item.problem, judgement.samples)
+        for index, ids, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):
             versions = np.full(len(completions), publication.version, np.int64)
-            parts = RewardParts.of(judgement.parts, self._weights) if self._apart else None
-            current.groups.append(JudgedGroup(item, completions, judgement, steps, versions, parts))
+            steps = self._steps(judgement.samples)
+            current.groups.append(JudgedGroup(index, ids, completions, judgement, versions, steps, self._part_weights))
         current.judging_seconds += time.monotonic() - began
 
-    def _steps(self, problem: Problem, samples: Sequence[Sample]) -> StepRewards | None:
-        judge = step_judge(self._task) if self._config.judging.steps else None
-        if judge is None:
+    def _steps(self, samples: Sequence[Sample]) -> StepRewards | None:
+        if self._step_judge is None:
             return None
-        rows = [judge(problem, sample.completion) for sample in samples]
-        ids = [np.array(sample.ids) for sample in samples]
-        return step_rewards(rows, ids, self._judge.decode, start=samples[0].start)
+        rows = [self._step_judge(sample.problem, sample.completion) for sample in samples]
+        return step_rewards(
+            rows, [np.array(sample.ids) for sample in samples], self._judge.decode, start=samples[0].start
+        )
 
     def _draw(self, draw: Callable[[], int], count: int, current: Round) -> list[Drawn]:
         """The next `count` problems whose prompts are not too long."""
@@ -121,7 +239,7 @@ class Rounds:
             index = draw()
             problem = self._task.problem(index)
             try:
-                drawn.append(Drawn(index, problem, self._encoder.encode(problem)))
+                drawn.append((index, problem, self._encoder.encode(problem)))
                 dropped_in_a_row = 0
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":
@@ -131,8 +249,3 @@ class Rounds:
                 if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
                     raise UserError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
         return drawn
-
-
-def _sampling_seed(seed: int, index: int) -> int:
-    """The seed of the sampler call whose first problem has this index."""
-    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0])

@@ -14,10 +14,9 @@ from policy_trainer.lifecycle.timing import LoggedWait
 from policy_trainer.queue_client.server import batches_by_state
 from policy_trainer.reporting.reward_failures import reported
 from policy_trainer.rollout.delivery import Delivery
-from policy_trainer.rollout.groups import JudgedGroup
 from policy_trainer.rollout.outbox import Outbox, hold, worker_directory
-from policy_trainer.rollout.rounds import Rounds
-from policy_trainer.sampling.sampler import Sampler, WeightsLost, sampling_params
+from policy_trainer.rollout.rounds import JudgedGroup, Rounds
+from policy_trainer.sampling.sampler import Sampler, WeightsLost
 from policy_trainer.weights.publication import Publication, PublishedWeights
 from shared import wire
 from shared.api import State
@@ -80,7 +79,6 @@ class RolloutWorker:
         self._lineage: str | None = None
         self._blocked = 0.0
         self._difference: dict[str, float] = {}
-        self._params = sampling_params(config.sampling)
 
     def run(self) -> None:
         """Samples until the run is finished, then raises RunFinished. Raises UserError for data that cannot be used."""
@@ -104,18 +102,15 @@ class RolloutWorker:
             log.info("sampling", run=self._config.run, next_problem=outbox.next_index)
             with closing(Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)) as delivery:
                 try:
-                    self._sample_rounds(outbox, delivery)
+                    while True:
+                        waited = self._wait_for_room(outbox, delivery)
+                        self._sample_round(outbox, self._load_newest(), delivery, waited)
                 except FileNotFoundError:
                     if not _is_being_deleted(outbox):
                         raise
                     log.warning(
                         "the run's directory was deleted: waiting for another training", directory=str(directory)
                     )
-
-    def _sample_rounds(self, outbox: Outbox, delivery: Delivery) -> None:
-        while True:
-            waited = self._wait_for_room(outbox, delivery)
-            self._sample_round(outbox, self._load_newest(), delivery, waited)
 
     def _wait_for_room(self, outbox: Outbox, delivery: Delivery) -> float:
         """Waits while max_waiting groups wait to be trained on, in the server or here; returns the seconds waited.
@@ -151,7 +146,7 @@ class RolloutWorker:
         for group in sampled.groups:
             sample = json.dumps({**group.about, **about, **once}, ensure_ascii=False)
             sample = sample.encode(errors="replace").decode()  # lone surrogates of a problem, which servers refuse
-            delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
+            delivery.send(group.index, wire.encode(self._batch(publication, group, sample)))
             once = {}
         self._blocked = delivery.blocked_seconds - blocked
 
@@ -185,7 +180,8 @@ class RolloutWorker:
         return publication
 
     def _batch(self, publication: Publication, group: JudgedGroup, sample: str) -> RolloutBatch:
-        tokens, logps, finished = group_tokens(group.drawn.ids, group.completions)
+        tokens, logps, finished = group_tokens(group.ids, group.completions)
+        sampling = self._config.sampling
         return RolloutBatch(
             id=str(uuid7()),
             run=publication.run,
@@ -193,16 +189,16 @@ class RolloutWorker:
             epoch=publication.epoch,
             policy_version=int(group.versions.min()),
             policy_versions=group.versions if len(set(group.versions)) > 1 else None,
-            temperature=self._params.temperature,
+            temperature=sampling.temperature,
             group=tokens,
             rewards=group.judgement.rewards,
             finished=finished,
             sampler_logps=logps,
             reward_parts=group.judgement.parts,
             steps=group.steps,
-            top_p=self._params.top_p if self._params.top_p < 1 else None,
-            top_k=self._params.top_k or None,
-            task=group.drawn.problem.task or self._rounds.task_name,
+            top_p=sampling.top_p if sampling.top_p < 1 else None,
+            top_k=sampling.top_k or None,
+            task=group.problem.task or self._rounds.task_name,
             sample=sample,
         )
 

@@ -313,7 +313,7 @@ def test_batches_that_waited_during_a_renewal_are_scored_again(make_run: Callabl
         for batch, version in zip(batches, ("1", "2", "1"), strict=True)
     ]
     first, second, third = life.renewal.rescored(leased)
-    assert second is leased[1]
+    assert second.batch is leased[1].batch
     for lease, before in ((first, leased[0]), (third, leased[2])):
         assert (lease.id, lease.token, lease.batch.reference_version) == (before.id, "token", "2")
         assert lease.batch.ref_logps.tolist() == [-0.5, -0.5]
@@ -443,7 +443,7 @@ class TestServer:
     def test_who_replaces_it_at_the_same_moment_is_waited_for(
         self, make_run: Callable[..., Run], code: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("policy_trainer.reference.remote_reference._BUSY_SECONDS", 0.01)
+        monkeypatch.setattr("policy_trainer.reference.renewal._BUSY_SECONDS", 0.01)
         run = make_run()
         run.server.errors = [(409, code), (409, code)]
         run.begin().until(1)

@@ -14,8 +14,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards.judging import Judge, Judgement
-from policy_trainer.rollout.groups import Drawn, JudgedGroup
-from policy_trainer.rollout.rounds import Round, Rounds
+from policy_trainer.rollout.rounds import JudgedGroup, Round, Rounds
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.batch import StepRewards
@@ -41,7 +40,7 @@ def made(tokenizer: PreTrainedTokenizerFast) -> Any:
 
 
 def indexes(made: Round) -> list[int]:
-    return [group.drawn.index for group in made.groups]
+    return [group.index for group in made.groups]
 
 
 def test_a_batchs_sample_is_readable(made: Any) -> None:
@@ -150,5 +149,5 @@ def test_variance_is_that_of_steps_where_they_are_judged(
             rewards=np.array(steps, np.float32), ends=np.arange(len(steps)) % 2, counts=np.full(2, len(steps) // 2)
         )
     judgement = Judgement(np.array(rewards, np.float32), {})
-    made = Round([JudgedGroup(Drawn(0, Problem("1"), [1]), completions, judgement, judged, np.zeros(2, np.int64))])
+    made = Round([JudgedGroup(0, [1], completions, judgement, np.zeros(2, np.int64), judged)])
     assert (made.drop_without_variance(), len(made.groups)) == ((0, 1) if kept else (1, 0))
