@@ -60,7 +60,7 @@ def published_settings(given: Mapping[str, Any]) -> Path | None:
 def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     from policy_trainer.queue_client.server import connect  # late: only this way of starting needs them
     from policy_trainer.rollout.outbox import worker_directory
-    from policy_trainer.weights.download import Gone, fetch
+    from policy_trainer.weights.download import fetch
     from policy_trainer.weights.publisher import SETTINGS
 
     patience = Patience()
@@ -81,9 +81,8 @@ def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
             _check_trusted(config, settings, given)
             if "model" not in given:
                 _check_base(config.run, settings)
-            try:
-                model = fetch(client, newest, worker_directory(config) / "weights")
-            except Gone:
+            model = fetch(client, newest, worker_directory(config) / "weights")
+            if model is None:
                 continue
             return {"model": str(model), **settings, "weights": "server", "run_dir": str(config.run_dir)}
 

@@ -1,7 +1,7 @@
 """How long the stages of a run take, and when a wait is long enough to be reported."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -53,12 +53,12 @@ class Patience:
         return True
 
 
-class LoggedWait:
-    """Called while something is waited for: logs long waits."""
+def logged_wait() -> Callable[[str, float], None]:
+    """To be called while something is waited for: logs long waits."""
+    patience = Patience()
 
-    def __init__(self) -> None:
-        self._patience = Patience()
-
-    def __call__(self, reason: str, seconds: float) -> None:
-        if self._patience.is_over(seconds):
+    def wait(reason: str, seconds: float) -> None:
+        if patience.is_over(seconds):
             log.info("waiting", reason=reason, seconds=round(seconds, 1))
+
+    return wait

@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from policy_trainer.config import HttpRewardConfig
 from policy_trainer.data.problem import Sample, Score
-from policy_trainer.lifecycle.timing import LoggedWait
+from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.functions import arguments, checked
 from shared.batch import MAX_NAME_CHARACTERS
@@ -56,7 +56,7 @@ class HttpReward:
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **_authorization()}
         self._tls = httpx.create_ssl_context()  # slow to make
         self.failures = Failures([url])
-        self._wait = LoggedWait()
+        self._wait = logged_wait()
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
         """One score for each sample; NaN for null. Raises UserError for a server that refuses a request, answers

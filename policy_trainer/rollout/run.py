@@ -8,7 +8,7 @@ import structlog
 from policy_trainer.config import INLINE, RolloutConfig, RunConfig
 from policy_trainer.data.prompts import PromptEncoder, prompt_limit
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.timing import LoggedWait
+from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match
 from policy_trainer.queue_client.server import connect
 from policy_trainer.rewards.judging import Judge
@@ -67,7 +67,7 @@ def _published_weights(config: RolloutConfig, stack: ExitStack) -> PublishedWeig
     """The weights in the run's directory, or on the server. The stack closes the connection."""
     if config.weights == "directory":
         return WeightsDirectory(RunDirectory(config.run_dir).weights)
-    wait = LoggedWait()
+    wait = logged_wait()
     client = connect(config, find_server(config, wait), wait)
     weights = DownloadedWeights(client, config.run, worker_directory(config) / "weights")
     return stack.enter_context(closing(weights))

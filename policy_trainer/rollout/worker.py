@@ -10,7 +10,7 @@ from uuid6 import uuid7
 
 from policy_trainer.config import RolloutConfig
 from policy_trainer.data.completion import group_tokens
-from policy_trainer.lifecycle.timing import LoggedWait
+from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.queue_client.server import batches_by_state
 from policy_trainer.reporting.reward_failures import reported
 from policy_trainer.rollout.delivery import Delivery
@@ -44,7 +44,7 @@ class LineageChanged(Exception):
 
 def until_finished(weights: PublishedWeights) -> OnWait:
     """Called while the worker waits: logs long waits, and raises RunFinished once the run is finished."""
-    log_wait = LoggedWait()
+    log_wait = logged_wait()
 
     def wait(reason: str, seconds: float) -> None:
         publication = weights.newest()

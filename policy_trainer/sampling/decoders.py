@@ -162,62 +162,42 @@ class SharedPromptDecoder(AttentionDecoder):
 
     def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
         self._groups = torch.arange(len(prompts.positions), device=model.device).repeat_interleave(num_generations)
-        self._prompts = [_PromptLayer(layer.keys, layer.values) for layer in prompts.cache.layers]
+        # Of each layer the prompts' keys and values, (n, K, P, D).
+        self._prompts = [(layer.keys.contiguous(), layer.values.contiguous()) for layer in prompts.cache.layers]
         width = prompts.mask.shape[1]
-        super().__init__(
-            model,
-            prompts.positions[self._groups],
-            [GrowableLayer(*_no_tokens(layer, len(self._groups)), before=width) for layer in self._prompts],
-        )
+        nothing = [[part[self._groups, :, :0] for part in layer] for layer in self._prompts]
+        layers = [GrowableLayer(keys, values, before=width) for keys, values in nothing]
+        super().__init__(model, prompts.positions[self._groups], layers)
         self._padding = prompts.padding_bias()
         self._layouts = self._make_layouts()
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         prompts, self._groups = self._groups[rows].unique(return_inverse=True)
-        for layer in self._prompts:
-            layer.select(prompts)
+        if len(prompts) < len(self._prompts[0][0]):
+            self._prompts = [(keys[prompts], values[prompts]) for keys, values in self._prompts]
         if self._padding is not None:
             self._padding = self._padding[prompts]
         self._layouts = self._make_layouts()
 
     def _make_layouts(self) -> "dict[int, GroupLayout]":
         """A layout for each number of key heads that a layer has."""
-        return {heads: GroupLayout(self._groups, heads) for heads in {layer.heads for layer in self._prompts}}
+        return {heads: GroupLayout(self._groups, heads) for heads in {keys.shape[1] for keys, _ in self._prompts}}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        prompt = self._prompts[layer]
-        layout = self._layouts[prompt.heads]
+        prompt_keys, prompt_values = self._prompts[layer]
+        layout = self._layouts[prompt_keys.shape[1]]
         rows, heads, _, width = query.shape
         query = query.reshape(len(key), -1, width)  # the query heads of a key head are adjacent
-        prompt_scores = torch.bmm(layout.by_group(query), prompt.keys.transpose(1, 2))
+        prompt_scores = torch.bmm(layout.by_group(query), prompt_keys.flatten(0, 1).transpose(1, 2))
         if self._padding is not None:
             prompt_scores.view(len(self._padding), -1, prompt_scores.shape[2]).add_(self._padding)
         row_scores = torch.bmm(query, key.transpose(1, 2))
         scores = torch.cat([layout.by_row(prompt_scores), row_scores], dim=2)
         weights = scores.softmax(dim=2, dtype=torch.float32).to(value.dtype)
         prompt_weights, row_weights = weights.split([prompt_scores.shape[2], row_scores.shape[2]], dim=2)
-        from_prompt = layout.by_row(torch.bmm(layout.by_group(prompt_weights), prompt.values))
+        from_prompt = layout.by_row(torch.bmm(layout.by_group(prompt_weights), prompt_values.flatten(0, 1)))
         return torch.baddbmm(from_prompt, row_weights, value).view(rows, 1, heads, -1)
-
-
-class _PromptLayer:
-    """Keys and values of one layer for the prompts, (n K, P, D)."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.heads = keys.shape[1]
-        self.keys, self.values = keys.flatten(0, 1), values.flatten(0, 1)
-
-    def select(self, prompts: Tensor) -> None:
-        if len(prompts) * self.heads < len(self.keys):
-            self.keys = self.keys.unflatten(0, (-1, self.heads))[prompts].flatten(0, 1)
-            self.values = self.values.unflatten(0, (-1, self.heads))[prompts].flatten(0, 1)
-
-
-def _no_tokens(prompt: _PromptLayer, rows: int) -> tuple[Tensor, Tensor]:
-    """Keys and values (B, K, 0, D) of rows that have sampled nothing."""
-    keys, values = (part.new_empty(rows, prompt.heads, 0, part.shape[2]) for part in (prompt.keys, prompt.values))
-    return keys, values
 
 
 class GroupLayout:

@@ -30,7 +30,8 @@ def load_sampler(
     """
     match config.sampler:
         case "hf":
-            return _load_hf(config, tokenizer)
+            model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+            return HFSampler(model, tokenizer), model
         case "vllm":
             return _load_vllm(config, tokenizer, lora_rank)
         case "vllm-server":
@@ -46,11 +47,6 @@ def check_engine(config: CommonConfig, *, lora_rank: int = 0) -> None:
             _check_vllm(lora_rank)
         case "vllm-server":
             _check_vllm_server(config, load_outline(config.model, revision=config.revision), lora_rank)
-
-
-def _load_hf(config: CommonConfig, tokenizer: PreTrainedTokenizerBase) -> LoadedSampler:
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-    return HFSampler(model, tokenizer), model
 
 
 def _load_vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, lora_rank: int) -> LoadedSampler:

@@ -16,7 +16,7 @@ from policy_trainer.adapters.adapter import read_adapter
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.decoders import make_decoder
 from policy_trainer.sampling.kv_cache import prefill
-from policy_trainer.sampling.next_token import RepetitionPenalty, sample_tokens
+from policy_trainer.sampling.next_token import sample_tokens
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.errors import UserError
@@ -54,27 +54,20 @@ class HFSampler:
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
         size = params.num_generations
         generator = torch.Generator(self._model.device).manual_seed(seed)
-        buffer = CompletionBuffer(len(prompts) * size, params.max_completion_length, self._model.device)
+        buffer = CompletionBuffer(prompts, size, params.max_completion_length, self._model.device)
         prefilled = prefill(self._model, prompts)
         decoder = make_decoder(self._model, prefilled, size)
-        repetition = None
-        if params.repetition_penalty != 1:
-            repetition = RepetitionPenalty(params.repetition_penalty, prompts, size, self._model.device)
         with use_attention(self._model, decoder.attention):
             logits = prefilled.logits.repeat_interleave(size, 0)
             while True:
-                tokens, logps = sample_tokens(logits, params, generator, repetition)
+                tokens, logps = sample_tokens(logits, params, generator, buffer.earlier)
                 buffer.append(tokens, logps)
-                if repetition is not None:
-                    repetition.append(tokens)
                 buffer.finish(self._ended(tokens, buffer, params.stop))
                 if buffer.done:
                     break
                 kept = buffer.drop_finished()
                 if kept is not None:
                     decoder.select(kept)
-                    if repetition is not None:
-                        repetition.select(kept)
                     tokens = tokens[kept]
                 logits = decoder.step(tokens)
         completions = buffer.completions(self._eos)
@@ -128,7 +121,13 @@ class CompletionBuffer:
     A finished completion stays in the batch, its new tokens ignored, until enough can be dropped together.
     """
 
-    def __init__(self, rows: int, max_completion_length: int, device: torch.device) -> None:
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], num_generations: int, max_completion_length: int, device: torch.device
+    ) -> None:
+        rows, width = len(prompts) * num_generations, max(map(len, prompts))
+        # Padded with a token of the prompt: any other token would count as one of it.
+        padded = [[*prompt, *[prompt[0]] * (width - len(prompt))] for prompt in prompts]
+        self._prompts = torch.tensor(padded, device=device).repeat_interleave(num_generations, 0)
         self._ids = torch.zeros(rows, max_completion_length, dtype=torch.long, device=device)
         self._logps = torch.zeros(rows, max_completion_length, device=device)
         self._lengths = torch.full((rows,), max_completion_length, device=device)
@@ -143,6 +142,10 @@ class CompletionBuffer:
     def done(self) -> bool:
         """Whether all completions are finished, or have the maximum length."""
         return self._left == 0 or self._length == self._ids.shape[1]
+
+    def earlier(self) -> Tensor:
+        """int64 (B, T): the tokens of each batch row's prompt and completion, without an order."""
+        return torch.cat([self._prompts[self._rows], self._ids[self._rows, : self._length]], dim=1)
 
     def append(self, tokens: Tensor, logps: Tensor) -> None:
         """int64 (B,) tokens and float32 (B,) log-probs of the batch."""

@@ -1,6 +1,6 @@
-"""Samples the next token of each row from its logits, with a repetition penalty where one is set."""
+"""Samples the next token of each row from its logits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,48 +16,22 @@ from policy_trainer.sampling.sampler import SamplingParams
 from shared.devices import widest_float
 
 
-class RepetitionPenalty:
-    """Makes tokens less likely that the prompt or the completion already has.
-
-    Divides their positive logits by the penalty and multiplies the negative ones, as transformers and vLLM do (CTRL,
-    arXiv 1909.05858).
-    """
-
-    def __init__(
-        self, penalty: float, prompts: Sequence[Sequence[int]], num_generations: int, device: torch.device
-    ) -> None:
-        """Row i continues prompt i // num_generations."""
-        self._penalise = RepetitionPenaltyLogitsProcessor(penalty)
-        width = max(map(len, prompts))
-        # Padded with a token of the prompt: any other token would be penalised.
-        padded = [[*prompt, *[prompt[0]] * (width - len(prompt))] for prompt in prompts]
-        self._earlier = torch.tensor(padded, device=device).repeat_interleave(num_generations, 0)
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """(B, V) logits -> (B, V) logits to draw from."""
-        return self._penalise(self._earlier, logits.float())  # type: ignore[arg-type]
-
-    def append(self, tokens: Tensor) -> None:
-        """tokens: int64 (B,), which were just sampled."""
-        self._earlier = torch.cat([self._earlier, tokens[:, None]], dim=1)
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps only these rows, int64 (B',), in this order."""
-        self._earlier = self._earlier[rows]
-
-
 def sample_tokens(
-    logits: Tensor, params: SamplingParams, generator: torch.Generator, repetition: RepetitionPenalty | None
+    logits: Tensor, params: SamplingParams, generator: torch.Generator, earlier: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """(B, V) logits -> int64 (B,) tokens and float32 (B,) log-probs.
 
     The log-probs are the model's at the temperature: the repetition penalty, top-k, top-p and min-p change only which
-    tokens are drawn.
+    tokens are drawn. earlier: returns int64 (B, T), the tokens of each row's prompt and completion so far, on which the
+    penalty falls as in transformers and vLLM (CTRL, arXiv 1909.05858).
     """
     greedy = params.temperature == 0
     temperature = 1.0 if greedy else params.temperature
-    logps = (logits.float() / temperature).log_softmax(dim=1)
-    weighed = logps if repetition is None else (repetition(logits) / temperature).log_softmax(dim=1)
+    logps = weighed = (logits.float() / temperature).log_softmax(dim=1)
+    if params.repetition_penalty != 1:
+        penalise = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
+        penalised = penalise(earlier(), logits.float())  # type: ignore[arg-type]
+        weighed = (penalised / temperature).log_softmax(dim=1)
     tokens = weighed.argmax(dim=1, keepdim=True) if greedy else _draw(_likeliest(weighed, params).exp(), generator)
     return tokens[:, 0], logps.gather(1, tokens)[:, 0]
 

@@ -156,10 +156,6 @@ class _Card(BaseModel):
     max_model_len: int | None = None
 
 
-class _Models(BaseModel):
-    data: list[_Card]
-
-
 def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
     """The server's name for the model. longest: tokens of the run's longest sequence. lora_rank: rank of the run's
     adapters; 0 if it has none.
@@ -172,7 +168,8 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
     )
 
     async def inspect(client: VllmClient) -> tuple[list[_Card], bool]:
-        cards = parsed(await client.get("/v1/models"), _Models).data
+        listed = answer_field(await client.get("/v1/models"), "data", kind=list)
+        cards = [parsed(card, _Card) for card in listed]
         card = _card_of(model, cards)
         return cards, card is None or await _has_processed_logprobs(client, card.id)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AliasPath, BaseModel, Field, model_validator
 
 from policy_trainer.adapters.adapter import WEIGHTS
 from policy_trainer.data.completion import Completion, TokenId
@@ -23,26 +23,18 @@ _ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 Logp = Annotated[float, Field(le=MAX_LOGP, allow_inf_nan=False)]
 
 
-class _TokenLogps(BaseModel):
-    token_logprobs: list[Logp]
-
-
 class _Alternative(BaseModel):
     logprob: Logp
 
 
 class Choice(BaseModel):
-    """A completion in an answer over HTTP. prompt_logprobs: by token id, if they were requested."""
+    """A completion in an answer over HTTP. logps: of its tokens. prompt_logprobs: by token id. Both if requested."""
 
     index: int
     finish_reason: str | None
     token_ids: list[TokenId]
-    logprobs: _TokenLogps | None = None
+    logps: list[Logp] = Field([], validation_alias=AliasPath("logprobs", "token_logprobs"))
     prompt_logprobs: list[dict[str, _Alternative] | None] | None = None
-
-    @property
-    def logps(self) -> list[float]:
-        return self.logprobs.token_logprobs if self.logprobs else []
 
 
 class Completions(BaseModel):

@@ -3,12 +3,14 @@
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.evaluation.evaluator import sampled_groups
+from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
@@ -22,7 +24,7 @@ from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe
 from policy_trainer.trainer.parts import BatchSource, Reporters, step_record
 from policy_trainer.trainer.policy import Policy
-from policy_trainer.weights.publication import ModelCopy, Publication
+from policy_trainer.weights.publication import Publication
 from shared import wire
 from shared.atomic_files import whole_directory
 from shared.batch import RolloutBatch
@@ -185,7 +187,8 @@ class Trainer:
         )
         weights = self._source.weights
         with self._stopwatch("publish"), write_failures(weights.describe()):
-            weights.publish(ModelCopy(learner.model, self._policy.tokenizer, learner.state()), publication)
+            save = partial(save_policy, learner.model, self._policy.tokenizer, state=learner.state())
+            weights.publish(save, publication)
 
     def _evaluate(self) -> bool:
         """Samples held-out problems greedily. True if their scores are the best so far, and not those of step 0."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from policy_trainer.weights.publication import KEPT, VERSIONS, ModelCopy, Publication
+from policy_trainer.weights.publication import KEPT, VERSIONS, Publication, Save
 from shared.atomic_files import whole_directory, write_json
 from shared.errors import UserError
 
@@ -24,13 +24,13 @@ class WeightsDirectory:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def publish(self, copy: ModelCopy, publication: Publication) -> None:
+    def publish(self, save: Save, publication: Publication) -> None:
         """Writes the version, then points latest.json at it, then removes old ones."""
         self._root.mkdir(parents=True, exist_ok=True)
         version = self._root / publication.name
         if not version.exists():  # at the end of a run only latest.json changes
             with whole_directory(version, siblings=VERSIONS) as temporary:
-                copy.save(temporary)
+                save(temporary)
         # `directory` is for other programs' samplers.
         write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
         for old in sorted(self._root.glob(VERSIONS))[:-KEPT]:

@@ -26,19 +26,16 @@ _KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
 _SPARE = 2**28
 
 
-class Gone(Exception):
-    """The server has removed the version: there is a newer one."""
-
-
 def place(directory: Path, name: WeightsName) -> Path:
     """The directory of a version."""
     return directory / name.lineage / version_directory(name.epoch, name.version)
 
 
-def fetch(client: RefServerClient, version: WeightsVersion, directory: Path) -> Path:
+def fetch(client: RefServerClient, version: WeightsVersion, directory: Path) -> Path | None:
     """The directory of a version, downloaded unless it is there. It appears when it is complete and checked.
 
-    Raises Gone, WrongContent, UserError for files that no model has, RunFailed for a full disk.
+    None if the server has removed it: there is a newer one. Raises WrongContent, UserError for files that no model has,
+    RunFailed for a full disk.
     """
     target = place(directory, version.name)
     if target.is_dir():
@@ -58,7 +55,7 @@ def fetch(client: RefServerClient, version: WeightsVersion, directory: Path) -> 
                 _check_shards(temporary)
     except RefServerError as error:
         if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-            raise Gone from error
+            return None
         raise
     return target
 
@@ -158,9 +155,8 @@ class DownloadedWeights:
     def _take(self, version: WeightsVersion) -> WeightsVersion | None:
         """Makes a version the newest; None when the server has removed it meanwhile."""
         publication = Publication.parse({**version.words, **asdict(version.name)})
-        try:
-            target = fetch(self._client, version, self._directory)
-        except Gone:
+        target = fetch(self._client, version, self._directory)
+        if target is None:
             return None
         self._newest = publication
         with self._changing:

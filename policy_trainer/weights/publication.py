@@ -1,17 +1,14 @@
 """A publication, and the protocols of the places through which workers get weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.data.completion import Probe
-from policy_trainer.learner.adapters import save_policy
 from shared.api import WeightsName
 from shared.api.base import Version
 from shared.errors import UserError
@@ -20,6 +17,9 @@ from shared.errors import UserError
 KEPT = 2
 # A glob for what `version_directory` names.
 VERSIONS = "[0-9]*-[0-9]*"
+
+# Writes the policy as it was at some moment into a directory: a Hugging Face model, or adapters.
+Save = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,10 @@ def version_directory(epoch: int, version: int) -> str:
     return f"{epoch:04d}-{version:08d}"
 
 
-@dataclass(frozen=True, eq=False)
-class ModelCopy:
-    """state: as the learner copied it. Of the model only the configuration is used."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    state: Mapping[str, Tensor]
-
-    def save(self, directory: Path) -> None:
-        """Writes a Hugging Face model directory, or one of adapters."""
-        save_policy(self.model, self.tokenizer, directory, self.state)
-
-
 class Publisher(Protocol):
     """The trainer's side. Each version is a Hugging Face model directory, with its tokenizer."""
 
-    def publish(self, copy: ModelCopy, publication: Publication) -> None:
+    def publish(self, save: Save, publication: Publication) -> None:
         """Readers see all of it afterwards, and nothing of it before."""
         ...
 

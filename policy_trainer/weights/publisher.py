@@ -12,7 +12,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.config.worker_settings import worker_settings
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.directory import LATEST, WeightsDirectory
-from policy_trainer.weights.publication import ModelCopy, Publication, Publisher
+from policy_trainer.weights.publication import Publication, Publisher, Save
 from shared.api import WeightsFile, WeightsName
 from shared.atomic_files import write_json
 from shared.client import RefServerClient, RefServerError
@@ -30,16 +30,16 @@ class BackgroundPublisher:
     def __init__(self, weights: Publisher) -> None:
         self._weights = weights
         self._changing = threading.Lock()
-        self._waiting: tuple[ModelCopy, Publication] | None = None
+        self._waiting: tuple[Save, Publication] | None = None
         self._published: Publication | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
-    def publish(self, copy: ModelCopy, publication: Publication) -> None:
+    def publish(self, save: Save, publication: Publication) -> None:
         """Returns at once. Raises the error of an earlier publication."""
         self._raise_failure()
         with self._changing:
-            self._waiting = copy, publication
+            self._waiting = save, publication
             if self._thread is None:
                 # A daemon: a request to a server that hangs cannot be broken off, and must not keep the process.
                 self._thread = threading.Thread(target=self._publish_waiting, name="publish", daemon=True)
@@ -85,7 +85,7 @@ class BackgroundPublisher:
             except BaseException as error:  # raised where the trainer asks
                 self._failure = error
 
-    def _take(self) -> tuple[ModelCopy, Publication] | None:
+    def _take(self) -> tuple[Save, Publication] | None:
         with self._changing:
             waiting, self._waiting = self._waiting, None
             if waiting is None:
@@ -109,18 +109,18 @@ class UploadedWeights:
         self._settings = settings
         self._uploaded: tuple[WeightsName, Mapping[str, WeightsFile]] | None = None
 
-    def publish(self, copy: ModelCopy, publication: Publication) -> None:
+    def publish(self, save: Save, publication: Publication) -> None:
         """Uploads the files and commits them. At the end of a run only the commit is new."""
         self._directory.mkdir(parents=True, exist_ok=True)
         write_json(self._directory / LATEST, asdict(publication))
         words = {**asdict(publication), SETTINGS: self._settings}
         try:
-            self._commit(copy, publication.address, words)
+            self._commit(save, publication.address, words)
         except RefServerError as error:
             if error.code != "not_whole":
                 raise
             self._uploaded = None  # the server has lost files since they were uploaded
-            self._commit(copy, publication.address, words)
+            self._commit(save, publication.address, words)
 
     def has(self, publication: Publication) -> bool:
         return is_there(self._client, publication.address)
@@ -128,14 +128,14 @@ class UploadedWeights:
     def describe(self) -> str:
         return f"the reference server at {self._client.url}"
 
-    def _commit(self, copy: ModelCopy, name: WeightsName, words: Mapping[str, Any]) -> None:
+    def _commit(self, save: Save, name: WeightsName, words: Mapping[str, Any]) -> None:
         if self._uploaded is None or self._uploaded[0] != name:
-            self._uploaded = name, self._upload(copy, name)
+            self._uploaded = name, self._upload(save, name)
         self._client.commit_weights(name, self._uploaded[1], words)
 
-    def _upload(self, copy: ModelCopy, name: WeightsName) -> Mapping[str, WeightsFile]:
+    def _upload(self, save: Save, name: WeightsName) -> Mapping[str, WeightsFile]:
         with tempfile.TemporaryDirectory(prefix=".upload-", dir=self._directory) as directory:
-            copy.save(Path(directory))
+            save(Path(directory))
             return upload_directory(self._client, name, Path(directory))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from policy_trainer.__main__ import main as policy_trainer
 from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.publication import ModelCopy, Publication
+from policy_trainer.weights.publication import Publication, Save
 from shared import wire
 from shared.api import Uploaded
 from shared.batch import RolloutBatch
@@ -25,8 +25,8 @@ def main() -> None:
 def _keep_versions(archive: Path) -> None:
     publish = WeightsDirectory.publish
 
-    def keeping(self: WeightsDirectory, copy: ModelCopy, publication: Publication) -> None:
-        publish(self, copy, publication)
+    def keeping(self: WeightsDirectory, save: Save, publication: Publication) -> None:
+        publish(self, save, publication)
         kept = archive / publication.name
         if not kept.exists():
             kept.mkdir(parents=True)

@@ -25,7 +25,6 @@ from policy_trainer.learner.adapters import (
 )
 from policy_trainer.learner.learner import Learner
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, restore, write_weights
-from policy_trainer.weights.publication import ModelCopy
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.errors import UserError
 from shared.logprobs import choose_forward
@@ -221,7 +220,7 @@ class TestSaved:
         make(family).save_pretrained(base)
         model = trained(adapted(load_model(str(base), revision=None, device="cpu", dtype="float32"), base=str(base)))
         published = tmp_path / "published"
-        ModelCopy(model, tokenizer, policy_state(model)).save(published)
+        save_policy(model, tokenizer, published, policy_state(model))
         names = {"adapter_config.json", "adapter_model.safetensors", "config.json", "generation_config.json"}
         assert names | {"tokenizer.json"} <= {file.name for file in published.iterdir()}
         described = json.loads((published / "adapter_config.json").read_text())

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import Probe
+from policy_trainer.learner.adapters import save_policy
 from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.publication import KEPT, ModelCopy, Publication
+from policy_trainer.weights.publication import KEPT, Publication
 from shared.models import copy_state
 
 Make = Callable[..., PreTrainedModel]
@@ -36,7 +38,8 @@ def same(model: PreTrainedModel, other: PreTrainedModel) -> bool:
 @pytest.fixture
 def publish(tokenizer: PreTrainedTokenizerFast) -> Publish:
     def publish(model: PreTrainedModel, directory: Path, publication: Publication) -> None:
-        WeightsDirectory(directory).publish(ModelCopy(model, tokenizer, copy_state(model)), publication)
+        save = partial(save_policy, model, tokenizer, state=copy_state(model))
+        WeightsDirectory(directory).publish(save, publication)
 
     return publish
 

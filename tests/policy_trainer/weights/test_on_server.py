@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import RolloutConfig, TrainConfig
 from policy_trainer.config.worker_settings import worker_settings
 from policy_trainer.data.completion import Probe
+from policy_trainer.learner.adapters import save_policy
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import open_run
 from policy_trainer.weights.download import DownloadedWeights
-from policy_trainer.weights.publication import ModelCopy, Publication
+from policy_trainer.weights.publication import Publication, Save
 from policy_trainer.weights.publisher import UploadedWeights
 from ref_server.service.service import Service
 from shared.client import NotRefServer, RefServerClient, RefServerError
@@ -74,17 +76,15 @@ def publisher(client: RefServerClient, tmp_path: Path) -> UploadedWeights:
 
 
 @pytest.fixture
-def copies(
-    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast
-) -> Callable[[float], ModelCopy]:
+def copies(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> Callable[[float], Save]:
     """A model whose weights are all one number."""
     tiny = make_tiny()
 
-    def make(value: float) -> ModelCopy:
+    def make(value: float) -> Save:
         with torch.no_grad():
             for parameter in tiny.parameters():
                 parameter.fill_(value)
-        return ModelCopy(tiny, tokenizer, copy_state(tiny))
+        return partial(save_policy, tiny, tokenizer, state=copy_state(tiny))
 
     return make
 
@@ -262,13 +262,11 @@ class TestHostileVersions:
         self, publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication, index: Any,
         message: str,
     ) -> None:  # fmt: skip
-        class WithIndex(ModelCopy):
-            def save(self, directory: Path) -> None:
-                super().save(directory)
-                (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+        def save(directory: Path) -> None:
+            copies(1.0)(directory)
+            (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
-        copy = copies(1.0)
-        publisher.publish(WithIndex(copy.model, copy.tokenizer, copy.state), first)
+        publisher.publish(save, first)
         with pytest.raises(UserError, match=message):
             until(lambda: reader.newest() is not None)
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from policy_trainer.learner.adapters import save_policy
 from policy_trainer.lifecycle.endings import Stopped
 from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.publication import ModelCopy, Publication
+from policy_trainer.weights.publication import Publication, Save
 from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.models import copy_state
 
@@ -26,7 +28,7 @@ class SlowPlace:
         self.failure: Exception | None = None
         self.versions: list[int] = []
 
-    def publish(self, copy: ModelCopy, publication: Publication) -> None:
+    def publish(self, save: Save, publication: Publication) -> None:
         self.began.set()
         assert self.go_on.wait(60)
         if self.failure:
@@ -53,8 +55,9 @@ def publication(version: int) -> Publication:
 
 
 @pytest.fixture
-def copy(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> ModelCopy:
-    return ModelCopy(model := make_tiny(), tokenizer, copy_state(model))
+def save(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> Save:
+    model = make_tiny()
+    return partial(save_policy, model, tokenizer, state=copy_state(model))
 
 
 @pytest.fixture
@@ -64,12 +67,12 @@ def place() -> Iterator[SlowPlace]:
     made.go_on.set()
 
 
-def test_only_the_newest_waiting_version_is_published(place: SlowPlace, copy: ModelCopy) -> None:
+def test_only_the_newest_waiting_version_is_published(place: SlowPlace, save: Save) -> None:
     background = BackgroundPublisher(place)
-    background.publish(copy, publication(1))
+    background.publish(save, publication(1))
     assert place.began.wait(60)
     for version in (2, 3, 4):
-        background.publish(copy, publication(version))
+        background.publish(save, publication(version))
     assert not background.lost(), "it is being published"
     place.go_on.set()
     background.wait(go_on)
@@ -79,14 +82,14 @@ def test_only_the_newest_waiting_version_is_published(place: SlowPlace, copy: Mo
 
 
 @pytest.mark.parametrize("then", ["publish", "wait", "lost"])
-def test_a_failure_is_raised_later(place: SlowPlace, copy: ModelCopy, then: str) -> None:
+def test_a_failure_is_raised_later(place: SlowPlace, save: Save, then: str) -> None:
     place.failure = OSError("No space left on device")
     place.go_on.set()
     background = BackgroundPublisher(place)
-    background.publish(copy, publication(1))
+    background.publish(save, publication(1))
     with pytest.raises(OSError, match="No space left"):
         while then == "publish":
-            background.publish(copy, publication(2))
+            background.publish(save, publication(2))
         while then == "lost":
             assert not background.lost()
         background.wait(go_on)
@@ -95,7 +98,7 @@ def test_a_failure_is_raised_later(place: SlowPlace, copy: ModelCopy, then: str)
 
 
 def test_a_stop_waits_only_for_the_version_being_published(
-    place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
+    place: SlowPlace, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join = threading.Thread.join
 
@@ -105,19 +108,19 @@ def test_a_stop_waits_only_for_the_version_being_published(
 
     monkeypatch.setattr(threading.Thread, "join", then_go_on)
     background = BackgroundPublisher(place)
-    background.publish(copy, publication(1))
+    background.publish(save, publication(1))
     assert place.began.wait(60)
-    background.publish(copy, publication(2))
+    background.publish(save, publication(2))
     background.close()
     assert place.versions == [1]
 
 
 def test_a_stop_does_not_wait_for_a_place_that_hangs(
-    place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
+    place: SlowPlace, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("policy_trainer.weights.publisher._ENDING_SECONDS", 0.05)
     background = BackgroundPublisher(place)
-    background.publish(copy, publication(1))
+    background.publish(save, publication(1))
     assert place.began.wait(60)
     with pytest.raises(Stopped):
         background.wait(stop)
@@ -131,7 +134,7 @@ def test_what_is_published_is_the_model_of_that_moment(
 ) -> None:
     model, other = make_tiny(seed=1, tied=tied), make_tiny(seed=2, tied=tied)
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    taken = ModelCopy(model, tokenizer, copy_state(model))
+    taken = partial(save_policy, model, tokenizer, state=copy_state(model))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
