@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from policy_trainer.adapters.adapter import WEIGHTS, LowRank
+from policy_trainer.adapters import WEIGHTS, LowRank
 from policy_trainer.config import LoraConfig, TrainConfig
 from policy_trainer.learner.optimizer import trained
 from shared.errors import UserError

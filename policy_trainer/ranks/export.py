@@ -5,10 +5,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from policy_trainer.adapters import MergedAdapters
 from policy_trainer.config import LoraConfig
 from policy_trainer.learner.adapters import add_adapters, save_whole
 from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, read_weights_in_one_process
-from policy_trainer.sampling.hf import MergedAdapters
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
 from shared.models import ADAPTER_CONFIG, is_adapter, load_model, load_tokenizer

@@ -1,6 +1,6 @@
 """Samples with any Hugging Face causal LM: a prompt is computed once for its group, and finished rows are dropped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -10,16 +10,23 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from policy_trainer.adapters.adapter import read_adapter
+from policy_trainer.adapters import MergedAdapters
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.decoders import make_decoder
 from policy_trainer.sampling.kv_cache import prefill
-from policy_trainer.sampling.next_token import sample_tokens
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
-from shared.errors import UserError
+from shared.devices import widest_float
 from shared.logprobs import LogprobForward, choose_forward
 from shared.models import eos_token_ids, is_adapter
 
@@ -82,6 +89,51 @@ class HFSampler:
             texts = [self._tokenizer.decode(tail) for tail in tails]
             ended |= torch.tensor([any(part in text for part in stop) for text in texts], device=ended.device)
         return ended
+
+
+def sample_tokens(
+    logits: Tensor, params: SamplingParams, generator: torch.Generator, earlier: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(B, V) logits -> int64 (B,) tokens and float32 (B,) log-probs.
+
+    The log-probs are the model's at the temperature: the repetition penalty, top-k, top-p and min-p change only which
+    tokens are drawn. earlier: returns int64 (B, T), the tokens of each row's prompt and completion so far, on which the
+    penalty falls as in transformers and vLLM (CTRL, arXiv 1909.05858).
+    """
+    greedy = params.temperature == 0
+    temperature = 1.0 if greedy else params.temperature
+    logps = weighed = (logits.float() / temperature).log_softmax(dim=1)
+    if params.repetition_penalty != 1:
+        penalise = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
+        penalised = penalise(earlier(), logits.float())  # type: ignore[arg-type]
+        weighed = (penalised / temperature).log_softmax(dim=1)
+    tokens = weighed.argmax(dim=1, keepdim=True) if greedy else _draw(_likeliest(weighed, params).exp(), generator)
+    return tokens[:, 0], logps.gather(1, tokens)[:, 0]
+
+
+def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """(B, V) weights, not necessarily of sum 1 -> int64 (B, 1) indexes, each drawn in proportion to its weight.
+
+    Inverts the cumulative distribution with one random number per row; torch.multinomial draws one per token. float64,
+    since in float32 likely tokens would round unlikely ones away.
+    """
+    dtype = widest_float(weights.device)
+    sums = weights.cumsum(dim=1, dtype=dtype)
+    # A point lies below the last sum, so that a token of weight 0 is never chosen.
+    points = sums[:, -1:] * torch.rand(len(sums), 1, dtype=dtype, device=sums.device, generator=generator)
+    return torch.searchsorted(sums, points, right=True)
+
+
+def _likeliest(logps: Tensor, params: SamplingParams) -> Tensor:
+    """-inf for the tokens that top-k, top-p and min-p leave out, in transformers' order."""
+    warpers = LogitsProcessorList()
+    if params.top_k > 0:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return warpers(logps.new_empty(0), logps)  # type: ignore[arg-type]
 
 
 def load_weights(model: PreTrainedModel, directory: Path) -> None:
@@ -189,34 +241,3 @@ class CompletionBuffer:
             Completion(ids[row, :length].copy(), logps[row, :length].copy(), finished, ended_with_eos)
             for row, (length, finished, ended_with_eos) in enumerate(ends)
         ]
-
-
-class MergedAdapters:
-    """Merges one version of an adapter after another into a model's weights.
-
-    Each is merged into the base model's values, which are kept in main memory: adding to the weights in use and
-    subtracting again would accumulate rounding errors.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        """model: with the weights of the base model."""
-        self._model = model
-        self._base: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def load(self, directory: Path) -> None:
-        """Raises OSError if the adapter cannot be read, UserError if it does not fit."""
-        changes = read_adapter(directory)
-        weights = self._model.state_dict()
-        for name, change in changes.items():
-            shape = weights[name].shape if name in weights else None
-            if shape != change.shape:
-                raise UserError(
-                    f"model: the run's adapters do not fit this model: {name} would be {tuple(change.shape)}, and is "
-                    f"{tuple(shape) if shape else 'not there'}: give the base model that the run trains adapters of"
-                )
-            if name not in self._base:
-                self._base[name] = weights[name].to("cpu", copy=True)
-        for name, base in self._base.items():
-            change = changes.get(name)
-            weights[name].copy_(base if change is None else change.merged(base.to(weights[name].device)))

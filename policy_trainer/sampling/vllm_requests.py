@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AliasPath, BaseModel, Field, model_validator
 
-from policy_trainer.adapters.adapter import WEIGHTS
+from policy_trainer.adapters import WEIGHTS
 from policy_trainer.data.completion import Completion, TokenId
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import MAX_LOGP, TokenGroup

@@ -1,14 +1,22 @@
-"""Adapters as a run publishes them, written by peft itself."""
+"""Adapters as a run publishes them, written by peft itself, and tiny models to adapt."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from tests.policy_trainer.sampling.architectures import ARCHITECTURES, small
+
+# Layers of torch.nn.Linear, and GPT-2's, whose weights are transposed.
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    **{name: ARCHITECTURES[name] for name in ("llama", "gpt2", "gemma3")},
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**small())),
+}
 
 
 @contextmanager

@@ -107,6 +107,7 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
     assert (result.problems, result.left_out, result.accuracy) == (4, 2, 0.5)
     assert (result.low, result.high) == wilson_interval(2, 4)
     assert result.rewards == {"accuracy": 0.5, "format": 0.5}
+    assert result.scores == (0.5, result.reward) == (0.5, 1.0)
     assert result.finished == 0.75
     lengths = [len(tokenizer.encode(PROBLEMS[i][0])) + 1 for i in (0, 1, 4)] + [len("no idea.")]
     assert result.mean_tokens == pytest.approx(sum(lengths) / 4)
@@ -214,20 +215,6 @@ def test_no_accuracy_is_measured_where_no_reward_judges_correctness(tokenizer: P
     task = FakeTask(("It is $5$", "5"), ("It is $6$", "5"))  # without tags, which only the task's accuracy requires
     verified = evaluator(tokenizer, task, rewards=["math/accuracy"]).evaluate(Parrot(tokenizer), GREEDY, 2)
     assert verified.accuracy == verified.rewards["math/accuracy"] == 0.5
-
-
-def test_of_equal_accuracies_the_higher_reward_is_better(tokenizer: PreTrainedTokenizerFast) -> None:
-    short, long = (
-        Evaluator(
-            PromptEncoder(tokenizer, PromptConfig()),
-            Judge(tokenizer, FakeTask(*problems), TrainConfig(model="m", rewards=["accuracy", "length"])),
-            FakeTask(*problems),
-            batch_size=3,
-        ).evaluate(Parrot(tokenizer), GREEDY, 1)
-        for problems in ([("<answer>5</answer>", "5")], [("It is <answer>5</answer>", "5")])
-    )
-    assert short.scores == (1.0, short.reward) > long.scores == (1.0, long.reward)
-    assert str(short).startswith("accuracy 1.000, ")
 
 
 @pytest.mark.parametrize(

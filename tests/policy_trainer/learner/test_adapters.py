@@ -13,7 +13,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.adapters.adapter import read_adapter
+from policy_trainer.adapters import read_adapter
 from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig
 from policy_trainer.learner.adapters import (
     adapters_off,

@@ -42,9 +42,7 @@ def open_child(tmp_path: Path) -> Iterator[OpenChild]:
 
 
 SLEEPS = "import time\nprint('up', flush=True)\ntime.sleep(60)\n"
-STUBBORN = (
-    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)\n"
-)
+STUBBORN = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SLEEPS}"
 
 
 class TestChild:
@@ -154,25 +152,19 @@ def test_restarts_end_when_it_always_dies(child: FakeChild, notes: list[str], cl
         process.check()
 
 
-def test_deaths_are_counted_anew_after_a_success(child: FakeChild, notes: list[str], clock: Clock) -> None:
-    process = restarted(child, notes)
+@pytest.mark.parametrize("lasting", [None, 100])
+def test_deaths_are_counted_anew_after_a_success_or_a_long_life(
+    child: FakeChild, notes: list[str], clock: Clock, lasting: float | None
+) -> None:
+    process = restarted(child, notes, **({"lasting": lasting} if lasting else {}))
     for _ in range(7):
+        clock.now += lasting or 0
         child.die()
         process.check()
         clock.now += 1.01
         process.check()
-        process.succeeded()
-    assert len(notes) == child.pid - 1 == 7
-
-
-def test_deaths_are_counted_anew_after_a_long_life(child: FakeChild, notes: list[str], clock: Clock) -> None:
-    process = restarted(child, notes, lasting=100)
-    for _ in range(7):
-        clock.now += 100
-        child.die()
-        process.check()
-        clock.now += 1.01
-        process.check()
+        if lasting is None:
+            process.succeeded()
     assert len(notes) == child.pid - 1 == 7
 
 

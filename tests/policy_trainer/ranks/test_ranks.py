@@ -29,7 +29,7 @@ from shared import wire
 from shared.batch import ScoredBatch
 from shared.logprobs import choose_forward
 from shared.models import copy_state, load_model, save_model
-from tests.policy_trainer.adapters.models import MODELS
+from tests.policy_trainer.adapters.adapters import MODELS
 from tests.policy_trainer.ranks import job
 from tests.rounding import rounding
 

@@ -289,18 +289,26 @@ def snapshots(run: Run) -> list[str]:
     return sorted(path.relative_to(run.root).as_posix() for path in run.root.glob(f"{run.name}/*"))
 
 
-MODES = [(torch.float32, True, "float32"), (torch.float32, False, "float32")]
-MODES += [(torch.bfloat16, True, "float32"), (torch.bfloat16, True, "none")]
-
-
-@pytest.mark.parametrize(("dtype", "tied", "masters"), MODES)
-@pytest.mark.parametrize("decay", [0.0, 0.75])
+@pytest.mark.parametrize(
+    ("decay", "settings"),
+    [
+        (0.0, {}),
+        (0.0, {"dtype": torch.bfloat16, "master_weights": "none"}),
+        (0.75, {"tied": False}),
+        (0.75, {"dtype": torch.bfloat16}),
+        (0.75, {"dtype": torch.bfloat16, "master_weights": "none"}),
+        (0.0, {"place": "server"}),
+        (0.75, {"place": "server"}),
+    ],
+)
 def test_every_step_is_scored_by_the_reference_of_the_formula(
-    make_run: Callable[..., Run], decay: float, dtype: torch.dtype, tied: bool, masters: str
+    make_run: Callable[..., Run], decay: float, settings: dict[str, Any]
 ) -> None:
-    run = make_run(decay=decay, dtype=dtype, tied=tied, master_weights=masters)
-    run.begin().until(7)
-    assert run.server.asked == [(f"test/epoch-0000-version-0000000{n}", n) for n in (1, 2, 3, 4)]
+    run = make_run(decay=decay, **settings)
+    if run.place == "server":
+        run.server.root = None
+    assert_kept(run.begin().until(7))
+    assert run.server.asked == [(run.served(f"test/epoch-0000-version-0000000{n}"), n) for n in (1, 2, 3, 4)]
     assert "the reference is " + ("a moving average of " if decay else "") + "the policy at step 6" in run.notes[-1]
 
 
@@ -421,12 +429,6 @@ class TestServer:
         life.until(4)  # which would renew it anyway
         assert run.server.version == 3
 
-    def test_nothing_is_asked_while_all_is_well(self, make_run: Callable[..., Run]) -> None:
-        run = make_run(every=100)
-        run.begin().until(4)
-        run.begin().until(5)
-        assert len(run.server.asked) == 1
-
     def test_somebody_else_ends_the_run_and_its_next_life_takes_the_server_back(
         self, make_run: Callable[..., Run], tmp_path: Path
     ) -> None:
@@ -439,20 +441,18 @@ class TestServer:
             life.until(3)
         mine.begin().until(5)
 
-    @pytest.mark.parametrize("code", ["busy", "older_version"])
     def test_who_replaces_it_at_the_same_moment_is_waited_for(
-        self, make_run: Callable[..., Run], code: str, monkeypatch: pytest.MonkeyPatch
+        self, make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("policy_trainer.reference.renewal._BUSY_SECONDS", 0.01)
         run = make_run()
-        run.server.errors = [(409, code), (409, code)]
+        run.server.errors = [(409, "busy"), (409, "older_version")]
         run.begin().until(1)
         assert len(run.server.asked) == 3 and len(run.waits) == 2
 
-    @pytest.mark.parametrize("decay", [0.0, 0.5])
-    def test_who_is_stopped_meanwhile_saves_what_was(self, make_run: Callable[..., Run], decay: float) -> None:
+    def test_who_is_stopped_meanwhile_saves_what_was(self, make_run: Callable[..., Run]) -> None:
         """The checkpoint that follows does not hold the renewal: the next life does it."""
-        run = make_run(decay=decay)
+        run = make_run(decay=0.5)
         life = run.begin().until(1)
         life.update()
         run.server.errors = [(409, "busy")]
@@ -477,67 +477,48 @@ class TestServer:
         run.begin().until(1)
         assert len(run.server.asked) == 1
 
-
-class TestWithoutASharedDirectory:
-    @pytest.mark.parametrize("decay", [0.0, 0.75])
-    def test_every_step_is_scored_by_the_reference_of_the_formula(
-        self, make_run: Callable[..., Run], decay: float
-    ) -> None:
-        run = make_run(decay=decay, place="server")
-        run.server.root = None
-        life = run.begin().until(7)
-        assert run.server.asked == [(f"weights/test.reference/first/0/{n}", n) for n in (1, 2, 3, 4)]
-        assert_kept(life)
-        assert_kept(run.begin().until(9))
-
     def test_a_server_that_remembers_the_version_alone_gets_a_higher_one(self, make_run: Callable[..., Run]) -> None:
         """It lost its weights, not its queue."""
         run = make_run(place="server")
         life = run.begin().until(3)
-        run.server.restart()
-        run.server.wanted_version = 7
-        life.until(3)
-        assert run.server.version == 8
-        run.server.restart()
-        run.server.wanted_version = 20
-        life.until(4)  # which renews it besides
-        assert [version for _, version in run.server.asked[-2:]] == [21, 22]
+        for remembered, step, versions in ((7, 3, [8]), (20, 4, [21, 22])):  # the step after renews it besides
+            run.server.restart()
+            run.server.wanted_version = remembered
+            life.until(step)
+            assert [version for _, version in run.server.asked[-len(versions) :]] == versions
 
-    def test_nothing_is_uploaded_twice(self, make_run: Callable[..., Run]) -> None:
-        run = make_run(place="server", every=100)
+    @pytest.mark.parametrize("place", ["directory", "server"])
+    def test_nothing_is_asked_or_uploaded_twice_while_all_is_well(
+        self, make_run: Callable[..., Run], place: str
+    ) -> None:
+        run = make_run(place=place, every=100)
         run.begin().until(4)
-        put = [request.path for request in run.server.site.requests if request.method == "PUT"]
         run.begin().until(5)
+        assert len(run.server.asked) == 1
         run.server.snapshot, run.server.version = None, 0
         run.begin().until(5)
-        again = [request.path for request in run.server.site.requests if request.method == "PUT"]
-        assert [path for path in again if "/weights/" in path] == [path for path in put if "/weights/" in path]
+        put = [request.path for request in run.server.site.requests if request.method == "PUT"]
+        uploads = [path for path in put if "/weights/" in path]
+        assert len(uploads) == len(set(uploads))
 
 
 class TestRefusals:
-    def test_a_server_that_takes_none(self, make_run: Callable[..., Run]) -> None:
+    @pytest.mark.parametrize(
+        ("root", "message"),
+        [
+            (None, r"reference\.sync_steps: .* start ref-server with --snapshot-root .*snapshots"),
+            (Path("/nowhere"), r"does not find test/epoch-\S+ below its --snapshot-root; is .*snapshots the"),
+        ],
+    )
+    def test_a_server_without_the_directory(
+        self, make_run: Callable[..., Run], root: Path | None, message: str
+    ) -> None:
         run = make_run()
-        run.server.root = None
-        with pytest.raises(
-            UserError, match=r"reference\.sync_steps: .* start ref-server with --snapshot-root .*snapshots"
-        ):
-            run.begin().until(0)
-
-    def test_another_directory(self, make_run: Callable[..., Run], tmp_path: Path) -> None:
-        run = make_run()
-        run.server.root = tmp_path
-        with pytest.raises(
-            UserError, match=r"does not find test/epoch-\S+ below its --snapshot-root; is .*snapshots the"
-        ):
+        run.server.root = root
+        with pytest.raises(UserError, match=message):
             run.begin().until(0)
 
     def test_too_small_a_role(self, make_run: Callable[..., Run]) -> None:
-        run = make_run()
-        run.server.errors = [(403, "forbidden")]
-        with pytest.raises(UserError, match=r"reference\.sync_steps: .* 403: it is forbidden"):
-            run.begin().until(0)
-
-    def test_too_small_a_role_to_go_on_with(self, make_run: Callable[..., Run]) -> None:
         """Nothing is due: without a check the run would go on until the next renewal."""
         run = make_run(every=100)
         run.begin().until(3)
@@ -545,12 +526,6 @@ class TestRefusals:
         with pytest.raises(UserError, match=r"reference\.sync_steps: .* 403: it is forbidden"):
             run.begin()
         assert len(run.server.asked) == 1, "the check replaces nothing"
-
-    def test_a_root_that_cannot_be_written(self, make_run: Callable[..., Run]) -> None:
-        run = make_run()
-        run.root.write_text("a file")
-        with pytest.raises(RunFailed, match="the reference of step 0 cannot be written"):
-            run.begin().until(0)
 
     def test_a_checkpoint_whose_reference_is_gone(self, make_run: Callable[..., Run]) -> None:
         run = make_run()

@@ -101,18 +101,6 @@ def test_a_problem_that_comes_after_later_ones_does_not_move_the_cursor_back(tmp
     assert Outbox(tmp_path, worker=0, workers=1, start=0).next_index == 1001
 
 
-def test_problems_without_a_batch_are_drawn_again(tmp_path: Path) -> None:
-    """Problems that are drawn and never added leave no gap."""
-    outbox = Outbox(tmp_path, worker=0, workers=1, start=0)
-    assert [outbox.draw() for _ in range(4)] == [0, 1, 2, 3]
-    outbox.add(1, b"1")
-    again = Outbox(tmp_path, worker=0, workers=1, start=0)
-    assert again.next_index == 2
-    for path, _ in again.undelivered():
-        again.delivered(path)
-    assert Outbox(tmp_path, worker=0, workers=1, start=0).next_index == 2
-
-
 def test_what_another_training_left_is_dropped(tmp_path: Path) -> None:
     """Its directory was deleted and begun again, or two trainings had it one after the other."""
     directory = tmp_path / "workers" / "0-of-1"

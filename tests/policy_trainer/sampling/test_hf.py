@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.config import SamplingConfig
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams, sampling_params
+from policy_trainer.sampling.sampler import SamplingParams
 from shared.logprobs import PackedForward
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS, generate
 
@@ -85,10 +84,3 @@ def test_the_seed_decides_everything(make_tiny: Make, tokenizer: PreTrainedToken
     assert all(np.array_equal(a.logps, b.logps) for a, b in pairs)
     assert ids_of(sampler.sample(PROMPTS, params, seed=8)) != ids_of(first)
     assert len({tuple(completion.ids.tolist()) for completion in first[0]}) > 1
-
-
-def test_parameters_are_the_configured_ones_except_those_replaced() -> None:
-    config = SamplingConfig(num_generations=3, temperature=0.7, stop=["x"], top_k=5)
-    assert sampling_params(config).num_generations == 3 and sampling_params(config).temperature == 0.7
-    greedy = sampling_params(config, num_generations=1, temperature=0)
-    assert (greedy.num_generations, greedy.temperature, greedy.stop, greedy.top_k) == (1, 0, ("x",), 5)

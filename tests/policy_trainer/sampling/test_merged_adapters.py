@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
+from tests.policy_trainer.adapterss import ignore_peft, save_adapter
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.adapters.adapter import read_adapter
+from policy_trainer.adapters import MergedAdapters, read_adapter
 from policy_trainer.data.completion import group_tokens
-from policy_trainer.sampling.hf import HFSampler, MergedAdapters
+from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from shared.logprobs import PlainForward
-from tests.policy_trainer.adapters.adapters import ignore_peft, save_adapter
-from tests.policy_trainer.adapters.models import MODELS
+from tests.policy_trainer.adapters.adapters import MODELS
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
 from tests.rounding import rounding
 

@@ -40,6 +40,7 @@ from tests.waiting import until
 __all__ = ["make_service", "model", "serve"]
 
 RUNS = count()
+EMPTY = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
 
 
 @pytest.fixture(autouse=True)
@@ -205,8 +206,7 @@ class TestHostileVersions:
         """A client of a server that has this version, whose files are all empty."""
 
         def make(files: dict[str, Any] | None = None, **fields: Any) -> RefServerClient:
-            content = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
-            named = dict.fromkeys(("model.safetensors", "config.json"), content)
+            named = dict.fromkeys(("model.safetensors", "config.json"), EMPTY)
             body = {"run": "r", "lineage": "l", "epoch": 0, "version": 1, "next_index": 0, "max_waiting": 4, **fields}
             newest = json.dumps({**body, "files": named if files is None else files}).encode()
 
@@ -225,16 +225,16 @@ class TestHostileVersions:
         assert newest is not None
         return newest
 
-    @pytest.mark.parametrize("name", ["../up.json", "/etc/x.json", "a/b.json", ".hidden.json", "", "a\\..\\b\0.json"])
-    def test_a_file_cannot_lead_out_of_the_directory(self, answer: Any, tmp_path: Path, name: str) -> None:
-        with pytest.raises(NotRefServer, match="WeightsVersion"):
-            self.downloaded(answer({name: {"bytes": 0, "sha256": "0" * 64}}), tmp_path / "worker")
-        assert not list(tmp_path.rglob("*.json"))
-
     @pytest.mark.parametrize(
-        "fields", [{"lineage": "../../up"}, {"lineage": "/tmp"}, {"lineage": ""}, {"epoch": -1}, {"version": 10**30}]
+        "fields",
+        [
+            *({"files": {name: EMPTY}} for name in ("../up.json", "/x.json", ".hidden.json", "", "a\\..\\b\0.json")),
+            *({"lineage": name} for name in ("../../up", "/tmp", "")),
+            {"epoch": -1},
+            {"version": 10**30},
+        ],
     )
-    def test_nor_can_its_own_name(self, answer: Any, tmp_path: Path, fields: dict[str, Any]) -> None:
+    def test_no_name_leads_out_of_the_directory(self, answer: Any, tmp_path: Path, fields: dict[str, Any]) -> None:
         with pytest.raises(NotRefServer, match="WeightsVersion"):
             self.downloaded(answer(**fields), tmp_path / "worker")
         assert not list(tmp_path.rglob("*.json"))
@@ -242,7 +242,7 @@ class TestHostileVersions:
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "modeling_evil.py", "weights.pt", "vocab.pkl", "x.so"])
     def test_neither_pickle_nor_code_is_downloaded(self, answer: Any, tmp_path: Path, name: str) -> None:
         with pytest.raises(UserError, match=f"weights: .*{name}.*safetensors"):
-            self.downloaded(answer({name: {"bytes": 0, "sha256": "0" * 64}}), tmp_path)
+            self.downloaded(answer({name: EMPTY}), tmp_path)
         assert not list(tmp_path.rglob(name))
 
     def test_more_than_the_disk_holds_is_not_begun(self, answer: Any, tmp_path: Path) -> None:
@@ -318,109 +318,89 @@ def test_a_resumed_run_begins_a_later_epoch(
     assert open_run(config, Console(quiet=True)).state.epoch == 7
 
 
+Start = Callable[..., RolloutConfig]
+
+
 class TestSettings:
-    def trained(self, tmp_path: Path, **settings: Any) -> dict[str, Any]:
-        return worker_settings(
-            TrainConfig.model_validate(
-                {"model": "secret/path", "run_dir": tmp_path, "token": "token-0123456789abcdef", "seed": 7,
-                 "device": "cuda:3", "rewards": ["accuracy"], "sampling": {"num_generations": 5}, **settings}
-            )
-        )  # fmt: skip
+    """A worker that is started with the server's URL and a run gets its settings from the published weights."""
 
-    def arguments(self, client: RefServerClient, first: Publication, tmp_path: Path) -> list[str]:
-        return ["--server", client.url, "--run", first.run, "--run-dir", str(tmp_path / "w")]
+    @pytest.fixture
+    def trained(self, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+        """The settings that a trainer publishes."""
 
-    def test_neither_secrets_nor_places_travel(self, tmp_path: Path) -> None:
-        travelling = json.dumps(self.trained(tmp_path))
-        for word in ("token-0123", "secret", str(tmp_path), "cuda", "server", "threads"):
-            assert word not in travelling
+        def make(**settings: Any) -> dict[str, Any]:
+            own: dict[str, Any] = {"model": "secret/path", "run_dir": tmp_path, "seed": 7, "rewards": ["accuracy"]}
+            return worker_settings(TrainConfig.model_validate({**own, "sampling": {"num_generations": 5}, **settings}))
+
+        return make
+
+    @pytest.fixture
+    def start(self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path) -> Start:
+        """Publishes settings, unless they are None, and reads those of a worker with these options."""
+
+        def make(settings: Any, *options: str, run: str = first.run) -> RolloutConfig:
+            if settings is not None:
+                UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), replace(first, run=run))
+            arguments = ["--server", client.url, "--run", run, "--run-dir", str(tmp_path / "w"), *options]
+            return read_settings(RolloutConfig, arguments, "rollout")
+
+        return make
 
     def test_a_worker_needs_the_url_and_the_run_alone(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
-    ) -> None:
-        settings = self.trained(tmp_path, loss={"advantage": "gdpo"})
-        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
-        arguments = self.arguments(client, first, tmp_path)
-        config = read_settings(RolloutConfig, [*arguments, "--sampling.temperature", "0.5"], "rollout")
+        self, start: Start, trained: Any, client: RefServerClient, first: Publication, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        config = start(trained(loss={"advantage": "gdpo"}), "--sampling.temperature", "0.5")
         assert (config.seed, config.rewards, config.sampling.num_generations) == (7, ["accuracy"], 5)
         assert config.sampling.temperature == 0.5  # the command line wins
         assert config.loss.advantage == "gdpo"
         assert (config.device, config.weights) == ("auto", "server")
         assert value_of(Path(config.model)) == 3.0
         assert RunDirectory(tmp_path / "w").workers in Path(config.model).parents
-
-    def test_each_run_has_a_directory_of_its_own(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
         monkeypatch.chdir(tmp_path)
-        UploadedWeights(client, tmp_path / "weights", self.trained(tmp_path)).publish(copies(3.0), first)
         config = read_settings(RolloutConfig, ["--server", client.url, "--run", first.run], "rollout")
         assert config.run_dir == Path("runs", first.run)
         assert config.run_dir / "workers" in Path(config.model).parents
 
-    @pytest.mark.parametrize("settings", [{"seed": -1}, {"sampling": {"temperature": "hot"}}, {"task": 3}])
-    def test_settings_are_checked_as_ever(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path, settings: dict[str, Any],
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
-        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
-        arguments = self.arguments(client, first, tmp_path)
+    def test_settings_are_checked_as_ever(self, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as ended:
-            read_settings(RolloutConfig, arguments, "rollout")
+            start({"sampling": {"temperature": "hot"}})
         assert ended.value.code == 2
-        assert next(iter(settings)) in capsys.readouterr().err
+        assert "sampling" in capsys.readouterr().err
 
-    def test_a_worker_takes_no_others(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
-    ) -> None:
+    def test_a_worker_takes_no_others(self, start: Start, client: RefServerClient, tmp_path: Path) -> None:
         settings = {"token_file": "/etc/passwd", "run_dir": "/elsewhere", "server": "http://evil", "model": "evil"}
-        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
-        arguments = self.arguments(client, first, tmp_path)
-        config = read_settings(RolloutConfig, arguments, "rollout")
+        config = start(settings)
         assert (config.token_file, config.run_dir, config.server) == (None, tmp_path / "w", client.url)
         assert value_of(Path(config.model)) == 3.0
 
     def test_a_worker_of_adapters_takes_the_model_that_they_are_for(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "base").mkdir()
-        monkeypatch.chdir(tmp_path)
-        for base, taken in (("base", str(tmp_path / "base")), ("some/model", "some/model")):
-            settings = self.trained(tmp_path, model=base, revision="v1", lora={"rank": 5})
-            publication = replace(first, run=f"{first.run}-{base[:4]}")
-            UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), publication)
-            arguments = [*self.arguments(client, publication, tmp_path), "--trust-settings"]
-            config = read_settings(RolloutConfig, arguments, "rollout")
-            assert (config.model, config.revision, config.lora.rank, config.weights) == (taken, "v1", 5, "server")
-
-    def test_a_worker_without_that_model_is_told_to_give_one(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
+        self, start: Start, trained: Any, first: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:  # fmt: skip
         (tmp_path / "base").mkdir()
-        settings = self.trained(tmp_path, model=str(tmp_path / "base"), lora={"rank": 5})
-        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
+        monkeypatch.chdir(tmp_path)
+        for base, taken in (("some/model", "some/model"), ("base", str(tmp_path / "base"))):
+            settings = trained(model=base, revision="v1", lora={"rank": 5})
+            config = start(settings, "--trust-settings", run=f"{first.run}-{base[:4]}")
+            assert (config.model, config.revision, config.lora.rank, config.weights) == (taken, "v1", 5, "server")
         (tmp_path / "base").rename(tmp_path / "here")
-        arguments = self.arguments(client, first, tmp_path)
         with pytest.raises(SystemExit):
-            read_settings(RolloutConfig, [*arguments, "--trust-settings"], "rollout")
+            start(settings, "--trust-settings")
         pattern = r"model: run .* trains adapters of .*/base, .* give --model .*, and --weights server"
         assert re.search(pattern, capsys.readouterr().err)
         given = ["--model", str(tmp_path / "here"), "--weights", "server"]
-        assert read_settings(RolloutConfig, [*arguments, *given], "rollout").model == str(tmp_path / "here")
+        assert start(None, *given).model == str(tmp_path / "here")
 
     def test_each_refused_setting_is_named_with_its_option(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
-        settings = self.trained(
-            tmp_path, model="some/model", lora={"rank": 2}, task="mixture", rewards=["accuracy", "os:system\x1b[2J"],
+        self, start: Start, trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        settings = trained(
+            model="some/model", lora={"rank": 2}, task="mixture", rewards=["accuracy", "os:system\x1b[2J"],
             data={"mixture": [{"task": "gsm8k"}, {"task": "jsonl", "path": "/of/the/trainer"}]},
         )  # fmt: skip
-        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
-        arguments = self.arguments(client, first, tmp_path)
         with pytest.raises(SystemExit) as ended:
-            read_settings(RolloutConfig, arguments, "rollout")
+            start(settings)
         message = capsys.readouterr().err
         assert ended.value.code == 2 and "\x1b" not in message
         for line in (
@@ -433,31 +413,26 @@ class TestSettings:
         assert not list((tmp_path / "w").rglob("*.safetensors"))
         problems = tmp_path / "problems.jsonl"
         problems.write_text('{"prompt": "?", "answer": "1"}\n')
-        given = [
-            *("--model", "mine", "--weights", "server", "--rewards", "accuracy"),
-            *("--data.mixture", json.dumps([{"task": "jsonl", "path": str(problems)}])),
-        ]
-        config = read_settings(RolloutConfig, [*arguments, *given], "rollout")
+        mixture = json.dumps([{"task": "jsonl", "path": str(problems)}])
+        own = ["--model", "mine", "--weights", "server", "--rewards", "accuracy", "--data.mixture", mixture]
+        config = start(None, *own)
         assert (config.model, config.rewards, config.seed) == ("mine", ["accuracy"], 7)
         assert [source.path for source in config.data.mixture] == [problems]
 
     @pytest.mark.parametrize("rest", [{}, {"later": {"a\x1bb": None}, "data": {"new.one": None}}])
     def test_what_a_newer_trainer_publishes_is_left_out_and_reported(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
-        capsys: pytest.CaptureFixture[str], rest: dict[str, Any],
-    ) -> None:  # fmt: skip
-        UploadedWeights(client, tmp_path / "weights", {"seed": 5, **rest}).publish(copies(3.0), first)
-        assert read_settings(RolloutConfig, self.arguments(client, first, tmp_path), "rollout").seed == 5
+        self, start: Start, capsys: pytest.CaptureFixture[str], rest: dict[str, Any]
+    ) -> None:
+        assert start({"seed": 5, **rest}).seed == 5
         message = capsys.readouterr().err
         assert ('does not have: ["later", "data.new.one"]' in message) == bool(rest)
         assert "\x1b" not in message
 
     def test_it_waits_for_the_trainer(
-        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
+        self, start: Start, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
     ) -> None:
         publisher = UploadedWeights(client, tmp_path / "weights", {"seed": 5})
         publish = threading.Timer(0.3, publisher.publish, (copies(3.0), first))
         publish.start()
-        arguments = self.arguments(client, first, tmp_path)
-        assert read_settings(RolloutConfig, arguments, "rollout").seed == 5
+        assert start(None).seed == 5
         publish.join()

@@ -3,17 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.lifecycle.endings import Stopped
-from policy_trainer.sampling.hf import load_weights
-from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.publication import Publication, Save
 from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.models import copy_state
@@ -126,21 +121,3 @@ def test_a_stop_does_not_wait_for_a_place_that_hangs(
         background.wait(stop)
     background.close()
     assert place.versions == []
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_what_is_published_is_the_model_of_that_moment(
-    tmp_path: Path, make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tied: bool
-) -> None:
-    model, other = make_tiny(seed=1, tied=tied), make_tiny(seed=2, tied=tied)
-    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    taken = partial(save_policy, model, tokenizer, state=copy_state(model))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    WeightsDirectory(tmp_path).publish(taken, publication(1))
-    with WeightsDirectory(tmp_path).reading(publication(1), "0-of-1") as directory:
-        load_weights(other, directory)
-        size = (directory / "model.safetensors").stat().st_size
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in other.state_dict().items())
-    assert size < 4 * sum(parameter.numel() for parameter in model.parameters()) + 10_000, "tied weights are saved once"

@@ -1,1 +1,0 @@
-"""LoRA's adapters on disk, and weights that have taken them up."""
