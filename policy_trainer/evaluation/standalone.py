@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.progress import Progress
@@ -30,18 +31,16 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
     judge = Judge(tokenizer, task, config)
     sampler, model = load_sampler(config, tokenizer, _give_up)
     evaluator = make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size)
-    evaluations = []
-    for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature)):
-        evaluations.append(
-            evaluator.evaluate(
-                sampler,
-                sampling_params(config.sampling, num_generations=1, temperature=temperature),
-                config.evaluation.problems,
-                seed=config.seed,
-                on_progress=lambda done, total, decoding=decoding: on_progress(decoding, done, total),
-            )
+    return [
+        evaluator.evaluate(
+            sampler,
+            sampling_params(config.sampling, num_generations=1, temperature=temperature),
+            config.evaluation.problems,
+            seed=config.seed,
+            on_progress=partial(on_progress, decoding),
         )
-    return evaluations
+        for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature))
+    ]
 
 
 def _give_up(reason: str, seconds: float) -> None:

@@ -26,7 +26,7 @@ def supports_decoding_attention(model: PreTrainedModel) -> bool:
 
 
 def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> "Decoder":
-    """The fastest decoder that supports this model and these prompts."""
+    """The fastest decoder for this model and these prompts."""
     if not supports_decoding_attention(model):
         return RepeatedCacheDecoder(model, prompts, num_generations)
     short = prompts.mask.shape[1] <= _COPIED_TOKENS

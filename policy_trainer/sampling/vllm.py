@@ -48,6 +48,9 @@ class VllmSampler:
 
         Raises UserError for a model or settings that the engine refuses.
         """
+        dtype = config.dtype
+        if dtype == "auto":  # vLLM's own `auto` would turn float32 into bfloat16
+            dtype = str(outline.config.dtype).removeprefix("torch.")
         # The engine runs in this process: a killed worker would leave a child process behind.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         with _explained(f"start with {config.model}"):
@@ -55,7 +58,7 @@ class VllmSampler:
                 model=config.model,
                 revision=config.revision,
                 tokenizer_revision=config.revision,
-                dtype=_dtype(config, outline),
+                dtype=dtype,
                 seed=config.seed,
                 generation_config="vllm",
                 logprobs_mode="processed_logprobs",
@@ -74,20 +77,13 @@ class VllmSampler:
         self._adapter: Any = None
 
     def load(self, model: Path) -> None:
-        if is_adapter(model):
-            self._load_adapter(model)
-        else:
-            self._load_whole(model)
-
-    def _load_adapter(self, model: Path) -> None:
-        """vLLM reads the adapter now. Its prefix cache tells adapters apart by name."""
-        number = self._adapter.lora_int_id + 1 if self._adapter else 1
-        adapter = import_module("vllm.lora.request").LoRARequest(adapter_name(model), number, str(model))
-        with _explained("load the run's adapter"):
-            self._engine.llm_engine.add_lora(adapter)
-        self._adapter = adapter
-
-    def _load_whole(self, model: Path) -> None:
+        if is_adapter(model):  # vLLM reads it now; its prefix cache tells adapters apart by name
+            number = self._adapter.lora_int_id + 1 if self._adapter else 1
+            adapter = import_module("vllm.lora.request").LoRARequest(adapter_name(model), number, str(model))
+            with _explained("load the run's adapter"):
+                self._engine.llm_engine.add_lora(adapter)
+            self._adapter = adapter
+            return
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
         self._engine.collective_rpc("pack_head")
         # Keys and values that were computed with these weights must not be reused by another version.
@@ -125,11 +121,6 @@ class VllmSampler:
 def _token_logps(ids: Sequence[int], steps: Sequence[Any]) -> list[float]:
     """The log-prob of each token, from vLLM's table of its alternatives."""
     return [alternatives[token].logprob for token, alternatives in zip(ids, steps, strict=True)]
-
-
-def _dtype(config: CommonConfig, outline: PreTrainedModel) -> str:
-    """The dtype for vLLM, whose `auto` would turn float32 into bfloat16."""
-    return str(outline.config.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
 
 
 @contextmanager

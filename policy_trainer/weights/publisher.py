@@ -78,19 +78,17 @@ class BackgroundPublisher:
         return thread is None or not thread.is_alive()
 
     def _publish_waiting(self) -> None:
-        while (waiting := self._take()) is not None:
+        while True:
+            with self._changing:
+                waiting, self._waiting = self._waiting, None
+                if waiting is None:
+                    self._thread = None
+                    return
             try:
                 self._weights.publish(*waiting)
                 self._published = waiting[1]
             except BaseException as error:  # raised where the trainer asks
                 self._failure = error
-
-    def _take(self) -> tuple[Save, Publication] | None:
-        with self._changing:
-            waiting, self._waiting = self._waiting, None
-            if waiting is None:
-                self._thread = None
-            return waiting
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

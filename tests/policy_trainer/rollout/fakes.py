@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from policy_trainer.config import RolloutConfig
 from policy_trainer.data.completion import Completion
-from policy_trainer.data.problem import Problem
+from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.answers import ByAnswer
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.rewards.judging import Judge
+from policy_trainer.rollout.rounds import Rounds
+from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from policy_trainer.weights.publication import Publication
 from shared.api import QueueView, State, Uploaded
 from shared.batch import TokenGroup
@@ -83,6 +87,14 @@ class Server:
 
     def queue(self, run: str) -> QueueView:
         return queue_of(ready=len(self.bodies))
+
+
+def make_rounds(
+    tokenizer: PreTrainedTokenizerFast, sampler: Sampler, config: RolloutConfig, task: Task | None = None
+) -> Rounds:
+    task = task or Counting()
+    encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
+    return Rounds(config, sampler, encoder, judge, task)
 
 
 def publication(version: int = 0, *, epoch: int = 0, lineage: str = "") -> Publication:

@@ -63,13 +63,15 @@ def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:
     assert server.bodies[-1] == b"last"
 
 
-def test_an_upload_that_cannot_succeed_raises_in_the_sampling_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", [KeyError("gone"), RefServerError(422, "gone", code="invalid_batch")])
+def test_what_cannot_succeed_raises_in_the_sampling_thread(tmp_path: Path, failure: Exception) -> None:
+    """One upload that fails otherwise than by its batch, or a server that refuses every batch."""
     server = Server()
-    server.failure = KeyError("gone")
+    server.failure = failure
     delivery = deliver(server, outbox(tmp_path), ahead=1)
     server.open.set()
-    with pytest.raises(KeyError, match="gone"):
-        for index in range(5):
+    with pytest.raises(type(failure), match="gone"):
+        for index in range(30):
             delivery.send(index, b"")
     assert outbox(tmp_path).undelivered(), "nothing is lost"
 
@@ -129,16 +131,6 @@ def test_uploads_are_made_at_once_and_recorded_in_order(tmp_path: Path) -> None:
     server.wait_for(4)
     until(lambda: cursor() == 4)
     assert server.bodies[-1] == b"first"
-
-
-def test_a_server_that_refuses_everything_is_an_error(tmp_path: Path) -> None:
-    server, box = Server(), outbox(tmp_path)
-    server.failure = RefServerError(422, "no", code="invalid_batch", field="format")
-    server.open.set()
-    delivery = deliver(server, box)
-    with pytest.raises(RefServerError):
-        for _ in range(30):
-            delivery.send(box.draw(), b"")
 
 
 def test_a_closed_delivery_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

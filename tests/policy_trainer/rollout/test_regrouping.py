@@ -11,11 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RolloutConfig, RolloutLossConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
-from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.rounds import Round, Rounds
 from policy_trainer.sampling.sampler import SamplingParams
-from tests.policy_trainer.rollout.fakes import Counting, Scripted, publication
+from tests.policy_trainer.rollout.fakes import Scripted, make_rounds, publication
 
 Make = Callable[..., Any]
 # For each problem how many of four completions are right in its first, second, … round.
@@ -55,9 +53,8 @@ def make(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Rig]:
     def made(script: Script, *, regroup: int = 3, prompts: int = 3, advantage: str = "outcome") -> Rig:
         sampling = SamplingConfig(num_generations=4, prompts_per_round=prompts, regroup=regroup)
         config = RolloutConfig(model="m", sampling=sampling, loss=RolloutLossConfig(advantage=advantage))
-        task, sampler = Counting(), ByRound(tokenizer, script)
-        encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
-        return Rig(Rounds(config, sampler, encoder, judge, task), sampler)
+        sampler = ByRound(tokenizer, script)
+        return Rig(make_rounds(tokenizer, sampler, config), sampler)
 
     return made
 
@@ -141,14 +138,6 @@ def test_completions_of_another_epoch_or_lineage_are_forgotten(make: Make, field
     rig = make({1: [0, 4]})
     rig.next()
     assert list(summary(rig.next(**fields))) == [3, 4, 5]
-
-
-def test_without_it_all_groups_go_as_they_are(make: Make) -> None:
-    assert summary(make({1: [0]}, regroup=0).next(5)) == {
-        0: (MIXED, [5] * 4),
-        1: ([0] * 4, [5] * 4),
-        2: (MIXED, [5] * 4),
-    }
 
 
 @pytest.mark.parametrize(

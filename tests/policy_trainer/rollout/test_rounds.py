@@ -10,13 +10,11 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, RolloutLossConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.reporting.metrics import WastedSamples
-from policy_trainer.rewards.judging import Judge
-from policy_trainer.rollout.rounds import Round, Rounds
+from policy_trainer.rollout.rounds import Round
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
-from tests.policy_trainer.rollout.fakes import Counting, Scripted, publication
+from tests.policy_trainer.rollout.fakes import Counting, Scripted, make_rounds, publication
 
 
 @pytest.fixture
@@ -30,9 +28,7 @@ def made(tokenizer: PreTrainedTokenizerFast) -> Any:
             sampling=SamplingConfig(num_generations=2, prompts_per_round=3, **sampling),
         )
         sampler = Scripted(tokenizer, mixed)
-        task = Counting()
-        rounds = Rounds(config, sampler, PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config), task)
-        return rounds.next(lambda: next(draw), publication()), sampler
+        return make_rounds(tokenizer, sampler, config).next(lambda: next(draw), publication()), sampler
 
     return make
 
@@ -87,8 +83,7 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
         # The outcomes differ, and so do the steps: no other problem is drawn, of which there is none.
         sampling=SamplingConfig(num_generations=2, prompts_per_round=1, max_resamples=1),
     )
-    encoder, judge = PromptEncoder(tokenizer, DataConfig()), Judge(tokenizer, task, config)
-    rounds = Rounds(config, Worked(tokenizer, set()), encoder, judge, task)
+    rounds = make_rounds(tokenizer, Worked(tokenizer, set()), config, task)
     steps = rounds.next(iter([0]).__next__, publication()).groups[0].steps
     assert steps is not None
     assert steps.counts.tolist() == [3, 1]
@@ -118,6 +113,5 @@ def test_gdpo_compares_rewards_separately(tokenizer: PreTrainedTokenizerFast, ad
         sampling=SamplingConfig(num_generations=2, prompts_per_round=3, max_resamples=3),
         loss=RolloutLossConfig(advantage=advantage),
     )
-    task, encoder = Sevens(), PromptEncoder(tokenizer, config.data)
-    rounds = Rounds(config, Either(tokenizer, set()), encoder, Judge(tokenizer, task, config), task)
+    rounds = make_rounds(tokenizer, Either(tokenizer, set()), config, Sevens())
     assert indexes(rounds.next(iter(range(100)).__next__, publication())) == kept

@@ -15,9 +15,6 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RolloutConfig, SamplingConfig
 from policy_trainer.data.completion import Completion, Probe
-from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.rewards.judging import Judge
-from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished
 from policy_trainer.sampling.sampler import WeightsLost
 from policy_trainer.weights.directory import WeightsDirectory
@@ -26,7 +23,7 @@ from shared.atomic_files import write_json
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerError
 from shared.errors import UserError
-from tests.policy_trainer.rollout.fakes import Counting, Scripted, Server
+from tests.policy_trainer.rollout.fakes import Scripted, Server, make_rounds
 
 ROUND = 3
 Act = Callable[..., None]
@@ -84,11 +81,9 @@ def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, s
     def run(enough: Callable[[], bool] = lambda: True, **settings: Any) -> None:
         sampling = SamplingConfig(num_generations=2, prompts_per_round=ROUND, **settings)
         config = RolloutConfig(model="m", run="ours", run_dir=tmp_path, sampling=sampling)
-        task, client, wait = Counting(), server, Waits(enough)
-        encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
-        weights = WeightsDirectory(tmp_path / "weights")
-        rounds = Rounds(config, sampler, encoder, judge, task)
-        RolloutWorker(config, sampler, 8, rounds, client, weights, wait).run()  # type: ignore[arg-type]
+        client: Any = server
+        weights, rounds = WeightsDirectory(tmp_path / "weights"), make_rounds(tokenizer, sampler, config)
+        RolloutWorker(config, sampler, 8, rounds, client, weights, Waits(enough)).run()
 
     return run
 
@@ -120,14 +115,6 @@ def test_batches_that_are_not_delivered_yet_count_as_waiting(
     with pytest.raises(Enough, match="train on 3 groups"):
         work()
     assert not server.bodies
-
-
-def test_it_samples_while_there_is_room(work: Act, publish: Act, server: Server, sampler: Counted) -> None:
-    server.open.set()
-    sampler.most = 2
-    publish(max_waiting=ROUND + 1)
-    with pytest.raises(Enough):
-        work(lambda: len(sampler.seeds) == 2)
 
 
 def test_a_batch_names_its_weights(work: Act, publish: Act, server: Server, sampler: Counted) -> None:
@@ -256,23 +243,6 @@ def test_an_upload_that_cannot_succeed_ends_the_wait(work: Act, publish: Act, se
     publish()
     with pytest.raises(RefServerError, match="too small"):
         work(lambda: False)
-
-
-def test_weights_that_the_publisher_removes_meanwhile_are_read_to_their_end(
-    work: Act, publish: Act, server: Server, sampler: Counted, tmp_path: Path
-) -> None:
-    """On a network file system the worker would die if they lost their name."""
-    publish()
-    read: list[bytes] = []
-
-    def load(model: Path) -> None:
-        shutil.rmtree(tmp_path / "weights" / "0001-00000002")
-        read.append((model / "model.safetensors").read_bytes())
-
-    sampler.load = load
-    with pytest.raises(Enough):
-        work()
-    assert read == [b"weights"]
 
 
 def test_a_directory_that_is_deleted_file_by_file(work: Act, publish: Act, server: Server, tmp_path: Path) -> None:
