@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from peft import LoraConfig
-from tests.policy_trainer.adapterss import save_adapter
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.data.completion import Completion, group_tokens
@@ -14,6 +13,7 @@ from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.sampling.sampler import Sampler
 from shared.logprobs import PlainForward
 from shared.models import load_model, load_tokenizer, save_model
+from tests.policy_trainer.adapters.adapters import save_adapter
 
 EOS = 1
 CONTEXT = 256

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig
-from tests.policy_trainer.adapterss import save_adapter
 from transformers import PreTrainedModel
 
 from policy_trainer.adapters import read_adapter
 from shared.errors import UserError
 from shared.models import is_adapter
-from tests.policy_trainer.adapters.adapters import MODELS
+from tests.policy_trainer.adapters.adapters import MODELS, save_adapter
 
 
 @pytest.fixture(params=list(MODELS))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
-from tests.policy_trainer.adapterss import ignore_peft, save_adapter
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.adapters import MergedAdapters, read_adapter
@@ -18,7 +17,7 @@ from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from shared.logprobs import PlainForward
-from tests.policy_trainer.adapters.adapters import MODELS
+from tests.policy_trainer.adapters.adapters import MODELS, ignore_peft, save_adapter
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
 from tests.rounding import rounding
 

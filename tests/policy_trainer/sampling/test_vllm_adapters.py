@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from peft import LoraConfig
-from tests.policy_trainer.adapterss import save_adapter
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.sampling.hf import HFSampler
@@ -18,6 +17,7 @@ from policy_trainer.sampling.vllm_requests import engine_options, engine_rank
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import save_model
+from tests.policy_trainer.adapters.adapters import save_adapter
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 from tests.policy_trainer.sampling.test_vllm_server import (
     PARAMS,
