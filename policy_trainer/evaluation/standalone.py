@@ -48,7 +48,6 @@ def _give_up(reason: str, seconds: float) -> None:
 
 
 def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> list[Evaluation]:
-    """Calls evaluate_model and shows a progress bar."""
     with Progress(console=console, transient=True) as progress:
         bars = {name: progress.add_task(f"{label}, {name}", total=None) for name in ("greedy", "sampled")}
         return evaluate_model(

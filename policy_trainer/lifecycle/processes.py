@@ -31,7 +31,6 @@ _REFUSED = 2
 
 
 def in_torchrun() -> bool:
-    """Whether torchrun started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -163,7 +162,6 @@ class RestartedChild:
         self._child.stop()
 
     def _rest(self, exit_report: str) -> None:
-        """Notes a death, and sets the time of the next start."""
         self._deaths = 1 if time.monotonic() - self._born >= self._lasting else self._deaths + 1
         if self._child.exit_status == _REFUSED:
             raise RunFailed(exit_report)

@@ -58,11 +58,9 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """How many batches have not been uploaded yet."""
         return len(self._pending())
 
     def draw(self) -> int:
-        """Takes the next of this worker's problem indexes."""
         index = self.next_index
         self.next_index += self._workers
         return index
@@ -128,5 +126,4 @@ def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
 
 
 def worker_directory(config: RolloutConfig) -> Path:
-    """The directory of one worker below the run's."""
     return RunDirectory(config.run_dir).workers / f"{config.worker}-of-{config.workers}"

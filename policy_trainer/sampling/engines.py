@@ -41,8 +41,6 @@ def load_sampler(
 def check_engine(config: CommonConfig, *, lora_rank: int = 0) -> None:
     """Raises UserError if this machine lacks the engine, or its server cannot be used. Loads no weights."""
     match config.sampler:
-        case "hf":
-            pass
         case "vllm":
             _check_vllm(lora_rank)
         case "vllm-server":

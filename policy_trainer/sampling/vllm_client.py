@@ -58,7 +58,6 @@ class VllmClient:
         return await self.get("/server_info?config_format=json")
 
     async def config(self, *path: str, kind: type[T]) -> T:
-        """A value of vLLM's configuration."""
         return answer_field(await self.info(), "vllm_config", *path, kind=kind)
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
@@ -141,7 +140,6 @@ def persist(url: str, work: Callable[[VllmClient], Awaitable[T]], on_wait: OnWai
 
 
 def _error_message(response: httpx.Response) -> str:
-    """vLLM's error message, on one line."""
     try:
         error = response.json()["error"]
         text = error["message"] if isinstance(error, dict) else error

@@ -98,8 +98,21 @@ class VllmServerSampler:
             raise Unavailable(str(error)) from None  # its engine has died, or lacks memory
 
     async def _load_whole(self, client: VllmClient, model: Path) -> tuple[str, str]:
+        """Unless another worker of the same run has done so. Meanwhile completions in progress wait."""
         mark = weights_mark(model)
-        await load_whole(client, model, mark)
+        if await weights_version(client) == mark:
+            await client.post("/resume")  # a worker that was killed may have left the server paused
+            return self._name, mark
+        await client.post("/pause", mode="keep")
+        try:
+            await client.post("/update_weight_version", {"new_version": ""})  # from here on the weights may be mixed
+            await _rpc(client, "reload_weights", weights_path=str(model.resolve()))
+            if await client.config("device_config", "device", kind=str) == "cpu":
+                await _rpc(client, _PACK_HEAD)
+            await client.post("/update_weight_version", {"new_version": mark})
+            await client.post("/reset_prefix_cache")  # frees memory; where it cannot, the salt keeps versions apart
+        finally:
+            await client.post("/resume")
         return self._name, mark
 
     async def _load_adapter(self, client: VllmClient, model: Path) -> tuple[str, str]:
@@ -152,7 +165,6 @@ class VllmServerSampler:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turns a refusal into a UserError."""
         try:
             yield
         except Refused as error:
@@ -240,30 +252,12 @@ def put_to_sleep(url: str) -> None:
         raise UserError(f"vllm.enable_sleep_mode: the vLLM server at {url} does not go to sleep: {error}") from None
 
 
-async def load_whole(client: VllmClient, model: Path, mark: str) -> None:
-    """Loads the weights, unless another worker of the same run has done so. Meanwhile completions in progress wait."""
-    if await weights_version(client) == mark:
-        await client.post("/resume")  # a worker that was killed may have left the server paused
-        return
-    await client.post("/pause", mode="keep")
-    try:
-        await client.post("/update_weight_version", {"new_version": ""})  # from here on the weights may be mixed
-        await _rpc(client, "reload_weights", weights_path=str(model.resolve()))
-        if await client.config("device_config", "device", kind=str) == "cpu":
-            await _rpc(client, _PACK_HEAD)
-        await client.post("/update_weight_version", {"new_version": mark})
-        await client.post("/reset_prefix_cache")  # frees memory; where it cannot, the salt keeps versions apart
-    finally:
-        await client.post("/resume")
-
-
 async def weights_version(client: VllmClient) -> str:
     """The version of the server's weights. Raises Refused, status 404, without its development mode."""
     return answer_field(await client.get("/weight_info"), "weight_version", kind=str)
 
 
 async def _rpc(client: VllmClient, method: str, **arguments: str) -> None:
-    """Calls a method of all of vLLM's workers."""
     await client.post("/collective_rpc", {"method": method, "kwargs": arguments})
 
 

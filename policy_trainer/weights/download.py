@@ -27,7 +27,6 @@ _SPARE = 2**28
 
 
 def place(directory: Path, name: WeightsName) -> Path:
-    """The directory of a version."""
     return directory / name.lineage / version_directory(name.epoch, name.version)
 
 
