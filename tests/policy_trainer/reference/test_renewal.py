@@ -504,17 +504,17 @@ class TestServer:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("root", "message"),
+        ("on_server", "message"),
         [
             (None, r"reference\.sync_steps: .* start ref-server with --snapshot-root .*snapshots"),
             (Path("/nowhere"), r"does not find test/epoch-\S+ below its --snapshot-root; is .*snapshots the"),
         ],
     )
     def test_a_server_without_the_directory(
-        self, make_run: Callable[..., Run], root: Path | None, message: str
+        self, make_run: Callable[..., Run], on_server: Path | None, message: str
     ) -> None:
         run = make_run()
-        run.server.root = root
+        run.server.root = on_server
         with pytest.raises(UserError, match=message):
             run.begin().until(0)
 
