@@ -389,7 +389,7 @@ class TestSettings:
             start(settings, "--trust-settings")
         pattern = r"model: run .* trains adapters of .*/base, .* give --model .*, and --weights server"
         assert re.search(pattern, capsys.readouterr().err)
-        given = ["--model", str(tmp_path / "here"), "--weights", "server"]
+        given = ["--model", str(tmp_path / "here"), "--weights", "server", "--revision", "v2"]
         assert start(None, *given).model == str(tmp_path / "here")
 
     def test_each_refused_setting_is_named_with_its_option(
