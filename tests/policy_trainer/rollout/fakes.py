@@ -93,7 +93,8 @@ def make_rounds(
     tokenizer: PreTrainedTokenizerFast, sampler: Sampler, config: RolloutConfig, task: Task | None = None
 ) -> Rounds:
     task = task or Counting()
-    encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
+    encoder = PromptEncoder(tokenizer, config.data, limit=config.data.max_prompt_length)
+    judge = Judge(tokenizer, task, config)
     return Rounds(config, sampler, encoder, judge, task)
 
 

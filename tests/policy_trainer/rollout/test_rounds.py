@@ -14,6 +14,7 @@ from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rollout.rounds import Round
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
+from shared.errors import UserError
 from tests.policy_trainer.rollout.fakes import Counting, Scripted, make_rounds, publication
 
 
@@ -63,6 +64,17 @@ def test_groups_without_variance_are_replaced(made: Any) -> None:
     bounded, _ = made({6, 11}, draw=iter(range(1, 100, 5)), max_resamples=1)
     assert indexes(bounded) == [6, 11, 16]
     assert bounded.wasted.resampled_groups == 1
+
+
+def test_too_long_prompts_are_dropped_and_counted_or_refused(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems from 10 on have two tokens."""
+    result, _ = made(set(), draw=iter([8, 10, 9, 11, 7]), data=DataConfig(max_prompt_length=1))
+    assert (indexes(result), result.wasted.dropped_prompts) == ([7, 8, 9], 2)
+    with pytest.raises(UserError, match=r"^problem 10: .*has 2 tokens .*; raise it, or set data\.too_long = drop"):
+        made(set(), draw=iter([8, 10]), data=DataConfig(max_prompt_length=1, too_long="refuse"))
+    monkeypatch.setattr("policy_trainer.rollout.rounds._MAX_DROPPED_IN_A_ROW", 5)
+    with pytest.raises(UserError, match=r"^6 prompts in a row were too long: "):
+        made(set(), draw=iter(range(10, 99)), data=DataConfig(max_prompt_length=1))
 
 
 def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None:
