@@ -329,8 +329,10 @@ class TestSettings:
         """The settings that a trainer publishes."""
 
         def make(**settings: Any) -> dict[str, Any]:
-            own: dict[str, Any] = {"model": "secret/path", "run_dir": tmp_path, "seed": 7, "rewards": ["accuracy"]}
-            return worker_settings(TrainConfig.model_validate({**own, "sampling": {"num_generations": 5}, **settings}))
+            basic: dict[str, Any] = {"model": "secret/path", "run_dir": tmp_path, "seed": 7, "rewards": ["accuracy"]}
+            return worker_settings(
+                TrainConfig.model_validate({**basic, "sampling": {"num_generations": 5}, **settings})
+            )
 
         return make
 
@@ -414,8 +416,8 @@ class TestSettings:
         problems = tmp_path / "problems.jsonl"
         problems.write_text('{"prompt": "?", "answer": "1"}\n')
         mixture = json.dumps([{"task": "jsonl", "path": str(problems)}])
-        own = ["--model", "mine", "--weights", "server", "--rewards", "accuracy", "--data.mixture", mixture]
-        config = start(None, *own)
+        given = ["--model", "mine", "--weights", "server", "--rewards", "accuracy", "--data.mixture", mixture]
+        config = start(None, *given)
         assert (config.model, config.rewards, config.seed) == ("mine", ["accuracy"], 7)
         assert [source.path for source in config.data.mixture] == [problems]
 
