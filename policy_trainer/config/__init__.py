@@ -23,8 +23,15 @@ from policy_trainer.config.data import (
     SourceConfig,
 )
 from policy_trainer.config.loss import EntropyConfig, LossConfig, MaskConfig
-from policy_trainer.config.rewards import HttpRewardConfig, JudgingConfig, PenaltyConfig, RewardModelConfig
-from policy_trainer.config.sampling import SamplerName, SamplingConfig, VllmConfig
+from policy_trainer.config.sampling import (
+    HttpRewardConfig,
+    JudgingConfig,
+    PenaltyConfig,
+    RewardModelConfig,
+    SamplerName,
+    SamplingConfig,
+    VllmConfig,
+)
 from policy_trainer.config.sections import (
     CheckpointConfig,
     EvalEvaluationConfig,

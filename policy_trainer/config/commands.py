@@ -12,8 +12,7 @@ from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.marks import Resume, Section, Travel
-from policy_trainer.config.rewards import JudgingConfig
-from policy_trainer.config.sampling import SamplerName, SamplingConfig, VllmConfig
+from policy_trainer.config.sampling import JudgingConfig, SamplerName, SamplingConfig, VllmConfig
 from policy_trainer.config.sections import EvalEvaluationConfig, LoraConfig
 from shared.api import PLAIN_NAME
 from shared.settings import Dtype, InHelp, settings_config

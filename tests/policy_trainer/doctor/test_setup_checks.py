@@ -89,6 +89,7 @@ def test_a_model_that_is_right(model: Path) -> None:
     first, lengths = looked(prompts, model)
     assert "through the chat template: '<|user|>50+49=?<|end|><|assistant|>'" in first.seen
     assert lengths.seen == "200 prompts have 8 to 10 tokens; the limit is 116"
+    assert looked(prompts, model, data={"max_prompt_length": 10})[-1].verdict is Verdict.OK
 
 
 def test_weights_that_are_not_finite(save: Any) -> None:
