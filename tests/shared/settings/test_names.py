@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from shared.settings.names import setting_names, unknown_names, without
+from shared.settings.names import unknown_names, without
 
 
 class Source(BaseModel):
@@ -17,10 +17,6 @@ class Data(BaseModel):
 class Config(BaseModel):
     model: str = ""
     data: Data | None = None
-
-
-def test_names_of_settings_and_groups() -> None:
-    assert setting_names(Config) == ["model", "data", "data.path", "data.mixture"]
 
 
 def test_unknown_names_say_where_they_are() -> None:
