@@ -147,7 +147,7 @@ class ScoringLoop:
                 direct = self._requests.take(self._budget - share)
                 batches = self._claim(max(share, self._budget - tokens_of(direct)))
                 self._tokens_in_hand = tokens_of(direct) + tokens_of(batches)
-                # A server ended while it scored one of these; perhaps the batch was the cause.
+                # A server ended while it scored these batches: perhaps one of them was the cause.
                 if suspects := [batch for batch in batches if batch.claim.interruptions]:
                     self._gate.wait_until_alone()
                     self._score([suspects])
