@@ -118,7 +118,7 @@ def replay(arguments: list[str]) -> int:
 def sft(arguments: list[str]) -> int:
     config = read_settings(SftConfig, arguments, "sft")
     RunDirectory(config.run_dir).check(config, resume=config.resume)
-    from policy_trainer.sft.sft import sft as fine_tune
+    from policy_trainer.sft import sft as fine_tune
 
     console = Console(stderr=True)
     tell_device(config.device, console)

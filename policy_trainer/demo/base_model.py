@@ -17,14 +17,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from policy_trainer import sft
 from policy_trainer import supervised as update
 from policy_trainer.config import OptimizerConfig, PromptConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards import TAGS
-from policy_trainer.sft import sft as supervision
-from policy_trainer.sft.demonstrations import Demonstration, encode_row
-from policy_trainer.sft.sft import SupervisedLearner
+from policy_trainer.sft import Demonstration, SupervisedLearner, encode_row
 from policy_trainer.tasks import arithmetic
 from policy_trainer.tasks.arithmetic import Arithmetic, work
 from shared.logprobs import choose_forward
@@ -44,7 +43,7 @@ RAMP_STEPS = 20
 OPTIMIZER = OptimizerConfig(learning_rate=4e-3, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=1.0)
 WORKED_SHARE_AT_END = 0.25
 BROKEN_SHARE = 0.15
-_RECIPE = (__file__, arithmetic.__file__, supervision.__file__, update.__file__)
+_RECIPE = (__file__, arithmetic.__file__, sft.__file__, update.__file__)
 
 
 def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:

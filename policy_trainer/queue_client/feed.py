@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from policy_trainer.queue_client.ledger import Fate, Ledger, drop_done
+from policy_trainer.queue_client.ledger import Ledger, drop_done
 from policy_trainer.queue_client.terms import BatchCheck, LeaseRefusals, LeaseTerms
 from shared.api import MAX_LEASES, Outcome
 from shared.client import Leased, LeasedOrUnusable, RefServerClient, RefServerError, UnusableBatch
@@ -35,14 +35,13 @@ class BatchBuffer:
 
     @property
     def full(self) -> bool:
-        with self._changed:
-            return self._lacking <= 0
+        return self.lacking(timeout=0) == 0
 
     def lacking(self, timeout: float) -> int:
         """How many more to lease. Waits until there is room, so many seconds; 0 if there is none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lacking > 0, timeout)
-            return max(0, self._lacking)
+            self._changed.wait_for(lambda: self._lacking() > 0, timeout)
+            return max(0, self._lacking())
 
     def add(self, batches: Iterable[Leased]) -> None:
         with self._changed:
@@ -68,7 +67,6 @@ class BatchBuffer:
             self._needed -= 1
             return self._waiting.popleft()
 
-    @property
     def _lacking(self) -> int:
         return self._needed + self._ahead - len(self._waiting)
 
@@ -76,10 +74,9 @@ class BatchBuffer:
 class LeaseFeed:
     """Leases what a step needs and up to `ahead` batches in advance on one thread, and sends heartbeats on another.
 
-    One request leases all that is lacking and ready.
-
-    allowance: batches that may be leased and not yet acked. check: says which batches can be trained
-    on; the others are released with an error, which counts as a delivery.
+    ledger: of the leases; `ids` of an earlier process are acked, and never trained again. allowance: batches that may
+    be leased and not yet acked. check: says which batches can be trained on; the others are released with an error,
+    which counts as a delivery.
 
     A trained batch may be leased again: when the process was killed before its ack was answered, or when its lease was
     lost, as on a suspended machine. It is not trained again; it is acked once a checkpoint includes it.
@@ -98,7 +95,7 @@ class LeaseFeed:
     ) -> None:
         self._client = client
         self._terms = terms
-        self._ledger = ledger
+        self.ledger = ledger
         self._check = check
         self._allowance = allowance
         self._buffer = BatchBuffer(ahead)
@@ -147,7 +144,9 @@ class LeaseFeed:
         idle_since = time.monotonic()
         try:
             while len(taken) < count:
-                leased = self._next(count - len(taken))
+                if self._failure:
+                    raise self._failure
+                leased = self._buffer.take(count - len(taken), _LOOK_SECONDS)
                 if leased is None or not self._trainable(leased):
                     on_idle(time.monotonic() - idle_since)
                     continue
@@ -167,26 +166,17 @@ class LeaseFeed:
     def refuse(self, lease: Leased | UnusableBatch, reason: str) -> None:
         """Releases a batch with an error, which counts as a delivery: after a few of these the batch is dead."""
         log.warning("a batch cannot be trained on", id=lease.id, error=reason)
-        self._ledger.refuse(lease)
+        self.ledger.refuse(lease)
         self._client.release([lease], error=reason[:_MAX_REASON])
-
-    def trained(self, leased: Sequence[Leased]) -> None:
-        """Marks batches as trained."""
-        self._ledger.mark_trained(leased)
-
-    @property
-    def unsettled(self) -> int:
-        """How many trained batches wait for a checkpoint before they are acked."""
-        return self._ledger.unsettled
 
     @property
     def settling_is_due(self) -> bool:
         """Whether half of the allowance waits for a checkpoint. The next step needs the other half."""
-        return 2 * self.unsettled >= self._allowance
+        return 2 * self.ledger.unsettled >= self._allowance
 
     def settle(self, checkpoint: Path, ids: Sequence[str]) -> None:
         """Acks the batches that a durable checkpoint includes. The ledger drops those that the server confirms."""
-        self._ack(self._ledger.settle(ids), checkpoint.name)
+        self._ack(self.ledger.settle(ids), checkpoint.name)
 
     def settle_rest(self, *, check: Callable[[], None]) -> None:
         """Waits until the batches that are left in the ledger have been leased again and acked.
@@ -195,7 +185,7 @@ class LeaseFeed:
         more to lease, because it no longer has the others. check is called while waiting; it may raise to end the wait.
         """
         self._nothing_to_lease.clear()
-        while self._ledger.ids() and not self._buffer.full and not self._nothing_to_lease.wait(0.05):
+        while self.ledger.ids() and not self._buffer.full and not self._nothing_to_lease.wait(0.05):
             if self._failure:
                 raise self._failure
             check()
@@ -210,23 +200,18 @@ class LeaseFeed:
         self._stop.set()
         for thread in self._threads:
             thread.join(timeout=_POLL_SECONDS + 1)
-        self._release(self._ledger.untrained())
+        self._release(self.ledger.untrained())
 
     def _ack(self, leases: Sequence[Leased], checkpoint: str) -> None:
         outcomes = self._client.ack(leases, checkpoint)
-        self._ledger.acked(leases, outcomes)
+        self.ledger.acked(leases, outcomes)
         refused = [id for id, outcome in outcomes.items() if outcome in (Outcome.STALE, Outcome.UNKNOWN)]
-        drop_done(self._client, self._ledger, refused, self._stop.is_set)
-
-    def _next(self, needed: int) -> Leased | None:
-        if self._failure:
-            raise self._failure
-        return self._buffer.take(needed, _LOOK_SECONDS)
+        drop_done(self._client, self.ledger, refused, self._stop.is_set)
 
     def _trainable(self, leased: Leased) -> bool:
         """Whether it can be trained on now. If not, it has been released where necessary."""
         self._terms.check_ours(leased)
-        if not self._ledger.trainable([leased]):
+        if not self.ledger.trainable([leased]):
             return False
         if self._terms.too_old(leased.rollout, self._version):
             self._release([leased])
@@ -238,13 +223,13 @@ class LeaseFeed:
 
     def _start(self, taken: list[Leased]) -> list[Leased]:
         """Marks leases as started. Returns those that are still live: they may have expired during a suspension."""
-        taken = self._ledger.trainable(taken)  # a batch that came again may appear twice; keep the live lease
+        taken = self.ledger.trainable(taken)  # a batch that came again may appear twice; keep the live lease
         outcomes = self._client.extend(taken, self._terms.lease_seconds, started=True)
-        self._ledger.forget(lease for lease in taken if outcomes[lease.id] != Outcome.OK)
+        self.ledger.forget(lease for lease in taken if outcomes[lease.id] != Outcome.OK)
         return [lease for lease in taken if outcomes[lease.id] == Outcome.OK]
 
     def _release(self, leases: Sequence[Leased]) -> None:
-        self._ledger.forget(leases)
+        self.ledger.forget(leases)
         self._client.release(leases)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -258,9 +243,10 @@ class LeaseFeed:
             count = min(self._buffer.lacking(_LOOK_SECONDS), MAX_LEASES)
             if not count:
                 continue
+            # The first request does not wait: its answer says whether the run may begin.
+            wait = _POLL_SECONDS if self._entered.is_set() else 0.0
             try:
-                terms = self._terms.at(self._version, wait_seconds=self._poll_seconds, count=count)
-                held = self._client.lease_many(terms)
+                held = self._client.lease_many(self._terms.at(self._version, wait_seconds=wait, count=count))
             except RefServerError as error:
                 self._stop.wait(self._refusals.refused(error))
                 continue
@@ -270,27 +256,21 @@ class LeaseFeed:
                 self._nothing_to_lease.set()
             self._receive(held)
 
-    @property
-    def _poll_seconds(self) -> float:
-        """The first request does not wait: its answer says whether the run may begin."""
-        return _POLL_SECONDS if self._entered.is_set() else 0.0
-
     def _receive(self, held: Sequence[LeasedOrUnusable]) -> None:
         """Sorts leased batches. All leases are in the ledger first: from then on heartbeats extend them."""
-        leases = [lease for lease in held if isinstance(lease, Leased)]
-        fates = [self._ledger.add(lease) for lease in leases]
+        untrained, done = self.ledger.add([lease for lease in held if isinstance(lease, Leased)])
         for unusable in held:
             if isinstance(unusable, UnusableBatch):
                 self.refuse(unusable, unusable.reason)
-        self._buffer.add(lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.TRAIN)
-        if done := [lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.ACK]:
+        self._buffer.add(untrained)
+        if done:
             self._ack(done, "an earlier checkpoint")
 
     def _send_heartbeats(self) -> None:
         while not self._stop.wait(self._terms.lease_seconds / 3):
-            live = self._ledger.live()
+            live = self.ledger.live()
             outcomes = self._client.extend(live, self._terms.lease_seconds)
             lost = [lease for lease in live if outcomes[lease.id] in (Outcome.STALE, Outcome.UNKNOWN)]
             if lost:
                 log.warning("leases were lost: this process was suspended, or the server lost them", batches=len(lost))
-            self._ledger.forget(lost)
+            self.ledger.forget(lost)

@@ -3,7 +3,6 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, auto
 from http import HTTPStatus
 
 import structlog
@@ -15,16 +14,6 @@ log = structlog.get_logger()
 
 # States of batches that will be leased again, and are acked then.
 _COMING = (State.QUEUED, State.SCORING, State.READY, State.LEASED)
-
-
-class Fate(Enum):
-    """What to do with a batch that was leased."""
-
-    TRAIN = auto()
-    WAIT = auto()
-    """It was trained since the last checkpoint: ack it at the next."""
-    ACK = auto()
-    """It was trained, and a checkpoint includes it."""
 
 
 class Ledger:
@@ -68,13 +57,15 @@ class Ledger:
         with self._lock:
             return [lease for lease in leases if self._is_live(lease) and lease.id not in self._ids]
 
-    def add(self, lease: Leased) -> Fate:
-        """Adds a lease, which replaces older ones of its batch. Returns what to do with the batch."""
+    def add(self, leases: Sequence[Leased]) -> tuple[list[Leased], list[Leased]]:
+        """Adds leases, each of which replaces older ones of its batch. Returns those to train on, and those to ack.
+
+        A batch that was trained is acked if a checkpoint includes it. If none does yet, its lease is in neither list.
+        """
         with self._lock:
-            self._live[lease.id] = lease
-            if lease.id not in self._ids:
-                return Fate.TRAIN
-            return Fate.WAIT if lease.id in self._unsettled else Fate.ACK
+            self._live |= {lease.id: lease for lease in leases}
+            untrained = [lease for lease in leases if lease.id not in self._ids]
+            return untrained, [lease for lease in leases if lease.id in self._ids - self._unsettled]
 
     def forget(self, leases: Iterable[Leased]) -> None:
         """Removes leases that were lost, released or acked. A newer lease of the same batch stays."""
@@ -141,7 +132,12 @@ def drop_done(client: RefServerClient, ledger: Ledger, ids: Iterable[str], stopp
     for id in ids:
         if stopped():
             return
-        state = _state(client, id)
+        try:
+            state = client.batch(id).state
+        except RefServerError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            state = None
         if state is State.DONE:
             ledger.drop([id])
         elif state not in _COMING:
@@ -152,13 +148,3 @@ def drop_done(client: RefServerClient, ledger: Ledger, ids: Iterable[str], stopp
             "twice; unknown ones may be of another server or another --data-dir",
             **left,
         )
-
-
-def _state(client: RefServerClient, id: str) -> State | None:
-    """None if the server does not know the batch."""
-    try:
-        return client.batch(id).state
-    except RefServerError as error:
-        if error.status == HTTPStatus.NOT_FOUND:
-            return None
-        raise

@@ -54,7 +54,11 @@ class LeaseRefusals:
         seconds = error.retry_after or _ASK_SECONDS
         free_at = self._clock() + seconds
         if self._admitted or (self._free_at is not None and free_at > self._free_at + _SLACK_SECONDS):
-            raise self._lives() from error
+            raise RunFailed(
+                f"run: another trainer trains a run named {self._run!r} on this server"
+                f"{', and has taken it from this one' if self._admitted else ''}.\n"
+                "Stop that one, or choose another name with --run, or another --run-dir"
+            ) from error
         if self.reason is None:
             self.reason = (
                 f"run {self._run!r} was trained by another trainer a moment ago: waiting up to {seconds:.0f} s to see "
@@ -62,13 +66,6 @@ class LeaseRefusals:
             )
         self._free_at = free_at if self._free_at is None else min(free_at, self._free_at)
         return min(seconds, _ASK_SECONDS)
-
-    def _lives(self) -> RunFailed:
-        return RunFailed(
-            f"run: another trainer trains a run named {self._run!r} on this server"
-            f"{', and has taken it from this one' if self._admitted else ''}.\n"
-            "Stop that one, or choose another name with --run, or another --run-dir"
-        )
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from policy_trainer.config import ENV_PREFIX, ReferenceConfig, TrainConfig
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed, write_failures
 from policy_trainer.reference.snapshots import Snapshots, UploadedSnapshots
-from policy_trainer.run_files.checkpoint import Average, read_average
-from policy_trainer.run_files.run_directory import RunFiles
+from policy_trainer.run_files.checkpoint import Average, RunFiles, read_average
 from shared.api import ModelInfo
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased, RefServerClient, RefServerError

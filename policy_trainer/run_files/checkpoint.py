@@ -26,6 +26,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.interface import WritesWeights
 from policy_trainer.learner.optimizer import Weights
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import read_json, sync, whole_directory, write_json
 from shared.errors import UserError
 
@@ -157,6 +159,30 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self._directory / f"step-{step:08d}"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Files and state of a run.
+
+    resumed_from: the checkpoint that this process resumes from; None for a new run. state: the run's progress; the
+    trainer updates it. trial: the server keeps neither metrics nor samples of this run.
+    """
+
+    directory: RunDirectory
+    checkpoints: Checkpoints
+    resumed_from: Path | None
+    state: TrainState
+    lineage: str = ""
+    trial: bool = False
+
+    def check_directory(self) -> None:
+        """Raises RunFailed if the directory was deleted, and perhaps begun again, since this trainer opened it."""
+        if self.directory.lineage != self.lineage:
+            raise RunFailed(
+                f"run_dir: {self.directory.root} was deleted or begun again while this trainer was at work.\n"
+                "It stops here and writes nothing more; train again to begin a new run"
+            )
 
 
 def read_state(checkpoint: Path) -> TrainState:

@@ -19,29 +19,25 @@ _STEP = "step-"
 _BODY = ".safetensors"
 
 
-class Recording:
-    """A directory that a run records its batches in."""
+def open_recording(root: Path, *, resumed_at: int | None) -> None:
+    """Removes the steps after the one that a run resumes from.
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    resumed_at: None for a new run; then UserError is raised if the directory holds another run's recording.
+    """
+    steps = [*root.glob(f"{_STEP}*")]
+    if steps and resumed_at is None:
+        raise UserError(f"record: {root} holds a recording already; choose another directory")
+    for step in steps:
+        if _number(step) > (resumed_at or 0):
+            shutil.rmtree(step)
 
-    def begin(self) -> None:
-        """Call it for a new run. Raises UserError if the directory holds another run's recording."""
-        if any(self._root.glob(f"{_STEP}*")):
-            raise UserError(f"record: {self._root} holds a recording already; choose another directory")
 
-    def discard_after(self, step: int) -> None:
-        """Call it for a run that is resumed: removes the steps after this one."""
-        for later in self._root.glob(f"{_STEP}*"):
-            if _number(later) > step:
-                shutil.rmtree(later)
-
-    def keep(self, step: int, batches: Sequence[Batch]) -> None:
-        """Writes the batches that a step trained on. step: its number, from 1. Raises RunFailed for a full disk."""
-        target = self._root / f"{_STEP}{step:08d}"
-        with write_failures(self._root), whole_directory(target, siblings=f"{_STEP}*") as directory:
-            for place, batch in enumerate(batches):
-                (directory / f"{place:05d}-{rollout_of(batch).id}{_BODY}").write_bytes(wire.encode(batch))
+def record(root: Path, step: int, batches: Sequence[Batch]) -> None:
+    """Writes the batches that a step trained on. step: its number, from 1. Raises RunFailed for a full disk."""
+    target = root / f"{_STEP}{step:08d}"
+    with write_failures(root), whole_directory(target, siblings=f"{_STEP}*") as directory:
+        for place, batch in enumerate(batches):
+            (directory / f"{place:05d}-{rollout_of(batch).id}{_BODY}").write_bytes(wire.encode(batch))
 
 
 def read_recording(root: Path, groups_per_step: int) -> Iterator[tuple[int, list[Batch]]]:

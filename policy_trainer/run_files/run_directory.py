@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 from uuid import uuid4
 
 import tomli_w
@@ -14,15 +14,11 @@ from pydantic_settings import BaseSettings
 from rich.console import Console
 
 from policy_trainer.config.marks import Change, Resume, changes, marked
-from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.run_files.locks import hold, is_held
 from shared.api.base import Version
 from shared.atomic_files import read_json, write_json, write_text
 from shared.errors import UserError
 from shared.settings.files import read_known
-
-if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
-    from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 
 REPLAY = "a replay cannot be continued: choose another --run-dir"
 _CONTINUE = "add --resume to continue it, or choose another --run-dir"
@@ -38,67 +34,32 @@ class _Identity:
     finished: Version = 0
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run's files."""
+    """One run's files: their paths, and its configuration and lineage."""
 
-    root: Path
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.root / "samples.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        return self.root / "weights"
-
-    @property
-    def snapshots(self) -> Path:
-        return self.root / "snapshots"
-
-    @property
-    def model(self) -> Path:
-        return self.root / "model"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def workers(self) -> Path:
-        return self.root / "workers"
-
-    @property
-    def turns(self) -> Path:
-        return self.root / "turns"
-
-    @property
-    def bad_batches(self) -> Path:
-        return self.root / "bad_batches"
-
-    @property
-    def identity(self) -> Path:
-        return self.root / "run.json"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.toml"
+        self.metrics = root / "metrics.jsonl"
+        self.samples = root / "samples.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.weights = root / "weights"
+        self.snapshots = root / "snapshots"
+        self.model = root / "model"
+        self.logs = root / "logs"
+        self.workers = root / "workers"
+        self.turns = root / "turns"
+        self.bad_batches = root / "bad_batches"
+        self.identity = root / "run.json"
+        self._lock = root / "lock"
+        self._in_use = f"run_dir: another trainer is at work in {root}; stop it, or choose another --run-dir"
 
     @property
     def lineage(self) -> str:
         """The lineage of the run in this directory; empty if there is none."""
-        return self._identity.lineage
+        return self._read_identity().lineage
 
-    @property
-    def _identity(self) -> "_Identity":
+    def _read_identity(self) -> _Identity:
         remedy = (
             "delete it: a run that is resumed gets a new lineage then, and its batches that wait in the queue expire"
         )
@@ -121,20 +82,12 @@ class RunDirectory:
     @property
     def finished(self) -> int:
         """The last step of a finished run whose model is still here; 0 if there is none."""
-        return self._identity.finished if self.model.exists() else 0
+        return self._read_identity().finished if self.model.exists() else 0
 
     def hold(self) -> IO[bytes]:
         """Locks the directory until the returned file is closed. Raises UserError while another process has it."""
         with self._refusals():
             return hold(self._lock, self._in_use)
-
-    @property
-    def _lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def _in_use(self) -> str:
-        return f"run_dir: another trainer is at work in {self.root}; stop it, or choose another --run-dir"
 
     def check(self, config: BaseSettings, *, resume: bool, remedy: str = _CONTINUE) -> None:
         """Raises UserError for what `hold` and `open` would refuse. It writes nothing and needs no model.
@@ -181,17 +134,14 @@ class RunDirectory:
         if resume and not known:
             console.print(f"{self.root} holds no run to resume: training begins at step 0", highlight=False)
         if known and resume:
-            self._compare(config, console)
+            for change in self._changes(config):
+                text = f"since the run was last started: {change}"
+                console.print(text, highlight=False, markup=False, soft_wrap=True)
         self.write_config(config)
         if known and not resume:
             for left in (self.metrics, self.samples):
                 left.unlink(missing_ok=True)
         return known and resume
-
-    def _compare(self, config: BaseSettings, console: Console) -> None:
-        """Prints what differs from the run's config.toml. Raises UserError for what must not differ."""
-        for change in self._changes(config):
-            console.print(f"since the run was last started: {change}", highlight=False, markup=False, soft_wrap=True)
 
     def _changes(self, config: BaseSettings) -> list[Change]:
         """What differs from the run's config.toml. Raises UserError for what must not differ."""
@@ -229,8 +179,8 @@ class RunDirectory:
         """
         left_out = marked(type(config), Resume.NOT_KEPT)
         values = json.loads(config.model_dump_json(exclude=left_out, exclude_none=True))
+        self.make()
         with self._refusals():
-            self.root.mkdir(parents=True, exist_ok=True)
             write_text(self.config, tomli_w.dumps(values))
 
     @contextmanager
@@ -243,27 +193,3 @@ class RunDirectory:
             raise UserError(
                 f"run_dir: {self.root} cannot be written: {reason}; choose another --run-dir, or correct this one"
             ) from error
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """Files and state of a run.
-
-    resumed_from: the checkpoint that this process resumes from; None for a new run. state: the run's progress; the
-    trainer updates it. trial: the server keeps neither metrics nor samples of this run.
-    """
-
-    directory: RunDirectory
-    checkpoints: "Checkpoints"
-    resumed_from: Path | None
-    state: "TrainState"
-    lineage: str = ""
-    trial: bool = False
-
-    def check_directory(self) -> None:
-        """Raises RunFailed if the directory was deleted, and perhaps begun again, since this trainer opened it."""
-        if self.directory.lineage != self.lineage:
-            raise RunFailed(
-                f"run_dir: {self.directory.root} was deleted or begun again while this trainer was at work.\n"
-                "It stops here and writes nothing more; train again to begin a new run"
-            )

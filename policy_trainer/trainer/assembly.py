@@ -1,9 +1,8 @@
 """Assembles a trainer from its configuration: what it opens, in which order, and how that is closed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 
@@ -27,15 +26,13 @@ from policy_trainer.reporting.sample_views import print_ends
 from policy_trainer.reporting.samples import Samples, append_samples
 from policy_trainer.reporting.server_metrics import ServerMetrics
 from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
-from policy_trainer.run_files.recording import Recording
-from policy_trainer.run_files.run_directory import RunFiles
+from policy_trainer.run_files.checkpoint import RunFiles
 from policy_trainer.run_files.turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
-from policy_trainer.trainer.parts import BatchSource, Reporters
+from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
 from policy_trainer.trainer.policy import Policy, load_judging, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import choose_server
 from policy_trainer.trainer.train import Trainer
-from policy_trainer.trainer.workers import choose_workers
 from policy_trainer.weights.publisher import BackgroundPublisher, choose_publisher
 from shared.api import Order
 from shared.client import ClientError, RefServerClient
@@ -75,7 +72,7 @@ def build_trainer(
 
     display.note(_headline(config))
     # Mistakes in data and rewards show before anything starts.
-    judging = load_judging(config, task(), files.resumed_from)
+    tokenizer, judge = load_judging(config, task(), files.resumed_from)
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)
     warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
@@ -84,7 +81,7 @@ def build_trainer(
     if turns is not None:
         stack.callback(turns.close)
     with stopwatch("load model"), in_turn(turns):
-        policy = load_policy(config, files.resumed_from, judging, turns, display, world)
+        policy = load_policy(config, task(), files.resumed_from, tokenizer, judge, turns, display, world)
         if files.state.last_entropy is not None:
             policy.learner.restore_bonus(files.state.entropy_coef, files.state.last_entropy)
     stop.check()
@@ -113,12 +110,12 @@ def build_trainer(
         kept = KeptSamples(once, policy.learner, display.note)
     weights = BackgroundPublisher(choose_publisher(config, client))
     stack.callback(weights.close)
-    feed, ledger = _start_feed(client, config, files, policy, in_flight_allowance(queue), stop, stack)
+    feed = _start_feed(client, config, files, policy, in_flight_allowance(queue), stop, stack)
     workers = choose_workers(config, server.url, files.directory, display.note)
     stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
     watch = QueueWatch(client, config.run, external=config.rollout == "external")
     first_kl = partial(check_first_kl, config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
-    source = BatchSource(feed, ledger, watch, kept, workers, weights, first_kl, renewal)
+    source = BatchSource(feed, watch, kept, workers, weights, first_kl, renewal)
     feed.enter(on_wait=outage, note=display.note)
     return Trainer(config, files, policy, source, reporters, stop)
 
@@ -153,12 +150,14 @@ def _make_reporters(
     writers = [partial(append_samples, files.directory.samples), *(tracker.write_samples for tracker in trackers)]
     if config.show_samples:
         writers.append(partial(print_ends, console))
+    on_server: list[Recorder] = []
+    if not files.trial:
+        once, after = connect(config, url, None, patience=0), files.state.step or -1
+        on_server += [ServerMetrics(once, config.run, files.lineage, after=after, past=past, note=display.note)]
     tokenizer, eos = policy.tokenizer, set(eos_token_ids(policy.learner.model, policy.tokenizer))
     first = last_of_first(config.groups_per_step, config.max_steps)
     return Reporters(
-        metrics=Trackers(
-            [MetricsFile(files.directory.metrics), *_to_server(config, url, files, past, display), *trackers]
-        ),
+        metrics=Trackers([MetricsFile(files.directory.metrics), *on_server, *trackers]),
         samples=Samples(config.samples, writers, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), eos),
         health=Health(config.loss, past),
         first_steps=FirstSteps(
@@ -170,20 +169,10 @@ def _make_reporters(
         ),
         display=display,
         reward_failures=RewardFailures(last_of_first(config.groups_per_step, config.max_steps - files.state.step)),
-        recording=None if config.record is None else Recording(config.record),
+        recording=config.record,
         stopwatch=stopwatch,
         evaluated=next((record for record in reversed(past) if record["kind"] == "evaluation"), {}),
     )
-
-
-def _to_server(
-    config: TrainConfig, url: str, files: RunFiles, past: Sequence[Mapping[str, Any]], display: Display
-) -> list[Recorder]:
-    if files.trial:
-        return []
-    client = connect(config, url, None, patience=0)
-    after = files.state.step or -1
-    return [ServerMetrics(client, config.run, files.lineage, after=after, past=past, note=display.note)]
 
 
 def _start_feed(
@@ -194,9 +183,8 @@ def _start_feed(
     allowance: int,
     stop: StopRequest,
     stack: ExitStack,
-) -> tuple[LeaseFeed, Ledger]:
+) -> LeaseFeed:
     """Starts to lease batches."""
-    ledger = Ledger(files.state.ledger)
     check = BatchCheck.of(policy.learner.model, config, policy.part_weights)
     terms = LeaseTerms(
         consumer=f"trainer of {config.run}",
@@ -209,7 +197,8 @@ def _start_feed(
     )
     # Half of the allowance may wait for a checkpoint. The other half is for this step and the batches leased ahead.
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
-    feed = LeaseFeed(client, terms, ledger, check, ahead=ahead, allowance=allowance, version=files.state.step)
+    ledger, version = Ledger(files.state.ledger), files.state.step
+    feed = LeaseFeed(client, terms, ledger, check, ahead=ahead, allowance=allowance, version=version)
 
     @stack.callback
     def close_feed() -> None:
@@ -217,4 +206,4 @@ def _start_feed(
         with suppress(Stopped, ClientError):
             feed.close()
 
-    return feed, ledger
+    return feed

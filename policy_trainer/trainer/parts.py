@@ -1,16 +1,18 @@
-"""The objects that a trainer uses, where batches come from and where reports go, and the record of a step."""
+"""What a trainer works with: where batches come from, the workers, where reports go; and the record of a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.learner.step_stats import StepStats
+from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import teacher_kl
 from policy_trainer.queue_client.feed import LeaseFeed
-from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.server import KeptSamples, QueueWatch
+from policy_trainer.queue_client.server import KeptSamples, QueueWatch, token_of
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
@@ -19,23 +21,70 @@ from policy_trainer.reporting.metrics import batch_metrics
 from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.samples import Samples
 from policy_trainer.reporting.tracking import Recorder
-from policy_trainer.run_files.recording import Recording
-from policy_trainer.trainer.workers import Workers
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.batch import RolloutBatch
 from shared.client import Leased
 
 
+class Workers:
+    """The rollout workers: one that the trainer starts and restarts, or others that the user does.
+
+    command: what starts one; for messages. process: the trainer's; None if it starts none.
+    """
+
+    def __init__(self, command: str, process: RestartedChild | None) -> None:
+        self._command = command
+        self._process = process
+
+    def start(self) -> None:
+        if self._process is not None:
+            self._process.start()
+
+    def check(self) -> None:
+        """Restarts the trainer's worker if it has died, after a pause. Raises RunFailed if that does not help."""
+        if self._process is not None:
+            self._process.check()
+
+    def delivered(self) -> None:
+        """Call it when batches have arrived."""
+        if self._process is not None:
+            self._process.succeeded()
+
+    def describe(self) -> str:
+        """What the trainer waits for."""
+        if self._process is None:
+            return f"no rollout worker delivers; start one with `{self._command}`"
+        return f"the rollout worker (process {self._process.pid}) starts, or samples and judges completions"
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+
+def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
+    """server: its URL."""
+    command = ["rollout", "--config", str(directory.config)]
+    if config.rollout == "external":
+        if config.weights == "server":
+            command = ["rollout", "--server", server, "--run", config.run]
+        return Workers(f"policy-trainer {' '.join(command)}", None)
+    command += ["--server", server]
+    token = token_of(config)
+    secret = {f"{ENV_PREFIX}TOKEN": token} if token else {}  # not an argument: everyone can read command lines
+    child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret)
+    return Workers("", RestartedChild(child, note, futile=" without delivering a batch in between"))
+
+
 @dataclass(frozen=True)
 class BatchSource:
-    """The source of batches. ledger: leased batches, and trained ones that are not acked; the feed updates it.
+    """The source of batches.
 
     samples: sends sampled groups to the server, if it keeps any. weights: where the workers get theirs. check_first_kl:
     see matching.check_first_kl. renewal: of the reference; None if it stays the same.
     """
 
     feed: LeaseFeed
-    ledger: Ledger
     watch: QueueWatch
     samples: KeptSamples | None
     workers: Workers
@@ -48,7 +97,8 @@ class BatchSource:
 class Reporters:
     """Reports a run to files, trackers and the terminal, with health warnings.
 
-    evaluated: the metrics of the latest evaluation of an earlier process; empty if there was none.
+    recording: directory for the batches of each step, if they are kept. evaluated: the metrics of the latest evaluation
+    of an earlier process; empty if there was none.
     """
 
     metrics: Recorder
@@ -57,7 +107,7 @@ class Reporters:
     first_steps: FirstSteps
     display: Display
     reward_failures: RewardFailures
-    recording: Recording | None = None
+    recording: Path | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     evaluated: Mapping[str, Any] = field(default_factory=dict)
 

@@ -66,23 +66,14 @@ class Policy:
         return in_turn(self.turns)
 
 
-@dataclass(frozen=True)
-class Judging:
-    """What problems are and how they are judged: all of a policy that needs no weights."""
-
-    task: Task
-    tokenizer: PreTrainedTokenizerBase
-    judge: Judge
-
-
-def load_judging(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judging:
-    """Raises UserError for rewards, a tokenizer or prompts that cannot be used."""
+def load_judging(config: TrainConfig, task: Task, checkpoint: Path | None) -> tuple[PreTrainedTokenizerBase, Judge]:
+    """All of a policy that needs no weights. Raises UserError for unusable rewards, tokenizer or prompts."""
     source, revision = _source(config, checkpoint)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)
     # A chat template that is missing or refuses the problem shows at once, too.
     PromptEncoder(tokenizer, config.data).encode(task.problem(0))
-    return Judging(task, tokenizer, judge)
+    return tokenizer, judge
 
 
 def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Display, ranks: int) -> None:
@@ -98,8 +89,10 @@ def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Displa
 
 def load_policy(
     config: TrainConfig,
+    task: Task,
     checkpoint: Path | None,
-    judging: Judging,
+    tokenizer: PreTrainedTokenizerBase,
+    judge: Judge,
     turns: DeviceTurns | None,
     display: Display,
     world: World | None = None,
@@ -109,7 +102,6 @@ def load_policy(
     Raises UserError for a model that cannot be used.
     """
     source, revision = _source(config, checkpoint)
-    task, tokenizer, judge = judging.task, judging.tokenizer, judging.judge
     if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
         display.note(TEXTS_ARE_MESSAGES)
     display.note(f"loading the model {source}")

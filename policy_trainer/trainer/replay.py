@@ -1,14 +1,15 @@
 """Trains from recorded batches: no server, no sampler, the same steps each time."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from functools import cache, partial
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from policy_trainer.config import ReplayConfig, TrainConfig
-from policy_trainer.learner.groups import Batch, PartWeights, rollout_of
+from policy_trainer.config import ReplayConfig
+from policy_trainer.learner.groups import Batch, rollout_of
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed, StopRequest, write_failures
 from policy_trainer.objective.group import Group
@@ -36,79 +37,49 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
     recorded = read_recording(config.batches, config.groups_per_step)
     counted = count_steps(config, cache(partial(make_task, config)), console)
     directory = RunDirectory(config.run_dir)
+    records: list[dict[str, Any]] = []
     with directory.hold():
-        return _replay(config, counted, recorded, directory, console)
-
-
-def _replay(
-    config: ReplayConfig,
-    counted: TrainConfig,
-    recorded: Iterator[tuple[int, list[Batch]]],
-    directory: RunDirectory,
-    console: Console,
-) -> TrainResult:
-    directory.refuse_trained(REPLAY)
-    directory.open(config, console, resume=False)
-    tokenizer, weights = load_tokenizer(config.model, revision=config.revision), _part_weights(config)
-    loaded = load_in_one_process(counted, config.model, config.revision, None, tokenizer, weights)
-    check = BatchCheck.of(loaded.learner.model, counted, weights)
-    metrics = MetricsFile(directory.metrics)
-    run = Replay(loaded.learner, check, metrics, console)
-    try:
-        with StopRequest() as stop:
+        directory.refuse_trained(REPLAY)
+        directory.open(config, console, resume=False)
+        tokenizer = load_tokenizer(config.model, revision=config.revision)
+        # Only gdpo needs weights of rewards: without it the task's data need not be there.
+        weights = part_weights(config, make_task(config)) if config.loss.advantage == "gdpo" else {}
+        loaded = load_in_one_process(counted, config.model, config.revision, None, tokenizer, weights)
+        check = BatchCheck.of(loaded.learner.model, counted, weights)
+        with closing(MetricsFile(directory.metrics)) as metrics, StopRequest() as stop:
             for step, batches in recorded:
                 if stop or step > counted.max_steps:
                     break
-                run.train(step, batches)
-    finally:
-        metrics.close()
-    _save(loaded.save, directory.model)
-    return run.result(finished=not stop)
+                records.append(_train(loaded.learner, check, step, batches))
+                metrics.write(records[-1])
+                console.print(_line(records[-1]), highlight=False)
+        with write_failures(directory.model, "make room, and replay again"), whole_directory(directory.model) as model:
+            loaded.save(model)
+    if not stop and not sum(record["tokens"] for record in records):
+        raise RunFailed("the replay trained no token: no group had rewards that differ, or none could be judged")
+    seconds = sum(record["training_seconds"] for record in records)
+    groups = sum(len(record["batch_ids"]) for record in records)
+    return TrainResult(not stop, records[-1]["step"] if records else 0, seconds, groups, None)
 
 
-class Replay:
-    """Trains a learner on recorded steps, and records them as `train` does."""
+def _train(learner: PolicyLearner, check: BatchCheck, step: int, batches: Sequence[Batch]) -> dict[str, Any]:
+    """The record of a step, as `train` writes it. step: its number, from 1.
 
-    def __init__(self, learner: PolicyLearner, check: BatchCheck, metrics: MetricsFile, console: Console) -> None:
-        self._learner = learner
-        self._check = check
-        self._metrics = metrics
-        self._console = console
-        self._steps = self._batches = self._tokens = 0
-        self._seconds = 0.0
-
-    def train(self, step: int, batches: Sequence[Batch]) -> None:
-        """step: its number, from 1. Raises UserError for a batch that these settings cannot train on."""
-        for batch in batches:
-            if reason := self._check.refusal(batch):
-                raise UserError(
-                    f"batches: {rollout_of(batch).id} of step {step} cannot be trained on: {reason}; give the settings "
-                    "and the model of the run that recorded it, or settings that need less (--loss.beta 0)"
-                )
-        began, groups = time.monotonic(), list[Group]()
-        stats = self._learner.step(batches, step=step - 1, on_groups=groups.extend)
-        seconds = time.monotonic() - began
-        leased = [Leased(batch, rollout_of(batch).id, "", 1) for batch in batches]
-        record = step_record(leased, groups, stats, step)
-        self._metrics.write({**record, "training_seconds": seconds})
-        line = f"step {step}: loss {stats.loss:.4g}, reward {record['reward']:.4g}, grad_norm {stats.grad_norm:.4g}"
-        self._console.print(line + (": not finite, so no update was made" if stats.not_finite else ""), highlight=False)
-        self._steps, self._batches = step, self._batches + len(batches)
-        self._tokens += stats.tokens
-        self._seconds += seconds
-
-    def result(self, *, finished: bool) -> TrainResult:
-        """Raises RunFailed if no token trained."""
-        if finished and not self._tokens:
-            raise RunFailed("the replay trained no token: no group had rewards that differ, or none could be judged")
-        return TrainResult(finished, self._steps, self._seconds, self._batches, None)
+    Raises UserError for a batch that these settings cannot train on.
+    """
+    for batch in batches:
+        if reason := check.refusal(batch):
+            raise UserError(
+                f"batches: {rollout_of(batch).id} of step {step} cannot be trained on: {reason}; give the settings "
+                "and the model of the run that recorded it, or settings that need less (--loss.beta 0)"
+            )
+    began, groups = time.monotonic(), list[Group]()
+    stats = learner.step(batches, step=step - 1, on_groups=groups.extend)
+    seconds = time.monotonic() - began
+    leased = [Leased(batch, rollout_of(batch).id, "", 1) for batch in batches]
+    return {**step_record(leased, groups, stats, step), "training_seconds": seconds}
 
 
-def _part_weights(config: ReplayConfig) -> PartWeights:
-    """Weights of the rewards, which only gdpo needs: without it the task's data need not be there."""
-    return part_weights(config, make_task(config)) if config.loss.advantage == "gdpo" else {}
-
-
-def _save(save: Callable[[Path], None], target: Path) -> None:
-    with write_failures(target, "make room, and replay again"), whole_directory(target) as directory:
-        save(directory)
+def _line(record: dict[str, Any]) -> str:
+    line = f"step {record['step']}: loss {record['loss']:.4g}, reward {record['reward']:.4g}, grad_norm "
+    return f"{line}{record['grad_norm']:.4g}{': not finite, so no update was made' if record['not_finite'] else ''}"

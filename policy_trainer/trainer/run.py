@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 
 from rich.console import Console
 
@@ -15,9 +14,9 @@ from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
-from policy_trainer.run_files.recording import Recording
-from policy_trainer.run_files.run_directory import RunDirectory, RunFiles
+from policy_trainer.run_files.checkpoint import Checkpoints, RunFiles, TrainState, read_state
+from policy_trainer.run_files.recording import open_recording
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.registry import make_task, steps_of_epochs
 from policy_trainer.trainer.assembly import build_trainer
 from policy_trainer.weights.directory import WeightsDirectory
@@ -54,9 +53,8 @@ def train(
     task = cache(partial(make_task, config))  # num_train_epochs and the policy need it: its data is read once
     counted = count_steps(config, task, console)
     with RunDirectory(config.run_dir).hold():
-        files = replace(
-            open_run(config, console), trial=trial
-        )  # config.toml keeps num_train_epochs, and a resumed run counts again
+        # Of the given configuration: config.toml keeps num_train_epochs, and a resumed run counts again.
+        files = open_run(config, console, trial=trial)
         with ExitStack() as stack, suppress(Stopped):
             build_trainer(counted, task, files, console, stack, stopwatch or Stopwatch(), world).run()
     state = files.state
@@ -90,7 +88,7 @@ def count_steps(config: TrainConfig, task: Callable[[], Task], console: Console)
     return config.model_copy(update={"max_steps": steps})
 
 
-def open_run(config: TrainConfig, console: Console) -> RunFiles:
+def open_run(config: TrainConfig, console: Console, *, trial: bool = False) -> RunFiles:
     """Opens the run's files, and removes what is later than the checkpoint to resume from.
 
     Raises UserError if the directory holds a run and resume is off.
@@ -100,24 +98,14 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
     lineage = directory.keep_lineage() if config.resume else directory.begin_lineage()
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     checkpoint = checkpoints.newest() if resumed else None
-    state = _next_state(checkpoint, directory)
-    recording = None if config.record is None else Recording(config.record)
-    if not resumed:
-        if recording is not None:
-            recording.begin()
-    else:
-        if recording is not None:
-            recording.discard_after(state.step)
+    state = read_state(checkpoint) if checkpoint else TrainState()
+    published = WeightsDirectory(directory.weights).newest()
+    if checkpoint or published:  # a new epoch invalidates batches that were sampled after the checkpoint
+        state.epoch = max(state.epoch, published.epoch if published else 0) + 1
+    if config.record is not None:
+        open_recording(config.record, resumed_at=state.step if resumed else None)
+    if resumed:
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
         truncate_metrics(directory.samples, state.step)
-    return RunFiles(directory, checkpoints, checkpoint, state, lineage)
-
-
-def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
-    """The state to resume from. A new epoch invalidates batches that were sampled after the checkpoint."""
-    state = read_state(checkpoint) if checkpoint else TrainState()
-    published = WeightsDirectory(directory.weights).newest()
-    if checkpoint or published:
-        state.epoch = max(state.epoch, published.epoch if published else 0) + 1
-    return state
+    return RunFiles(directory, checkpoints, checkpoint, state, lineage, trial)

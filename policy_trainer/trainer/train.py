@@ -18,8 +18,8 @@ from policy_trainer.objective.group import Group
 from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
-from policy_trainer.run_files.checkpoint import Saving
-from policy_trainer.run_files.run_directory import RunFiles
+from policy_trainer.run_files.checkpoint import RunFiles, Saving
+from policy_trainer.run_files.recording import record
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe
 from policy_trainer.trainer.parts import BatchSource, Reporters, step_record
@@ -96,13 +96,13 @@ class Trainer:
                             raise
                         continue
                     self._trained = batches
-                    feed.trained(leased)
+                    feed.ledger.mark_trained(leased)
                     self._refuse(self._bad_groups.pop())  # the step succeeds without them: they are at fault
                     self._count(leased, stats)
                     seconds = {"waiting": taken - requested, "working": time.monotonic() - taken}
                     self._record(leased, groups, stats, kl_at_step_0, **seconds)
                     if self._reporters.recording is not None:
-                        self._reporters.recording.keep(state.step, batches)
+                        record(self._reporters.recording, state.step, batches)
                     self._keep_samples([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
                     if state.step % config.publish_every == 0:
@@ -218,7 +218,7 @@ class Trainer:
     def _checkpoint(self) -> None:
         """Saves weights and ledger in one rename, or begins to."""
         self._settle()
-        self._state.ledger = self._source.ledger.ids()
+        self._state.ledger = self._source.feed.ledger.ids()
         with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {self._state.step}"):
             average = None if self._renewal is None else self._renewal.average
             self._saving = self._files.checkpoints.begin(self._state, self._policy.write, average)
@@ -239,7 +239,7 @@ class Trainer:
         for sentence in self._reporters.reward_failures.summary():
             self._reporters.display.note(f"step {state.step}: {sentence}")
         if finished:
-            if self._source.feed.unsettled:  # a stop was requested during the last evaluation
+            if self._source.feed.ledger.unsettled:  # a stop was requested during the last evaluation
                 self._checkpoint()
             self._settle()
             self._save_model()
@@ -250,7 +250,7 @@ class Trainer:
             self._source.feed.settle_rest(check=self._stop.check)
             self._source.feed.finish()
             self._files.directory.mark_finished(state.step)
-        elif self._source.ledger.ids() or state.step:
+        elif self._source.feed.ledger.ids() or state.step:
             self._checkpoint()
             self._settle()
         return finished
@@ -286,7 +286,7 @@ class Trainer:
         """Reports the step: metrics, display, health."""
         self._source.watch.look()
         state = self._state
-        record: dict[str, Any] = {
+        figures: dict[str, Any] = {
             **step_record(leased, groups, stats, state.step),
             "epoch": state.epoch,
             "entropy_coef": state.entropy_coef,
@@ -298,14 +298,14 @@ class Trainer:
             "eval_accuracy": self._evaluated.get("accuracy"),
             "eval_reward": self._evaluated.get("reward"),
             "kl_noise_floor": self._noise_floor,
-            "unusable_batches": self._source.ledger.refused,
+            "unusable_batches": self._source.feed.ledger.refused,
             "refused_batches": count_refused(self._files.directory.workers),
             **self._source.watch.depth,
             "server_scoring_seconds": self._source.watch.scoring_seconds,
         }
         if kl_at_step_0 is not None:
-            record["kl_at_step_0"] = kl_at_step_0
-        self._reporters.step(record, [lease.rollout for lease in leased])
+            figures["kl_at_step_0"] = kl_at_step_0
+        self._reporters.step(figures, [lease.rollout for lease in leased])
         self._source.workers.delivered()
 
     def _keep_samples(self, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
@@ -331,23 +331,19 @@ class Trainer:
             f"the last batches are in {directory}. Try a lower optimizer.learning_rate, or float32"
         )
 
-    def _restore(self) -> None:
-        """Restores what a server has lost: without the reference it scores nothing, without weights workers wait."""
-        self._ensure_reference()
-        with write_failures(self._source.weights.describe()):
-            lost = self._source.weights.lost()
+    def _idle(self, seconds: float) -> None:
+        """Called while there is nothing to train on: restores what a server has lost, and shows the reason."""
+        self._stop.check()
+        self._ensure_reference()  # without it the server scores nothing, and without weights workers wait
+        weights, workers, watch = self._source.weights, self._source.workers, self._source.watch
+        with write_failures(weights.describe()):
+            lost = weights.lost()
         if lost:
             with self._policy.turn():  # the probe computes
                 self._publish()
-
-    def _idle(self, seconds: float) -> None:
-        """Called while there is nothing to train on: checks the workers, and shows the reason."""
-        self._stop.check()
-        self._restore()
-        self._source.workers.check()
-        self._source.watch.look()
-        watch = self._source.watch
-        if (watch.leases_full or watch.store_fills_up) and self._source.feed.unsettled:
+        workers.check()
+        watch.look()
+        if (watch.leases_full or watch.store_fills_up) and self._source.feed.ledger.unsettled:
             self._checkpoint()  # frees leases and room by acks: the limit was lowered, or runs share it
             self._settle()
-        self._reporters.display.waiting(self._source.watch.wait_reason(self._source.workers.describe()), seconds)
+        self._reporters.display.waiting(watch.wait_reason(workers.describe()), seconds)

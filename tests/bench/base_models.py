@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from policy_trainer import sft
 from policy_trainer.config import DataConfig, PromptConfig, SourceConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.demo import base_model
 from policy_trainer.demo.base_model import BATCH, MAX_TOKENS, OPTIMIZER, example, keep, make_model, make_tokenizer
-from policy_trainer.sft import sft as supervision
-from policy_trainer.sft.demonstrations import Demonstration, encode_row
-from policy_trainer.sft.sft import SupervisedLearner
+from policy_trainer.sft import Demonstration, SupervisedLearner, encode_row
 from policy_trainer.tasks import countdown as task
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.logprobs import choose_forward
@@ -32,7 +31,7 @@ CHAT_TEMPLATE = (
 )
 ATTEMPT_STEPS = 500
 RIGHT_SHARE = 0.9
-_RECIPE = (__file__, base_model.__file__, supervision.__file__)
+_RECIPE = (__file__, base_model.__file__, sft.__file__)
 
 RAMP_STEPS = 20
 STEPS = 800

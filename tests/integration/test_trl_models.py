@@ -18,7 +18,7 @@ from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.rewards.reward_model import RewardModel
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
-from policy_trainer.sft.sft import sft
+from policy_trainer.sft import sft
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 from shared.settings import from_values

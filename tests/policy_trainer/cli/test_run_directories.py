@@ -15,7 +15,7 @@ from shared.errors import UserError
 # The module of each command that imports PyTorch.
 HEAVY = {
     "train": "policy_trainer.trainer.run",
-    "sft": "policy_trainer.sft.sft",
+    "sft": "policy_trainer.sft",
     "reward_model": "policy_trainer.reward_model.training",
     "replay": "policy_trainer.trainer.replay",
 }

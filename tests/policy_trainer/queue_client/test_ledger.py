@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.queue_client.ledger import Fate, Ledger
+from policy_trainer.queue_client.ledger import Ledger
 from shared.api import Outcome
 from shared.client import Leased
 
@@ -19,7 +19,7 @@ def lease(make_scored: Any) -> Callable[..., Leased]:
 def ledger_with(*leases: Leased, trained: Sequence[Leased] = ()) -> Ledger:
     ledger = Ledger()
     for lease in leases:
-        ledger.add(lease)
+        ledger.add([lease])
     ledger.mark_trained(trained)
     return ledger
 
@@ -28,7 +28,8 @@ def test_ids_are_sorted_and_those_of_an_earlier_process_wait_for_no_checkpoint(l
     ledger = Ledger(["c", "a"])
     ledger.mark_trained([lease("b")])
     assert ledger.ids() == ["a", "b", "c"] and ledger.unsettled == 1
-    assert ledger.add(lease("a")) is Fate.ACK
+    old, new = lease("a"), lease("d")
+    assert ledger.add([old, new]) == ([new], [old]), "to train on, and to ack"
 
 
 def test_settling_returns_only_live_leases_of_trained_batches(lease: Callable[..., Leased]) -> None:
@@ -62,7 +63,7 @@ def test_a_batch_that_trained_while_the_checkpoint_was_written_stays_unsettled(l
     saved = ledger.ids()
     ledger.mark_trained([second])
     assert ledger.settle(saved) == [first] and ledger.unsettled == 1
-    assert ledger.add(lease("b", "again")) is Fate.WAIT
+    assert ledger.add([lease("b", "again")]) == ([], [])
 
 
 def test_an_id_that_waits_for_a_checkpoint_is_not_dropped(lease: Callable[..., Leased]) -> None:

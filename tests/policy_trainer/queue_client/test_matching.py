@@ -37,6 +37,7 @@ def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrained
         name="ref", vocabulary_size=len(tokenizer), tokenizer_fingerprint=tokenizer_fingerprint(tokenizer)
     )
     check_models_match(reference, model, tokenizer, "mine")
+    check_models_match(described(), model, tokenizer, "mine")  # a server without a model
     check_models_match(reference.model_copy(update={"vocabulary_size": 300}), model, tokenizer, "mine")
     with pytest.raises(UserError, match=r"^model: mine has a vocabulary of 265 tokens.* ref has 264"):
         check_models_match(reference.model_copy(update={"vocabulary_size": 264}), model, tokenizer, "mine")
@@ -44,42 +45,37 @@ def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrained
         check_models_match(reference.model_copy(update={"tokenizer_fingerprint": "other"}), model, tokenizer, "mine")
 
 
-@pytest.mark.parametrize("loss", [{}, {"kl_in": "reward"}])
-def test_a_penalty_needs_a_reference(loss: dict[str, str]) -> None:
-    config = from_values(TrainConfig, model="mine", loss=loss)
-    with pytest.raises(UserError, match=r"^server: it has no reference model .*serve --model mine,.*--loss.beta 0$"):
-        check_reference(described(), config)
-    check_reference(described(name="ref"), config)
+DISTILL = {"advantage": "distill"}
+APART = {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}
 
 
 @pytest.mark.parametrize(
-    "settings", [{"loss": {"beta": 0}}, {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}]
-)
-def test_a_server_without_a_model_suffices(settings: dict[str, Any]) -> None:
-    check_reference(described(), from_values(TrainConfig, model="mine", **settings))
-
-
-@pytest.mark.parametrize(
-    ("beta", "server", "words"),
+    ("settings", "server", "words"),
     [
-        (0.0, {}, "it has no model .*serve --model TEACHER$"),
-        (0.1, {"name": "ref"}, "ref, is the reference.* --model mine --teacher TEACHER, .*--loss.beta 0$"),
-        (0.0, {"name": "ref"}, None),
-        (0.1, {"name": "ref", "teacher": "wise"}, None),
+        ({}, {}, "it has no reference model .*serve --model mine,.*--loss.beta 0$"),
+        ({"loss": {"kl_in": "reward"}}, {}, "it has no reference model "),
+        ({}, {"name": "ref"}, None),
+        ({"loss": {"beta": 0}}, {}, None),
+        (APART, {}, None),
+        ({"loss": {**DISTILL, "beta": 0}}, {}, "it has no model .*serve --model TEACHER$"),
+        (
+            {"loss": DISTILL},
+            {"name": "ref"},
+            "ref, is the reference.* --model mine --teacher TEACHER, .*beta 0$",
+        ),
+        ({"loss": {**DISTILL, "beta": 0}}, {"name": "ref"}, None),
+        ({"loss": DISTILL}, {"name": "ref", "teacher": "wise"}, None),
     ],
 )
-def test_a_distillation_needs_a_teacher(beta: float, server: dict[str, str], words: str | None) -> None:
-    loss = {"advantage": "distill", "beta": beta}
-    config = from_values(TrainConfig, model="mine", server="http://far:8400", loss=loss)
+def test_the_server_has_the_models_that_the_loss_needs(
+    settings: dict[str, Any], server: dict[str, str], words: str | None
+) -> None:
+    config = from_values(TrainConfig, model="mine", server="http://far:8400", **settings)
     if words is None:
         check_reference(described(**server), config)
     else:
         with pytest.raises(UserError, match=f"^server: .*{words}"):
             check_reference(described(**server), config)
-
-
-def test_a_server_without_a_model_has_nothing_to_compare_with(make_tiny: Any, tokenizer: Any) -> None:
-    check_models_match(described(), make_tiny(), tokenizer, "mine")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The connection to the server, the state of its queue, and why a trainer waits."""
 
 import re
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +11,6 @@ from policy_trainer.config import RolloutConfig
 from policy_trainer.queue_client.server import (
     QueueWatch,
     connect,
-    in_flight_allowance,
     leases_are_full,
     store_fills_up,
     token_of,
@@ -20,9 +18,7 @@ from policy_trainer.queue_client.server import (
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import write_address
 from shared.api import BatchPage, BatchSummary, ListOrder, QueueView, State
-from shared.client import NotRefServer, RefServerClient
-from shared.client.credentials import remedy
-from shared.errors import UserError
+from shared.client import RefServerClient
 from shared.settings import from_values
 from tests.policy_trainer.queues import queue_of
 
@@ -34,11 +30,6 @@ def test_the_token_of_a_run_is_the_configured_one_else_that_of_its_own_server(tm
     (tmp_path / "token").write_text("mine")
     assert token_of(config.model_copy(update={"token_file": tmp_path / "token"})) == "mine"
     assert token_of(config.model_copy(update={"server": "http://elsewhere:8400"})) is None
-
-
-def test_the_allowance_is_the_smaller_limit() -> None:
-    assert in_flight_allowance(queue_of(max_in_flight=7)) == 7
-    assert in_flight_allowance(queue_of(max_in_flight_per_run=8)) == 8
 
 
 @pytest.mark.parametrize(
@@ -70,24 +61,6 @@ def test_whether_a_run_fills_its_share_of_the_store(numbers: dict[str, int], fil
     assert store_fills_up(queue_of(**numbers), "ours") is fills_up
 
 
-@pytest.mark.parametrize("setting", ["token_file", "tls_ca"])
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path, setting: str) -> None:
-    values: dict[str, Any] = {"model": "m", "server": "https://127.0.0.1:1", setting: tmp_path / "missing"}
-    with pytest.raises(UserError, match="missing cannot be read"):
-        connect(from_values(RolloutConfig, **values), "https://127.0.0.1:1", lambda reason, seconds: None)
-
-
-def test_the_first_token_of_a_file_is_sent(tmp_path: Path, open_site: Any) -> None:
-    file = tmp_path / "tokens"
-    site = open_site(lambda _: site.answer(404, b"{}"))
-    for text in ("# comment\n\ntrain the-token # of gpu-2\nadmin another\n", "the-token\n"):
-        file.write_text(text)
-        values: dict[str, Any] = {"model": "m", "server": site.url, "token_file": file}
-        with connect(from_values(RolloutConfig, **values), site.url, lambda reason, seconds: None) as client:
-            assert client.glance() is None
-    assert [request.headers["authorization"] for request in site.requests] == ["Bearer the-token"] * 2
-
-
 @pytest.mark.parametrize(("server", "port"), [("http://127.0.0.1:1", " --port 1"), ("http://localhost:8400", "")])
 def test_without_an_answer_the_command_that_starts_a_server_is_named(
     server: str, port: str, monkeypatch: pytest.MonkeyPatch
@@ -109,24 +82,6 @@ def test_without_an_answer_the_command_that_starts_a_server_is_named(
     client = connect(from_values(RolloutConfig, model="m", server=server), server, on_wait)
     with client, pytest.raises(Enough, match=f"^{re.escape(message)}$"):
         client.model()
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "kind"),
-    [
-        (404, b"<!DOCTYPE html><html><h1>Not Found</h1></html>", "text/html"),
-        (301, b"", "text/html"),
-        (200, b'{"object": "list", "data": []}', "application/json"),
-    ],
-)
-def test_the_url_of_another_server_is_reported_in_a_line(status: int, body: bytes, kind: str, open_site: Any) -> None:
-    site = open_site(lambda _: site.answer(status, body, {"Content-Type": kind}))
-    config = from_values(RolloutConfig, model="m", server=site.url)
-    with connect(config, site.url, lambda reason, seconds: None) as client, pytest.raises(NotRefServer) as refused:
-        client.model()
-    message = str(refused.value) + remedy(refused.value, "POLICY_TRAINER_")
-    assert message.startswith(f"the server at {site.url} is not a reference server") and "`ref-server serve`" in message
-    assert "<" not in message and "\n" not in message and len(message) < 300
 
 
 class Client:
@@ -212,16 +167,3 @@ def test_samplers_of_an_epoch_that_has_ended_are_named(clock: list[float]) -> No
         assert [reason.startswith(start) for reason in reasons[1:]] == [True] * 3
         assert reasons[3].endswith("; batches expired since the start: 4")
         assert client.pages == calls, "one for each new number"
-
-
-def test_a_server_that_hangs_holds_up_one_look_for_a_moment(open_site: Any) -> None:
-    over = threading.Event()
-    answers: list[bool] = []
-    site = open_site(lambda _: answers.append(over.wait(30)))
-    with RefServerClient(site.url, patience=None) as client:
-        watched = QueueWatch(client, "ours")
-        for _ in range(5):
-            watched.look()
-        assert not answers, "it went on before the server answered"
-        assert len(site.requests) == 1
-    over.set()

@@ -73,11 +73,6 @@ def test_every_form_is_scored_as_a_reward_model_scores_it(
     assert texts(pair, tokenizer) == expected
 
 
-@pytest.mark.parametrize(("margin", "expected"), [(2, 2.0), (0.5, 0.5), (None, 0.0)])
-def test_margins(load: Load, margin: Any, expected: float) -> None:
-    assert load({**PAIR, "margin": margin}).rows[0].margin == expected
-
-
 @pytest.mark.parametrize("form", ["explicit messages", "whole texts"])
 def test_a_dataset(tmp_path: Path, form: str) -> None:
     from datasets import Dataset, DatasetDict

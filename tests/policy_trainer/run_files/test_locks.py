@@ -7,14 +7,6 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.run_files.locks import hold
-from shared.errors import UserError
-
-
-def test_a_second_one_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
-    file = tmp_path / "made" / "for it" / "lock"
-    with hold(file, "it is taken"), pytest.raises(UserError, match="it is taken"):
-        hold(file, "it is taken")
-    hold(file, "it is taken").close()
 
 
 def test_other_users_cannot_open_a_lock(tmp_path: Path) -> None:

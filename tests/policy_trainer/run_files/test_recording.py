@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.run_files.recording import Recording, read_recording
+from policy_trainer.run_files.recording import open_recording, read_recording, record
 from shared import wire
 from shared.batch import ScoredBatch
 from shared.errors import UserError
@@ -24,10 +24,9 @@ def batches(make_scored: Make) -> list[ScoredBatch]:
 
 
 def test_steps_come_back_in_order_with_their_batches(batches: list[ScoredBatch], tmp_path: Path) -> None:
-    recording = Recording(tmp_path / "recorded")
-    recording.begin()
-    recording.keep(1, batches[:2])
-    recording.keep(2, batches[2:])
+    open_recording(tmp_path / "recorded", resumed_at=None)
+    record(tmp_path / "recorded", 1, batches[:2])
+    record(tmp_path / "recorded", 2, batches[2:])
     assert ids_of(tmp_path / "recorded") == [
         (1, [batch.rollout.id for batch in batches[:2]]),
         (2, [batch.rollout.id for batch in batches[2:]]),
@@ -37,14 +36,13 @@ def test_steps_come_back_in_order_with_their_batches(batches: list[ScoredBatch],
 
 
 def test_a_resumed_run_forgets_the_steps_after_its_checkpoint(batches: list[ScoredBatch], tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
     for step in (1, 2, 3):
-        recording.keep(step, batches[:1])
-    recording.discard_after(1)
-    recording.keep(2, batches[1:2])
+        record(tmp_path, step, batches[:1])
+    open_recording(tmp_path, resumed_at=1)
+    record(tmp_path, 2, batches[1:2])
     assert [step for step, _ in ids_of(tmp_path)] == [1, 2]
     with pytest.raises(UserError, match=r"^record: .* holds a recording already; choose another"):
-        recording.begin()
+        open_recording(tmp_path, resumed_at=None)
 
 
 def test_loose_batches_are_cut_into_steps(batches: list[ScoredBatch], tmp_path: Path) -> None:
@@ -64,4 +62,4 @@ def test_what_is_no_recording(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_ends_the_run(batches: list[ScoredBatch], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFailed, match=r"file.* cannot be written"):
-        Recording(tmp_path / "file" / "recorded").keep(1, batches)
+        record(tmp_path / "file" / "recorded", 1, batches)

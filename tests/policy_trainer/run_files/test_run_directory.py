@@ -15,16 +15,6 @@ from shared.errors import UserError
 
 
 class TestRunDirectory:
-    def test_holds_a_run(self, tmp_path: Path) -> None:
-        directory = RunDirectory(tmp_path / "run")
-        assert not directory.holds_a_run()
-        directory.write_config(TrainConfig(model="m"))
-        assert not directory.holds_a_run(), "a configuration is no run"
-        directory.metrics.touch()
-        assert not directory.holds_a_run(), "nor is a file that a refused command has opened"
-        directory.metrics.write_text("{}\n")
-        assert directory.holds_a_run()
-
     def test_a_run_that_failed_before_its_first_step_gives_way(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
         directory.write_config(TrainConfig(model="m"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.run_files.turns import DeviceTurns, in_turn
+from policy_trainer.run_files.turns import DeviceTurns
 from tests.waiting import until
 
 # A process that takes turns without end, and writes down when each began and ended.
@@ -128,17 +128,6 @@ def in_thread(turns: DeviceTurns, calls: list[str]) -> threading.Thread:
     return threading.Thread(target=take)
 
 
-def test_a_block_is_not_interrupted(make_turns: Make) -> None:
-    mine, order = make_turns(), []
-    other = in_thread(make_turns(), order)
-    with mine.turn():
-        other.start()
-        time.sleep(0.3)
-        order.append("mine")
-    other.join()
-    assert order == ["mine", "other"]
-
-
 def test_the_process_that_waits_is_next(make_turns: Make) -> None:
     """Also when the process that has the device asks again at once."""
     waits, mine, order = [], make_turns(), []
@@ -164,17 +153,6 @@ def test_a_wait_within_a_turn_gives_way(make_turns: Make) -> None:
         mine.give_way("a server", 2.0)
         assert calls == ["begin", "end", "other", "begin"]
     other.join()
-
-
-def test_a_wait_that_is_given_up_leaves_nothing_locked(make_turns: Make) -> None:
-    def stop(reason: str, seconds: float) -> None:
-        raise InterruptedError(reason)
-
-    mine, impatient = make_turns(), make_turns(stop)
-    with mine.turn(), pytest.raises(InterruptedError, match="its turn on the GPU"), impatient.turn():
-        pass
-    with make_turns().turn():
-        pass
 
 
 def test_errors_of_begin_and_end_are_raised(
@@ -219,8 +197,3 @@ def test_a_child_process_that_was_forked_in_a_turn_does_not_keep_the_device(make
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def test_without_turns_all_go_at_once() -> None:
-    with in_turn(None), in_turn(None):
-        pass

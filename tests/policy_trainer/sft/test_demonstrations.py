@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import SftConfig
-from policy_trainer.sft.demonstrations import load_demonstrations, read_demonstrations, split
+from policy_trainer.sft import load_demonstrations, read_demonstrations, split
 from policy_trainer.supervised import RowSet
 from shared.batch import TokenGroup
 from shared.errors import UserError

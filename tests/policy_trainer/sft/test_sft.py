@@ -7,23 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import SftConfig
 from policy_trainer.demo.base_model import make_model
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
-from policy_trainer.sft.sft import SupervisedLearner, sft
-from shared.errors import UserError
+from policy_trainer.sft import SupervisedLearner, sft
 from shared.models import load_model, load_tokenizer, save_model
-from shared.settings import from_values, load_settings
-from tests.policy_trainer.supervised_runs import assert_same_run, documented, steps_of, stop_after, weights
+from shared.settings import from_values
+from tests.policy_trainer.supervised_runs import assert_same_run, documented, steps_of, stop_after
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # For a model of two layers with random weights.
@@ -127,16 +123,6 @@ def test_stopped_before_the_first_step(configure: Callable[..., SftConfig], cons
     ]  # fmt: skip
 
 
-def test_a_finished_run_is_not_overwritten(configure: Callable[..., SftConfig], console: Console) -> None:
-    config = configure()
-    sft(config, console)
-    before = weights(config.run_dir)
-    with pytest.raises(UserError, match="holds a run already; add --resume"):
-        sft(config, console)
-    assert sft(configure(resume=True), console).finished
-    assert all(torch.equal(weight, before[name]) for name, weight in weights(config.run_dir).items())
-
-
 def test_a_loss_that_is_not_finite_ends_the_run(configure: Callable[..., SftConfig], console: Console) -> None:
     config = configure(optimizer={"learning_rate": 1e30})
     with pytest.raises(RunFailed, match=r"loss or gradient of step \d is not finite: lower"):
@@ -151,10 +137,3 @@ def test_a_last_step_that_spoils_the_weights_ends_the_run(
     with pytest.raises(RunFailed, match=r"held-out loss after step 1 is not finite: lower optimizer.learning_rate"):
         sft(config, console)
     assert not (config.run_dir / "model").exists() and not list(config.run_dir.glob("checkpoints/*"))
-
-
-def test_the_written_config_can_be_read(configure: Callable[..., SftConfig], tmp_path: Path) -> None:
-    config = configure(num_train_epochs=3, optimizer={**FAST, "lr_scheduler_type": "cosine"})
-    RunDirectory(tmp_path).write_config(config)
-    again = load_settings(SftConfig, ["--config", str(tmp_path / "config.toml")], prog="sft", schema=FileSchema)
-    assert again.model_dump(exclude={"config"}) == config.model_dump(exclude={"config"})

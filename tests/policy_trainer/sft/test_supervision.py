@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
-from policy_trainer.sft.sft import SupervisedLearner
+from policy_trainer.sft import SupervisedLearner
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
 from tests.rounding import rounding

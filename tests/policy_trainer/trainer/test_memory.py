@@ -11,7 +11,7 @@ from policy_trainer.config import LoraConfig, OptimizerConfig
 from policy_trainer.learner.adapters import add_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import make_weights, trained
-from policy_trainer.trainer.memory import Shape, activations, divided, scoring, traffic, training
+from policy_trainer.trainer.memory import Shape, activations, scoring, traffic, training
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
 from tests.policy_trainer.learner.live_bytes import peak_bytes
@@ -104,19 +104,6 @@ def test_optimizers_hold_what_is_planned(dtype: torch.dtype, masters: str, of_pa
     parts = training(shape, WIDTHS[dtype], config, tokens=1, completion_tokens=1, recompute=False)
     del parts["activations"]
     assert sum(parts.values()) == sum(held.values()) == of_parameter * shape.parameters
-
-
-def test_ranks_divide_what_one_device_holds() -> None:
-    """docs/fsdp.md has what real ranks hold and send: tests/policy_trainer/ranks/test_costs.py."""
-    shape, config = Shape.of(make(2, 64, 128, 2, 2, torch.bfloat16)), OptimizerConfig()
-    parts = {ranks: divided(shape, 2, config, ranks=ranks, micro_batches=1) for ranks in (2, 4)}
-    for ranks, share in parts.items():
-        assert share["weights"] + share["gradients"] + share["AdamW"] == 16 * shape.parameters // ranks
-    assert parts[2]["whole layers"] == parts[4]["whole layers"]
-    pure = divided(shape, 2, OptimizerConfig(master_weights="none"), ranks=2, micro_batches=1)
-    assert pure["weights"] + pure["gradients"] + pure["AdamW"] == 4 * shape.parameters
-    several = divided(shape, 2, config, ranks=2, micro_batches=3)
-    assert sum(several.values()) - sum(parts[2].values()) == 4 * shape.parameters
 
 
 def test_a_rank_sends_all_but_its_own_part() -> None:

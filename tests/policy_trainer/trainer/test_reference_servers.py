@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from policy_trainer.config import DataConfig, LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
+from policy_trainer.config import LoraConfig, LossConfig, ReferenceConfig, TrainConfig
 from policy_trainer.lifecycle import processes as restarts
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.run_files import locks
@@ -122,14 +122,6 @@ def test_it_serves_the_reference_the_teacher_both_or_neither(
     arguments = home.children[0].arguments
     assert arguments[1 : arguments.index("--device")] == served
     assert loads in server.describe("no answer")
-
-
-def test_it_takes_the_longest_group_of_the_run(home: Home) -> None:
-    home.started(
-        sampling=SamplingConfig(num_generations=64, max_completion_length=10_000),
-        data=DataConfig(max_prompt_length=5_000),
-    )
-    assert home.option("--max-batch-tokens") == "645000"
 
 
 def test_the_token_is_in_a_private_file_and_stays(home: Home) -> None:
@@ -270,28 +262,6 @@ def test_one_that_has_answered_is_started_again(home: Home, monkeypatch: pytest.
             server.check()
             clock.now += 20
             server.check()
-
-
-def test_a_named_server_is_only_named(tmp_path: Path) -> None:
-    config = from_values(
-        TrainConfig,
-        model="M",
-        server="http://127.0.0.1:8500",
-        reference=ReferenceConfig(snapshot_root=tmp_path),
-        run_dir=tmp_path / "run",
-    )
-    server = choose_server(config, RunDirectory(config.run_dir), never_notes)
-    server.start(never)
-    server.check()
-    server.await_answer(never)
-    server.stop()
-    assert (server.url, server.snapshot_root) == ("http://127.0.0.1:8500", tmp_path)
-    assert server.describe("it does not answer") == "it does not answer"
-    assert not config.run_dir.exists()
-
-
-def never_notes(text: str) -> None:
-    raise AssertionError(text)
 
 
 @pytest.mark.parametrize(

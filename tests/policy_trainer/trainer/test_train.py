@@ -1,7 +1,7 @@
 """The training loop with parts that fail or are stopped at the worst moment."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,8 +27,8 @@ from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.samples import Samples, append_samples, read_samples
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, write_weights
-from policy_trainer.run_files.run_directory import RunDirectory, RunFiles
+from policy_trainer.run_files.checkpoint import Checkpoints, RunFiles, TrainState, read_state, write_weights
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.bad_groups import BadGroups
 from policy_trainer.trainer.parts import BatchSource, Reporters
 from policy_trainer.trainer.policy import Policy
@@ -43,6 +43,19 @@ from tests.policy_trainer.learner.steps import make_learner
 from tests.waiting import until
 
 
+class CountingLedger(Ledger):
+    """all_trained: done when two batches have trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_trained = Future[None]()
+
+    def mark_trained(self, leases: Iterable[Leased]) -> None:
+        super().mark_trained(leases)
+        if len(self.ids()) == 2:
+            self.all_trained.set_result(None)
+
+
 @dataclass
 class Feed:
     """Hands out one batch after another, and notes what is settled."""
@@ -53,25 +66,14 @@ class Feed:
     settling_is_due = False
     finished: bool = False
     idle: Callable[[Callable[[float], None]], None] | None = None
-    writing: Future[None] = field(default_factory=Future)
-    """Done when the last batch has trained."""
-
-    @property
-    def unsettled(self) -> int:
-        return self.ledger.unsettled
 
     def take(self, count: int, *, on_idle: Callable[[float], None], **_: Any) -> list[Leased]:
         if self.idle is not None:
             self.idle(on_idle)
         batch = self.batches.pop(0)
         lease = Leased(batch, batch.rollout.id, "token", 1)
-        self.ledger.add(lease)
+        self.ledger.add([lease])
         return [lease]
-
-    def trained(self, leased: list[Leased]) -> None:
-        self.ledger.mark_trained(leased)
-        if not self.batches:
-            self.writing.set_result(None)
 
     def settle(self, checkpoint: Path, ids: list[str]) -> None:
         assert checkpoint.is_dir(), "acked before the checkpoint is on the disk"
@@ -161,13 +163,13 @@ def make_trainer(
         logps = PackedForward(model)([unscored.rollout.group], [1.0]).detach().numpy()
         scores = logps if ref_logp is None else [ref_logp] * 5
         batches = [make_scored([3], rows, [0.0, 1.0], ref_logps=scores, number=number) for number in range(2)]
-        stop, ledger, metrics = StopRequest(), Ledger(), Metrics()
+        stop, ledger, metrics = StopRequest(), CountingLedger(), Metrics()
         feed = Feed(batches, ledger)
         display = Display(Console(quiet=True), 2, 0)
 
         def write(directory: Path) -> Future[None] | None:
             write_weights(model, tokenizer, learner.weights, directory)
-            return feed.writing if background else None
+            return ledger.all_trained if background else None
 
         policy = Policy(
             tokenizer,
@@ -186,7 +188,6 @@ def make_trainer(
             policy,
             BatchSource(
                 cast(Any, feed),
-                ledger,
                 cast(Any, Nothing()),
                 cast(Any, Nothing()),
                 cast(Any, Nothing()),

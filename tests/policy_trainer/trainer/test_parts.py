@@ -8,8 +8,8 @@ import pytest
 from policy_trainer.config import TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trainer import workers
-from policy_trainer.trainer.workers import choose_workers
+from policy_trainer.trainer import parts
+from policy_trainer.trainer.parts import choose_workers
 from shared.settings import from_values
 from tests.policy_trainer.children import FakeChild
 
@@ -23,7 +23,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeChild]:
         children.append(FakeChild(*arguments))
         return children[-1]
 
-    monkeypatch.setattr(workers, "Child", make)
+    monkeypatch.setattr(parts, "Child", make)
     return children
 
 
