@@ -146,12 +146,3 @@ def test_a_published_url_gets_neither_prompts_nor_the_token(worker: Callable[...
     trusting = worker(settings, "--trust-settings", token=None)
     until(lambda: site.requests, "the server of a trusted publication to be asked", trusting)
     assert not any("authorization" in request.headers for request in site.requests)
-
-
-def test_a_server_of_the_worker_s_own_configuration_gets_the_token(
-    worker: Callable[..., Process], server: Server, open_site: Any
-) -> None:
-    site = open_site(judge)
-    started = worker({"rewards": ["http://127.0.0.1:1/of-the-trainer"]}, "--rewards", f"{site.url}/judge")
-    until(lambda: server.batches(run="run"), "a judged batch", started)
-    assert {request.headers["authorization"] for request in site.requests} == {f"Bearer {SECRET}"}

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +144,10 @@ def test_a_run_continues_when_the_bound_is_lowered(random_model, tmp_path, start
     assert settled_at(server, run_dir) < 14, "an early checkpoint must have acked leases"
 
 
-@pytest.mark.parametrize("backend", [pytest.param("sqlite", marks=pytest.mark.long), "postgresql"])
-def test_two_runs_at_once(random_model: Path, tmp_path: Path, start, backend: str) -> None:
-    with postgres() if backend == "postgresql" else nullcontext() as cluster:
-        servers = [start(Server(random_model, tmp_path / "one"))]
-        if cluster:
-            shared = ("--store", cluster.create_database("shared"))
-            servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]
+def test_two_runs_at_once(random_model: Path, tmp_path: Path, start) -> None:
+    with postgres() as cluster:
+        shared = ("--store", cluster.create_database("shared"))
+        servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]
         trainers = {
             name: start(
                 train(random_model, servers[-place].until_ready(), tmp_path / name, *QUICK, "--max-steps", "10")

@@ -88,8 +88,7 @@ def test_a_token_that_may_not_train_and_one_for_another_run(random_model: Path, 
     assert verdicts(checks)["one group"] == {"not checked"} and "run=" in checks["one group"][0]["remedy"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["rewards", "one group"])
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "rewards"), (signal.SIGTERM, "one group")])
 def test_a_stop_leaves_nothing(number: int, moment: str, random_model: Path, tmp_path: Path, start: Any) -> None:
     home = tmp_path / "runs"
     home.mkdir()

@@ -6,11 +6,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shared.client import RefServerClient
 from tests.chaos.batches import plain_batch
-from tests.integration.processes import QUICK, Process, Server, rollout, steps_of, train, until
+from tests.integration.processes import QUICK, Process, Server, steps_of, train, until
 
 # A few more batches than are trained wait in the server.
 OPTIONS = (*QUICK, "--checkpoint.save-steps", "2")
@@ -85,27 +83,6 @@ def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any
     first.wait()
     assert_trained_its_own(first_run, server, len(steps_of(first_run)))
     assert not steps_of(second_run)
-
-
-@pytest.mark.long
-def test_an_external_worker_follows_a_directory_that_is_begun_again(
-    random_model: Path, tmp_path: Path, start: Any
-) -> None:
-    """It does not crash, uploads no obsolete batches, and starts with the new run's first problem."""
-    server = start(Server(random_model, tmp_path)).until_ready()
-    run_dir = tmp_path / "same"
-    options = (*OPTIONS, "--rollout", "external")
-    first = start(train(random_model, server, run_dir, *options, "--max-steps", "500"))
-    until((run_dir / "weights" / "latest.json").exists, "weights", first)
-    worker = start(rollout(run_dir, tmp_path / "worker.log"))
-    until(lambda: len(steps_of(run_dir)) >= 3, "step 3", first)
-    first.kill()
-    delete(run_dir)
-    again = start(train(random_model, server, run_dir, *options, "--max-steps", "6"))
-    assert again.wait() == 0, last_words(again)
-    assert worker.wait() == 0, worker.output()
-    assert "Traceback" not in worker.output()
-    assert_trained_its_own(run_dir, server, 6)
 
 
 def test_a_sampler_that_goes_on_with_the_epoch_before_a_resume_is_named(

@@ -16,7 +16,6 @@ from tests.integration.processes import (
     processes_of,
     steps_of,
     torchrun,
-    train,
     until,
 )
 
@@ -84,20 +83,6 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     assert trained.keys() == exported_model.keys() and all(
         torch.equal(trained[name], exported_model[name]) for name in exported_model
     )
-
-
-@pytest.mark.long
-def test_an_adaptive_entropy_bonus_goes_on_where_it_was(random_model: Path, tmp_path: Path, start) -> None:
-    """In one process, then on two ranks. The target is never reached, so the coefficient counts the updates."""
-    server = start(Server(random_model, tmp_path / "server")).until_ready()
-    place = tmp_path / "run"
-    entropy = ("--loss.entropy.target", "100", "--loss.entropy.delta", "0.01", "--loss.top-entropy-quantile", "0.5")
-    options = ("--device", "cpu", *QUICK, *entropy, "--max-steps")
-    job = start(train(random_model, server, place, *options, "2"))
-    assert job.wait() == 0, job.output()
-    job = start(torchrun(2, "train", "--run-dir", str(place), "--resume", "--max-steps", "4", log=tmp_path / "log"))
-    assert job.wait() == 0, job.output()
-    assert [record["entropy_coef"] for record in steps_of(place)] == pytest.approx([0.01, 0.02, 0.03, 0.04])
 
 
 def follower_of(run_dir: Path) -> int:

@@ -43,17 +43,6 @@ def test_a_run_samples_from_what_it_published(random_model, tmp_path, start):
     assert_trained_exactly_once(server, run_dir)
 
 
-def test_a_server_that_is_not_there_is_told_before_anything_starts(random_model, tmp_path, start):
-    server = Server(random_model, tmp_path)
-    start(server)
-    refused = train(
-        random_model, server, tmp_path / "run", *QUICK, "--sampler", "vllm-server", "--vllm-url", "http://127.0.0.1:9"
-    )
-    assert start(refused).wait() == 2
-    assert "start one with: VLLM_SERVER_DEV_MODE=1 vllm serve" in refused.output()
-    assert "Traceback" not in refused.output()
-
-
 Spans = Sequence[tuple[float, float]]
 
 

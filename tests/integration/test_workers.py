@@ -94,27 +94,6 @@ def test_a_server_that_dies_is_started_again(random_model: Path, tmp_path: Path,
     assert not processes_of(run_dir)
 
 
-def test_external_workers_find_the_server(random_model: Path, tmp_path: Path, start: Any) -> None:
-    run_dir = tmp_path / "external"
-    run_dir.mkdir()
-    log = tmp_path / "worker.log"
-    command = ("rollout", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK[:6], *QUICK[8:10])
-    worker = start(Process("policy_trainer", *command, "--rewards", "accuracy", "length", log=log))
-    until(lambda: "the trainer has not started its reference server" in worker.output(), "the worker to wait", worker)
-    trainer = start(train_inline(random_model, run_dir, "--max-steps", "2", "--rollout", "external"))
-    assert trainer.wait() == 0, trainer.output()
-    assert worker.wait() == 0, worker.output()
-
-
-def test_a_server_that_cannot_start_is_told_with_its_log(random_model: Path, tmp_path: Path, start: Any) -> None:
-    run_dir = tmp_path / "run"
-    trainer = start(train_inline(random_model, run_dir, "--reference.device", "cuda:77"))
-    assert trainer.wait() == 1, trainer.output()
-    assert "the reference server died with status 1; its last output" in trainer.output()
-    assert "cuda" in trainer.output().lower() and "Traceback" not in trainer.output()
-    assert not processes_of(run_dir)
-
-
 def test_a_stop_while_the_server_loads_ends_all(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "stopped"
     trainer = start(train_inline(random_model, run_dir))
