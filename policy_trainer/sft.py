@@ -34,11 +34,7 @@ _FORMS = (
 
 
 def sft(config: SftConfig, console: Console) -> SupervisedResult:
-    """Trains until the last step or a request to stop. RUN_DIR/model or a checkpoint then has the weights.
-
-    Raises UserError for a configuration or data that cannot be used, RunFailed for a loss that is not finite,
-    and for a disk that is full.
-    """
+    """As `train_on_rows`."""
 
     def model(source: str, revision: str | None) -> PreTrainedModel:
         return load_model(source, revision=revision, device=config.device, dtype=config.dtype)

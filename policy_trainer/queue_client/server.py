@@ -12,7 +12,7 @@ from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.objective.group import Group
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_token
-from shared.api import BatchSummary, ListOrder, QueueView, State
+from shared.api import ListOrder, QueueView, State
 from shared.batch import Array, BatchError, RolloutBatch, Training
 from shared.client import ClientError, RefServerClient
 from shared.client.connection import OnWait
@@ -154,17 +154,15 @@ class QueueWatch:
         expired = self._lost(State.EXPIRED) if self._external else 0
         if expired != self._abandoned[0]:
             page = self._client.page(State.EXPIRED, self._run, limit=1, order=ListOrder.NEWEST)
-            reasons = [_abandonment(batch) for batch in page.batches if batch.reason == "abandoned"]
+            reasons = [
+                f"batches arrive but are abandoned: the newest has epoch {batch.epoch}, policy_version "
+                f"{batch.policy_version}, lineage {batch.lineage!r}, which this run no longer accepts. Samplers must "
+                "take lineage, epoch and policy_version from the newest published weights (docs/client.md)"
+                for batch in page.batches
+                if batch.reason == "abandoned"
+            ]
             self._abandoned = expired, reasons[0] if reasons else None
         return self._abandoned[1]
-
-
-def _abandonment(batch: BatchSummary) -> str:
-    return (
-        f"batches arrive but are abandoned: the newest has epoch {batch.epoch}, policy_version "
-        f"{batch.policy_version}, lineage {batch.lineage!r}, which this run no longer accepts. Samplers must take "
-        "lineage, epoch and policy_version from the newest published weights (docs/client.md)"
-    )
 
 
 class KeptSamples:

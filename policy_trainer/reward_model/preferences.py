@@ -44,48 +44,44 @@ def read_preferences(data: PairsConfig, note: Callable[[str], None]) -> tuple[li
 
     Raises UserError with file and line for a row that is not a pair.
     """
-    source = f"data.path: {data.path}" if data.path else f"data.dataset: {data.dataset}"
-    preferences = _preferences(_read(data), source)
-    held_out = _read_held_out(data)
-    if held_out is None:
+    if data.path:
+        source, rows = f"data.path: {data.path}", read_file(data.path, _COLUMNS, "data.path")
+    else:
+        assert data.dataset, "the configuration refuses data without a source"
+        source = f"data.dataset: {data.dataset}"
+        rows = read_dataset(data.dataset, data.subset, data.split, _COLUMNS)
+    preferences = _preferences(rows, source)
+    if data.eval_path:
+        held_out = read_file(data.eval_path, _COLUMNS, "data.eval_path")
+    elif data.eval_split and data.dataset and not data.path:
+        held_out = read_dataset(data.dataset, data.subset, data.eval_split, _COLUMNS)
+    else:
         return every_tenth(preferences, lambda preference: preference.prompt, source, note)
     return preferences, _preferences(held_out, "the held-out data")
-
-
-def _read(data: PairsConfig) -> Rows:
-    if data.path:
-        return read_file(data.path, _COLUMNS, "data.path")
-    assert data.dataset, "the configuration refuses data without a source"
-    return read_dataset(data.dataset, data.subset, data.split, _COLUMNS)
-
-
-def _read_held_out(data: PairsConfig) -> Rows | None:
-    if data.eval_path:
-        return read_file(data.eval_path, _COLUMNS, "data.eval_path")
-    if data.eval_split and data.dataset and not data.path:
-        return read_dataset(data.dataset, data.subset, data.eval_split, _COLUMNS)
-    return None
 
 
 def _preferences(rows: Rows, source: str) -> list[Preference]:
     if missing := [name for name in ("chosen", "rejected") if name not in rows.columns]:
         there = ", ".join(rows.columns) or "none"
         raise UserError(f"{source} has no column {' or '.join(missing)}; its columns: {there}. A row must be {_FORMS}")
-    return [_preference(rows.row(number), rows.where(number)) for number in range(len(rows))]
-
-
-def _preference(row: Row, where: str) -> Preference:
-    chosen, rejected = (_sample(row, column, where) for column in ("chosen", "rejected"))
-    margin = row.get("margin")
-    if isinstance(margin, bool) or not isinstance(margin, int | float | None) or not math.isfinite(margin or 0):
-        raise UserError(f"{where}: margin must be a finite number, got {margin!r}; leave it out for 0")
-    return Preference(chosen, rejected, float(margin or 0), where)
+    preferences = []
+    for row, where in ((rows.row(number), rows.where(number)) for number in range(len(rows))):
+        chosen, rejected = (_sample(row, column, where) for column in ("chosen", "rejected"))
+        margin = row.get("margin")
+        if isinstance(margin, bool) or not isinstance(margin, int | float | None) or not math.isfinite(margin or 0):
+            raise UserError(f"{where}: margin must be a finite number, got {margin!r}; leave it out for 0")
+        preferences.append(Preference(chosen, rejected, float(margin or 0), where))
+    return preferences
 
 
 def _sample(row: Row, column: str, where: str) -> Sample:
     """Prompt and answer of a column: a text, the messages that follow the prompt, or a whole conversation."""
     if isinstance(row.get(column), list):
-        return _of_messages(messages_of(row, column, where), row, column, where)
+        messages = messages_of(row, column, where)
+        whole = (*_before(messages, row, where), *messages)
+        if len(whole) < 2 or whole[-1]["role"] != "assistant":
+            raise UserError(f"{where}: {column} must end with an assistant message that follows others: {_FORMS}")
+        return Sample(Problem(answer="", messages=whole[:-1]), whole[-1]["content"])
     if not isinstance(row.get(column), str):
         raise UserError(f"{where}: {column} must be a text or a list of messages: {_FORMS}")
     text = row[column] and text_of(row, column, where)  # an empty one is left out later, and counted
@@ -95,13 +91,6 @@ def _sample(row: Row, column: str, where: str) -> Sample:
         return Sample(Problem(answer="", messages=messages_of(row, "prompt", where)), text)
     prompt = text_of(row, "prompt", where)
     return Sample(Problem(answer="", messages=user_message(prompt), prompt=prompt), text)
-
-
-def _of_messages(messages: tuple[Message, ...], row: Row, column: str, where: str) -> Sample:
-    whole = (*_before(messages, row, where), *messages)
-    if len(whole) < 2 or whole[-1]["role"] != "assistant":
-        raise UserError(f"{where}: {column} must end with an assistant message that follows others: {_FORMS}")
-    return Sample(Problem(answer="", messages=whole[:-1]), whole[-1]["content"])
 
 
 def _before(messages: tuple[Message, ...], row: Row, where: str) -> tuple[Message, ...]:

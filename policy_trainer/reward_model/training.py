@@ -26,11 +26,7 @@ from shared.models import load_classifier
 
 
 def train_reward_model(config: RewardTrainingConfig, console: Console) -> SupervisedResult:
-    """Trains until the last step or a request to stop. RUN_DIR/model or a checkpoint then has the weights.
-
-    Raises UserError for a configuration or data that cannot be used, RunFailed for a loss that is not finite,
-    and for a disk that is full.
-    """
+    """As `train_on_rows`."""
 
     def classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TextClassifier:
         return TextClassifier(model, tokenizer, max_length=config.max_length)

@@ -247,7 +247,11 @@ def write_weights(
     saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
     _save(saved, directory / _OPTIMIZER)
     if weights.masters:
-        _write_masters(weights, directory / _MASTERS)
+        file = directory / _MASTERS
+        file.parent.mkdir()
+        tensors = {name: master.detach().contiguous() for name, master in weights.masters.items()}
+        safetensors.torch.save_file(tensors, file)
+        shutil.copymode(directory / _OPTIMIZER, file)  # safetensors lets only the owner read
 
 
 def _save(saved: dict[str, Any], file: Path) -> None:
@@ -258,13 +262,6 @@ def _save(saved: dict[str, Any], file: Path) -> None:
         if "inline_container" not in str(error):  # the source of PyTorch's writer, whose message says no reason
             raise
         raise OSError(f"PyTorch cannot write all of {file.name}, perhaps because its disk is full") from error
-
-
-def _write_masters(weights: Weights, file: Path) -> None:
-    file.parent.mkdir()
-    tensors = {name: master.detach().contiguous() for name, master in weights.masters.items()}
-    safetensors.torch.save_file(tensors, file)
-    shutil.copymode(file.parent.with_name(_OPTIMIZER), file)  # safetensors lets only the owner read
 
 
 def _average_file(checkpoint: Path, renewed_at: int) -> Path:

@@ -23,8 +23,15 @@ def hold(
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT, _MODE), "wb")
+    began = time.monotonic()
     try:
-        _wait(lock, refusal, seconds, on_wait)
+        while not _try_lock(lock):
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                raise UserError(refusal)
+            if on_wait is not None:
+                on_wait(waited)
+            time.sleep(0.1)
     except BaseException:
         lock.close()
         raise
@@ -41,17 +48,6 @@ def is_held(file: Path) -> bool:
     """Whether somebody has locked the file. Raises FileNotFoundError if its directory is gone."""
     with file.open("wb") as lock:
         return not _try_lock(lock)
-
-
-def _wait(lock: IO[bytes], refusal: str, seconds: float, on_wait: Callable[[float], None] | None) -> None:
-    began = time.monotonic()
-    while not _try_lock(lock):
-        waited = time.monotonic() - began
-        if waited >= seconds:
-            raise UserError(refusal)
-        if on_wait is not None:
-            on_wait(waited)
-        time.sleep(0.1)
 
 
 def _try_lock(lock: IO[bytes]) -> bool:

@@ -86,7 +86,6 @@ class _Work:
     """Tokens if every prompt and completion is as long as it may be. group_completions: completion tokens of a group.
     step: tokens of a step."""
 
-    prompt: int
     completion: int
     group: int
     group_completions: int
@@ -94,10 +93,10 @@ class _Work:
 
     @classmethod
     def of(cls, config: TrainConfig, outline: PreTrainedModel) -> "_Work":
-        prompt, completion = prompt_limit(outline, config), config.sampling.max_completion_length
+        completion = config.sampling.max_completion_length
         completions = config.sampling.num_generations * completion
-        group = prompt + completions
-        return cls(prompt, completion, group, completions, config.groups_per_step * group)
+        group = prompt_limit(outline, config) + completions
+        return cls(completion, group, completions, config.groups_per_step * group)
 
     def micro_batches(self, budget: int, parts: int) -> int:
         """Of one of so many equal parts of a step."""

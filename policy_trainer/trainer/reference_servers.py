@@ -106,10 +106,11 @@ class InlineServer(ReferenceServer):
         token = configured or choose_token(self._directory, port)
         self.url = write_address(self._directory, port, None if configured else token)
         device = reference_device(config.reference.device, config.device)
+        completions = config.sampling.num_generations * config.sampling.max_completion_length
         command = [
             "serve", *_served(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
             "--fd", str(fd), "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
-            "--max-batch-tokens", str(_largest_batch(config)),
+            "--max-batch-tokens", str(config.data.max_prompt_length + completions),
             *([] if config.threads is None else ["--threads", str(config.threads)]),
         ]  # fmt: skip
         secret = {"REF_SERVER_TOKEN": token}
@@ -117,16 +118,13 @@ class InlineServer(ReferenceServer):
         self._process = RestartedChild(child, self._note, lasting=_LASTING_SECONDS)
         self._process.start()
         self._supervisor.start()
-        dashboard = self._dashboard(None if configured else token)
+        if configured:
+            dashboard = self.url
+        elif self._on_terminal:
+            dashboard = f"{self.url}/#token={token}"
+        else:
+            dashboard = f"{self.url} (its token is in {server_file(self._directory)})"
         self._note(f"reference server: process {self._process.pid}, on {device}; its dashboard: {dashboard}")
-
-    def _dashboard(self, token: str | None) -> str:
-        """Its address. token: the run's; None for a configured one, which is not shown."""
-        if token is None:
-            return self.url
-        if self._on_terminal:
-            return f"{self.url}/#token={token}"
-        return f"{self.url} (its token is in {server_file(self._directory)})"
 
     def await_answer(self, on_wait: OnWait) -> None:
         """Raises RunFailed if the server died first."""
@@ -203,12 +201,6 @@ def _served(config: TrainConfig) -> list[str]:
         return ["--no-model"]
     revision = ["--revision", config.revision] if config.revision and config.penalised_by_server else []
     return [*chain(*models.items()), *revision]
-
-
-def _largest_batch(config: TrainConfig) -> int:
-    """The most tokens that a group of this run may have."""
-    sampling = config.sampling
-    return config.data.max_prompt_length + sampling.num_generations * sampling.max_completion_length
 
 
 def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:
