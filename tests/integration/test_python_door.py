@@ -16,7 +16,6 @@ from policy_trainer import GRPO, RunFailed, UserError
 from shared.models import load_model
 from tests.docs.pages import texts
 from tests.integration.processes import processes_of, steps_of
-from tests.policy_trainer.rewards import faulty
 
 EXAMPLE = texts("python.md", "python")[0]
 PROBLEMS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "hint": i % 3} for i in range(100, 140)]
@@ -66,12 +65,6 @@ def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixtur
     assert "2 steps; the model is in runs/default/model" in output.err
     with pytest.raises(UserError, match="holds a run already; give resume=True"):
         exec(small(EXAMPLE, random_model, 2), space)
-
-
-def test_functions_of_a_module_run_in_the_worker(random_model: Path, site: Path) -> None:
-    # It leaves the process for a completion "leave", and hangs for "hang": both are rare here.
-    result = GRPO(model=random_model, dataset=PROBLEMS, rewards=[faulty.sleeping], max_steps=1, **QUICK).train()
-    assert result.history[0]["reward/tests.policy_trainer.rewards.faulty:sleeping"] > 0
 
 
 def test_a_function_that_always_fails_ends_the_run_with_its_error(random_model: Path, site: Path) -> None:

@@ -26,17 +26,6 @@ def test_the_order_is_a_function_of_seed_and_step() -> None:
     assert order(other) != expected
 
 
-def test_every_tenth_row_is_held_out_with_all_that_share_its_key() -> None:
-    notes: list[str] = []
-    train, held_back = every_tenth(range(50), lambda row: str(row % 25), "data.path: x", notes.append)
-    assert held_back == [0, 10, 20, 30, 40]
-    assert train == [row for row in range(50) if row % 25 not in (0, 10, 20, 5, 15)]
-    assert len(train) == 40
-    assert [note.partition(",")[0] for note in notes] == ["data.path: x has 50 rows: 5 of them are left out"]
-    every_tenth(range(50), str, "data.path: x", notes.append)
-    assert len(notes) == 1
-
-
 def test_too_few_rows() -> None:
     with pytest.raises(UserError, match=r"data\.path: x leaves nothing to train on: one of every 10 rows"):
         every_tenth([1], str, "data.path: x", print)

@@ -65,11 +65,6 @@ class TestRunDirectory:
         assert (directory.keep_lineage(), RunDirectory(tmp_path).lineage) == (first, first)
         assert directory.begin_lineage() not in ("", first)
 
-    def test_a_second_trainer_is_refused(self, tmp_path: Path) -> None:
-        directory = RunDirectory(tmp_path / "run")
-        with directory.hold(), pytest.raises(UserError, match=r"run_dir: another trainer is at work in .* --run-dir"):
-            directory.hold()
-
     def test_a_crash_leaves_a_whole_configuration(self, tmp_path: Path, fuse: Any) -> None:
         """The old one or the new one, whatever file operation was the last."""
         directory = RunDirectory(tmp_path)

@@ -153,14 +153,17 @@ def test_a_template_that_does_not_take_a_line(
         load({"messages": [USER, ANSWER]})
 
 
-class TestSplit:
-    def test_every_tenth_line_is_held_out_with_all_of_its_prompt(self, write: Callable[..., Path]) -> None:
-        lines = [{"prompt": str(i % 25), "completion": str(i)} for i in range(50)]
-        train, eval_lines = split(from_values(SftConfig, model="none", data={"path": write(*lines)}).data, print)
-        assert [item.completion for item in eval_lines] == ["0", "10", "20", "30", "40"]
-        prompts = {item.problem.prompt for item in eval_lines}
-        assert prompts == {"0", "10", "20", "5", "15"}
-        assert [item.completion for item in train] == [str(i) for i in range(50) if str(i % 25) not in prompts]
+def test_every_tenth_line_is_held_out_with_all_of_its_prompt(write: Callable[..., Path]) -> None:
+    notes: list[str] = []
+    lines = [{"prompt": str(i % 25), "completion": str(i)} for i in range(50)]
+    train, eval_lines = split(from_values(SftConfig, model="none", data={"path": write(*lines)}).data, notes.append)
+    assert [item.completion for item in eval_lines] == ["0", "10", "20", "30", "40"]
+    prompts = {item.problem.prompt for item in eval_lines}
+    assert prompts == {"0", "10", "20", "5", "15"}
+    assert [item.completion for item in train] == [str(i) for i in range(50) if str(i % 25) not in prompts]
+    assert [note.partition(",")[0].partition(" has ")[2] for note in notes] == ["50 rows: 5 of them are left out"]
+    split(from_values(SftConfig, model="none", data={"path": write(*lines[:25])}).data, notes.append)
+    assert len(notes) == 1, "no prompt is there twice"
 
 
 def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
