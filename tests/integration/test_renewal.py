@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -135,45 +134,3 @@ def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path
             logits = model(torch.tensor([[7, 8, 9, 10, 11, 12]])).logits[0]
     expected = logits.log_softmax(-1)[[2, 3, 4], [10, 11, 12]].tolist()
     np.testing.assert_allclose(scored.logprobs[0], expected, atol=rounding(16))
-
-
-@pytest.mark.long
-def test_a_server_that_shares_no_directory(base_model: Path, tmp_path: Path, start: Any) -> None:
-    """The trainer is killed after a renewal that no checkpoint has; then the server loses all published weights."""
-    server = start(Server(base_model, tmp_path / "one")).until_ready()
-    run_dir = tmp_path / "apart"
-    options = (
-        *QUICK, "--weights", "server", "--reference.sync-steps", "2", "--reference.decay", "0.5",
-        "--optimizer.learning-rate", "1e-3", "--checkpoint.save-steps", "5", "--max-steps", "16",
-    )  # fmt: skip
-    trainer = start(train(base_model, server, run_dir, *options))
-    until(lambda: len(steps_of(run_dir)) >= 9, "step 9", trainer)
-    trainer.kill()
-    until(lambda: not processes_of(run_dir), "the worker to end with its trainer")
-    before = server.get("/v1/model")
-    assert before["snapshot"].startswith("weights/apart.reference/")
-
-    server.kill()
-    weights = server.directory / "server" / "weights"
-    weights.rename(tmp_path / "lost")
-    server = start(server.again())
-    trainer = start(train(base_model, server, run_dir, *options, "--resume"))
-    again = f"again, version {before['reference_version'] + 1}"
-    until(lambda: again in trainer.output(), "the reference of the checkpoint", trainer)
-    until(lambda: len(steps_of(run_dir)) >= 11, "step 11", trainer)
-    server.kill()
-    weights.rename(tmp_path / "lost too")
-    server = start(server.again())
-    assert trainer.wait() == 0, trainer.output()
-    assert_trained_exactly_once(server, run_dir)
-
-    served, state = server.get("/v1/model"), read_state(run_dir / "checkpoints" / "step-00000016")
-    lineage, version = RunDirectory(run_dir).lineage, int(str(state.reference)[-8:])
-    assert served["snapshot"] == f"weights/apart.reference/{lineage}/{state.epoch}/{version}"
-    assert served["reference_version"] == state.reference_version
-    loaded = load_file(weights.parent / served["snapshot"] / "model.safetensors")
-    average = load_file(run_dir / "checkpoints" / "step-00000016" / "reference" / "average-00000014.safetensors")
-    assert average.keys() == loaded.keys()
-    assert all(torch.equal(average[name], tensor) for name, tensor in loaded.items())
-    published = server.get("/v1/weights/apart")
-    assert (published["version"], published["finished"]) == (16, True)

@@ -65,12 +65,6 @@ def test_the_same_settings_give_the_same_weights(model: Path, recorded: Path, tm
     assert any(not torch.equal(weights[name], begun[name]) for name in weights)
 
 
-def test_it_takes_no_run_directory_that_trained(model: Path, recorded: Path, tmp_path: Path) -> None:
-    replayed(model, recorded, tmp_path / "a")
-    with pytest.raises(UserError, match=r"^run_dir: .* holds a run already; a replay cannot be continued"):
-        replayed(model, recorded, tmp_path / "a")
-
-
 def test_batches_that_cannot_be_trained_on(
     model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path
 ) -> None:
