@@ -65,7 +65,8 @@ def _preferences(rows: Rows, source: str) -> list[Preference]:
         there = ", ".join(rows.columns) or "none"
         raise UserError(f"{source} has no column {' or '.join(missing)}; its columns: {there}. A row must be {_FORMS}")
     preferences = []
-    for row, where in ((rows.row(number), rows.where(number)) for number in range(len(rows))):
+    for number in range(len(rows)):
+        row, where = rows.row(number), rows.where(number)
         chosen, rejected = (_sample(row, column, where) for column in ("chosen", "rejected"))
         margin = row.get("margin")
         if isinstance(margin, bool) or not isinstance(margin, int | float | None) or not math.isfinite(margin or 0):
