@@ -23,8 +23,8 @@ from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.reference.renewal import choose_renewal
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
-from policy_trainer.run_files.run_directory import RunDirectory, RunFiles
+from policy_trainer.run_files.checkpoint import Checkpoints, RunFiles, TrainState, read_state, restore
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared import wire
 from shared.api import WeightsFile
 from shared.batch import RolloutBatch, ScoredBatch
