@@ -118,6 +118,7 @@ def _times_done(server: Server, id: str) -> int:
 
 @contextmanager
 def _consumers(server: Server, count: int) -> Iterator[list["_Consumer"]]:
+    get_context("forkserver").set_forkserver_preload(["tests.chaos.frozen"])  # imports PyTorch: once, not per process
     consumers = [_Consumer(server.url, f"sleeper-{number}") for number in range(count)]
     try:
         yield consumers
