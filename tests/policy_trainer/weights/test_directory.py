@@ -165,7 +165,7 @@ class TestReading:
         killed = WeightsDirectory(tmp_path).reading(publication(1), READER)
         killed.__enter__()
         with WeightsDirectory(tmp_path).reading(publication(2), READER) as weights:
-            assert (weights / "model.safetensors").read_bytes() == b"new"
+            assert weights != new and (weights / "model.safetensors").read_bytes() == b"new"
         assert sorted(tmp_path.iterdir()) == [old, new]
 
     def test_one_that_is_gone(self, tmp_path: Path) -> None:
@@ -190,13 +190,13 @@ def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path: Path, monkeyp
     """As NFS answers where latest.json was renamed away under the reader."""
     fields = {"run": "r", "epoch": 1, "version": 2, "next_index": 0, "max_waiting": 3}
     (tmp_path / "latest.json").write_text(json.dumps(fields))
-    read, stale = Path.read_text, [OSError(errno.ESTALE, "Stale file handle")]
+    read, stale = Path.read_bytes, [OSError(errno.ESTALE, "Stale file handle")]
 
-    def read_text(path: Path) -> str:
+    def read_bytes(path: Path) -> bytes:
         if stale:
             raise stale.pop()
         return read(path)
 
-    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
     newest = WeightsDirectory(tmp_path).newest()
     assert newest is not None and newest.version == 2
