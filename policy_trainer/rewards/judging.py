@@ -52,7 +52,7 @@ class Judge:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, config: CommonConfig) -> None:
         """Raises UserError if a reward cannot be used."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer, config.data)
         self._config = config.judging
         self._task = task
@@ -124,7 +124,7 @@ class Judge:
         return self.decode(ids[:-1] if completion.eos else ids)
 
     def decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     @cached_property
     def _accuracy(self) -> Scorer:

@@ -30,7 +30,7 @@ from policy_trainer.run_files.checkpoint import RunFiles
 from policy_trainer.run_files.turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
-from policy_trainer.trainer.policy import Policy, load_judging, load_policy, warn_of_memory
+from policy_trainer.trainer.policy import Policy, load_judge, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import choose_server
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.weights.publisher import BackgroundPublisher, choose_publisher
@@ -72,7 +72,7 @@ def build_trainer(
 
     display.note(_headline(config))
     # Mistakes in data and rewards show before anything starts.
-    tokenizer, judge = load_judging(config, task(), files.resumed_from)
+    judge = load_judge(config, task(), files.resumed_from)
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)
     warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
@@ -81,7 +81,7 @@ def build_trainer(
     if turns is not None:
         stack.callback(turns.close)
     with stopwatch("load model"), in_turn(turns):
-        policy = load_policy(config, task(), files.resumed_from, tokenizer, judge, turns, display, world)
+        policy = load_policy(config, task(), files.resumed_from, judge, turns, display, world)
         if files.state.last_entropy is not None:
             policy.learner.restore_bonus(files.state.entropy_coef, files.state.last_entropy)
     stop.check()

@@ -66,14 +66,15 @@ class Policy:
         return in_turn(self.turns)
 
 
-def load_judging(config: TrainConfig, task: Task, checkpoint: Path | None) -> tuple[PreTrainedTokenizerBase, Judge]:
-    """All of a policy that needs no weights. Raises UserError for unusable rewards, tokenizer or prompts."""
+def load_judge(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judge:
+    """All of a policy that needs no weights, the tokenizer too. Raises UserError for unusable rewards, tokenizer or
+    prompts."""
     source, revision = _source(config, checkpoint)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)
     # A chat template that is missing or refuses the problem shows at once, too.
     PromptEncoder(tokenizer, config.data).encode(task.problem(0))
-    return tokenizer, judge
+    return judge
 
 
 def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Display, ranks: int) -> None:
@@ -91,7 +92,6 @@ def load_policy(
     config: TrainConfig,
     task: Task,
     checkpoint: Path | None,
-    tokenizer: PreTrainedTokenizerBase,
     judge: Judge,
     turns: DeviceTurns | None,
     display: Display,
@@ -102,6 +102,7 @@ def load_policy(
     Raises UserError for a model that cannot be used.
     """
     source, revision = _source(config, checkpoint)
+    tokenizer = judge.tokenizer
     if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
         display.note(TEXTS_ARE_MESSAGES)
     display.note(f"loading the model {source}")

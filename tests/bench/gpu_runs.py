@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -73,9 +73,9 @@ def measure_step(setting: Setting, size: str, side: str, masters: Literal["float
     learners: list[Learner] = []
 
     def start() -> None:
-        options = {"max_steps": 100, "micro_batch_tokens": micro_batch_tokens}
         optimizer = OptimizerConfig(master_weights=masters)
-        learners.append(make_learner(model, forward, loss=LossConfig(), optimizer=optimizer, **options))
+        settings: dict[str, Any] = {"max_steps": 100, "micro_batch_tokens": micro_batch_tokens}
+        learners.append(make_learner(model, forward, loss=LossConfig(), optimizer=optimizer, **settings))
         for number in range(2):  # the second step has the peak, since moments exist then
             learners[0].step(batches, step=number)
 

@@ -66,7 +66,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir: Path) -> list[str]:
-    settings = PRESETS[name].values()
+    settings = PRESETS[name].values_with({})
     loss = settings.get("loss", {})
     scored = loss.get("beta", 0.04) or loss.get("advantage") == "distill"
     url = server.url if scored else queue_alone

@@ -8,7 +8,7 @@ import pytest
 from policy_trainer.config import TrainConfig
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.tasks.registry import make_task
-from policy_trainer.trainer.policy import load_judging
+from policy_trainer.trainer.policy import load_judge
 from shared.errors import UserError
 from shared.settings import from_values
 
@@ -31,4 +31,4 @@ def test_prompts_that_cannot_be_made_are_refused_before_minutes_of_loading(
         run_dir=tmp_path / "run",
     )  # fmt: skip
     with pytest.raises(UserError, match=remedy):
-        load_judging(config, make_task(config), None)
+        load_judge(config, make_task(config), None)
