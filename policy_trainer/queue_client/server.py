@@ -79,22 +79,26 @@ def in_flight_allowance(queue: QueueView) -> int:
 def leases_are_full(queue: QueueView, run: str) -> bool:
     """Whether the server leases nothing more to a run until it acks or releases a batch.
 
-    A run may have at most as many in flight as are free.
+    A run may have at most as many in flight as are free, and all runs of one token three quarters. The server does not
+    say whose runs the others are, so they count as this token's: at worst a trainer settles early.
     """
     leased, of_run = queue.states[State.LEASED].batches, batches_by_state(queue, run)[State.LEASED]
     free = queue.limits.max_in_flight - leased
-    return of_run + 1 > free - 1 or of_run >= queue.limits.max_in_flight_per_run
+    full = of_run + 1 > free - 1 or leased + 1 + of_run + 1 > 3 * (free - 1)
+    return full or of_run >= queue.limits.max_in_flight_per_run
 
 
 def store_fills_up(queue: QueueView, run: str) -> bool:
     """Whether the run's payloads use more than half of what it may store: acks make room for further uploads.
 
-    A run may store at most as much as is free; payloads of settled batches make room by themselves.
+    A run may store at most as much as is free, and all runs of one token three quarters (see `leases_are_full`);
+    payloads of settled batches make room by themselves.
     """
     in_use = (State.QUEUED, State.SCORING, State.READY, State.LEASED)
-    free = queue.limits.max_stored_bytes - sum(queue.states[state].bytes for state in in_use)
-    of_run = queue.runs.get(run, {})
-    return 2 * sum(of_run[state].bytes for state in in_use if state in of_run) > free
+    of_all = sum(queue.states[state].bytes for state in in_use)
+    of_run = sum(depth.bytes for state, depth in queue.runs.get(run, {}).items() if state in in_use)
+    free = queue.limits.max_stored_bytes - of_all
+    return 2 * of_run > free or 2 * (of_all + of_run) > 3 * free
 
 
 class QueueWatch:

@@ -17,6 +17,7 @@ from policy_trainer.queue_client.server import (
 )
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import write_address
+from ref_server.queue.limits import RunShare
 from shared.api import BatchPage, BatchSummary, ListOrder, QueueView, State
 from shared.client import RefServerClient
 from shared.settings import from_values
@@ -46,6 +47,23 @@ def test_the_token_of_a_run_is_the_configured_one_else_that_of_its_own_server(tm
 )
 def test_whether_leases_are_full(numbers: dict[str, int], full: bool) -> None:
     assert leases_are_full(queue_of(**numbers), "ours") is full
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 4, 8, 50])
+def test_leases_are_full_where_the_server_refuses_another_to_each_of_equal_runs_of_one_token(runs: int) -> None:
+    most = 4096
+
+    def full(each: int) -> bool:
+        others = (runs - 1) * each
+        return leases_are_full(
+            queue_of(leased=each, leased_by_others=others, max_in_flight=most, max_in_flight_per_run=most), "ours"
+        )
+
+    each = 0
+    while RunShare("ours", each, runs * each, runs * each, "batches", "are leased").room(most, most):
+        assert not full(each)
+        each += 1
+    assert full(each)
 
 
 @pytest.mark.parametrize(
