@@ -78,9 +78,11 @@ def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir
         options += ["--reference.sync-steps", "1", "--reference.snapshot-root", str(server.directory / "snapshots")]
     if settings.get("loss", {}).get("advantage") == "process":
         return [*options, "--task", "arithmetic"]  # the task that rewards steps
-    if settings.get("loss", {}).get("drop_zero_variance") is False and "reward_weights" not in settings:
-        # So that completions differ where all are wrong, and something is learnt without a KL.
-        options += ["--rewards", *settings.get("rewards", ["accuracy", "tags"]), "length"]
+    if loss.get("advantage") != "distill":
+        # The models of some processors give every completion the same reward, and nothing would be learnt without a KL.
+        options += ["--rewards", *settings.get("rewards", ["accuracy", "tags"]), "tests.integration.varied:varied"]
+        if weights := settings.get("reward_weights"):
+            options += ["--reward-weights", *map(str, [*weights, 1])]
     return options + local_data(settings.get("task"), run_dir.parent)
 
 
