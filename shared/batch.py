@@ -126,6 +126,7 @@ class StepRewards:
 class RolloutBatch:
     """One prompt, its G completions and their raw rewards: what is uploaded, scored, leased and trained on.
 
+    policy_version: optimizer steps the sampling weights had. epoch: rises each time the run resumes from a checkpoint.
     rewards: float32 (G,), NaN where a completion could not be judged. finished: bool (G,), true where the completion
     ended by itself and was not cut off. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature`
     under the policy that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on.

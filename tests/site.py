@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared.client import connection
+from shared.client.connection import RetryPolicy
 
 
 @dataclass(frozen=True)
@@ -89,4 +89,4 @@ def open_site() -> Iterator[Callable[..., Site]]:
 @pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without waiting."""
-    monkeypatch.setattr(connection, "_pause_seconds", lambda attempt, requested: 0.0)
+    monkeypatch.setattr(RetryPolicy, "seconds", lambda self, state: 0.0)

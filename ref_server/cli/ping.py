@@ -3,13 +3,14 @@
 import json
 import sys
 import time
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Any
 
 from pydantic import Field
 from pydantic_settings import CliToggleFlag
 
 from ref_server.cli.connection import ClientOptions, complain, explained, load_options
+from shared.api import ModelInfo
 from shared.client import ClientError, RefServerClient, RefServerError
 from shared.errors import printable
 
@@ -33,9 +34,17 @@ class Ping(ClientOptions):
     """Print nothing but errors."""
 
 
-# The result of one check, as `--json` prints it. reason: why it is not ready. milliseconds: from the request to the
-# answer. withheld: why the server refused to describe its model.
-Readiness = dict[str, Any]
+@dataclass(frozen=True)
+class Readiness:
+    """The result of one check. reason: why it is not ready. milliseconds: from the request to the answer."""
+
+    url: str
+    ready: bool
+    reason: str | None
+    milliseconds: float
+    model: ModelInfo | None = None
+    withheld: str | None = None
+    """Why the server refused to describe its model."""
 
 
 def run(arguments: list[str]) -> int:
@@ -46,12 +55,16 @@ def run(arguments: list[str]) -> int:
     except ClientError as error:
         return complain("ping", error)
     if options.as_json and not options.quiet:
-        print(json.dumps(readiness, indent=2))
-    elif not readiness["ready"]:
-        print(f"ref-server ping: {client.url} is not ready: {readiness['reason']}", file=sys.stderr)
+        print(
+            json.dumps(
+                {**asdict(readiness), "model": readiness.model and readiness.model.model_dump(mode="json")}, indent=2
+            )
+        )
+    elif not readiness.ready:
+        print(f"ref-server ping: {readiness.url} is not ready: {readiness.reason}", file=sys.stderr)
     elif not options.quiet:
-        print(f"{client.url} is ready, {readiness['milliseconds']:.1f} ms; {_described(readiness)}")
-    return 0 if readiness["ready"] else 1
+        print(f"{readiness.url} is ready, {readiness.milliseconds:.1f} ms; {_described(readiness)}")
+    return 0 if readiness.ready else 1
 
 
 def _wait(client: RefServerClient, seconds: float) -> Readiness:
@@ -59,7 +72,7 @@ def _wait(client: RefServerClient, seconds: float) -> Readiness:
     deadline = time.monotonic() + seconds
     while True:
         readiness = _check(client)
-        if readiness["ready"] or time.monotonic() >= deadline:
+        if readiness.ready or time.monotonic() >= deadline:
             return readiness
         time.sleep(_PAUSE_SECONDS)
 
@@ -68,29 +81,21 @@ def _check(client: RefServerClient) -> Readiness:
     began = time.perf_counter()
     reason = client.not_ready_reason()
     milliseconds = round(1000 * (time.perf_counter() - began), 1)
-    model, withheld = None, None
-    if reason is None:
-        try:
-            model = client.model().model_dump(mode="json")
-        except RefServerError as error:
-            if error.status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-                raise
-            withheld = explained(error)
-    return {
-        "url": client.url,
-        "ready": reason is None,
-        "reason": reason,
-        "milliseconds": milliseconds,
-        "model": model,
-        "withheld": withheld,
-    }
+    if reason is not None:
+        return Readiness(client.url, False, reason, milliseconds)
+    try:
+        return Readiness(client.url, True, None, milliseconds, client.model())
+    except RefServerError as error:
+        if error.status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise
+        return Readiness(client.url, True, None, milliseconds, withheld=explained(error))
 
 
 def _described(readiness: Readiness) -> str:
-    model = readiness["model"]
+    model = readiness.model
     if model is None:
-        return f"its model is unknown: {readiness['withheld']}"
-    if model["name"] is None:
+        return f"its model is unknown: {readiness.withheld}"
+    if model.name is None:
         return "a queue without a model"
-    place = f"{model['dtype']} on {model['device']}"
-    return f"model {printable(model['name'])}, {place}, reference version {model['reference_version']}"
+    place = f"{model.dtype} on {model.device}"
+    return f"model {printable(model.name)}, {place}, reference version {model.reference_version}"

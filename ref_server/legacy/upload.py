@@ -155,7 +155,7 @@ def read_payload(body: bytes) -> Unscored:
     """
     upload = read_stored_upload(body)
     groups = upload.groups()
-    return groups, [1.0] * len(groups), partial(_with_scores, upload)
+    return Unscored(groups, [1.0] * len(groups), partial(_with_scores, upload))
 
 
 def read_stored_upload(body: bytes) -> LegacyUpload:

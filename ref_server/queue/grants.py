@@ -75,8 +75,9 @@ def _repeated(tx: Transaction, request: LeaseBody) -> list[Lease]:
 
 
 def _choose(tx: Transaction, request: LeaseBody) -> dict[int, bool]:
-    """seq of the first ready batches in the request's order, as many as it may have; and whether each came back.
+    """The first ready batches in the request's order, as many as it may have.
 
+    Returns seq -> whether the batch came back from another lease.
     Each order has an index, so depth does not matter. Raises TooManyInFlight if it may not have one.
     """
     in_flight = InFlight(tx)
@@ -137,7 +138,9 @@ def _read(tx: Transaction, request: LeaseBody, condition: str, *values: Value) -
     ]
 
 
-def look(tx: Transaction, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
+def count_leasable(
+    tx: Transaction, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]
+) -> dict[Wanted, int]:
     for run, lineage in sorted(alive):
         lineages.hear(tx, run, lineage)
     of_runs = "SELECT run FROM depths WHERE state = 'ready' GROUP BY run HAVING sum(batches) > 0"

@@ -32,6 +32,7 @@ def grant_grace(tx: Transaction) -> None:
 
 
 def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> list[Outcome]:
+    """Batches with recorded training data keep their payloads, up to keep_samples of a run."""
     sampled: set[str] = set()
 
     def settle(held: _LeasedRow) -> None:

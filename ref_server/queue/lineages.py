@@ -138,7 +138,7 @@ def _taken(tx: Transaction, run: str) -> RunTaken:
 
 def _expire_waiting(tx: Transaction, why: Count, condition: str, *values: Value) -> int:
     """Expires the waiting batches that meet an SQL condition. Returns how many."""
-    rows = tx.rows(f"SELECT seq FROM batches WHERE {condition} AND {WAITING} {tx.db.skip_locked}", *values)
+    rows = tx.rows(f"SELECT seq FROM batches WHERE {condition} AND {WAITING} ORDER BY seq {tx.db.skip_locked}", *values)
     for (seq,) in rows:
         expire(tx, seq, why)
     return len(rows)

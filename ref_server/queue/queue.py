@@ -52,6 +52,7 @@ class Queue(ABC):
     known. max_waiting_seconds: how long a batch waits untouched before it expires.
     """
 
+    # None: claims do not expire while this process lives.
     _claim_seconds: float | None = None
 
     def __init__(self, limits: LimitsView, retention_seconds: float, max_waiting_seconds: float) -> None:
@@ -79,7 +80,10 @@ class Queue(ABC):
         return self._store(len(upload.body), lambda tx: batches.put_displacing(tx, upload), durable=True)
 
     def take(self, run: str) -> bytes | None:
-        """The payload of the freshest ready batch of a run without lineages; durably marked done before that."""
+        """The payload of the freshest ready batch of a run without lineages.
+
+        The batch is durably marked done first: at-most-once delivery.
+        """
         if not self._run(lambda tx: batches.any_ready(tx, run)):
             return None  # trainers poll every second: an empty answer must not cost a disk flush
         return self._run(lambda tx: batches.take(tx, run), durable=True)
@@ -121,12 +125,12 @@ class Queue(ABC):
         """
         return self._run(lambda tx: grants.lease(tx, request))
 
-    def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
+    def count_leasable(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
         """How many batches could be leased now to waiting requests: at most as many as wait; zeros are left out.
 
         waiting: how many requests want which batches. alive: runs and lineages that are present, because they wait.
         """
-        return self._run(lambda tx: grants.look(tx, waiting, alive))
+        return self._run(lambda tx: grants.count_leasable(tx, waiting, alive))
 
     def ack(self, keys: Sequence[LeaseKey], checkpoint: str | None = None) -> list[Outcome]:
         """Settles leased batches as done, durably. Batches with recorded training data keep their payloads, up to
@@ -228,7 +232,10 @@ class Queue(ABC):
     # Metrics that trainers report. The newest may be lost at a power cut: the trainer has them, too.
 
     def keep_metrics(self, run: str, lineage: str, records: Sequence[MetricsRecord], after: int | None = None) -> None:
-        """Stores records in place of earlier ones of their kind, step and name. after: first deletes later steps."""
+        """Stores records; each replaces an earlier one of its kind, step and name.
+
+        after: records of later steps are deleted first.
+        """
         self._run(lambda tx: run_metrics.keep(tx, run, lineage, records, after), stores=True)
 
     def curves(self, run: str | None = None) -> Sequence[Curve]:

@@ -76,7 +76,7 @@ class Transaction:
         return row[0] if row is not None and len(row) == 1 else row
 
     def find(self, id: str, columns: str) -> tuple[Any, ...]:
-        """Columns of a batch, which other transactions then wait for. Raises KeyError if it is unknown."""
+        """Reads these columns of a batch and locks its row. Raises KeyError if the batch is unknown."""
         row = next(iter(self.rows(f"SELECT {columns} FROM batches WHERE id = ? {self.db.lock}", id)), None)
         if row is None:
             raise KeyError(id)

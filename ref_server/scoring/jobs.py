@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +17,17 @@ from ref_server.scoring.reference import Busy, NotReady, Replica, Scores
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
-# What of a stored body is scored: its groups, at least one; a temperature for each; and a function that returns the
-# body with their scores, or raises BatchError when they are not finite.
-Unscored = tuple[Sequence[TokenGroup], Sequence[float], Callable[[Scores], bytes]]
+
+class Unscored(NamedTuple):
+    """The scoring input of a stored body.
+
+    Its groups (at least one), a temperature for each, and a function that adds their scores to the body (BatchError if
+    they are not finite).
+    """
+
+    groups: Sequence[TokenGroup]
+    temperatures: Sequence[float]
+    with_scores: Callable[[Scores], bytes]
 
 
 def register_reader(run: str, read: Callable[[bytes], Unscored]) -> None:
@@ -42,7 +51,7 @@ def _read_rollout(body: bytes) -> Unscored:
     batch = wire.decode(body)
     if not isinstance(batch, RolloutBatch):
         raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: it is scored already")
-    return (batch.group,), (batch.temperature,), lambda scores: wire.encode(scored_batch(batch, scores))
+    return Unscored((batch.group,), (batch.temperature,), lambda scores: wire.encode(scored_batch(batch, scores)))
 
 
 _READERS: dict[str, Callable[[bytes], Unscored]] = {}

@@ -42,7 +42,9 @@ _QUEUE_SHARE = 1 / 4
 REST_SECONDS = 0.5
 # After a forward that did not fit, the budget grows back by this fraction at each forward that fits. The memory may be
 # free again (a second model while the reference was replaced), and a budget too large costs only a repeated forward.
-_REGROWTH = 16
+_REGROWTH = 1 / 16
+# Direct requests that may wait at once.
+_MOST_DIRECT = 64
 
 
 class ScoringLoop:
@@ -52,7 +54,8 @@ class ScoringLoop:
     batch goes with each step, in a separate forward if it does not fit. So neither waits long: a direct request waits
     for the current forward and for earlier requests, the queue for one forward of direct requests.
 
-    Attention is not counted: several groups have no more pairs of tokens than one row of the same length.
+    tokens_per_forward ignores the cost of attention: several groups have no more pairs of tokens than one row of that
+    length. A single batch above it is scored by itself.
 
     If a job cannot be scored, no other job fails: a direct request gets the error, a batch is queued again or dead. A
     lost device ends the loop, since every later batch would fail, too; so does a bug. Claimed batches then stay
@@ -69,13 +72,11 @@ class ScoringLoop:
         *,
         tokens_per_forward: int,
         on_ready: Callable[[], None],
-        max_direct: int = 64,
     ) -> None:
         self.failed = False
         self._totals = totals
         self._gate = gate
         self._replica = replica
-        self._max_direct = max_direct
         self._requests = DirectRequests()
         self._claims = _Claims(queue, totals, on_ready)
         self._most_tokens = tokens_per_forward
@@ -111,7 +112,7 @@ class ScoringLoop:
 
     def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
         request = DirectRequest(group, temperature, self._totals)
-        self._requests.add(request, most=self._max_direct)
+        self._requests.add(request, most=_MOST_DIRECT)
         self._wake.set()
         return request.answer
 
@@ -198,7 +199,7 @@ class ScoringLoop:
     def _adapt_budget(self, jobs: int, splits: int) -> None:
         """A single job that does not fit says nothing about several."""
         if not splits:
-            self._budget = min(self._most_tokens, self._budget + self._most_tokens // _REGROWTH + 1)
+            self._budget = min(self._most_tokens, self._budget + int(self._most_tokens * _REGROWTH) + 1)
         elif jobs > 1:
             self._budget = max(1, self._budget // 2)
 
@@ -280,10 +281,19 @@ class _Claims:
 
     def _read(self, claim: Claim, claimed_at: float) -> ClaimedBatch | None:
         try:
-            return ClaimedBatch(claim, claimed_at, self._complete, self._give_up, *read_payload(claim.run, claim.body))
+            unscored = read_payload(claim.run, claim.body)
         except Exception as error:  # a damaged body can raise anything
             self._give_up(claim, error)
             return None
+        return ClaimedBatch(
+            claim,
+            claimed_at,
+            self._complete,
+            self._give_up,
+            groups=unscored.groups,
+            temperatures=unscored.temperatures,
+            with_scores=unscored.with_scores,
+        )
 
     def _call_store(self, call: Callable[[], T]) -> T | None:
         """What the call returns; None while the store cannot be used, as /readyz says."""

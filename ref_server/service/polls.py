@@ -134,7 +134,7 @@ class Polls:
             alive_due = now + ALIVE_SECONDS if alive else alive_due
             with self.background.turn():
                 try:
-                    self._grant(await to_thread.run_sync(queue.look, waiting, alive, limiter=thread))
+                    self._grant(await to_thread.run_sync(queue.count_leasable, waiting, alive, limiter=thread))
                 except Exception as error:
                     self._wake_all()  # each request meets the error itself, and answers it
                     if not isinstance(error, StorageBroken | StorageFull):

@@ -69,16 +69,16 @@ class Staging:
 
     def complete(self) -> dict[str, WeightsFile]:
         """The files that are complete. After a power cut a digest may be damaged, or lack its file."""
-        digests = self._digests.glob("[!.]*")  # a leading dot: still being written
+        digests = [path for path in _inside(self._digests) if not path.name.startswith(".")]  # a dot: being written
         known = {path.name: content for path in digests if (content := _read_digest(path))}
         return {file: content for file, content in known.items() if has_size(self.files / file, content.bytes)}
 
     def sweep(self, seconds: float) -> None:
         """Removes parts of dead processes, and all of it when it was not touched for so long."""
-        for path in self._parts.glob("*"):
+        for path in _inside(self._parts):
             if _is_nobodys(path):
                 path.unlink(missing_ok=True)
-        touched = (self._digests, self._parts, *self._parts.glob("*"))
+        touched = (self._digests, self._parts, *_inside(self._parts))
         if all(time.time() - _touched(path) > seconds for path in touched):
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -132,6 +132,10 @@ def _read_digest(path: Path) -> WeightsFile | None:
         return WeightsFile.model_validate_json(path.read_bytes())
     except ValueError:
         return None
+
+
+def _inside(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def has_size(path: Path, size: int) -> bool:

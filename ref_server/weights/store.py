@@ -94,7 +94,7 @@ class WeightsStore:
             if known is not None:
                 if known.files != files:
                     raise WeightsConflict(f"version {name} is committed with other files")
-                self._write_manifest(self._catalog.directory(name), known.model_copy(update={"words": words}))
+                self._write_manifest(self._catalog.directory(name), known.model_copy(update={"words": dict(words)}))
             else:
                 self._make_visible(name, self._staging(name), files, words)
             published, newest = self._catalog.read(name), self._catalog.newest(name.run, name.lineage)

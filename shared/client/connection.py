@@ -1,7 +1,5 @@
 """Sends requests to one reference server: URL, credentials, retries, and limits of what is read."""
 
-import itertools
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
+import tenacity
 from pydantic import BaseModel
 
 from shared.client.credentials import check_token, trust
@@ -34,6 +33,7 @@ JSON_BYTES = 64 * 2**20
 THIS_MACHINE: tuple[str, ...] = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 _CONNECT_SECONDS = 5.0
+_BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
 
 
 @dataclass(frozen=True)
@@ -108,33 +108,13 @@ class ServerConnection:
         return self._send(ApiCall("POST", path, as_record(record), content, JSON, read_seconds=read_seconds))
 
     def _send(self, call: ApiCall[T]) -> T:
-        """Tries while waiting may help and patience lasts. Raises RefServerError, Unreachable, NotRefServer.
-
-        Patience starts again when more of a download has arrived since the last failure.
-        """
-        began, arrived = time.monotonic(), 0
-        for attempt in itertools.count():
-            try:
+        """Tries while waiting may help and patience lasts. Raises RefServerError, Unreachable, NotRefServer."""
+        policy = RetryPolicy(self, call)
+        retry = tenacity.retry_if_exception(policy.retries)
+        for attempt in tenacity.Retrying(retry=retry, wait=policy.seconds, reraise=True):
+            with attempt:
                 return self._send_once(call)
-            except (Unreachable, RefServerError) as error:
-                if not _may_retry(error, call.repeatable):
-                    raise
-                if call.download and call.download.size != arrived:
-                    began, arrived = time.monotonic(), call.download.size
-                waited = time.monotonic() - began
-                requested = error.retry_after if isinstance(error, RefServerError) else None
-                if self.patience is not None and waited + (requested or 0.0) >= self.patience:
-                    raise
-                if self.on_wait:
-                    self.on_wait(self._reason(error), waited)
-                seconds = _pause_seconds(attempt, requested)
-            time.sleep(seconds)
         raise AssertionError("the last attempt raises")
-
-    def _reason(self, error: Unreachable | RefServerError) -> str:
-        if isinstance(error, Unreachable):
-            return f"the reference server at {self.url} does not answer ({error.reason}){self.hint}"
-        return f"the reference server at {self.url} says: {error}"
 
     def _send_once(self, call: ApiCall[T]) -> T:
         with self._translating(), self._http.stream(**_arguments(call)) as response:
@@ -189,6 +169,55 @@ class ServerConnection:
             raise unreachable(error, self.url) from None
 
 
+class RetryPolicy:
+    """Decides whether one request is retried, and after how many seconds.
+
+    The client's patience starts again when more of a download has arrived since the last failure.
+    """
+
+    def __init__(self, client: ServerConnection, call: ApiCall[Any]) -> None:
+        self._client = client
+        self._call = call
+        self._arrived = 0
+        self._began = time.monotonic()
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether the request is sent again. Calls on_wait then, which may raise to give up."""
+        if not self._may_retry(error):
+            return False
+        arrived = self._call.download.size if self._call.download else 0
+        if arrived != self._arrived:
+            self._arrived, self._began = arrived, time.monotonic()
+        waited = time.monotonic() - self._began
+        patience = self._client.patience
+        if patience is not None and waited + (_retry_after(error) or 0.0) >= patience:
+            return False
+        if self._client.on_wait:
+            self._client.on_wait(self._reason(error), waited)
+        return True
+
+    def seconds(self, state: tenacity.RetryCallState) -> float:
+        """How long to wait before the next attempt: what the server asks for, else a backoff."""
+        error = state.outcome.exception() if state.outcome else None
+        requested = _retry_after(error)
+        return _BACKOFF(state) if requested is None else requested
+
+    def _may_retry(self, error: BaseException) -> bool:
+        repeatable = self._call.repeatable
+        if isinstance(error, Unreachable):
+            return error.passes and (repeatable or not error.done)
+        if isinstance(error, RefServerError):
+            overloaded = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            return overloaded or (error.status >= 500 and repeatable)
+        return False
+
+    def _reason(self, error: BaseException) -> str:
+        url = self._client.url
+        if isinstance(error, Unreachable):
+            return f"the reference server at {url} does not answer ({error.reason}){self._client.hint}"
+        return f"the reference server at {url} says: {error}"
+
+
 def route(*segments: str) -> str:
     """The path of a route of the API, whose segments are quoted: route("batches", id) is `/v1/batches/ID`."""
     return "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
@@ -237,13 +266,5 @@ def _authorization(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def _may_retry(error: Unreachable | RefServerError, repeatable: bool) -> bool:
-    if isinstance(error, Unreachable):
-        return error.passes and (repeatable or not error.done)
-    overloaded = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-    return overloaded or (error.status >= 500 and repeatable)
-
-
-def _pause_seconds(attempt: int, requested: float | None) -> float:
-    """Before the next attempt: what the server asks for, else up to 0.1 s, twice as many each time, 2 s at most."""
-    return random.uniform(0, min(2.0, 0.1 * 2 ** min(attempt, 10))) if requested is None else requested
+def _retry_after(error: BaseException | None) -> float | None:
+    return error.retry_after if isinstance(error, RefServerError) else None

@@ -94,8 +94,10 @@ class _Entropies(torch.autograd.Function):
 
 
 class _TiledLogps(torch.autograd.Function):
-    """options: softcap; whether with entropies; how many logits the backward may find in memory instead of computing
-    them again."""
+    """options: (softcap, with_entropy, logits_to_keep).
+
+    logits_to_keep: logits kept in memory for the backward instead of being recomputed.
+    """
 
     @staticmethod
     def forward(
@@ -143,13 +145,7 @@ class _TiledLogps(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
         grad_weight = torch.empty_like(weight) if wants_weight else None
         grad_bias = torch.empty_like(bias) if wants_bias else None
-        of_logps, of_entropies = grad_outputs
-        slopes = Slopes(
-            log_sum,
-            entropy,
-            torch.zeros_like(log_sum) if of_logps is None else of_logps / temperatures,
-            None if of_entropies is None else of_entropies / temperatures,
-        )
+        slopes = Slopes.of(temperatures, log_sum, entropy, *grad_outputs)
         for vocabulary in tiles.vocabulary:
             # The gradient of a weight tile is summed over all tokens in float32 and rounded once.
             tile_weight = torch.zeros_like(weight[vocabulary], dtype=log_sum.dtype) if wants_weight else None
@@ -241,6 +237,19 @@ class Slopes:
     entropy: Tensor | None
     of_logp: Tensor
     of_entropy: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        temperatures: Tensor,
+        log_sum: Tensor,
+        entropy: Tensor | None,
+        of_logps: Tensor | None,
+        of_entropies: Tensor | None,
+    ) -> "Slopes":
+        """of_logps, of_entropies: autograd's gradients; None where the loss has no such term."""
+        of_logp = torch.zeros_like(log_sum) if of_logps is None else of_logps / temperatures
+        return cls(log_sum, entropy, of_logp, None if of_entropies is None else of_entropies / temperatures)
 
     def of_softmax_(self, logps: Tensor, tokens: slice) -> Tensor:
         """-p_j times the gradient of the log-prob, as d log p_k / d z_j = [j = k] - p_j of which the first is left out,

@@ -18,14 +18,14 @@ BACKENDS = ("sqlite", "postgresql")
 
 @dataclass(frozen=True)
 class Proof:
-    """The promise held if there are no faults. figures: counts by name, for the report."""
+    """faults: the checks that failed. figures: counts by name, for the report."""
 
     faults: Sequence[str]
     figures: Mapping[str, int | float | str]
 
 
 def broken(checks: Mapping[str, object]) -> list[str]:
-    """The sentences of the checks whose value is true, or a collection that is not empty: what must not be, but is."""
+    """The names of the checks that failed."""
     faults = []
     for sentence, value in checks.items():
         if isinstance(value, Collection) and not isinstance(value, str) and value:

@@ -44,7 +44,7 @@ class TestFile:
         assert all(text.endswith(".") and text[0].isupper() for text in stated), stated
 
     def test_has_numbers_that_their_sources_or_the_page_give(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """So that a wrong digit is seen: the source contradicts it, or the page changes."""
+        """Detects a wrong digit: the source contradicts it, or the page changes."""
         page, preset = PAGE.read_text(encoding="utf-8"), PRESETS[name]
         for key, item in preset.settings.items():
             if type(item.value) not in (int, float) or key in _DERIVED or _has_number(item.source, item.value):

@@ -293,7 +293,7 @@ class ModelQueue:
         newest = sorted(entries, key=lambda e: (e.upload.policy_version, self.entries.index(e)), reverse=True)
         return sorted(newest, key=lambda e: not e.returned)
 
-    def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
+    def count_leasable(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
         """For each kind of request as if it were the only one."""
         for run, lineage in alive:
             self._hear(run, lineage)

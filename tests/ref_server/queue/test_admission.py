@@ -127,7 +127,7 @@ def test_a_token_leases_no_more_by_naming_many_runs(open_queue: Open) -> None:
         for each in made_up:
             lease(queue, run=each.run)
     assert len(lease_many(queue, run="honest", count=9)) == 5
-    assert queue.look({Wanted("made up 39"): 1, Wanted("honest"): 1}, []) == {}
+    assert queue.count_leasable({Wanted("made up 39"): 1, Wanted("honest"): 1}, []) == {}
 
 
 # --- runs without leases, as those of the Simple-GRPO protocol

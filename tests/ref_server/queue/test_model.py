@@ -181,7 +181,9 @@ class Machine(RuleBasedStateMachine):
     @rule(waiting=st.dictionaries(wanted, st.integers(1, 5), max_size=4), alive=st.booleans())
     def look(self, waiting: dict[Wanted, int], alive: bool) -> None:
         present = {(each.run, each.lineage) for each in waiting if alive and each.run is not None}
-        self.same(lambda: self.queue.look(waiting, present), lambda: self.model.look(waiting, present))
+        self.same(
+            lambda: self.queue.count_leasable(waiting, present), lambda: self.model.count_leasable(waiting, present)
+        )
 
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:

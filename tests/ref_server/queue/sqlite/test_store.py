@@ -16,12 +16,13 @@ import apsw
 import pytest
 
 from ref_server.metrics import Activity
-from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
+from ref_server.queue.errors import RunTaken, StorageBroken, StorageFull, WrongState
+from ref_server.queue.lineages import PRESENCE_SECONDS
 from ref_server.queue.sqlite.store import SqliteQueue
 from ref_server.queue.sqlite.writer import Writer
 from shared.api import LeaseBody, LeaseKey, Order, Outcome, State
 from tests.ref_server.queue.backends import make_limits
-from tests.ref_server.queue.batches import LEASE_SECONDS, details, key, lease, make_ready, state, upload
+from tests.ref_server.queue.batches import LEASE_SECONDS, details, key, lease, lease_many, make_ready, state, upload
 
 ROOT = Path(__file__).parents[4]
 
@@ -107,6 +108,17 @@ def test_a_batch_that_ends_its_server_again_and_again_is_dead(path: Path) -> Non
         assert queue.requeue("poison") is State.QUEUED
 
 
+def test_a_requeued_batch_is_scored_with_others_again(path: Path) -> None:
+    for _ in range(2):
+        with opened(path, max_deliveries=2) as queue:
+            queue.put(upload("a"))
+            queue.claim(1000)
+    with opened(path, max_deliveries=2) as queue:
+        queue.put(upload("b"))
+        assert (state(queue, "a"), queue.requeue("a")) == (State.DEAD, State.QUEUED)
+        assert [(claim.id, claim.interruptions) for claim in queue.claim(1000)] == [("a", 0), ("b", 0)]
+
+
 def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) -> None:
     with opened(path, lambda: 1_000_000.0) as queue:
         for id in ("a", "b"):
@@ -118,6 +130,19 @@ def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) 
         assert queue.ack(held[:1]) == [Outcome.OK]
         now += 0.1
         assert queue.ack(held[1:]) == [Outcome.STALE]
+
+
+def test_a_restart_lets_the_holder_of_a_run_be_heard_again(path: Path) -> None:
+    now = 5.0
+    with opened(path, lambda: now) as queue:
+        lease_many(queue, run="run", lineage="one")
+    now += 10 * PRESENCE_SECONDS
+    with opened(path, lambda: now) as queue:
+        now += PRESENCE_SECONDS - 0.1
+        with pytest.raises(RunTaken):
+            lease_many(queue, run="run", lineage="two")
+        now += 0.1
+        assert lease_many(queue, run="run", lineage="two") == []
 
 
 def run_python(code: str, path: Path) -> subprocess.Popen[str]:
