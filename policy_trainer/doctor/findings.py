@@ -110,8 +110,8 @@ class Subject:
     """A run that has not begun. Its parts raise UserError.
 
     stack: closes what the checks leave open. report: is called with the work that begins. world: the ranks under
-    torchrun; this is rank 0. client, token, served: the
-    connection to the server, its access token, the model it scores with; set by the server check.
+    torchrun; this is rank 0. client, token, served: the connection to the server, its access token, the model it scores
+    with; set by the server check.
     step, group: metrics record and samples of the trial group; set by its check.
     """
 
