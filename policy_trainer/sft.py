@@ -34,7 +34,7 @@ _FORMS = (
 
 
 def sft(config: SftConfig, console: Console) -> SupervisedResult:
-    """As `train_on_rows`."""
+    """Runs supervised fine-tuning; result and errors as of `train_on_rows`."""
 
     def model(source: str, revision: str | None) -> PreTrainedModel:
         return load_model(source, revision=revision, device=config.device, dtype=config.dtype)

@@ -59,7 +59,7 @@ class PromptConfig(Section):
 
     @model_validator(mode="after")
     def _check_chat_template_kwargs(self) -> "PromptConfig":
-        """Variables must not be ignored, set for each prompt anyway, or texts that mean a JSON value."""
+        """Rejects variables that would be ignored, that the encoder sets itself, or whose text means a JSON value."""
         where = "data.chat_template_kwargs:"
         if self.chat_template_kwargs and self.prompt_style == "plain":
             raise ValueError(f"{where} --data.prompt-style plain uses no chat template: leave one out")
@@ -144,8 +144,10 @@ class DataConfig(PromptConfig, SourceConfig):
 
 
 def check_source(task: TaskName, source: SourceConfig) -> None:
-    """Raises ValueError for a task without a source of problems, and for a setting that differs from its default and
-    that the task would ignore. A user's own task is not in the table; it may use every setting except mixture."""
+    """Raises ValueError for a task without a source, and for a non-default setting that the task ignores.
+
+    A user's task may use every setting except mixture.
+    """
     if task == "jsonl" and source.path is None:
         raise ValueError("data.path: task jsonl needs a file of problems: give --data.path FILE")
     if task == "dataset" and not source.dataset and source.path is None:

@@ -22,6 +22,9 @@ from policy_trainer.config.sections import (
 )
 from shared.settings import InHelp
 
+# Settings that make vLLM renormalise the log-probs that it reports, and the values that turn them off.
+_RENORMALISING: Mapping[str, Any] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+
 
 class TrainConfig(RunConfig):
     """Train a policy with GRPO on the scored batches of a reference server."""
@@ -183,12 +186,8 @@ def _teacher_errors(config: TrainConfig) -> Iterator[str]:
         )
 
 
-# Settings that make vLLM renormalise the log-probs that it reports, and the values that turn them off.
-_RENORMALISING: Mapping[str, Any] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-
-
 def _sampler_errors(config: TrainConfig) -> Iterator[str]:
-    """Log-probs that vLLM renormalised are no denominator of a ratio."""
+    """Renormalised log-probs of vLLM cannot be the denominator of the ratio."""
     changed = [name for name, off in _RENORMALISING.items() if getattr(config.sampling, name) != off]
     if changed and config.sampler != "hf" and config.loss.old_logps in ("sampler", "log_linear"):
         yield (

@@ -25,6 +25,9 @@ from shared.client import RefServerClient
 from shared.errors import UserError
 from shared.models import load_outline, load_tokenizer
 
+# Problems that the checks draw.
+_PROBLEMS = 3
+
 
 class Verdict(StrEnum):
     OK = "ok"
@@ -107,9 +110,9 @@ class Subject:
     """A run that has not begun. Its parts raise UserError.
 
     stack: closes what the checks leave open. report: is called with the work that begins. world: the ranks under
-    torchrun; this is rank 0. client, token, served: of the server
-    that answered: its client, the token of each request, what it scores with; set by its check.
-    step, group: the record of metrics.jsonl and the samples of the group that was trained; set by its check.
+    torchrun; this is rank 0. client, token, served: the connection to the server, its access token, the model it scores
+    with; set by the server check.
+    step, group: metrics record and samples of the trial group; set by its check.
     """
 
     client: RefServerClient
@@ -145,7 +148,7 @@ class Subject:
 
     @cached_property
     def drawn(self) -> list[Problem]:
-        return [self.task.problem(index) for index in range(3)]
+        return [self.task.problem(index) for index in range(_PROBLEMS)]
 
     @cached_property
     def directory(self) -> Path:

@@ -260,18 +260,17 @@ def wilson_interval(successes: float, count: int) -> tuple[float, float]:
 
 def sampled_groups(evaluation: Evaluation, step: int | None) -> list[SampledGroup]:
     """A group of one completion for each problem that was answered and judged. step: None outside of a run."""
-    return [
-        SampledGroup(
-            step=step,
-            kind="eval",
-            batch=None,
-            task=item.task or None,
-            problem=place,
-            prompt=item.prompt,
-            answer=item.answer or None,
-            completions=(
-                SampledCompletion(item.completion, item.reward, item.parts, None, item.tokens, item.finished),
-            ),
-        )
-        for place, item in enumerate(evaluation.transcripts)
-    ]
+    return [_sampled_group(item, place, step) for place, item in enumerate(evaluation.transcripts)]
+
+
+def _sampled_group(item: Transcript, place: int, step: int | None) -> SampledGroup:
+    return SampledGroup(
+        step=step,
+        kind="eval",
+        batch=None,
+        task=item.task or None,
+        problem=place,
+        prompt=item.prompt,
+        answer=item.answer or None,
+        completions=(SampledCompletion(item.completion, item.reward, item.parts, None, item.tokens, item.finished),),
+    )

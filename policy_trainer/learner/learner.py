@@ -208,8 +208,10 @@ class Learner:
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
         total_loss.backward()
-        scalars, difference = (total_loss.detach(), explored_entropy.detach()), (ours - sampler_logps).abs()
-        return micro_batch_sums(*scalars, per_token, entropy, tokens.mask, difference, importance)
+        difference = (ours - sampler_logps).abs()
+        return micro_batch_sums(
+            total_loss.detach(), explored_entropy.detach(), per_token, entropy, tokens.mask, difference, importance
+        )
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the current policy and the reference, over whole batches, without training. NaN
@@ -252,7 +254,8 @@ class Learner:
         """Mean k3 per token between two forwards of the policy: packed as in training, and half a group at a time,
         since training also packs a large group by itself.
 
-        A KL to the reference that is no larger than this is noise: half precision depends on a product's shapes.
+        A KL to the reference that is no larger than this is noise: in half precision a matrix product depends on its
+        shapes.
         """
         rollouts = [rollout_of(batch) for batch in batches]
         groups = [(rollout.group, rollout.temperature) for rollout in rollouts]

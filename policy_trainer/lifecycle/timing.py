@@ -54,7 +54,7 @@ class Patience:
 
 
 def logged_wait() -> Callable[[str, float], None]:
-    """To be called while something is waited for: logs long waits."""
+    """A callback for waits: logs the long ones."""
     patience = Patience()
 
     def wait(reason: str, seconds: float) -> None:

@@ -88,7 +88,8 @@ def _reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> list[Ar
 
 def _gdpo(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     """Each reward normalised in its group, their weighted sum standardised over the step (GDPO, arXiv 2601.05242): the
-    plain sum would not tell answers apart whose rewards differ. A reward that a completion lacks adds nothing."""
+    plain sum would give the same advantage to answers whose rewards differ but have equal sums. A reward that a
+    completion lacks adds nothing."""
     totals = _padded([_normalised_sum(group, config) for group in groups])
     together = totals.reshape(1, -1)
     return _to_tokens(groups, (deviations(together) / _divisor(together, config)).reshape(totals.shape))

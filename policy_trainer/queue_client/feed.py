@@ -74,9 +74,9 @@ class BatchBuffer:
 class LeaseFeed:
     """Leases what a step needs and up to `ahead` batches in advance on one thread, and sends heartbeats on another.
 
-    ledger: of the leases; `ids` of an earlier process are acked, and never trained again. allowance: batches that may
-    be leased and not yet acked. check: says which batches can be trained on; the others are released with an error,
-    which counts as a delivery.
+    ledger: tracks the leases. Batches whose ids it restored from a checkpoint are acked, never trained again.
+    allowance: batches that may be leased and not yet acked. check: says which batches can be trained on; the others are
+    released with an error, which counts as a delivery.
 
     A trained batch may be leased again: when the process was killed before its ack was answered, or when its lease was
     lost, as on a suspended machine. It is not trained again; it is acked once a checkpoint includes it.

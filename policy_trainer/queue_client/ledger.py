@@ -65,7 +65,8 @@ class Ledger:
         with self._lock:
             self._live |= {lease.id: lease for lease in leases}
             untrained = [lease for lease in leases if lease.id not in self._ids]
-            return untrained, [lease for lease in leases if lease.id in self._ids - self._unsettled]
+            settled = self._ids - self._unsettled
+            return untrained, [lease for lease in leases if lease.id in settled]
 
     def forget(self, leases: Iterable[Leased]) -> None:
         """Removes leases that were lost, released or acked. A newer lease of the same batch stays."""

@@ -158,14 +158,15 @@ class QueueWatch:
         expired = self._lost(State.EXPIRED) if self._external else 0
         if expired != self._abandoned[0]:
             page = self._client.page(State.EXPIRED, self._run, limit=1, order=ListOrder.NEWEST)
-            reasons = [
-                f"batches arrive but are abandoned: the newest has epoch {batch.epoch}, policy_version "
-                f"{batch.policy_version}, lineage {batch.lineage!r}, which this run no longer accepts. Samplers must "
-                "take lineage, epoch and policy_version from the newest published weights (docs/client.md)"
-                for batch in page.batches
-                if batch.reason == "abandoned"
-            ]
-            self._abandoned = expired, reasons[0] if reasons else None
+            batch = page.batches[0] if page.batches else None
+            reason = None
+            if batch is not None and batch.reason == "abandoned":
+                reason = (
+                    f"batches arrive but are abandoned: the newest has epoch {batch.epoch}, policy_version "
+                    f"{batch.policy_version}, lineage {batch.lineage!r}, which this run no longer accepts. Samplers "
+                    "must take lineage, epoch and policy_version from the newest published weights (docs/client.md)"
+                )
+            self._abandoned = expired, reason
         return self._abandoned[1]
 
 

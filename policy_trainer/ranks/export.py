@@ -37,7 +37,7 @@ def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
 
 
 def _read_model(checkpoint: Path, base: str | None) -> PreTrainedModel:
-    """In the precision that it was trained in; with adapters merged in, or next to the base's weights."""
+    """The model in its training dtype; adapters are merged in, or kept as layers if they come from shards."""
     if not is_adapter(checkpoint):
         return load_from_shards(checkpoint, device="cpu", dtype="auto")
     saved = json.loads((checkpoint / ADAPTER_CONFIG).read_text())

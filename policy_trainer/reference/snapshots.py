@@ -1,4 +1,4 @@
-"""One run's snapshots of the policy: models in a directory of the trainer, which the server shares or gets uploaded."""
+"""A run's snapshots of the policy: model directories that the server shares, or that are uploaded to it."""
 
 import re
 import shutil
@@ -87,7 +87,7 @@ class Snapshots:
 
 
 class UploadedSnapshots(Snapshots):
-    """Uploaded to the server as weights of a separate run, since no worker may sample with them.
+    """Snapshots that are uploaded to the server as weights of a separate run, so that no worker samples with them.
 
     The server removes old versions. So the trainer keeps those that it may need again in its own directory.
     """

@@ -46,6 +46,10 @@ def one_page(title: str, sections: Markup, data: Mapping[str, Any]) -> str:
     return f"{head}{sections}{tail}"
 
 
+def _last_step(run: RecordedRun) -> int:
+    return max((record["step"] for record in (*run.steps, *run.evaluations)), default=0)
+
+
 def document(view: str, opens: str, runs: Mapping[str, RecordedRun]) -> dict[str, Any]:
     """The data that replaces a server's responses; shared/viewer/recorded.js documents its fields.
 
@@ -54,14 +58,7 @@ def document(view: str, opens: str, runs: Mapping[str, RecordedRun]) -> dict[str
     return {
         "view": view,
         "opens": opens,
-        "runs": [
-            {
-                "run": name,
-                "lineage": "",
-                "step": max((record["step"] for record in (*run.steps, *run.evaluations)), default=0),
-            }
-            for name, run in runs.items()
-        ],
+        "runs": [{"run": name, "lineage": "", "step": _last_step(run)} for name, run in runs.items()],
         "metrics": {name: _metrics(run) for name, run in runs.items()},
         "warnings": {name: [_warning(record) for record in run.warnings] for name, run in runs.items()},
     }

@@ -31,7 +31,7 @@ def make_display(console: Console, steps: int, first_step: int) -> "Display":
 
 
 class Display:
-    """Lines. first_step: training steps done before."""
+    """Prints progress as lines. first_step: steps trained before this process."""
 
     def __init__(self, console: Console, steps: int, first_step: int) -> None:
         self._console = console
@@ -83,7 +83,7 @@ class Display:
 
 
 class LiveDisplay(Display):
-    """A panel."""
+    """Shows progress in a live panel."""
 
     def __init__(self, console: Console, steps: int, first_step: int) -> None:
         super().__init__(console, steps, first_step)

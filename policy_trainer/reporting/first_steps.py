@@ -36,8 +36,8 @@ class NothingToLearn(Trouble):
 class FirstSteps:
     """Watches the batches of a run's first steps.
 
-    last: the step after which it speaks. tagged: names of the rewards that look for answer tags. apart: the weights of
-    rewards that are compared apart, by name; None if their sum is.
+    last: the step after which it speaks. tagged: names of the rewards that look for answer tags. loss: the run's
+    settings. apart: the weights of rewards that are compared apart, by name; None if their sum is.
     """
 
     last: int
@@ -96,8 +96,10 @@ def _compared(batch: RolloutBatch, apart: Mapping[str, float] | None) -> np.ndar
 
 
 def _remedies(evidence: _Evidence, loss: LossConfig) -> Iterator[str]:
-    """What keeps the run from learning and what to do, the cause to fix first first. A teacher teaches whatever the
-    rewards are, but completions that cannot be judged do not train."""
+    """Why the run cannot learn, and the remedy; the most urgent first.
+
+    A teacher teaches whatever the rewards are, but completions that cannot be judged do not train.
+    """
     count, example, tagged = evidence.count, evidence.example, ", ".join(evidence.tagged)
     if np.isnan(evidence.rewards).all():
         yield _unjudged(evidence)

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from policy_trainer.config import LossConfig
 
@@ -87,27 +87,37 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
     ]
 
 
-# Metrics whose band is the same in every run: name, low, high, the band in words, remedy.
+class _Band(NamedTuple):
+    """words: the band in words."""
+
+    name: str
+    low: float
+    high: float
+    words: str
+    remedy: str
+
+
+# Metrics whose band is the same in every run.
 _BANDS = (
-    (
+    _Band(
         "clip_ratio", 0, 0.3, "at most 0.3",
         "lower optimizer.learning_rate, publish_every, num_iterations or minibatches",
     ),
-    (
+    _Band(
         "effective_sample_size", 0.5, math.inf, "at least 0.5 of the tokens",
         "sampler and learner disagree: lower publish_every, set max_lag, or set "
         "loss.importance_sampling_correction = tis with loss.old_logps = recomputed",
     ),
-    (
+    _Band(
         "masked_ratio", 0, 0.5, "at most 0.5 of the tokens",
         "the policy is far from its samples: lower publish_every, set max_lag, or widen the bounds of loss.mask",
     ),
-    (
+    _Band(
         "probe_logp_difference", 0, 0.1, "at most 0.1 nats",
         "workers do not have the weights that were published, or compute otherwise than the trainer: look at the "
         "engine's precision and attention, and restart the workers",
     ),
-    (
+    _Band(
         "staleness", 0, 16, "at most 16 steps",
         "lower publish_every or max_waiting, set max_lag, or set order = freshest",
     ),
@@ -115,10 +125,10 @@ _BANDS = (
 
 
 def _out_of_band(latest: Records) -> Iterator[Trouble]:
-    for name, low, high, band, remedy in _BANDS:
-        seen = _mean(latest, name)
-        if seen < low or seen > high:
-            yield Trouble(name, seen, band, remedy)
+    for band in _BANDS:
+        seen = _mean(latest, band.name)
+        if seen < band.low or seen > band.high:
+            yield Trouble(band.name, seen, band.words, band.remedy)
 
 
 def _variance(latest: Records, loss: LossConfig) -> list[Trouble]:

@@ -19,7 +19,7 @@ _SHORT = 400
 _UNJUDGED = "not judged"
 
 
-def print_ends(console: Console, groups: Sequence[SampledGroup]) -> None:
+def print_best_and_worst(console: Console, groups: Sequence[SampledGroup]) -> None:
     """Prints one group of a step or evaluation: the best and the worst completion, long texts cut."""
     ranked = by_reward(groups[0].completions)
     ends = (ranked[0],) if len(ranked) == 1 else (ranked[-1], ranked[0])

@@ -26,7 +26,7 @@ from shared.models import load_classifier
 
 
 def train_reward_model(config: RewardTrainingConfig, console: Console) -> SupervisedResult:
-    """As `train_on_rows`."""
+    """Trains a reward model on preference pairs; result and errors as of `train_on_rows`."""
 
     def classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TextClassifier:
         return TextClassifier(model, tokenizer, max_length=config.max_length)

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from traceback import TracebackException
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,13 +95,17 @@ class RewardFunction:
 
     def _arguments(self, known: Mapping[str, Any]) -> dict[str, Any]:
         """The known arguments that the function has parameters for, or all if it takes `**`."""
-        named = {
-            each.name: each for each in self.parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        }
-        if missing := [name for name, each in named.items() if each.default is each.empty and name not in known]:
+        if missing := [name for name, each in self._named.items() if each.default is each.empty and name not in known]:
             raise UserError(f"rewards: {self.name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in self.parameters)
-        return {name: value for name, value in known.items() if takes_any or name in named}
+        return {name: value for name, value in known.items() if self._takes_any or name in self._named}
+
+    @cached_property
+    def _named(self) -> dict[str, inspect.Parameter]:
+        return {each.name: each for each in self.parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+
+    @cached_property
+    def _takes_any(self) -> bool:
+        return any(each.kind is each.VAR_KEYWORD for each in self.parameters)
 
     def _answer(self, outcome: Score | BaseException, note: Callable[[BaseException], object]) -> dict[str, Any]:
         if isinstance(outcome, UserError):

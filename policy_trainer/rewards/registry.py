@@ -159,7 +159,7 @@ def measures_correctness(parts: Iterable[str]) -> bool:
 
 
 def tagged_rewards(rewards: Iterable[str], correct: Correct) -> frozenset[str]:
-    """Those of the rewards that look for <answer> tags. correct: the task's judgement, which `accuracy` uses."""
+    """The rewards among these that look for <answer> tags. correct: the task's judgement, which `accuracy` uses."""
     return frozenset(_parts(rewards) & (_TAGGED | ({"accuracy"} if reads_tags(correct) else set())))
 
 

@@ -132,7 +132,11 @@ class _Lane:
         machine ran out of memory."""
         if self._process is None or not self._process.alive:
             self._process = SandboxProcess(memory=self._memory, seconds=self._seconds)
-            self._load(self._process)
+            try:
+                self._load(self._process)
+            except BaseException:  # a process that has not loaded them must not be used
+                self._process.end()
+                raise
         return self._process
 
     def _load(self, process: "SandboxProcess") -> None:
@@ -145,7 +149,6 @@ class _Lane:
         except ProcessEnded as ended:
             raise UserError(f"rewards: loading {', '.join(self._rewards)} {ended}") from None
         if "refused" in answer:
-            process.end()
             raise UserError(answer["refused"])
         self._together = frozenset(answer["together"])
 

@@ -29,7 +29,7 @@ class _Cursor:
 class Outbox:
     """The outbox of one worker. Worker k of n takes the problems whose indexes are k modulo n.
 
-    next_index: of the problem that it draws next.
+    next_index: index of the next problem to draw.
     """
 
     def __init__(self, directory: Path, *, worker: int, workers: int, start: int, lineage: str = "") -> None:

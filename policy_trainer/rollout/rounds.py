@@ -12,7 +12,7 @@ from all of the problem's completions, as Simple-GRPO's regroup_ver does.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,13 @@ _MAX_DROPPED_IN_A_ROW = 10_000
 _ANSWER_CHARACTERS = 1000
 _START_CHARACTERS = 200
 
-# A problem's index, the problem, and the token ids of its prompt.
-Drawn = tuple[int, Problem, list[int]]
+
+class Drawn(NamedTuple):
+    """index: of the problem. ids: of its prompt's tokens."""
+
+    index: int
+    problem: Problem
+    ids: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +83,7 @@ class JudgedGroup:
         texts = {"answer": answer[:_ANSWER_CHARACTERS], "start": start[-_START_CHARACTERS:]}
         return {"index": self.index, **{name: text for name, text in texts.items() if text}}
 
+    # Steps never occur with regroup: config/commands.py refuses it.
     def with_later(self, later: "JudgedGroup") -> "JudgedGroup":
         """Both groups' completions of the same problem, whose steps are not judged."""
         first, second = self.judgement, later.judgement
@@ -141,7 +147,7 @@ class Pool:
         if self._source != (publication.lineage, publication.epoch):
             self._kept.clear()
             self._source = publication.lineage, publication.epoch
-        waiting = [(group.index, group.problem, group.ids) for group, _ in self._kept.values()]
+        waiting = [Drawn(group.index, group.problem, group.ids) for group, _ in self._kept.values()]
         return waiting[: self._config.prompts_per_round - 1]
 
     def sift(self, groups: list[JudgedGroup]) -> list[JudgedGroup]:
@@ -239,7 +245,7 @@ class Rounds:
             index = draw()
             problem = self._task.problem(index)
             try:
-                drawn.append((index, problem, self._encoder.encode(problem)))
+                drawn.append(Drawn(index, problem, self._encoder.encode(problem)))
                 dropped_in_a_row = 0
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":

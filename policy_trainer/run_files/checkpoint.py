@@ -44,8 +44,9 @@ Average = Mapping[str, Tensor]
 class TrainState:
     """A run's progress: all of a checkpoint but its tensors.
 
-    step: training steps done. epoch: lineage of the weights. ledger: ids of trained batches whose ack the server has
-    not confirmed yet. next_index: the data position, one past the highest problem index trained.
+    step: training steps done. epoch: rises at each resume; batches of earlier epochs sampled after the checkpoint are
+    not used. ledger: ids of trained batches whose ack the server has not confirmed yet. next_index: the data position,
+    one past the highest problem index trained.
     reference, reference_version: the snapshot that the server scores with; None and 0 for the server's initial model.
     renewed_at: step of the last renewal. entropy_coef, last_entropy: of the entropy bonus, its coefficient and the
     entropy that it saw last; None where it adapts to none.

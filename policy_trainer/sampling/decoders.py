@@ -165,8 +165,10 @@ class SharedPromptDecoder(AttentionDecoder):
         # Of each layer the prompts' keys and values, (n, K, P, D).
         self._prompts = [(layer.keys.contiguous(), layer.values.contiguous()) for layer in prompts.cache.layers]
         width = prompts.mask.shape[1]
-        nothing = [[part[self._groups, :, :0] for part in layer] for layer in self._prompts]
-        layers = [GrowableLayer(keys, values, before=width) for keys, values in nothing]
+        layers = []
+        for keys, values in self._prompts:
+            no_keys, no_values = keys[self._groups, :, :0], values[self._groups, :, :0]
+            layers.append(GrowableLayer(no_keys, no_values, before=width))
         super().__init__(model, prompts.positions[self._groups], layers)
         self._padding = prompts.padding_bias()
         self._layouts = self._make_layouts()

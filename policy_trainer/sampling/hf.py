@@ -177,7 +177,7 @@ class CompletionBuffer:
         self, prompts: Sequence[Sequence[int]], num_generations: int, max_completion_length: int, device: torch.device
     ) -> None:
         rows, width = len(prompts) * num_generations, max(map(len, prompts))
-        # Padded with a token of the prompt: any other token would count as one of it.
+        # Padded with a token of the prompt, so that no other token is penalised.
         padded = [[*prompt, *[prompt[0]] * (width - len(prompt))] for prompt in prompts]
         self._prompts = torch.tensor(padded, device=device).repeat_interleave(num_generations, 0)
         self._ids = torch.zeros(rows, max_completion_length, dtype=torch.long, device=device)
@@ -196,7 +196,7 @@ class CompletionBuffer:
         return self._left == 0 or self._length == self._ids.shape[1]
 
     def earlier(self) -> Tensor:
-        """int64 (B, T): the tokens of each batch row's prompt and completion, without an order."""
+        """int64 (B, T): the tokens of each batch row's prompt and completion, in no particular order."""
         return torch.cat([self._prompts[self._rows], self._ids[self._rows, : self._length]], dim=1)
 
     def append(self, tokens: Tensor, logps: Tensor) -> None:

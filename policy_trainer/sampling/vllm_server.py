@@ -98,7 +98,7 @@ class VllmServerSampler:
             raise Unavailable(str(error)) from None  # its engine has died, or lacks memory
 
     async def _load_whole(self, client: VllmClient, model: Path) -> tuple[str, str]:
-        """Unless another worker of the same run has done so. Meanwhile completions in progress wait."""
+        """Loads whole weights unless another worker of the run already has. Completions in progress wait."""
         mark = weights_mark(model)
         if await weights_version(client) == mark:
             await client.post("/resume")  # a worker that was killed may have left the server paused

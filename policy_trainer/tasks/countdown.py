@@ -58,8 +58,11 @@ def correct(problem: Problem, completion: str) -> float:
 
 
 class GeneratedCountdown:
-    """Generated problems; each has a solution. Up to 1,000 different ones are held out: the same for every seed, and in
-    any order of their numbers."""
+    """Generated problems; each has a solution.
+
+    Up to 1,000 problems are held out, the same for every seed. None of them is trained on, whatever the order of its
+    numbers.
+    """
 
     name = "countdown"
     correct = staticmethod(correct)

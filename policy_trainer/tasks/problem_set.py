@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import overload
 
 import numpy as np
 
@@ -41,7 +41,13 @@ class LazyProblems(Sequence[Problem]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, place: int | slice) -> Any:
+    @overload
+    def __getitem__(self, place: int) -> Problem: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Problem]: ...
+
+    def __getitem__(self, place: int | slice) -> Problem | Sequence[Problem]:
         places = range(self._length)[place]  # resolves negative places and slices, raises IndexError
         return self._make(places) if isinstance(places, int) else [self._make(number) for number in places]
 

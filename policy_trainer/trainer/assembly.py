@@ -22,7 +22,7 @@ from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.metrics import MetricsFile, read_metrics
 from policy_trainer.reporting.reward_failures import RewardFailures
-from policy_trainer.reporting.sample_views import print_ends
+from policy_trainer.reporting.sample_views import print_best_and_worst
 from policy_trainer.reporting.samples import Samples, append_samples
 from policy_trainer.reporting.server_metrics import ServerMetrics
 from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
@@ -149,7 +149,7 @@ def _make_reporters(
     trackers = start_trackers(config, files.state.step, display.note)
     writers = [partial(append_samples, files.directory.samples), *(tracker.write_samples for tracker in trackers)]
     if config.show_samples:
-        writers.append(partial(print_ends, console))
+        writers.append(partial(print_best_and_worst, console))
     on_server: list[Recorder] = []
     if not files.trial:
         once, after = connect(config, url, None, patience=0), files.state.step or -1

@@ -75,4 +75,5 @@ def _place(error: Exception) -> tuple[type[Exception], str, int]:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS
     ]
-    return type(error), *places[-1]
+    file, line = places[-1] if places else ("", 0)
+    return type(error), file, line

@@ -18,7 +18,7 @@ Parts = dict[str, int]
 """Bytes by what holds them."""
 
 FLOAT32 = 4
-# Logits that the LM head keeps for its backward, and of one tile on a GPU: shared/logprobs/head.py, tiles.py.
+# Logits that the LM head keeps for its backward, and of one tile on a GPU: shared/logprobs/head.py.
 _KEPT_LOGITS, _TILE_LOGITS = 2**27, 2**26
 # float32 tensors of a tile that are alive at a time: its logits, their log-softmax and its exponential.
 _TILES = 3

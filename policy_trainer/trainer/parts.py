@@ -30,10 +30,10 @@ from shared.client import Leased
 class Workers:
     """The rollout workers: one that the trainer starts and restarts, or others that the user does.
 
-    command: what starts one; for messages. process: the trainer's; None if it starts none.
+    process: the trainer's; None if it starts none. command: what starts one then; for messages.
     """
 
-    def __init__(self, command: str, process: RestartedChild | None) -> None:
+    def __init__(self, process: RestartedChild | None, command: str = "") -> None:
         self._command = command
         self._process = process
 
@@ -68,12 +68,12 @@ def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, no
     if config.rollout == "external":
         if config.weights == "server":
             command = ["rollout", "--server", server, "--run", config.run]
-        return Workers(f"policy-trainer {' '.join(command)}", None)
+        return Workers(None, f"policy-trainer {' '.join(command)}")
     command += ["--server", server]
     token = token_of(config)
     secret = {f"{ENV_PREFIX}TOKEN": token} if token else {}  # not an argument: everyone can read command lines
     child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret)
-    return Workers("", RestartedChild(child, note, futile=" without delivering a batch in between"))
+    return Workers(RestartedChild(child, note, futile=" without delivering a batch in between"))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Reporters:
 
 
 def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepStats, step: int) -> dict[str, Any]:
-    """step: its number, from 1. groups: of the batches that train."""
+    """step: its number, from 1. groups: one for each batch; those that train have advantages."""
     return {
         "kind": "step",
         "step": step,

@@ -67,8 +67,10 @@ class Policy:
 
 
 def load_judge(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judge:
-    """All of a policy that needs no weights, the tokenizer too. Raises UserError for unusable rewards, tokenizer or
-    prompts."""
+    """Loads the tokenizer and the judge, the parts of a policy that need no weights.
+
+    Raises UserError for unusable rewards, tokenizer or prompts.
+    """
     source, revision = _source(config, checkpoint)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)

@@ -35,7 +35,8 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
     """
     use_threads(config.threads)
     recorded = read_recording(config.batches, config.groups_per_step)
-    counted = count_steps(config, cache(partial(make_task, config)), console)
+    task = cache(partial(make_task, config))
+    counted = count_steps(config, task, console)
     directory = RunDirectory(config.run_dir)
     records: list[dict[str, Any]] = []
     with directory.hold():
@@ -43,7 +44,7 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
         directory.open(config, console, resume=False)
         tokenizer = load_tokenizer(config.model, revision=config.revision)
         # Only gdpo needs weights of rewards: without it the task's data need not be there.
-        weights = part_weights(config, make_task(config)) if config.loss.advantage == "gdpo" else {}
+        weights = part_weights(config, task()) if config.loss.advantage == "gdpo" else {}
         loaded = load_in_one_process(counted, config.model, config.revision, None, tokenizer, weights)
         check = BatchCheck.of(loaded.learner.model, counted, weights)
         with closing(MetricsFile(directory.metrics)) as metrics, StopRequest() as stop:

@@ -53,7 +53,7 @@ def train(
     task = cache(partial(make_task, config))  # num_train_epochs and the policy need it: its data is read once
     counted = count_steps(config, task, console)
     with RunDirectory(config.run_dir).hold():
-        # Of the given configuration: config.toml keeps num_train_epochs, and a resumed run counts again.
+        # `config`, not `counted`: config.toml keeps num_train_epochs, and a resumed run counts again.
         files = open_run(config, console, trial=trial)
         with ExitStack() as stack, suppress(Stopped):
             build_trainer(counted, task, files, console, stack, stopwatch or Stopwatch(), world).run()

@@ -59,7 +59,9 @@ class Trainer:
         self._source = source
         self._renewal = source.renewal
         self._reporters = reporters
-        self._stopwatch, self._evaluated, self._stop = reporters.stopwatch, reporters.evaluated, stop
+        self._stopwatch = reporters.stopwatch
+        self._evaluated = reporters.evaluated
+        self._stop = stop
         self._noise_floor: float | None = None
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: Saving | None = None
@@ -197,7 +199,8 @@ class Trainer:
             evaluation = self._policy.evaluator.evaluate(
                 self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
             )
-        for name, error in () if self._evaluated else evaluation.failed.items():
+        if evaluation.failed and not self._evaluated:
+            name, error = next(iter(evaluation.failed.items()))
             raise RewardsFailed(name, "every answer of the first evaluation", error)
         self._evaluated = {"step": self._state.step, **evaluation.summary()}
         self._reporters.samples.of_evaluation(sampled_groups(evaluation, self._state.step))

@@ -19,7 +19,7 @@ from policy_trainer.learner.groups import make_group
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
-from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_ends
+from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_best_and_worst
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, Samples, append_samples, read_samples
 from shared.batch import RolloutBatch
 
@@ -128,7 +128,7 @@ def test_half_a_surrogate_pair_is_escaped(
     path, shown = tmp_path / "samples.jsonl", io.StringIO()
     completion = SampledCompletion("a\ud800", 1.0, {}, None, 1, True)
     group = SampledGroup(0, "eval", None, "task", 0, "\udfff?", "\x1b[31m\nb\ud800", (completion,))
-    writers = [partial(append_samples, path), partial(print_ends, Console(file=shown))]
+    writers = [partial(append_samples, path), partial(print_best_and_worst, Console(file=shown))]
     make_samples(tokenizer, *writers).of_evaluation([group])
     (read,) = read_samples(path)
     assert (read.prompt, read.answer, read.completions[0].text) == ("\\udfff?", "\x1b[31m\nb\\ud800", "a\\ud800")
@@ -139,7 +139,7 @@ def test_the_terminal_gets_the_best_and_the_worst_of_one_group(
     batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     output = io.StringIO()
-    terminal = partial(print_ends, Console(file=output, width=100))
+    terminal = partial(print_best_and_worst, Console(file=output, width=100))
     judged = replace(batch, rewards=np.array([1.5, 0.5, 0.75], np.float32))
     make_samples(tokenizer, terminal).of_step(1, [judged, judged], [trained(judged)] * 2)
     shown = output.getvalue()

@@ -23,7 +23,7 @@ from policy_trainer.reporting.display import Display, LiveDisplay
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
 from policy_trainer.reporting.metrics import MetricsFile, next_index, read_metrics
-from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_ends
+from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_best_and_worst
 from policy_trainer.reporting.samples import Samples, append_samples, read_samples
 from policy_trainer.trainer.parts import step_record
 from shared import wire
@@ -136,7 +136,7 @@ def trainer(tmp_path: Path, make_tiny: Any, tokenizer: Any) -> Iterator[Any]:
     """Everything that a step of a training run passes a batch to, once for each loss."""
     model = make_tiny(vocabulary=len(tokenizer))
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), force_terminal=True)
-    writers = [partial(append_samples, tmp_path / "samples.jsonl"), partial(print_ends, console)]
+    writers = [partial(append_samples, tmp_path / "samples.jsonl"), partial(print_best_and_worst, console)]
     losses = [LossConfig.model_validate(loss) for loss in LOSSES]
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     yield SimpleNamespace(
