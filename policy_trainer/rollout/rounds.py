@@ -40,9 +40,9 @@ _START_CHARACTERS = 200
 
 
 class Drawn(NamedTuple):
-    """index: of the problem. ids: of its prompt's tokens."""
+    """problem_index: of the problem. ids: of its prompt's tokens."""
 
-    index: int
+    problem_index: int
     problem: Problem
     ids: list[int]
 

@@ -57,7 +57,6 @@ class Trainer:
         self._state = files.state
         self._policy = policy
         self._source = source
-        self._renewal = source.renewal
         self._reporters = reporters
         self._stopwatch = reporters.stopwatch
         self._evaluated = reporters.evaluated
@@ -83,8 +82,8 @@ class Trainer:
                 self._ensure_reference()
                 requested = time.monotonic()
                 leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
-                if self._renewal is not None:
-                    leased = self._renewal.rescored(leased)
+                if self._source.renewal is not None:
+                    leased = self._source.renewal.rescored(leased)
                 with self._policy.turn():
                     taken = time.monotonic()
                     batches = [lease.batch for lease in leased]
@@ -116,17 +115,16 @@ class Trainer:
         return self._finish()
 
     def _ensure_reference(self) -> None:
-        if self._renewal is not None:
-            self._renewal.ensure()
+        if self._source.renewal is not None:
+            self._source.renewal.ensure()
 
     def _compare_with_reference(self, batches: Sequence[Batch]) -> float | None:
         """The KL before the first update; None after it. Raises RunFailed if the reference is not the one expected."""
-        learner = self._policy.learner
         if self._noise_floor is None:  # measured in every process: it depends on settings and devices
-            self._noise_floor = learner.noise_floor(batches)
+            self._noise_floor = self._policy.learner.noise_floor(batches)
         if self._state.step:
             return None
-        kl = learner.kl(batches)
+        kl = self._policy.learner.kl(batches)
         if message := self._source.check_first_kl(kl, self._noise_floor):
             self._reporters.display.note(message)
         return kl
@@ -223,7 +221,7 @@ class Trainer:
         self._settle()
         self._state.ledger = self._source.feed.ledger.ids()
         with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {self._state.step}"):
-            average = None if self._renewal is None else self._renewal.average
+            average = None if self._source.renewal is None else self._source.renewal.average
             self._saving = self._files.checkpoints.begin(self._state, self._policy.write, average)
         if self._saving.done():
             self._settle()

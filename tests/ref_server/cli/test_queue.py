@@ -23,6 +23,7 @@ from shared.api import PurgeBody, Purged
 from shared.batch import RolloutBatch, Training
 from shared.client import NotRefServer, RefServerClient
 from tests.ports import free_port
+from tests.waiting import until
 
 Rollout = Callable[..., RolloutBatch]
 Command = Callable[..., tuple[int, str, str]]
@@ -360,7 +361,8 @@ def test_what_comes_after_the_question_stays(
     screen = terminal("y\n")
     assert command("purge", "--state", "ready", "--run", run)[:2] == (0, "1 batch purged, <0.1 MiB\n")
     assert "Drop 1 batch" in screen.getvalue()
-    assert [state(http, id) for id in (chosen, *later)] == ["expired", "ready"]
+    assert state(http, chosen) == "expired"
+    until(lambda: state(http, later[0]) == "ready", "the later batch to be scored")
 
 
 def test_an_end_between_slices_says_how_far_it_came(

@@ -21,7 +21,7 @@ class Store:
         self.broken = False
         self.looks: list[tuple[dict[Wanted, int], set[tuple[str, str]]]] = []
 
-    def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
+    def count_leasable(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
         self.looks.append((dict(waiting), set(alive)))
         if self.broken:
             raise StorageBroken("gone")
