@@ -362,7 +362,7 @@ def test_what_comes_after_the_question_stays(
     assert command("purge", "--state", "ready", "--run", run)[:2] == (0, "1 batch purged, <0.1 MiB\n")
     assert "Drop 1 batch" in screen.getvalue()
     assert state(http, chosen) == "expired"
-    until(lambda: state(http, later[0]) == "ready", "the later batch to be scored")
+    until(lambda: state(http, later[0]) == "ready")
 
 
 def test_an_end_between_slices_says_how_far_it_came(
