@@ -33,7 +33,7 @@ class Odd:
                 raise TypeError("a bug")
             return getattr(self.queue, name)(*arguments)
 
-        return call if name in ("tidy", "look", "wanted_reference") else getattr(self.queue, name)
+        return call if name in ("tidy", "count_leasable", "wanted_reference") else getattr(self.queue, name)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_waiting_leases_get_their_batches_though_polling_fails(
 ) -> None:
     service = make_service(wrap=Odd)
     odd: Any = service.queue
-    odd.broken = "look"
+    odd.broken = "count_leasable"
     with serve(service) as http, ThreadPoolExecutor(1) as threads:
         lease = threads.submit(http.post, "/v1/batches/lease", json={"consumer": "c", "wait_seconds": 50})
         until(lambda: "waiting leases failed" in http.get("/readyz").text)
