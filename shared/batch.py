@@ -32,6 +32,9 @@ MAX_NAME_CHARACTERS = 200
 # The pattern of a lineage, which is also part of URLs and of directory names.
 LINEAGE = "[A-Za-z0-9._-]{1,200}"
 MAX_SAMPLE_BYTES = 16 * 1024
+MAX_IMAGE_TENSORS = 8
+MAX_IMAGE_DIMENSIONS = 5
+_IMAGE_DTYPES = (np.float32, np.uint8, np.int64)
 
 
 class BatchError(ValueError):
@@ -44,16 +47,21 @@ class BatchError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class TokenGroup:
-    """The tokens of one group: a prompt and the completions that share it.
+    """What a forward takes of one group: a prompt, the completions that share it, and the prompt's images.
 
     prompt_ids: int64 (P,), P >= 1. completion_ids: int64 (C,). completion_lengths: int64 (G,), each >= 1, sum C.
+    images: float32, uint8 or int64 tensors by the names that the model's own forward gives them, such as pixel_values
+    and image_grid_thw; empty for a text prompt. prompt_ids then contain a placeholder token for each image feature.
     """
 
     prompt_ids: Array
     completion_ids: Array
     completion_lengths: Array
+    images: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "images", MappingProxyType(dict(self.images)))
+        _check_images(self.images)
         for name in ("prompt_ids", "completion_ids", "completion_lengths"):
             check_tensor(name, getattr(self, name), np.int64)
             if not len(getattr(self, name)):
@@ -85,6 +93,11 @@ class TokenGroup:
                 raise BatchError(name, f"must lie in [0, {vocabulary}), {whose}")
 
     @property
+    def image_bytes(self) -> int:
+        """Bytes of all image tensors."""
+        return sum(tensor.nbytes for tensor in self.images.values())
+
+    @property
     def longest_row(self) -> int:
         """P + the longest completion: must fit the model's context."""
         return len(self.prompt_ids) + int(self.completion_lengths.max())
@@ -99,7 +112,7 @@ class TokenGroup:
             return [self]
         first, second = np.split(self.completion_lengths, [self.size // 2])
         ids = np.split(self.completion_ids, [int(first.sum())])
-        return [TokenGroup(self.prompt_ids, *half) for half in zip(ids, (first, second), strict=True)]
+        return [TokenGroup(self.prompt_ids, *half, self.images) for half in zip(ids, (first, second), strict=True)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -273,6 +286,23 @@ def check_tensor(name: str, value: Array, dtype: type[np.generic], length: int |
         raise BatchError(name, f"must be {np.dtype(dtype).name}, got {value.dtype.name}")
     if value.ndim != 1 or (length is not None and len(value) != length):
         raise BatchError(name, f"must have shape ({'*' if length is None else length},), got {value.shape}")
+
+
+def _check_images(images: Mapping[str, Array]) -> None:
+    if len(images) > MAX_IMAGE_TENSORS:
+        raise BatchError("image", f"must be at most {MAX_IMAGE_TENSORS} tensors, got {len(images)}")
+    for key, tensor in images.items():
+        name = f"image/{key}"
+        if not re.fullmatch("[a-z][a-z0-9_]{0,39}", key, re.ASCII):
+            raise BatchError(name[:80], "must be named in lower-case letters, digits and underscores")
+        if tensor.dtype not in _IMAGE_DTYPES:
+            raise BatchError(name, f"must be float32, uint8 or int64, got {tensor.dtype.name}")
+        if not 1 <= tensor.ndim <= MAX_IMAGE_DIMENSIONS or not tensor.size:
+            raise BatchError(
+                name, f"must have 1 to {MAX_IMAGE_DIMENSIONS} dimensions, none of them 0, got {tensor.shape}"
+            )
+        if tensor.dtype == np.float32 and not np.isfinite(tensor).all():
+            raise BatchError(name, "must be finite")
 
 
 def _check_optional(name: str, value: Array | None, dtype: type[np.generic], length: int) -> None:

@@ -17,14 +17,16 @@ from shared.batch import Array, BatchError
 
 MAX_HEADER_BYTES = 64 * 1024
 
-_DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_}
+_DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
+_IMAGE_DTYPES = ("F32", "U8", "I64")
 
 
 @dataclass(frozen=True)
 class Layout:
     """The tensors and metadata that a kind of file may hold.
 
-    noun: names the kind in messages. dtypes: I64, F32 or BOOL by tensor. prefix: of further tensors, which are F32.
+    noun: names the kind in messages. dtypes: I64, F32 or BOOL by tensor of one dimension. prefix: of further ones,
+    which are F32. image_prefix: of tensors that have any shape, and the dtype F32, U8 or I64.
     header_bytes: the longest header by metadata's `format`; MAX_HEADER_BYTES for others.
     """
 
@@ -32,12 +34,19 @@ class Layout:
     dtypes: Mapping[str, str]
     metadata: Set[str]
     prefix: str | None = None
+    image_prefix: str | None = None
     header_bytes: Mapping[str, int] = field(default_factory=dict)
 
-    def dtype(self, tensor: str) -> str | None:
-        """The dtype of a tensor; None if such a file may not have it."""
-        free = self.prefix is not None and tensor.startswith(self.prefix)
-        return self.dtypes.get(tensor, "F32" if free else None)
+    def has_any_shape(self, tensor: str) -> bool:
+        return self.image_prefix is not None and tensor.startswith(self.image_prefix)
+
+    def allowed_dtypes(self, tensor: str) -> tuple[str, ...]:
+        """The dtypes that a tensor may have; none if such a file may not have it."""
+        if self.has_any_shape(tensor):
+            return _IMAGE_DTYPES
+        if self.prefix is not None and tensor.startswith(self.prefix):
+            return ("F32",)
+        return (self.dtypes[tensor],) if tensor in self.dtypes else ()
 
     def check_header_size(self, size: int, format: str | None) -> None:
         """Raises BatchError."""
@@ -51,10 +60,10 @@ class Layout:
 
 
 def parse(body: bytes, layout: Layout) -> tuple[dict[str, str], dict[str, Array]]:
-    """Untrusted bytes -> metadata and tensors of one dimension, as the layout has them. Raises BatchError."""
+    """Untrusted bytes -> metadata and tensors, as the layout has them. Raises BatchError."""
     metadata, names = read_header(body, layout)
     for name in names:
-        if layout.dtype(name) is None:
+        if not layout.allowed_dtypes(name):
             raise BatchError(name[:80], f"is not a tensor of a {layout.noun}")
     try:
         parts = safetensors.deserialize(body)
@@ -62,16 +71,17 @@ def parse(body: bytes, layout: Layout) -> tuple[dict[str, str], dict[str, Array]
         raise BatchError("body", f"must be a safetensors file: {error}") from None
     tensors: dict[str, Array] = {}
     for name, part in parts:
-        expected = layout.dtype(name)
-        assert expected is not None
-        if part["dtype"] != expected:
-            raise BatchError(name, f"must have dtype {expected}, got {part['dtype']}")
-        if len(part["shape"]) != 1:
+        allowed = layout.allowed_dtypes(name)
+        if part["dtype"] not in allowed:
+            raise BatchError(name[:80], f"must have dtype {' or '.join(allowed)}, got {part['dtype']}")
+        any_shape = layout.has_any_shape(name)
+        if len(part["shape"]) != 1 and not any_shape:
             raise BatchError(name, f"must have one dimension, got shape {part['shape'][:8]}")
         data = bytes(part["data"])
-        if expected == "BOOL" and data.strip(b"\0\1"):
+        if part["dtype"] == "BOOL" and data.strip(b"\0\1"):
             raise BatchError(name, "must hold the bytes 0 and 1 only")
-        tensors[name] = np.frombuffer(data, dtype=_DTYPES[expected])
+        flat = np.frombuffer(data, dtype=_DTYPES[part["dtype"]])
+        tensors[name] = flat.reshape(part["shape"]) if any_shape else flat
     return metadata, tensors
 
 

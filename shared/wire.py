@@ -21,6 +21,9 @@ CONTENT_TYPE = "application/vnd.safetensors"
 LEASES_CONTENT_TYPE = "application/vnd.tandem.batches"
 ROLLOUT_FORMAT = "rollout-batch/1"
 SCORED_FORMAT = "scored-batch/1"
+# The same with tensors of the prompt's images.
+IMAGE_ROLLOUT_FORMAT = "rollout-batch/2"
+IMAGE_SCORED_FORMAT = "scored-batch/2"
 TRAINING_FORMAT = "training/1"
 # Scoring adds a tensor or two and a version to an admitted header, and may format its numbers differently.
 _MAX_SCORED_HEADER_BYTES = MAX_HEADER_BYTES + 1024
@@ -42,11 +45,22 @@ _TENSORS = {
 }
 _STEP_TENSORS = ("step_rewards", "step_ends", "step_counts")
 _REWARD_PREFIX = "reward/"
+_IMAGE_PREFIX = "image/"
+_ROLLOUT_FORMATS = (ROLLOUT_FORMAT, IMAGE_ROLLOUT_FORMAT)
+_SCORED_FORMATS = (SCORED_FORMAT, IMAGE_SCORED_FORMAT)
 _METADATA = {
     "format", "id", "run", "epoch", "policy_version", "temperature",
     "top_p", "top_k", "lineage", "task", "sample", "reference_version",
 }  # fmt: skip
-_LAYOUT = Layout("batch", _TENSORS, _METADATA, _REWARD_PREFIX, {SCORED_FORMAT: _MAX_SCORED_HEADER_BYTES})
+_SCORED_HEADER_BYTES = dict.fromkeys(_SCORED_FORMATS, _MAX_SCORED_HEADER_BYTES)
+_LAYOUT = Layout(
+    "batch",
+    _TENSORS,
+    _METADATA,
+    _REWARD_PREFIX,
+    _IMAGE_PREFIX,
+    dict.fromkeys(_SCORED_FORMATS, _MAX_SCORED_HEADER_BYTES),
+)
 _TRAINING_LAYOUT = Layout("training", {"advantages": "F32", "logps": "F32"}, {"format", "step"})
 
 # The longest JSON of a lease: ids and tokens are short.
@@ -69,6 +83,7 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
         "loss_mask": rollout.loss_mask,
         "policy_versions": rollout.policy_versions,
         **{_REWARD_PREFIX + name: part for name, part in rollout.reward_parts.items()},
+        **{_IMAGE_PREFIX + name: tensor for name, tensor in rollout.group.images.items()},
     }
     if rollout.steps is not None:
         tensors |= {
@@ -77,7 +92,7 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
             "step_counts": rollout.steps.counts,
         }
     metadata: dict[str, Any] = {
-        "format": ROLLOUT_FORMAT,
+        "format": _ROLLOUT_FORMATS[bool(rollout.group.images)],
         "id": rollout.id,
         "run": rollout.run,
         "epoch": rollout.epoch,
@@ -91,7 +106,10 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
     }
     if isinstance(batch, ScoredBatch):
         tensors |= {"ref_logps": batch.ref_logps, "teacher_logps": batch.teacher_logps}
-        metadata |= {"format": SCORED_FORMAT, "reference_version": batch.reference_version}
+        metadata |= {
+            "format": _SCORED_FORMATS[bool(rollout.group.images)],
+            "reference_version": batch.reference_version,
+        }
     body = safetensors.numpy.save(
         {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items() if tensor is not None},
         {name: str(value) for name, value in metadata.items() if value is not None},
@@ -152,15 +170,14 @@ def to_batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatc
             required(tensors, "prompt_ids"),
             required(tensors, "completion_ids"),
             required(tensors, "completion_lengths"),
+            _by_suffix(tensors, _IMAGE_PREFIX),
         ),
         rewards=required(tensors, "rewards"),
         finished=required(tensors, "finished"),
         sampler_logps=tensors.get("sampler_logps"),
         loss_mask=tensors.get("loss_mask"),
         policy_versions=tensors.get("policy_versions"),
-        reward_parts={
-            name.removeprefix(_REWARD_PREFIX): part for name, part in tensors.items() if name.startswith(_REWARD_PREFIX)
-        },
+        reward_parts=_by_suffix(tensors, _REWARD_PREFIX),
         steps=_steps(tensors),
         top_p=number(metadata, "top_p", float) if "top_p" in metadata else None,
         top_k=number(metadata, "top_k", int) if "top_k" in metadata else None,
@@ -181,13 +198,23 @@ def to_batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatc
 def _choose_format(metadata: dict[str, str], tensors: dict[str, Array]) -> bool:
     """True for a scored batch, False for a rollout batch."""
     name = required(metadata, "format")
-    if name not in (ROLLOUT_FORMAT, SCORED_FORMAT):
+    scored = name in _SCORED_FORMATS
+    if not scored and name not in _ROLLOUT_FORMATS:
         raise BatchError("format", f"must be {ROLLOUT_FORMAT!r} or {SCORED_FORMAT!r}, got {name[:40]!r}")
-    if name == ROLLOUT_FORMAT:
+    has_images = any(tensor.startswith(_IMAGE_PREFIX) for tensor in tensors)
+    if has_images != (name in (IMAGE_ROLLOUT_FORMAT, IMAGE_SCORED_FORMAT)):
+        fitting = (_SCORED_FORMATS if scored else _ROLLOUT_FORMATS)[has_images]
+        raise BatchError("format", f"must be {fitting!r} {'with' if has_images else 'without'} images, got {name!r}")
+    if not scored:
         for key in ("ref_logps", "teacher_logps", "reference_version"):
             if key in tensors or key in metadata:
                 raise BatchError(key, f"belongs to a batch of format {SCORED_FORMAT!r} only")
-    return name == SCORED_FORMAT
+    return scored
+
+
+def _by_suffix(tensors: dict[str, Array], prefix: str) -> dict[str, Array]:
+    """The tensors whose names begin with the prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _steps(tensors: dict[str, Array]) -> StepRewards | None:
