@@ -1,4 +1,5 @@
-"""Loads and saves Hugging Face causal LMs and tokenizers, for server and trainer; checks that they match."""
+"""Loads and saves Hugging Face language models, with or without vision, and tokenizers, for server and trainer; checks
+that they match."""
 
 import hashlib
 import json
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
@@ -46,7 +48,7 @@ _NO_HUB = (
 
 
 def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
-    """A causal LM in evaluation mode, from a directory or a hub id. Never runs code from the hub.
+    """A language model in evaluation mode, from a directory or a hub id. Never runs code from the hub.
 
     Raises UserError with transformers' message when the model or the device does not exist.
     """
@@ -66,9 +68,15 @@ def load_mapped_model(
 
 
 def _read(name: str, **options: Any) -> PreTrainedModel:
-    _read_config(name, options["revision"])
+    config = _read_config(name, options["revision"])
     # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
-    return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **options)
+    return _auto_class(config).from_pretrained(name, trust_remote_code=False, **options)
+
+
+def _auto_class(config: Any) -> Any:
+    """The class that builds a model of this configuration: most vision-language models are not among the causal LMs."""
+    known = type(config) in AutoModelForCausalLM._model_mapping or not hasattr(config, "vision_config")
+    return AutoModelForCausalLM if known else AutoModelForImageTextToText
 
 
 def _read_config(name: str, revision: str | None) -> Any:
@@ -111,7 +119,7 @@ def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:
     _refuse_adapter(name)
     with _explained(name, revision), torch.device("meta"):
         config = _read_config(name, revision)
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = _auto_class(config).from_config(config, trust_remote_code=False)
     with suppress(OSError):  # not every model has one; transformers has derived it from the configuration then
         model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
     return model
@@ -126,7 +134,7 @@ def load_empty(name: str, *, revision: str | None, dtype: Dtype) -> PreTrainedMo
     with _explained(name, revision), init_empty_weights(include_buffers=False):
         config = _read_config(name, revision)
         chosen = config.dtype if dtype == "auto" else getattr(torch, dtype)
-        model = AutoModelForCausalLM.from_config(config, dtype=chosen, trust_remote_code=False)
+        model = _auto_class(config).from_config(config, dtype=chosen, trust_remote_code=False)
     model.tie_weights()  # each parameter was replaced by one on the meta device
     return model.eval()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -42,6 +42,17 @@ def packed_attention(
         raise NotImplementedError("packed attention has no sliding_window")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     return span_attention(query, key, value, options.get("scaling"), options.get("dropout", 0.0))[None], None
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Sets the attention implementation of the language model; a vision tower keeps its own."""
+    whole = model.config.get_text_config() is model.config
+    model.set_attn_implementation(name if whole else {"text_config": name})
+
+
+def attention_of(model: PreTrainedModel) -> str:
+    """The name of the language model's attention implementation."""
+    return model.config.get_text_config()._attn_implementation  # type: ignore[return-value]
 
 
 def refuse_extras(options: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +10,13 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.errors import UserError
+from shared.logprobs.attention import attention_of, set_attention
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.head import target_logps
 from shared.logprobs.packed import PackedForward, VarlenForward
 from shared.logprobs.padded import PaddedForward, PlainForward, refuse_lasting_frequencies, rope_depends_on_length
 from shared.logprobs.varlen import has_kernel
+from shared.logprobs.vision import Vision, vision_of
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def choose_forward(
     """
     dtype = dtype or model.dtype
     refuse_lasting_frequencies(model)
-    attention: Any = model.config._attn_implementation
+    attention = attention_of(model)
     errors: dict[str, str] = {}
     for candidate in _candidates(model, dtype):
         try:
@@ -47,7 +48,7 @@ def choose_forward(
                 f"differs from a plain forward by {difference:.2g} of the log-probs' standard deviation"
             )
         log.warning("the %s forward is refused: %s", candidate.name, errors[candidate.name])
-        model.set_attn_implementation(attention)  # undo the change that a refused packed forward made
+        set_attention(model, attention)  # undo the change that a refused packed forward made
     raise UserError(f"model: no forward computes correct log-probs for {type(model).__name__}: {errors}")
 
 
@@ -96,17 +97,20 @@ def self_test_difference(
 ) -> float:
     """The difference between `forward` and unpadded rows computed one by one, on random groups.
 
+    A model that takes images is also given a group with two.
     It is relative to the standard deviation of the log-probs: a small random model's log-probs hardly vary, so even a
     wrong forward differs little. It is the maximum over tokens, or in half precision the mean: half precision depends
     on the shapes of the matrix products, so single tokens differ even between correct forwards.
     """
-    groups, temperatures = _test_groups(embedding_rows(model)), [1.0, 0.7]
+    vision = vision_of(model)
+    groups = _test_groups(embedding_rows(model), vision)
+    temperatures = [1.0, 0.7, 1.3][: len(groups)]
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
             got = forward(groups, temperatures)
-            rows = torch.cat([_row_by_row(model, *pair) for pair in zip(groups, temperatures, strict=True)])
+            rows = torch.cat([_row_by_row(model, vision, *pair) for pair in zip(groups, temperatures, strict=True)])
     finally:
         model.train(training)
     difference = (got.to(rows.device) - rows).abs() / rows.std().clamp(min=0.01)
@@ -122,20 +126,28 @@ def embedding_rows(model: PreTrainedModel) -> int:
     return model.get_input_embeddings().weight.shape[0]  # type: ignore[return-value]
 
 
-def _test_groups(vocabulary: int) -> list[TokenGroup]:
+def _test_groups(vocabulary: int, vision: Vision | None) -> list[TokenGroup]:
     generator = np.random.default_rng(0)
 
     def group(prompt: int, lengths: list[int]) -> TokenGroup:
         ids = generator.integers(0, vocabulary, size=prompt + sum(lengths))
+        if vision is not None:
+            ids[np.isin(ids, vision.placeholders)] = 0
         return TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths))
 
-    return [group(7, [5, 1, 9]), group(3, [4, 2])]
+    groups = [group(7, [5, 1, 9]), group(3, [4, 2])]
+    if vision is not None:
+        text, images = group(3, [3, 6]), vision.example(generator)
+        prompt = vision.example_prompt(images, text.prompt_ids)
+        groups.insert(1, TokenGroup(prompt, text.completion_ids, text.completion_lengths, images))
+    return groups
 
 
-def _row_by_row(model: PreTrainedModel, group: TokenGroup, temperature: float) -> Tensor:
+def _row_by_row(model: PreTrainedModel, vision: Vision | None, group: TokenGroup, temperature: float) -> Tensor:
     prompt, logps = len(group.prompt_ids), []
     for completion in group.completions():
-        row = torch.tensor(np.concatenate([group.prompt_ids, completion]), device=model.device)
-        logits = model(input_ids=row[None], use_cache=False).logits[0]
-        logps.append(target_logps(logits[prompt - 1 : -1], row[prompt:], temperature))
+        row = torch.tensor(np.concatenate([group.prompt_ids, completion]), device=model.device)[None]
+        extra = vision.inputs([group.images], row) if vision else {}
+        logits = model(input_ids=row, use_cache=False, **extra).logits[0]
+        logps.append(target_logps(logits[prompt - 1 : -1], row[0, prompt:], temperature))
     return torch.cat(logps)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.logprobs.head import LMHead
+from shared.logprobs.vision import vision_of
 
 
 class LogprobForward(Protocol):
@@ -39,6 +40,7 @@ class HiddenForward(ABC):
     def __init__(self, model: PreTrainedModel) -> None:
         LMHead.of(model)  # raises
         self._model = model
+        self._vision = vision_of(model)
 
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
         return self._head().logps(*self._inputs(groups, temperatures))

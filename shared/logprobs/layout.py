@@ -53,11 +53,22 @@ class PackedLayout:
         """Tokens of the longest completion and its prompt."""
         return max(span.length + (span.prompt.length if span.prompt else 0) for span in self.spans)
 
-    def positions(self) -> Indexes:
-        """(N,) position ids: each completion continues where its prompt ended."""
-        return np.concatenate(
-            [np.arange(span.length) + (span.prompt.length if span.prompt else 0) for span in self.spans]
-        )
+    def positions(self, prompts: Sequence[Indexes] | None = None) -> Indexes:
+        """(N,) position ids: each completion continues at its prompt's largest position plus one.
+
+        prompts: (P,) positions of each prompt's tokens, or (3, P), which give (3, N); default: 0 to P - 1.
+        """
+        given = iter(prompts or [np.arange(span.length) for span in self.spans if span.prompt is None])
+        parts: list[Indexes] = []
+        start = 0
+        for span in self.spans:
+            if span.prompt is None:
+                parts.append(next(given))
+                start = parts[-1].max() + 1
+            else:
+                rows = (*parts[-1].shape[:-1], span.length)
+                parts.append(np.broadcast_to(start + np.arange(span.length), rows))
+        return np.concatenate(parts, axis=-1)
 
     def predictors(self) -> Indexes:
         """(sum of C,) the position that predicts each completion token: the shift by one.

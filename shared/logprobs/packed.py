@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
-from shared.logprobs.attention import PACKED_ATTENTION, SpanAttention
+from shared.logprobs.attention import PACKED_ATTENTION, SpanAttention, set_attention
 from shared.logprobs.forward import HiddenForward
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
@@ -28,7 +28,7 @@ class PackedForward(HiddenForward):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        model.set_attn_implementation(PACKED_ATTENTION)
+        set_attention(model, PACKED_ATTENTION)
 
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
         """(C, hidden size) at the positions that predict the completion tokens of all groups."""
@@ -42,17 +42,26 @@ class PackedForward(HiddenForward):
         def attend(query: Tensor, *others: Any) -> Tensor:
             return attention_on(query.device)(query, *others)
 
-        ids = np.concatenate([part for group in groups for part in (group.prompt_ids, group.completion_ids)])
+        packed = np.concatenate([part for group in groups for part in (group.prompt_ids, group.completion_ids)])
+        ids = torch.tensor(packed, device=device)[None]
+        # (1, N), or (3, 1, N) where each token has three positions.
+        positions = torch.tensor(self._positions(layout, groups), device=device).unsqueeze(-2)
         hidden: Tensor = self._model.base_model(
-            input_ids=torch.tensor(ids, device=device)[None],
-            position_ids=torch.tensor(layout.positions(), device=device)[None],
+            input_ids=ids,
+            position_ids=positions,
             # Ignored by packed attention. Given a 4D mask, transformers does not build an (N, N) one.
             attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device),
             use_cache=False,
             span_attention=attend,
             longest_row=layout.longest_row,
+            **(self._vision.inputs([group.images for group in groups], ids) if self._vision else {}),
         ).last_hidden_state[0]
         return hidden.index_select(0, torch.tensor(layout.predictors(), device=hidden.device))
+
+    def _positions(self, layout: PackedLayout, groups: Sequence[TokenGroup]) -> np.ndarray:
+        if self._vision is None:
+            return layout.positions()
+        return layout.positions([self._vision.positions(group.prompt_ids, group.images) for group in groups])
 
 
 class VarlenForward(PackedForward):

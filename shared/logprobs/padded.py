@@ -13,13 +13,14 @@ from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs.forward import HiddenForward
 from shared.logprobs.head import target_logps, target_logps_and_entropies
+from shared.logprobs.vision import Vision, vision_of
 
 # Most tokens of a padded micro-batch, unless a single row has more.
 ROW_TOKENS = 4096
 
 
-# Tokens of a prompt, and the ids of this prompt and one completion.
-_Row = tuple[int, np.ndarray]
+# A group, and the ids of its prompt and one completion.
+_Row = tuple[TokenGroup, np.ndarray]
 
 
 class PaddedForward(HiddenForward):
@@ -28,9 +29,10 @@ class PaddedForward(HiddenForward):
     name = "padded"
 
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
-        return torch.cat(
-            _by_row(self._model, _rows(groups), lambda **inputs: self._model.base_model(**inputs).last_hidden_state)
-        )
+        def states(**inputs: Any) -> Tensor:
+            return self._model.base_model(**inputs).last_hidden_state
+
+        return torch.cat(_by_row(self._model, self._vision, _rows(groups), states))
 
 
 class PlainForward:
@@ -40,6 +42,7 @@ class PlainForward:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        self._vision = vision_of(model)
 
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
         return torch.cat([target_logps(*parts) for parts in self._parts(groups, temperatures)])
@@ -52,8 +55,8 @@ class PlainForward:
     def _parts(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[tuple[Tensor, Tensor, float]]:
         """For each completion: (T, V) logits, (T,) target tokens, temperature."""
         rows = _rows(groups)
-        logits = _by_row(self._model, rows, lambda **inputs: self._model(**inputs).logits)
-        targets = [torch.tensor(ids[prompt:], device=self._model.device) for prompt, ids in rows]
+        logits = _by_row(self._model, self._vision, rows, lambda **inputs: self._model(**inputs).logits)
+        targets = [torch.tensor(ids[len(group.prompt_ids) :], device=self._model.device) for group, ids in rows]
         per_row = np.repeat(temperatures, [group.size for group in groups]).tolist()
         return list(zip(logits, targets, per_row, strict=True))
 
@@ -91,13 +94,15 @@ def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 def _rows(groups: Sequence[TokenGroup]) -> list[_Row]:
     return [
-        (len(group.prompt_ids), np.concatenate([group.prompt_ids, completion]))
+        (group, np.concatenate([group.prompt_ids, completion]))
         for group in groups
         for completion in group.completions()
     ]
 
 
-def _by_row(model: PreTrainedModel, rows: Sequence[_Row], states: Callable[..., Tensor]) -> list[Tensor]:
+def _by_row(
+    model: PreTrainedModel, vision: Vision | None, rows: Sequence[_Row], states: Callable[..., Tensor]
+) -> list[Tensor]:
     """The output of `states` at the positions that predict each row's completion: (T, h) or (T, V) per row."""
     outputs: dict[int, Tensor] = {}
     limit = 1 if rope_depends_on_length(model) else ROW_TOKENS
@@ -105,7 +110,9 @@ def _by_row(model: PreTrainedModel, rows: Sequence[_Row], states: Callable[..., 
         tokens = [torch.tensor(rows[index][1], device=model.device) for index in batch]
         ids = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
         mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
-        for index, row_states in zip(batch, states(input_ids=ids, attention_mask=mask, use_cache=False), strict=True):
-            prompt, row = rows[index]
-            outputs[index] = row_states[prompt - 1 : len(row) - 1]
+        extra = vision.inputs([rows[index][0].images for index in batch], ids) if vision else {}
+        states_of_rows = states(input_ids=ids, attention_mask=mask, use_cache=False, **extra)
+        for index, row_states in zip(batch, states_of_rows, strict=True):
+            group, row = rows[index]
+            outputs[index] = row_states[len(group.prompt_ids) - 1 : len(row) - 1]
     return [outputs[index] for index in range(len(rows))]
