@@ -53,6 +53,9 @@ class TrainConfig(RunConfig):
     """Maximum tokens of one forward and backward, unless a single group has more."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of layers and recompute the rest in the backward: less memory, more time."""
+    freeze_vision_tower: bool | None = None
+    """For a model that takes images: train the language model only. Default: true with lora.rank, which then adapts
+    the language model only, as vLLM requires; else false."""
     rank_timeout_seconds: float = Field(default=1800, gt=0)
     """Under torchrun: how long a rank waits for another one in a computation before the job ends."""
     publish_every: int = Field(default=1, ge=1)
@@ -108,6 +111,10 @@ class TrainConfig(RunConfig):
                 "lower minibatches, or raise groups_per_step"
             )
         return self
+
+    @property
+    def freezes_vision_tower(self) -> bool:
+        return self.lora.rank > 0 if self.freeze_vision_tower is None else self.freeze_vision_tower
 
     @property
     def penalised_by_server(self) -> bool:

@@ -3,6 +3,7 @@
 Only this file imports peft, which adds the adapters to a model and computes with them.
 """
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from policy_trainer.adapters import WEIGHTS, LowRank
 from policy_trainer.config import LoraConfig, TrainConfig
 from policy_trainer.learner.optimizer import trained
 from shared.errors import UserError
+from shared.logprobs import language_model, vision_of
 from shared.models import copy_state, save_model
 
 _ALL = "all-linear"
@@ -29,30 +31,53 @@ _ADAPTER, _BASE = ".lora_", ".base_layer."
 
 
 def adapt(model: PreTrainedModel, config: TrainConfig, checkpoint: Path | None = None) -> None:
-    """Adds the run's adapters, if it trains any. checkpoint: a single-process one that has them; None: new adapters.
+    """Freezes what the run does not train, and adds its adapters, if it trains any.
 
-    Raises UserError for target modules that cannot have them.
+    checkpoint: a single-process one that has the adapters; None: new ones. Raises UserError for target modules that
+    cannot have them.
     """
+    tower = vision_tower(model) if config.freezes_vision_tower else {}
     if not config.lora.rank:
+        for part in tower.values():
+            part.requires_grad_(False)
         return
-    add_adapters(model, config.lora, seed=config.seed, base=config.model, revision=config.revision)
+    add_adapters(model, config.lora, seed=config.seed, base=config.model, revision=config.revision, without=tower)
     if checkpoint:
         load_adapters(model, checkpoint)
 
 
-def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int, base: str, revision: str | None) -> None:
+def vision_tower(model: PreTrainedModel) -> dict[str, nn.Module | nn.Parameter]:
+    """The parts of a vision-language model, by name, that make features of images; none for a text model."""
+    if vision_of(model) is None:
+        return {}
+    base, text = model.base_model, language_model(model)
+    parts = (*base.named_children(), *base.named_parameters(recurse=False))
+    return {f"{model.base_model_prefix}.{name}": part for name, part in parts if part is not text}
+
+
+def add_adapters(
+    model: PreTrainedModel,
+    lora: LoraConfig,
+    *,
+    seed: int,
+    base: str,
+    revision: str | None,
+    without: Iterable[str] = (),
+) -> None:
     """Freezes the weights of `model` and adds adapters that change nothing yet: each of them begins with B = 0.
 
     The same seed draws the same A on any device. base, revision: where the weights come from; the adapters' file says
-    it. Raises UserError for target modules that cannot have adapters.
+    it. without: names of parts that get no adapters. Raises UserError for target modules that cannot have adapters.
     """
     import peft  # late: it takes seconds, and most runs have no adapters
 
-    targets = _targets(model, lora.target_modules)
+    excluded = "|".join(re.escape(name) + r"\..*" for name in without)
+    targets = _targets(model, lora.target_modules, excluded)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=targets,
+        exclude_modules=excluded or None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         revision=revision,
         task_type="CAUSAL_LM",
@@ -178,12 +203,16 @@ def _layers(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
-def _targets(model: PreTrainedModel, wanted: Iterable[str]) -> list[str]:
-    """Ends of the names of the layers that get an adapter, sorted."""
+def _targets(model: PreTrainedModel, wanted: Iterable[str], excluded: str) -> list[str]:
+    """Ends of the names of the layers that get an adapter, sorted. excluded: a pattern of names that get none."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     barred = [name for name, module in model.named_modules() if module in (head, embeddings)]
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    ends = sorted({name.rsplit(".", 1)[-1] for name in linear if name not in barred})
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and not re.fullmatch(excluded, name)
+    ]
+    ends = sorted({_end(name) for name in linear if name not in barred})
     chosen: set[str] = set()
     for target in wanted:
         if any(_ends(name, target) for name in barred):
@@ -199,6 +228,12 @@ def _targets(model: PreTrainedModel, wanted: Iterable[str]) -> list[str]:
             )
         chosen |= set(ends) if target == _ALL else {target}
     return sorted(chosen)
+
+
+def _end(name: str) -> str:
+    """The last part of a name; with the part before it if it is only a number, as in a Sequential."""
+    *_, before, last = ["", *name.split(".")]
+    return f"{before}.{last}" if last.isdigit() else last
 
 
 def _ends(name: str, target: str) -> bool:

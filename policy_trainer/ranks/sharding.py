@@ -4,7 +4,7 @@ Each layer's weights are gathered before it computes and dropped after it, in th
 al., PyTorch FSDP, arXiv 2304.11277; `fully_shard` of torch.distributed.fsdp).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -17,13 +17,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from policy_trainer.learner.adapters import vision_tower
 from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.micro_batches import Ranks, cut
 from policy_trainer.learner.optimizer import trained
 from policy_trainer.ranks.world import World
 from shared.batch import TokenGroup
 from shared.errors import UserError
-from shared.logprobs import LogprobForward
+from shared.logprobs import LogprobForward, language_model, vision_of
 from shared.models import load_empty, load_model
 from shared.settings import Dtype
 
@@ -36,7 +37,8 @@ def shard(model: PreTrainedModel, world: World, compute: torch.dtype) -> None:
     compute: the dtype of forward and backward. Gradients are summed, not averaged, in float32.
     Raises UserError for a model whose layers transformers does not mark as such.
     """
-    layers = layers_of(model)
+    # The tower's layers stay with the rest: they compute only on ranks whose groups have images.
+    layers = layers_of(language_model(model) if vision_of(model) else model)
     if not layers:
         raise UserError(f"model: {type(model).__name__} has no layers that could be sharded: train on one device")
     mesh = init_device_mesh(world.device.type, (world.size,))
@@ -54,8 +56,26 @@ class ShardedForward:
     def __init__(self, model: PreTrainedModel, forward: LogprobForward) -> None:
         self.name = f"{forward.name}, sharded"
         self._model: Any = model
-        model.token_logps = forward.__call__  # type: ignore[assignment]
-        model.token_logps_with_entropy = forward.with_entropy  # type: ignore[assignment]
+        tower = set(vision_tower(model))
+
+        def complete(groups: Sequence[TokenGroup], logps: Tensor) -> Tensor:
+            """All ranks reduce gradients of the same weights: without images, those of the tower are 0."""
+            if not tower or any(group.images for group in groups):
+                return logps
+            weights = (weight for name, weight in trained(model).items() if _is_within(name, tower))
+            return sum(((0 * weight).sum() for weight in weights), logps)
+
+        def token_logps(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+            return complete(groups, forward(groups, temperatures))
+
+        def token_logps_with_entropy(
+            groups: Sequence[TokenGroup], temperatures: Sequence[float]
+        ) -> tuple[Tensor, Tensor]:
+            logps, entropy = forward.with_entropy(groups, temperatures)
+            return complete(groups, logps), entropy
+
+        model.token_logps = token_logps  # type: ignore[assignment]
+        model.token_logps_with_entropy = token_logps_with_entropy  # type: ignore[assignment]
         for method in ("token_logps", "token_logps_with_entropy"):
             register_fsdp_forward_method(model, method)
 
@@ -64,6 +84,10 @@ class ShardedForward:
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
         return self._model.token_logps_with_entropy(groups, temperatures)
+
+
+def _is_within(name: str, parts: Set[str]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
 Cost = Callable[[TokenGroup], float]

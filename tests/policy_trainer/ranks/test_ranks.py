@@ -30,8 +30,10 @@ from shared.batch import ScoredBatch
 from shared.logprobs import choose_forward
 from shared.models import copy_state, load_model, save_model
 from tests.policy_trainer.adapters.adapters import MODELS
+from tests.policy_trainer.learner.test_vision import batches as vision_batches
 from tests.policy_trainer.ranks import job
 from tests.rounding import rounding
+from tests.shared.logprobs.vision_families import make_vision
 
 Make = Callable[..., Any]
 # Groups of each step: unequal, and now and then fewer than there are ranks.
@@ -173,6 +175,23 @@ def test_other_architectures_go_the_same_way(
     launch(ranks, place, config)
     learner, _ = in_one_process(model, config, steps)
     assert difference(place, learner) < bound(config, learner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"freeze_vision_tower": True}], ids=["whole", "frozen"])
+def test_images_on_some_ranks_only(tmp_path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
+    """A rank whose groups have no images reduces the gradients of the tower all the same."""
+    model = make_vision("qwen2_vl")
+    model.generation_config.eos_token_id = 2  # type: ignore[union-attr]
+    steps = [vision_batches(model)] * 2
+    for number, batches in enumerate(steps):
+        (directory := tmp_path / f"step-{number}").mkdir()
+        for place, batch in enumerate(batches):
+            (directory / str(place)).write_bytes(wire.encode(batch))
+    config = configured(tmp_path, model, tokenizer, **settings)
+    launch(2, tmp_path, config, last=2)
+    learner, _ = in_one_process(model, config, steps)
+    assert difference(tmp_path, learner, last=2) < bound(config, learner)
 
 
 @pytest.mark.slow

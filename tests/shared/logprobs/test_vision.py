@@ -41,9 +41,9 @@ def groups_of(model: Any) -> list[TokenGroup]:
 
 
 def vision(name: str) -> Vision:
-    found = vision_of(make_vision(name))
-    assert found is not None
-    return found
+    result = vision_of(make_vision(name))
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize("name", VISION_FAMILIES)

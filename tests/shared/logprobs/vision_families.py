@@ -128,7 +128,7 @@ def without_images(prompt: int, lengths: Sequence[int], seed: int = 0) -> TokenG
 
 
 def vision_oracle(model: PreTrainedModel, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-    """(sum of C,) log-probs, each row alone, with positions and masks of the model's own. Differentiable."""
+    """(sum of C,) log-probs, row by row, with positions and masks of the model's own. Differentiable."""
     logps = []
     for group, temperature in zip(groups, temperatures, strict=True):
         start = len(group.prompt_ids)
