@@ -1,15 +1,19 @@
-"""Compares answers as mathematics. This is the only file that uses math-verify.
+"""Compares answers as mathematics. This is the only file that uses math-verify and mathruler.
 
 Some short texts make math-verify loop forever, in places that its own time limit does not cover. It also sets signals,
-which works only in a main thread. So rewards that use it run in the sandbox.
+which works only in a main thread. mathruler, which EasyR1 uses, has no time limit and lets sympy evaluate the answer.
+So rewards that use either of them run in the sandbox.
 """
 
 import logging
 import math
 import re
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+from shared.errors import UserError
 
 # Characters that occur in formulas but not in prose.
 _FORMULA = re.compile(r"[\\^{}_()\[\]+*/=<>|]")
@@ -108,6 +112,37 @@ def library() -> Any:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     math_verify.parse("$1$", parsing_timeout=60)
     return math_verify
+
+
+def graded(answer: str, gold: str) -> float:
+    """1 if mathruler accepts the answer, else 0; NaN without a gold answer."""
+    if not gold:
+        return math.nan
+    accepts = grader().grade_answer
+    try:
+        with warnings.catch_warnings(action="ignore"):  # Python's, about the answer that sympy evaluates
+            return float(accepts(answer, gold))
+    except Exception:  # an answer that makes it fail, such as one that takes all memory, is a wrong one
+        return 0.0
+
+
+def boxed(text: str) -> str:
+    r"""The content of the last \boxed{…}, stripped; the text `None` if there is none or its brace is not closed."""
+    return grader().extract_boxed_content(text)
+
+
+@cache
+def grader() -> Any:
+    """mathruler's grader. Raises UserError if it, or a package that it imports, is not installed."""
+    try:
+        from mathruler import grader
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"rewards: easyr1/math and easyr1/r1v need {error.name}, which is not installed: "
+            "pip install 'tandem-grpo[vision]'"
+        ) from error
+    logging.getLogger("pylatexenc").setLevel(logging.ERROR)  # it warns of malformed LaTeX
+    return grader
 
 
 def _read_answer(text: str) -> list[Any]:

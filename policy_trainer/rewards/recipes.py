@@ -1,5 +1,5 @@
-"""Rewards of published recipes: Simple-GRPO and A. Burkov's Language Models Book (GSM8K), Open-R1 (mathematics), and
-nano-aha-moment and GRPO:Zero (Countdown).
+"""Rewards of published recipes: Simple-GRPO and A. Burkov's Language Models Book (GSM8K), Open-R1 (mathematics), EasyR1
+(geometry in pictures), and nano-aha-moment and GRPO:Zero (Countdown).
 
 In both Countdown recipes the prompt ends with `<think>`, so their rewards judge only what was sampled, and the format
 rewards put this tag before it.
@@ -11,9 +11,9 @@ from collections import deque
 from fractions import Fraction
 
 from policy_trainer.data.problem import Sample, Score
-from policy_trainer.rewards.answers import MAX_ANSWER_CHARACTERS, each_tag_once, matches_whole
+from policy_trainer.rewards.answers import MAX_ANSWER_CHARACTERS, each_tag_once, format_reward, matches_whole
 from policy_trainer.rewards.expressions import MAX_CHARACTERS, NoExpression, evaluate
-from policy_trainer.rewards.mathematics import as_latex, read_first, read_latex, read_number, same
+from policy_trainer.rewards.mathematics import as_latex, boxed, graded, read_first, read_latex, read_number, same
 from shared.errors import UserError
 
 # The same matches as `\d+\.\d+|\d+/\d+|\d+`.
@@ -25,6 +25,8 @@ _R1_START = "<think>\n"
 _R1_SEAM = "\n</think>\n<answer>\n"
 _R1_END = re.compile(r"\n</answer>$", re.MULTILINE)
 _R1_TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+# White space that `\s*(<|>|/)\s*` takes away. That pattern would take quadratic time for a long white space.
+_EASYR1_SPACE = re.compile(r"(?<!\s)\s+(?=[<>/])|(?<=[<>/])\s+")
 _ARITHMETIC = re.compile(r"[\d+\-*/().\s]+")
 _INTEGER_ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
 _THINK_TAG = re.compile(r"</?think>")
@@ -109,6 +111,35 @@ def open_r1_tag_count(sample: Sample) -> float:
     return 0.25 * sum(sample.completion.count(tag) == 1 for tag in _R1_TAGS)
 
 
+def easyr1_math_accuracy(sample: Sample) -> float:
+    """1 if mathruler accepts the text in the last box, or the text `None` without a box; else 0. NaN without a gold
+    answer."""
+    return graded(boxed(_EASYR1_SPACE.sub("", sample.completion)), sample.problem.answer)
+
+
+def easyr1_math_format(sample: Sample) -> float:
+    r"""1 for `^<think>.*</think>.*\\boxed\{.*\}.*$` (DOTALL), without the white space around < > and /; else 0.
+
+    In linear time: each part is looked for after the first place of the part before it.
+    """
+    text = _EASYR1_SPACE.sub("", sample.completion)
+    _, _, rest = text.removeprefix("<think>").partition("</think>")
+    _, _, box = rest.partition(r"\boxed{")
+    return float(text.startswith("<think>") and "}" in box)
+
+
+def easyr1_r1v_accuracy(sample: Sample) -> float:
+    """1 if mathruler accepts the first answer whose tags are in one line, or the whole text without one; else 0. NaN
+    without a gold answer."""
+    answer = _first_answer_of_a_line(sample.completion)
+    return graded((sample.completion if answer is None else answer).strip(), sample.problem.answer.strip())
+
+
+def easyr1_r1v_format(sample: Sample) -> float:
+    r"""1 if the whole text is `<think>.*?</think>\s*<answer>.*?</answer>` (DOTALL), else 0."""
+    return format_reward(sample) if sample.completion.endswith("</answer>") else 0.0  # no line end after it
+
+
 def nano_aha_format(sample: Sample) -> float:
     """1 for a think block, a line end and an answer block; 0.5 if the answer is not arithmetic; else 0."""
     text = "<think>" + sample.sampled.removesuffix("\n")
@@ -122,9 +153,7 @@ def nano_aha_format(sample: Sample) -> float:
 
 def nano_aha_equation(sample: Sample) -> float:
     """1 if the first answer whose tags are in one line uses each number once and reaches the target, else 0."""
-    answers = (_first_answer(line) for line in sample.sampled.split("\n"))
-    first = next((answer for answer in answers if answer is not None), "")
-    return _reaches(first.strip(), sample)
+    return _reaches((_first_answer_of_a_line(sample.sampled) or "").strip(), sample)
 
 
 def grpo_zero_format(sample: Sample) -> float:
@@ -148,6 +177,12 @@ def _first_answer(text: str) -> str | None:
     _, _, rest = text.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
     return answer if closed else None
+
+
+def _first_answer_of_a_line(text: str) -> str | None:
+    """The first match of `<answer>(.*?)</answer>`, whose `.` matches no line end."""
+    answers = map(_first_answer, text.split("\n"))
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def _reaches(expression: str, sample: Sample) -> float:

@@ -16,8 +16,12 @@ from policy_trainer.rewards.answers import (
 )
 from policy_trainer.rewards.function_server import MODULE, CallerReward
 from policy_trainer.rewards.http_reward import SCHEMES, HttpReward
-from policy_trainer.rewards.mathematics import library
+from policy_trainer.rewards.mathematics import grader, library
 from policy_trainer.rewards.recipes import (
+    easyr1_math_accuracy,
+    easyr1_math_format,
+    easyr1_r1v_accuracy,
+    easyr1_r1v_format,
     grpo_zero_equation,
     grpo_zero_format,
     lm_book_correct,
@@ -92,6 +96,10 @@ RULES: Mapping[str, Reward | Sandboxed] = {
     "open_r1/accuracy": Sandboxed(open_r1_accuracy, library, cut_off=0.0),
     "open_r1/format": open_r1_format,
     "open_r1/tag_count": open_r1_tag_count,
+    "easyr1_math/accuracy": Sandboxed(easyr1_math_accuracy, grader, cut_off=0.0),
+    "easyr1_math/format": easyr1_math_format,
+    "easyr1_r1v/accuracy": Sandboxed(easyr1_r1v_accuracy, grader, cut_off=0.0),
+    "easyr1_r1v/format": easyr1_r1v_format,
     "nano_aha/format": nano_aha_format,
     "nano_aha/equation": nano_aha_equation,
     "grpo_zero/format": grpo_zero_format,
@@ -103,20 +111,28 @@ SUMS: Mapping[str, Mapping[str, float]] = {
     "gsm8k/simple_grpo": {"simple_grpo/accuracy": 1.0, "simple_grpo/format": 1.0},
     "gsm8k/lm_book": {"lm_book/correct": 1.0, "lm_book/tags": 1.0},
     "math/open_r1": {"open_r1/accuracy": 1.0, "open_r1/format": 1.0, "open_r1/tag_count": 1.0},
+    "easyr1/math": {"easyr1_math/accuracy": 0.9, "easyr1_math/format": 0.1},
+    "easyr1/r1v": {"easyr1_r1v/accuracy": 0.5, "easyr1_r1v/format": 0.5},
     "countdown/nano_aha": {"nano_aha/format": 1.0, "nano_aha/equation": 1.0},
     "countdown/grpo_zero": {"grpo_zero/format": 0.1, "grpo_zero/equation": 1.0},
 }
 
 
 # Rewards that compare with a gold answer.
-_GOLDEN = frozenset({"accuracy", "math/accuracy", "simple_grpo/accuracy", "lm_book/correct", "open_r1/accuracy"})
+_GOLDEN = frozenset(
+    {
+        "accuracy", "math/accuracy", "simple_grpo/accuracy", "lm_book/correct", "open_r1/accuracy",
+        "easyr1_math/accuracy", "easyr1_r1v/accuracy",
+    }
+)  # fmt: skip
 # Rewards that measure correctness.
 _RIGHT = _GOLDEN | {"nano_aha/equation", "grpo_zero/equation"}
 # Rewards that look for <answer> tags; accuracy does so where the task's `correct` does.
 _TAGGED = frozenset(
     {
         "format", "tags", "simple_grpo/format", "lm_book/correct", "lm_book/tags", "open_r1/format",
-        "open_r1/tag_count", "nano_aha/format", "nano_aha/equation", "grpo_zero/format", "grpo_zero/equation",
+        "open_r1/tag_count", "easyr1_r1v/accuracy", "easyr1_r1v/format", "nano_aha/format", "nano_aha/equation",
+        "grpo_zero/format", "grpo_zero/equation",
     }
 )  # fmt: skip
 

@@ -1,10 +1,10 @@
 """Each recipe's rules compared with the functions of its repository, on many random completions.
 
 Their code is no part of this repository: without it these tests are skipped. With `TANDEM_RECIPES=DIR` they read
-DIR/open-r1, DIR/simple_GRPO, DIR/nano-aha-moment, DIR/GRPO-Zero and DIR/theLMbook, checkouts of huggingface/open-r1,
-lsdefine/simple_GRPO, McGill-NLP/nano-aha-moment, policy-gradient/GRPO-Zero and aburkov/theLMbook on github.com.
-`TANDEM_RECIPES_CASES` (100000) is the number of completions. The other tests of this folder
-have the most telling ones.
+DIR/open-r1, DIR/simple_GRPO, DIR/EasyR1, DIR/nano-aha-moment, DIR/GRPO-Zero and DIR/theLMbook, checkouts of
+huggingface/open-r1, lsdefine/simple_GRPO, hiyouga/EasyR1, McGill-NLP/nano-aha-moment, policy-gradient/GRPO-Zero and
+aburkov/theLMbook on github.com. `TANDEM_RECIPES_CASES` (100000) is the number of completions. The other tests of this
+folder have the most telling ones.
 """
 
 import ast
@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.data.problem import Problem, Sample, Score
-from policy_trainer.rewards.registry import RULES
+from policy_trainer.rewards.registry import RULES, SUMS
 from policy_trainer.rewards.sandbox import Sandboxed
 
 CHECKOUTS = os.environ.get("TANDEM_RECIPES")
@@ -70,14 +71,33 @@ SOLUTIONS = (
 )  # fmt: skip
 
 
-def completions(pieces: Sequence[Sequence[str]], forms: Sequence[str]) -> Iterator[str]:
+# Nothing that sympy would compute for long.
+GEOMETRY = (
+    "12", "12.0", "24/2", "3/4", "6/8", r"\frac{3}{4}", r"\frac34", r"\dfrac{6}{8}", "0.75", ".75", r"2\sqrt{221}",
+    r"2 \sqrt { 221 }", r"\sqrt{884}", "2√221", "145^\\circ", "145°", "145", "145 degrees", r"12\text{ cm}", "12 cm",
+    "(1,2)", "(2, 1)", "[1,2)", "x = 12", "x+1", "1+x", r"6\pi", "pi*6", "1,200", "1200", "50%", r"50\%", "7 3/4",
+    "None", "-12", "+12", "{12}", "{", "}", r"\boxed{", r"\boxed{}", "A", "a", r"\text{Yes}", "yes", "2^{3}", "2^3",
+)  # fmt: skip
+GEOMETRY_GOLDS = (
+    "12", "3/4", "0.75", r"2\sqrt{221}", "145", "145°", "(1,2)", "x+1", r"6\pi", "1,200", "50%", "7 3/4", "None", "A",
+    " 12 ", "8",
+)  # fmt: skip
+EASYR1_TAGS = ("<think>", "</think>", "<answer>", "</answer>", "< think >", "< / think>", "</think> ", "<", ">", "/")
+EASYR1_FORMS = (
+    r"<think>{}</think>\boxed{X}", "<think>{}</think>\n\n\\boxed{X}.\n", "< think >{}< / think >{}\\boxed{ X }",
+    "<think>{}</think><answer>X</answer>", "<think>{}</think>\n<answer> X </answer>", "<answer>X</answer>", "X",
+    "{}X{}", r"\boxed{X}{}\boxed{X}",
+)  # fmt: skip
+
+
+def completions(pieces: Sequence[Sequence[str]], forms: Sequence[str], cases: int = CASES) -> Iterator[str]:
     """Pieces in any order, and forms that are nearly right: with a piece put in, or a character lost."""
     chance = random.Random(0)
 
     def some(most: int) -> str:
         return "".join(chance.choice(chance.choice(pieces)) for _ in range(chance.randrange(most)))
 
-    for _ in range(CASES):
+    for _ in range(cases):
         if chance.random() < 0.3:
             yield some(12)
             continue
@@ -195,6 +215,35 @@ def test_open_r1_accuracy() -> None:
     texts = completions((LATEX, LATEX, WORDS, SPACE, TAGS), FORMS)
     cases = (Sample(Problem("", extras={"solution": chance.choice(SOLUTIONS)}), text) for text in texts)
     assert differences(cases, {"open_r1/accuracy": original}) == []
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("cases", [2000, pytest.param(CASES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["math", "r1v"])
+def test_easyr1(name: str, cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mathruler is the same in both. So that most of the time is not sympy's, each pair of texts is graded once."""
+    from mathruler import grader
+
+    monkeypatch.setattr(grader, "grade_answer", lru_cache(maxsize=None)(grader.grade_answer))
+    known = {"grade_answer": grader.grade_answer, "extract_boxed_content": grader.extract_boxed_content, "Any": Any}
+    (score,) = functions(f"EasyR1/examples/reward_function/{name}.py", "compute_score", **known)
+
+    def original(sample: Sample) -> dict[str, float]:
+        given = {"response": sample.completion, "ground_truth": sample.problem.answer}
+        return score([given])[0] if name == "math" else score(given)
+
+    weights = SUMS[f"easyr1/{name}"]
+    rules = {part: _rule(part) for part in weights}
+    chance, seen, different = random.Random(2), set[tuple[float, ...]](), []
+    for sample in samples(completions((EASYR1_TAGS, SPACE, GEOMETRY, WORDS), EASYR1_FORMS, cases), GEOMETRY_GOLDS):
+        filled = replace(sample, completion=re.sub("X", lambda _: chance.choice(GEOMETRY), sample.completion))
+        ours, theirs = [rule(filled) for rule in rules.values()], original(filled)
+        seen.add(tuple(ours))
+        total = sum(weight * score for weight, score in zip(weights.values(), ours, strict=True))
+        if [*ours, round(total, 9)] != [theirs["accuracy"], theirs["format"], round(theirs["overall"], 9)]:
+            different.append((filled, ours, theirs))
+    assert different == []
+    assert len(seen) == 4  # right or wrong, in the form or not
 
 
 def countdown() -> Iterator[Sample]:
