@@ -17,6 +17,7 @@ USED_SETTINGS: Mapping[str, Set[str]] = {
     "arithmetic": frozenset(),
     "countdown": _FILES | _DATASETS | {"countdown"},
     "dataset": _FILES | _DATASETS | _ANSWERS,
+    "geometry3k": _FILES | _DATASETS,
     "gsm8k": _FILES | _DATASETS,
     "jsonl": _FILES | _ANSWERS,
     "math": _FILES | _DATASETS,
@@ -141,6 +142,20 @@ class DataConfig(PromptConfig, SourceConfig):
     """Maximum tokens of a prompt."""
     too_long: Literal["drop", "refuse"] = "drop"
     """What happens to a prompt over max_prompt_length. drop: it is skipped and counted. refuse: the run stops."""
+    min_pixels: int | None = Field(default=None, ge=1)
+    """Smaller pictures are enlarged to this many pixels. Default: the model's. For models that take pictures of any
+    size, such as Qwen's."""
+    max_pixels: int | None = Field(default=None, ge=1)
+    """Larger pictures are reduced to this many pixels, which bounds the tokens of a picture: 28 x 28 pixels a token for
+    Qwen2.5-VL, 32 x 32 for Qwen3-VL. Default: the model's."""
+
+    @model_validator(mode="after")
+    def _check_pixels(self) -> "DataConfig":
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise ValueError(
+                f"data.min_pixels: must not be larger than data.max_pixels, {self.max_pixels}, got {self.min_pixels}"
+            )
+        return self
 
 
 def check_source(task: TaskName, source: SourceConfig) -> None:

@@ -124,8 +124,8 @@ class JudgingConfig(Section):
 
     seconds: Annotated[float, Resume.FREE] = Field(default=5.0, gt=0, le=86_400)
     """Time limit in seconds for one completion and one sandboxed reward: your own functions and those that use
-    math-verify. The process is killed when it takes longer. A call with many completions has this for each of them.
-    One day at most."""
+    math-verify or mathruler. The process is killed when it takes longer. A call with many completions has this for each
+    of them. One day at most."""
     memory_gib: Annotated[float, Travel.LOCAL, Resume.FREE] = Field(default=4.0, ge=0)
     """Memory limit of the sandbox process, in GiB. 0: no limit, which CUDA in a reward of your own needs."""
     workers: Annotated[int, Travel.LOCAL, Resume.FREE] = Field(default=1, ge=1)

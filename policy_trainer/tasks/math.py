@@ -1,5 +1,6 @@
-"""Mathematics: OpenR1-Math, MATH (Hendrycks et al. 2021, arXiv 2103.03874) and similar files with answers in LaTeX, and
-GSM8K, grade-school problems (Cobbe et al. 2021, arXiv 2110.14168), or a file in its format."""
+"""Mathematics: OpenR1-Math, MATH (Hendrycks et al. 2021, arXiv 2103.03874) and similar files with answers in LaTeX;
+Geometry3K, problems with a diagram (Lu et al. 2021, arXiv 2105.04165); and GSM8K, grade-school problems (Cobbe et al.
+2021, arXiv 2110.14168), or a file in its format."""
 
 import re
 from collections.abc import Iterator
@@ -31,6 +32,14 @@ def math(source: SourceConfig, seed: int) -> ProblemSet:
     source = default_to_hub(source, "open-r1/OpenR1-Math-220k", "default")
     split = read_split(source, _math_problem, ((PROBLEM,), (ANSWER, SOLUTION)))
     return ProblemSet("math", split, ByAnswer(equal_math), seed)
+
+
+def geometry3k(source: SourceConfig, seed: int) -> ProblemSet:
+    """Problems of hiyouga/geometry3k with its test split held out, unless the source names a file or other dataset."""
+    source = default_to_hub(source, "hiyouga/geometry3k", None, eval_split="test")
+    return ProblemSet(
+        "geometry3k", read_split(source, _math_problem, ((PROBLEM,), (ANSWER,))), ByAnswer(equal_math), seed
+    )
 
 
 def last_boxed(text: str) -> str | None:

@@ -93,7 +93,9 @@ class ProblemSet:
         return self._eval_problems
 
 
-def default_to_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | None = None) -> SourceConfig:
+def default_to_hub(
+    source: SourceConfig, dataset: str, subset: str | None, eval_split: str | None = None
+) -> SourceConfig:
     """The source, with this dataset of the Hub if it names neither a file nor a dataset."""
     if source.path or source.dataset:
         return source

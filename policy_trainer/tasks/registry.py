@@ -11,7 +11,7 @@ from policy_trainer.data.user_code import accepts, explained, import_named
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.countdown import countdown
-from policy_trainer.tasks.math import gsm8k, math
+from policy_trainer.tasks.math import geometry3k, gsm8k, math
 from policy_trainer.tasks.mixture import Mixture
 from policy_trainer.tasks.user_rows import ROW_TASKS, row_task
 from shared.errors import UserError
@@ -19,6 +19,7 @@ from shared.errors import UserError
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "arithmetic": lambda source, seed: Arithmetic(seed),
     "countdown": countdown,
+    "geometry3k": geometry3k,
     "gsm8k": gsm8k,
     "math": math,
 }

@@ -92,6 +92,8 @@ def local_data(task: str | None, directory: Path) -> list[str]:
     files = {kind: str(directory / f"{kind}.jsonl") for kind in DATA}
     if task == "mixture":
         return ["--data.mixture", json.dumps([{"task": kind, "path": files[kind]} for kind in ("gsm8k", "math")])]
+    if task == "geometry3k":  # pictures need another model
+        return ["--task", "math", "--data.path", files["math"]]
     return ["--data.path", files[task]] if task else []
 
 
