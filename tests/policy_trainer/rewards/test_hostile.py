@@ -40,6 +40,8 @@ COMPLETIONS = (
     "<think>" + megabyte("</think>" + " " * 50),
     "<think>" + megabyte("<"),
     "<think>" + megabyte("<" * 6 + "think>"),
+    megabyte(" \n<"),
+    "<think></think>" + megabyte(r"\boxed{"),
     megabyte("9"),
     megabyte("9."),
     megabyte("9/"),
@@ -94,6 +96,8 @@ BEST: Mapping[str, float] = {
     "lm_book/tags": 0.4,
     "open_r1/format": 0,
     "open_r1/tag_count": 0.5,
+    "easyr1_math/format": 0,
+    "easyr1_r1v/format": 0,
     "nano_aha/format": 0,
     "nano_aha/equation": 0,
     "grpo_zero/format": 0.6,
@@ -128,7 +132,7 @@ APART["math"] = Sandboxed(partial(task_accuracy, ByAnswer(equal_math)), library,
 def test_rules_that_are_judged_apart_give_the_failing_score(name: str) -> None:
     rule = APART[name]
     rewards = Sandbox({name: rule}, seconds=3, memory=2**30)
-    for text in (*(form.format(part) for part in BUSY for form in ("{}", "<answer>{}</answer>")), *COMPLETIONS[15:]):
+    for text in (*(form.format(part) for part in BUSY for form in ("{}", "<answer>{}</answer>")), *COMPLETIONS[17:]):
         assert rewards.scores(name, [Sample(requested, text)]) == [rule.cut_off], text[:40]
 
 
