@@ -187,6 +187,8 @@ class ServeConfig(BaseSettings):
     """Largest batch that is admitted, in tokens: the prompt once and all completions."""
     max_body_mib: int = Field(default=64, ge=1)
     """Largest request body, in MiB."""
+    max_image_mib: int | None = Field(default=None, ge=0)
+    """Most MiB of image tensors in a batch; 0 refuses images. By default max_body_mib: they travel in its body."""
     max_bodies_mib: int = Field(default=256, ge=1)
     """MiB of request bodies in memory at once, except JSON. Beyond it, or if one client would hold more than it leaves
     free, the server answers 429. Checking and storing a body takes up to four more times its length, so five times
@@ -213,6 +215,11 @@ class ServeConfig(BaseSettings):
     def max_weights_per_token(self) -> int | None:
         """max_weights_mib_per_token in bytes."""
         return None if self.max_weights_mib_per_token is None else self.max_weights_mib_per_token * MIB
+
+    @property
+    def max_image_bytes(self) -> int:
+        """max_image_mib in bytes."""
+        return (self.max_body_mib if self.max_image_mib is None else self.max_image_mib) * MIB
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -249,6 +256,15 @@ class ServeConfig(BaseSettings):
             raise ValueError(
                 f"max_body_mib: {self.max_body_mib} is more than the queue ever has room for in one run "
                 f"({room}: at most half of queue.max_mib); lower it, or raise queue.max_mib and queue.max_mib_per_run"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _images_fit_a_body(self) -> "ServeConfig":
+        if self.max_image_bytes > self.max_body_mib * MIB:
+            raise ValueError(
+                f"max_image_mib: {self.max_image_mib} must be at most max_body_mib ({self.max_body_mib}): images travel "
+                "in the body of their batch"
             )
         return self
 

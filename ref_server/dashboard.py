@@ -27,7 +27,7 @@ _MEDIA_TYPES = {
 }
 # The page runs its own scripts and talks only to this server. Texts of uploaders can neither run nor load anything.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
 )
 _HEADERS = {

@@ -89,7 +89,7 @@ def describe_store(config: ServeConfig) -> str:
 def _open_reference(config: ServeConfig) -> ReferenceModel:
     if config.no_model:
         return_freed_memory()
-        return NoReferenceModel(config.max_batch_tokens)
+        return NoReferenceModel(config)
     # PyTorch takes seconds and memory; a queue without a model needs neither.
     from ref_server.scoring import frozen_model
 

@@ -66,7 +66,7 @@ class Exchange:
             raise MalformedUpload(f"inputs have {upload.tokens} tokens to score; max_batch_tokens is {most}")
         try:
             for group in upload.groups():
-                self._service.reference.check_tokens(group)
+                self._service.reference.check_group(group)
         except (BatchError, TooLarge) as error:
             raise MalformedUpload(f"inputs: {error}") from None
 

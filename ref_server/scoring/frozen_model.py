@@ -18,6 +18,7 @@ from shared.batch import TokenGroup
 from shared.devices import choose_device, describe_device
 from shared.errors import UserError
 from shared.logprobs import choose_forward, embedding_rows
+from shared.logprobs.vision import vision_of
 from shared.models import context_length, load_mapped_model, load_tokenizer, tokenizer_fingerprint, use_threads
 from shared.process import return_freed_memory
 
@@ -61,6 +62,7 @@ class FrozenModel:
         self._models = models
         self._tokenizer = tokenizer
         self._config = config
+        self._vision = vision_of(model)
         self.version = version
         self.replicas = [
             Scorer(forward, version, describe_devices(model)) for forward, model in zip(forwards, models, strict=True)
@@ -75,23 +77,26 @@ class FrozenModel:
             device=", ".join(replica.device for replica in self.replicas),
             reference_version=version,
             max_batch_tokens=config.max_batch_tokens,
+            max_image_bytes=config.max_image_bytes if self._vision else 0,
             tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
             forward=", ".join(sorted({forward.name for forward in forwards})),
             snapshot=snapshot,
         )
         log.info("model ready", **self.info.model_dump(exclude={"tokenizer_fingerprint"}))
 
-    def check_tokens(self, group: TokenGroup) -> None:
-        """Ids within the vocabulary, then lengths within what server and model take."""
+    def check_group(self, group: TokenGroup) -> None:
+        """Ids within the vocabulary, then lengths within what server and model take, then images as the model's."""
         assert self.info.vocabulary_size is not None
         group.check_ids(self.info.vocabulary_size, "the reference's vocabulary")
-        check_size(group, self.info.max_batch_tokens)
+        check_size(group, self.info)
         if self.info.context_length is not None and group.longest_row > self.info.context_length:
             raise TooLarge(
                 "completion_lengths",
                 f"and the prompt make a row of {group.longest_row} tokens; "
                 f"the model's context is {self.info.context_length}",
             )
+        if self._vision is not None:
+            self._vision.check(group)
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

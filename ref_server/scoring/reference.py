@@ -7,8 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from ref_server.config import ServeConfig
 from shared.api import ModelInfo
-from shared.batch import TokenGroup
+from shared.batch import BatchError, TokenGroup
 
 
 class TooLarge(ValueError):
@@ -88,8 +89,8 @@ class ReferenceModel(Protocol):
     base: str
     """Fingerprint of the weights of `--model`, which no replacement changes."""
 
-    def check_tokens(self, group: TokenGroup) -> None:
-        """Ids, then lengths. Raises BatchError, TooLarge."""
+    def check_group(self, group: TokenGroup) -> None:
+        """Ids, then lengths, then images. Raises BatchError, TooLarge."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -118,30 +119,34 @@ class ReferenceModel(Protocol):
         ...
 
 
-def check_size(group: TokenGroup, max_batch_tokens: int) -> None:
-    """Raises TooLarge."""
-    if group.tokens > max_batch_tokens:
+def check_size(group: TokenGroup, info: ModelInfo) -> None:
+    """Raises TooLarge, and BatchError for images where there may be none."""
+    if group.tokens > info.max_batch_tokens:
         raise TooLarge(
-            "completion_ids", f"and the prompt have {group.tokens} tokens; max_batch_tokens is {max_batch_tokens}"
+            "completion_ids", f"and the prompt have {group.tokens} tokens; max_batch_tokens is {info.max_batch_tokens}"
         )
+    if group.images and not info.max_image_bytes:
+        raise BatchError("image", "must be absent: this server takes no images")
+    if group.image_bytes > info.max_image_bytes:
+        raise TooLarge("image", f"tensors have {group.image_bytes} bytes; max_image_bytes is {info.max_image_bytes}")
 
 
 class NoReferenceModel:
-    """A `ReferenceModel` that scores nothing, and accepts any vocabulary and context: the server is only a queue, and
-    leases batches as they were uploaded."""
+    """A `ReferenceModel` that scores nothing, and accepts any vocabulary, context and images: the server is only a
+    queue, and leases batches as they were uploaded."""
 
     scores_uploads = False
     version = 0
     base = ""
     replicas = ()
 
-    def __init__(self, max_batch_tokens: int) -> None:
-        empty = dict.fromkeys(ModelInfo.model_fields)
-        self.info = ModelInfo.model_validate({**empty, "max_batch_tokens": max_batch_tokens})
+    def __init__(self, config: ServeConfig) -> None:
+        limits = {"max_batch_tokens": config.max_batch_tokens, "max_image_bytes": config.max_image_bytes}
+        self.info = ModelInfo.model_validate(dict.fromkeys(ModelInfo.model_fields) | limits)
 
-    def check_tokens(self, group: TokenGroup) -> None:
+    def check_group(self, group: TokenGroup) -> None:
         group.check_ids(2**63, "as token ids do")
-        check_size(group, self.info.max_batch_tokens)
+        check_size(group, self.info)
 
     def encode(self, text: str) -> list[int]:
         raise NoModel

@@ -45,16 +45,17 @@ class ReferenceWithTeacher:
     def __init__(self, reference: ReferenceModel, teacher: ReferenceModel) -> None:
         self._reference = reference
         self._teacher = teacher
-        self.info = reference.info.model_copy(update={"teacher": teacher.info.name})
+        images = min(reference.info.max_image_bytes, teacher.info.max_image_bytes)
+        self.info = reference.info.model_copy(update={"teacher": teacher.info.name, "max_image_bytes": images})
         self.version = reference.version
         self.base = reference.base
         self.replicas = [
             ReplicaWithTeacher(*replicas) for replicas in zip(reference.replicas, teacher.replicas, strict=True)
         ]
 
-    def check_tokens(self, group: TokenGroup) -> None:
-        self._reference.check_tokens(group)
-        self._teacher.check_tokens(group)
+    def check_group(self, group: TokenGroup) -> None:
+        self._reference.check_group(group)
+        self._teacher.check_group(group)
 
     def encode(self, text: str) -> list[int]:
         return self._reference.encode(text)

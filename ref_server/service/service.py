@@ -16,11 +16,12 @@ from ref_server.queue.records import Stats, Upload
 from ref_server.scoring.reference import NotReady, ReferenceModel
 from ref_server.service.polls import Polls
 from ref_server.service.reference import CurrentReference
-from ref_server.service.views import RunSelection, describe_queue, describe_rewards, describe_tokens
+from ref_server.service.views import RunSelection, describe_queue, describe_rewards, describe_tokens, pictures_of
 from ref_server.service.weights import ServedWeights
 from shared import wire
 from shared.api import LEGACY_RUN, BatchSummary, ModelInfo, QueueView, RewardsView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
+from shared.pictures import png
 
 log = structlog.get_logger()
 
@@ -172,7 +173,7 @@ class Service:
     def _check_rollout(self, batch: RolloutBatch | ScoredBatch) -> RolloutBatch:
         if not isinstance(batch, RolloutBatch):
             raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: a batch is uploaded before it is scored")
-        self.reference.check_tokens(batch.group)
+        self.reference.check_group(batch.group)
         return batch
 
     def tokenize(self, prompt: str, completions: Sequence[str]) -> TokenGroup:
@@ -196,6 +197,12 @@ class Service:
         """As describe_tokens, without tokens."""
         content = self._stored(batch)
         return content and describe_rewards(content)
+
+    def picture(self, batch: BatchSummary, number: int) -> bytes | None:
+        """A picture of the prompt as a PNG file; None where there is none. Raises BatchError as describe_tokens does."""
+        content = self._stored(batch)
+        shown = pictures_of(content) if content else []
+        return png(shown[number]) if number < len(shown) else None
 
     def keep_training(self, batch: BatchSummary, body: bytes) -> None:
         """Stores what training made of a batch. Raises BatchError, and what `Queue.put_training` raises."""

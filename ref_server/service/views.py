@@ -29,6 +29,7 @@ from shared.api import (
     TokensView,
 )
 from shared.batch import LINEAGE, Array, RolloutBatch, ScoredBatch, Training
+from shared.pictures import Picture, pictures
 
 # The queue
 
@@ -171,6 +172,7 @@ def describe_tokens(
         policy_version=rollout.policy_version,
         trained_step=None if training is None else training.step,
         prompt=PromptView(text=reference.decode(prompt), ids=prompt),
+        images=len(pictures_of(batch)),
         rows=[
             RowView(
                 text=reference.decode(ids),
@@ -197,6 +199,10 @@ def describe_rewards(batch: RolloutBatch | ScoredBatch) -> RewardsView:
         lengths=rollout.group.completion_lengths.tolist(),
         finished=rollout.finished.tolist(),
     )
+
+
+def pictures_of(batch: RolloutBatch | ScoredBatch) -> list[Picture]:
+    return pictures(_rollout(batch).group.images)
 
 
 def _rollout(batch: RolloutBatch | ScoredBatch) -> RolloutBatch:

@@ -154,6 +154,8 @@ class TokensView(ResponseRecord):
     trained_step: int | None = None
     """The training step that `logps` and `advantages` are of."""
     prompt: PromptView
+    images: int = 0
+    """How many pictures of the prompt can be shown: `GET /v1/batches/{id}/images/{number}`, counted from 0."""
     rows: list[RowView]
 
 

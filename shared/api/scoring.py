@@ -42,7 +42,7 @@ class Logprobs(ResponseRecord):
 
 
 class ModelInfo(ResponseRecord):
-    """The reference model. Without a model, all fields but max_batch_tokens are null."""
+    """The reference model. Without a model, all fields but the two maxima are null."""
 
     name: str | None
     revision: str | None
@@ -55,6 +55,8 @@ class ModelInfo(ResponseRecord):
     reference_version: int | None
     max_batch_tokens: int
     """Tokens of a batch: the prompt once and all completions."""
+    max_image_bytes: int = 0
+    """Bytes of the image tensors of a batch; 0 if it may have none, as with a model that takes no images."""
     tokenizer_fingerprint: str | None
     forward: str | None
     """How log-probs are computed: `packed-varlen`, `packed`, `padded` or `plain`."""

@@ -1,11 +1,12 @@
 """The client: a method for each route of the API, which builds the request and reads the answer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import httpx
+import numpy as np
 
 from shared import wire
 from shared.api import (
@@ -36,7 +37,7 @@ from shared.api import (
     TokensView,
     Uploaded,
 )
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, Training
+from shared.batch import Array, BatchError, RolloutBatch, ScoredBatch, TokenGroup, Training
 from shared.client.connection import JSON, READ_SECONDS, ApiCall, as_record, no_answer, route
 from shared.client.errors import ClientError, RefServerError, Unreachable, UnusableBatch
 from shared.client.runs import RunsClient
@@ -232,9 +233,27 @@ class RefServerClient(RunsClient):
         return self._logprobs(LogprobsRequest(prompt=prompt, completions=[*completions], temperature=temperature))
 
     def logprobs_of_ids(
-        self, prompt_ids: Sequence[int], completions: Sequence[Sequence[int]], *, temperature: float = 1.0
+        self,
+        prompt_ids: Sequence[int],
+        completions: Sequence[Sequence[int]],
+        *,
+        temperature: float = 1.0,
+        images: Mapping[str, Array] | None = None,
     ) -> Logprobs:
-        """Scores token ids now. The server stores nothing."""
+        """Scores token ids now. The server stores nothing.
+
+        images: float32, uint8 or int64 tensors of the prompt's images, as the model's processor makes them, such as
+        pixel_values and image_grid_thw. prompt_ids then contain a placeholder for each image feature. Raises BatchError
+        if a tensor is invalid.
+        """
+        if images:
+            group = TokenGroup(
+                np.array(prompt_ids, np.int64),
+                np.array([id for row in completions for id in row], np.int64),
+                np.array([len(row) for row in completions], np.int64),
+                images,
+            )
+            return self._logprobs_of_group(group, temperature)
         rows: list[TokenIds] = [[*row] for row in completions]
         return self._logprobs(LogprobsRequest(prompt_ids=[*prompt_ids], completions=rows, temperature=temperature))
 
@@ -293,6 +312,10 @@ class RefServerClient(RunsClient):
         path = route("batches", id, "tokens")
         return self._send(ApiCall("GET", path, as_record(TokensView), most=_BATCH_BYTES))
 
+    def image(self, id: str, number: int) -> bytes:
+        """A picture of the prompt of a batch as a PNG file. number: from 0, below the `images` of its tokens."""
+        return self._send(ApiCall("GET", route("batches", id, "images", str(number)), lambda answer: answer.content))
+
     def rewards(self, id: str) -> RewardsView:
         """The rewards of each completion of a batch. For display."""
         return self._get(route("batches", id, "rewards"), RewardsView)
@@ -332,6 +355,26 @@ class RefServerClient(RunsClient):
 
     def _logprobs(self, body: LogprobsRequest) -> Logprobs:
         return self._post("/v1/logprobs", body, Logprobs, read_seconds=_SCORING_SECONDS)
+
+
+    def _logprobs_of_group(self, group: TokenGroup, temperature: float) -> Logprobs:
+        """Sends a batch, since JSON takes no images. What is no part of the group has no effect."""
+        batch = RolloutBatch(
+            id=str(uuid4()),
+            run="logprobs",
+            epoch=0,
+            policy_version=0,
+            temperature=temperature,
+            group=group,
+            rewards=np.zeros(group.size, np.float32),
+            finished=np.ones(group.size, np.bool_),
+        )
+        headers = _BATCH | {"Accept": "application/json"}
+        return self._send(
+            ApiCall(
+                "POST", "/v1/logprobs", as_record(Logprobs), wire.encode(batch), headers, read_seconds=_SCORING_SECONDS
+            )
+        )
 
 
 def _leased(body: bytes, id: str, token: str, deliveries: int) -> LeasedOrUnusable:

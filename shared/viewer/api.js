@@ -20,6 +20,11 @@ export async function get(path, query = {}, signal = undefined) {
   return answer;
 }
 
+/** GET: the body of the response as a Blob, such as a picture. A report has none. */
+export async function getBlob(path, signal) {
+  return (await ask(path, {}, { signal })).blob();
+}
+
 export async function post(path) {
   return (await ask(path, {}, { method: "POST" })).json();
 }

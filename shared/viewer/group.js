@@ -4,8 +4,9 @@ import { add, el, fill } from "./dom.js";
 import { count, number, percent } from "./format.js";
 import { key } from "./keys.js";
 import { note } from "./place.js";
+import { picturesOf } from "./pictures.js";
 import { legendOf, scalesOf } from "./scales.js";
-import { visibleLines } from "./text.js";
+import { shortened, visibleLines } from "./text.js";
 import { pieceWatcher, tokenText } from "./tokens.js";
 import { tokenTip } from "./tip.js";
 
@@ -66,7 +67,8 @@ export function showGroup(tokens, query, signal) {
   search();
   arrange();
   const element = el("div", { class: "group" },
-    el("details", { open: prompt.ids.length < 600, class: "prompt" }, el("summary", {}, `Prompt, ${count(prompt.ids.length, "token")}`), promptText(prompt)),
+    el("div", { class: "asked" }, picturesOf(tokens, signal),
+      el("details", { open: prompt.ids.length < 600 || tokens.images > 0, class: "prompt" }, el("summary", {}, `Prompt, ${count(prompt.ids.length, "token")}`), promptText(prompt))),
     el("div", { class: "fields" }, controls.all), legend, status, grid);
   tokenTip({ element, rows, texts, scales, query }, signal);
   return element;
@@ -74,7 +76,7 @@ export function showGroup(tokens, query, signal) {
 
 function promptText({ text, ids }) {
   const pre = el("pre", {});
-  pre.textContent = text === null ? ids.map((id) => `#${id}`).join(" ") : visibleLines(text);
+  pre.textContent = text === null ? ids.map((id) => `#${id}`).join(" ") : visibleLines(shortened(text));
   return pre;
 }
 

@@ -13,6 +13,11 @@ export function visibleLines(text) {
   return text.replace(HIDDEN, (character) => ("\n\t".includes(character) ? character : escaped(character)));
 }
 
+/** The text with long repetitions of a mark counted: a prompt has a thousand marks such as <|image_pad|> for a picture. */
+export function shortened(text) {
+  return text.replace(/(<[^<>\s]{1,40}>)\1{7,}/g, (marks, mark) => `${mark} × ${marks.length / mark.length} `);
+}
+
 /** The text of a token with visible white space; a token without text is shown by its id. */
 export function visibleToken(text, id) {
   if (!text) return `#${id}`;

@@ -14,7 +14,7 @@ from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import HttpError, no_room_to_answer
 from ref_server.http.load_shedder import LoadShedder
 from ref_server.http.requests import Caller, confine, note
-from ref_server.http.routes.documents import errors
+from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.http.shared_call import QueueStats
 from ref_server.service.service import Service
 from ref_server.service.views import RunSelection
@@ -35,8 +35,12 @@ from shared.api import (
 
 T = TypeVar("T")
 
-# A token takes about sixteen bytes of a payload, and with its text five times as much as JSON.
-_TOKENS_GROWTH = 5
+# A token takes about this many bytes as JSON, with its text and log-probs.
+_TOKEN_BYTES = 80
+# Browsers must neither take it for anything else nor keep it: the batch may be another one's.
+_PICTURE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+_PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
 
 Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
 
@@ -185,9 +189,27 @@ def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         ```
         """
         batch = _batch(service, caller, id)
-        if not from_thread.run_sync(request.state.room, _TOKENS_GROWTH * batch.payload_bytes):
-            raise no_room_to_answer()
+        _take_room(request, batch.payload_bytes + _TOKEN_BYTES * (batch.prompt_tokens + batch.completion_tokens))
         return or_not_found(service.describe_tokens(batch), id)
+
+    @app.get(
+        "/v1/batches/{id}/images/{number}", response_class=Response,
+        responses={200: {"description": "the picture", "content": _PNG}, **errors(404, 503, 507)},
+    )  # fmt: skip
+    @requires(Role.TRAIN, confines=True)
+    def image(id: Id, number: PathInteger, caller: Caller, request: Request) -> Response:
+        """For display: a picture of the prompt, made from its image tensors. At most 16 are shown, of at most 512 pixels.
+
+        ```
+        curl -o picture.png localhost:8400/v1/batches/$ID/images/0
+        ```
+        """
+        batch = _batch(service, caller, id)
+        _take_room(request, batch.payload_bytes)
+        picture = service.picture(batch, number)
+        if picture is None:
+            raise HttpError(404, "not_found", f"no picture {number} of batch {id[:80]!r} is there", "number")
+        return Response(picture, media_type="image/png", headers=_PICTURE_HEADERS)
 
     @app.get("/v1/batches/{id}/rewards", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
@@ -214,6 +236,12 @@ def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         ```
         """
         return await threads.run(partial(_keep_training, service, caller, id, await request.body()))
+
+
+def _take_room(request: Request, size: int) -> None:
+    """Raises HttpError 429 if the memory for long answers has no room for so many bytes."""
+    if not from_thread.run_sync(request.state.room, size):
+        raise no_room_to_answer()
 
 
 def or_not_found(value: T | None, id: str) -> T:

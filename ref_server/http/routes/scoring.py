@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.bodies import BodyThreads
+from ref_server.http.errors import no_room_to_answer
 from ref_server.http.guard import media_type
 from ref_server.http.requests import note
 from ref_server.http.routes.documents import SAFETENSORS, errors
@@ -42,22 +43,35 @@ def _add_logprobs(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     )  # fmt: skip
     @requires(Role.UPLOAD, JSON, wire.CONTENT_TYPE, confines=True)
     async def logprobs(request: Request) -> Any:
-        """Scores now, ahead of the queue; nothing is stored. A safetensors batch is answered with the scored batch.
+        """Scores now, ahead of the queue; nothing is stored. Only a safetensors batch can have images.
+
+        It is answered with the scored batch, or with the same JSON as other requests if that is what it accepts.
 
         ```
         curl localhost:8400/v1/logprobs -H 'Content-Type: application/json' \\
             -d '{"prompt": "2+3=", "completions": ["5", "6"]}'
         curl localhost:8400/v1/logprobs -H 'Content-Type: application/vnd.safetensors' \\
             --data-binary @batch.safetensors --output scored.safetensors
+        curl localhost:8400/v1/logprobs -H 'Content-Type: application/vnd.safetensors' \\
+            -H 'Accept: application/json' --data-binary @batch.safetensors
         ```
         """
         body = await request.body()
-        if media_type(request.headers) == wire.CONTENT_TYPE:
+        is_batch = media_type(request.headers) == wire.CONTENT_TYPE
+        if is_batch and request.headers.get("accept") != JSON:
             batch = await threads.run(partial(service.read_rollout, body))
+            if not request.state.room(len(body)):  # before scoring, which would be in vain
+                raise no_room_to_answer()
             scored = scored_batch(batch, await _score(service, batch.group, batch.temperature))
             return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
-        group, temperature = await threads.run(partial(_group, service, body))
+        read = _group_of_batch if is_batch else _group
+        group, temperature = await threads.run(partial(read, service, body))
         return await run_in_threadpool(_answer, service, group, await _score(service, group, temperature))
+
+
+def _group_of_batch(service: Service, body: bytes) -> tuple[TokenGroup, float]:
+    batch = service.read_rollout(body)
+    return batch.group, batch.temperature
 
 
 def _group(service: Service, body: bytes) -> tuple[TokenGroup, float]:
@@ -66,7 +80,7 @@ def _group(service: Service, body: bytes) -> tuple[TokenGroup, float]:
         group = service.tokenize(wanted.prompt, [str(text) for text in wanted.completions])
     else:
         group = group_of(wanted.prompt_ids or [], [list(map(int, ids)) for ids in wanted.completions])
-    service.reference.check_tokens(group)
+    service.reference.check_group(group)
     return group, wanted.temperature
 
 

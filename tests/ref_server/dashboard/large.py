@@ -44,7 +44,7 @@ def worded_server(data_dir: Path) -> Iterator[tuple[Service, httpx.Client]]:
     """A server without a model for batches of any length."""
     limits = QueueConfig(max_batches=4 * BATCHES)
     config = ServeConfig(no_model=True, data_dir=data_dir, max_batch_tokens=2 * COMPLETIONS * TOKENS, queue=limits)
-    service = Service(Worded(config.max_batch_tokens), open_queue(config), config)
+    service = Service(Worded(config), open_queue(config), config)
     settings = uvicorn_config(create_app(service), config, log_config=None, timeout_graceful_shutdown=2)
     with serving(settings, listen()) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
         yield service, http

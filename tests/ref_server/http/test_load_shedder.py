@@ -104,7 +104,7 @@ def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("ref_server.http.load_shedder.PROBES_PER_SECOND", 0.0)
     monkeypatch.setattr("ref_server.http.load_shedder.MEMORY_SECONDS", 3600.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 2})
-    service = Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
+    service = Service(NoReferenceModel(config), open_queue(config), config)
     chance = random.Random(0)
     reached: list[str] = []
     put = service.queue.put

@@ -25,7 +25,7 @@ from tests.ref_server.calls import Rollout, Serve, error, lease, lease_key, sett
 
 def open_service(data_dir: Path) -> Service:
     config = ServeConfig(no_model=True, data_dir=data_dir, max_batch_tokens=1000)
-    return Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
+    return Service(NoReferenceModel(config), open_queue(config), config)
 
 
 @pytest.fixture(scope="module")

@@ -280,7 +280,7 @@ def test_missing_snapshots(root: Path, tmp_path: Path, served: httpx.Client, ser
 
 def test_a_server_without_a_model_has_no_reference_to_replace(root: Path, tmp_path: Path, serve: Serve) -> None:
     config = ServeConfig(no_model=True, data_dir=tmp_path, snapshot_root=root)
-    with serve(Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)) as http:
+    with serve(Service(NoReferenceModel(config), open_queue(config), config)) as http:
         assert refusal(put(http, "run/step-1", 1)) == (409, "no_model")
 
 

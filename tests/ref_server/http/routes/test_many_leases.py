@@ -22,7 +22,7 @@ from tests.ref_server.calls import Rollout, Serve, admit, error, lease, settle
 def service(tmp_path: Path) -> Service:
     """Without a model: what is uploaded is ready."""
     config = ServeConfig(no_model=True, data_dir=tmp_path, max_batch_tokens=1000)
-    return Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
+    return Service(NoReferenceModel(config), open_queue(config), config)
 
 
 @pytest.fixture
