@@ -263,8 +263,8 @@ class ServeConfig(BaseSettings):
     def _images_fit_a_body(self) -> "ServeConfig":
         if self.max_image_bytes > self.max_body_mib * MIB:
             raise ValueError(
-                f"max_image_mib: {self.max_image_mib} must be at most max_body_mib ({self.max_body_mib}): images travel "
-                "in the body of their batch"
+                f"max_image_mib: {self.max_image_mib} must be at most max_body_mib ({self.max_body_mib}): images "
+                "travel in the body of their batch"
             )
         return self
 

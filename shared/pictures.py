@@ -26,7 +26,7 @@ _FRAMES = 2
 
 
 def pictures(images: Mapping[str, Array]) -> list[Picture]:
-    """Image tensors of a prompt -> uint8 (H, W, 3) each, at most MAX_PICTURES, whose darkest value is 0 and brightest 255.
+    """Image tensors of a prompt -> at most MAX_PICTURES, uint8 (H, W, 3), each with values from 0 to 255.
 
     Leaves out what it cannot read: the tensors may be anything.
     """
@@ -61,8 +61,9 @@ def _planes(values: Array) -> Iterator[Array]:
 
 
 def _joined_patches(values: Array, grid: Array) -> Iterator[Array]:
-    """Qwen's patches (N, 3 * frames * side * side), and (n, 3) their numbers in time, height and width -> (H, W, 3) each.
+    """Qwen's patches (N, 3 * frames * side * side) -> (H, W, 3) each.
 
+    grid: (n, 3), each picture's number of patches over time, height and width.
     The patches of a picture come in squares of merged ones, as Qwen2VLImageProcessor writes them.
     """
     if values.ndim != 2 or grid.ndim != 2 or grid.shape[1] != 3 or grid.dtype != np.int64:
@@ -73,12 +74,12 @@ def _joined_patches(values: Array, grid: Array) -> Iterator[Array]:
     begin = 0
     for time, height, width in grid[:MAX_PICTURES].tolist():
         end = begin + height * width
-        if min(time, height, width) < 1 or height % _MERGE or width % _MERGE or end > len(values):
+        if time != 1 or min(height, width) < 1 or height % _MERGE or width % _MERGE or end > len(values):
             return
         squares = (height // _MERGE, width // _MERGE, _MERGE, _MERGE)
         first_frame = values[begin:end].reshape(*squares, 3, _FRAMES, side, side)[:, :, :, :, :, 0]
         yield first_frame.transpose(0, 2, 5, 1, 3, 6, 4).reshape(height * side, width * side, 3)
-        begin += time * height * width
+        begin = end
 
 
 def _thinned(pixels: Array) -> Array:

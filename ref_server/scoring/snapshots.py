@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ref_server.scoring.device_maps import DeviceMap
 from ref_server.scoring.reference import ReferenceRefused
@@ -54,7 +54,7 @@ def load_like(model: PreTrainedModel, device_map: DeviceMap, fingerprint: str, d
         _check_configuration(model, directory)
         _check_tokenizer(fingerprint, directory)
         # Use the reference's configuration: a snapshot's may name an attention kernel of the hub, which is code.
-        read: Any = AutoModelForCausalLM.from_pretrained(
+        read: Any = type(model).from_pretrained(
             directory, config=deepcopy(model.config), dtype=model.dtype, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, device_map=dict(device_map), output_loading_info=True,
         )  # fmt: skip
@@ -93,10 +93,16 @@ def _check_configuration(model: PreTrainedModel, directory: Path) -> None:
     raw: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     if raw.get("model_type") != model.config.model_type:
         raise _other(f"its model_type is {raw.get('model_type')!r}, not {model.config.model_type!r}")
-    mine, theirs = model.config.to_dict(), type(model.config).from_dict(raw).to_dict()
-    for key in sorted((mine.keys() | theirs.keys()) - _INCIDENTAL):
+    mine, theirs = _essential(model.config.to_dict()), _essential(type(model.config).from_dict(raw).to_dict())
+    for key in sorted(mine.keys() | theirs.keys()):
         if mine.get(key) != theirs.get(key):
             raise _other(f"its {key} is {theirs.get(key)!r}, not {mine.get(key)!r}")
+
+
+def _essential(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, and those of its parts, such as vision_config, without incidental keys."""
+    kept = {key: value for key, value in config.items() if key not in _INCIDENTAL}
+    return {key: _essential(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _check_tokenizer(fingerprint: str, directory: Path) -> None:

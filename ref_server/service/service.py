@@ -199,7 +199,7 @@ class Service:
         return content and describe_rewards(content)
 
     def picture(self, batch: BatchSummary, number: int) -> bytes | None:
-        """A picture of the prompt as a PNG file; None where there is none. Raises BatchError as describe_tokens does."""
+        """A picture of the prompt as a PNG file; None where there is none. Raises BatchError like describe_tokens."""
         content = self._stored(batch)
         shown = pictures_of(content) if content else []
         return png(shown[number]) if number < len(shown) else None

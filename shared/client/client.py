@@ -356,7 +356,6 @@ class RefServerClient(RunsClient):
     def _logprobs(self, body: LogprobsRequest) -> Logprobs:
         return self._post("/v1/logprobs", body, Logprobs, read_seconds=_SCORING_SECONDS)
 
-
     def _logprobs_of_group(self, group: TokenGroup, temperature: float) -> Logprobs:
         """Sends a batch, since JSON takes no images. What is no part of the group has no effect."""
         batch = RolloutBatch(

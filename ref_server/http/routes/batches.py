@@ -198,7 +198,9 @@ def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     )  # fmt: skip
     @requires(Role.TRAIN, confines=True)
     def image(id: Id, number: PathInteger, caller: Caller, request: Request) -> Response:
-        """For display: a picture of the prompt, made from its image tensors. At most 16 are shown, of at most 512 pixels.
+        """For display: a picture of the prompt, made from its image tensors.
+
+        At most the first 16, thinned out to at most 512 pixels a side.
 
         ```
         curl -o picture.png localhost:8400/v1/batches/$ID/images/0

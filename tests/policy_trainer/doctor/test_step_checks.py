@@ -37,6 +37,7 @@ def test_a_token_that_is_refused(model: Path, open_site: Any) -> None:
 def test_another_model(model: Path, open_site: Any) -> None:
     about = dict.fromkeys(ModelInfo.model_fields) | {
         "name": "other", "vocabulary_size": 9999, "tokenizer_fingerprint": "other", "max_batch_tokens": 10000,
+        "max_image_bytes": 0,
     }  # fmt: skip
     body = ModelInfo.model_validate(about).model_dump_json().encode()
     results = b'{"results": []}'

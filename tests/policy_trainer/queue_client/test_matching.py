@@ -28,7 +28,8 @@ from tests.policy_trainer.queues import queue_of
 
 def described(**known: Any) -> ModelInfo:
     """A reference model of which only these fields are known."""
-    return ModelInfo.model_validate(dict.fromkeys(ModelInfo.model_fields) | {"max_batch_tokens": 1000} | known)
+    limits = {"max_batch_tokens": 1000, "max_image_bytes": 0}
+    return ModelInfo.model_validate(dict.fromkeys(ModelInfo.model_fields) | limits | known)
 
 
 def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrainedTokenizerFast) -> None:

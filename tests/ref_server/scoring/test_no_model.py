@@ -54,7 +54,7 @@ def test_what_a_server_without_a_model_reports(plain: httpx.Client) -> None:
     assert "tandem_scored_batches_total{" not in metrics, "no device scores"
     assert plain.get("/v1/queue").json()["scoring"]["tokens_per_second"] == 0
     model = plain.get("/v1/model").json()
-    assert model.pop("max_batch_tokens") == 1000
+    assert (model.pop("max_batch_tokens"), model.pop("max_image_bytes")) == (1000, 64 * 2**20)
     assert {"name", "vocabulary_size", "tokenizer_fingerprint", "reference_version"} < set(model)
     assert set(model.values()) == {None}
 

@@ -25,7 +25,7 @@ Connect = Callable[..., Any]
 Script = Callable[..., Any]
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
-MODEL = dict.fromkeys(ModelInfo.model_fields) | {"name": "m", "max_batch_tokens": 1000}
+MODEL = dict.fromkeys(ModelInfo.model_fields) | {"name": "m", "max_batch_tokens": 1000, "max_image_bytes": 0}
 SECRET = "a-token-that-nobody-may-see"
 TERMS = LeaseBody(
     consumer="trainer",

@@ -19,7 +19,7 @@ from tests.site import Answer
 Connect = Callable[..., Any]
 OpenSite = Callable[..., Any]
 
-MODEL = dict.fromkeys(ModelInfo.model_fields) | {"name": "m", "max_batch_tokens": 1000}
+MODEL = dict.fromkeys(ModelInfo.model_fields) | {"name": "m", "max_batch_tokens": 1000, "max_image_bytes": 0}
 
 
 @pytest.fixture(scope="module")
