@@ -109,7 +109,7 @@ def encode_row(
     Raises UserError, with file and line, for messages that the model's chat template does not accept.
     """
     try:
-        prompt = prompts.encode(demonstration.problem)
+        prompt = prompts.encode(demonstration.problem).ids
     except UserError as error:
         raise UserError(f"{demonstration.where}: {error}") from error
     completion = [*tokenizer.encode(demonstration.completion, add_special_tokens=False), eos]

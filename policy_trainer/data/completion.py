@@ -1,13 +1,15 @@
 """What a sampler returns, and how it is packed for the wire."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from shared.batch import TokenGroup
+from policy_trainer.data.prompts import EncodedPrompt
+from shared.batch import Array, TokenGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +26,9 @@ class Completion:
     eos: bool = False
 
 
-def group_tokens(prompt: Sequence[int], completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:
+def group_tokens(prompt: EncodedPrompt, completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:
     """Packs a prompt and its completions: the tokens, float32 (C,) log-probs, and bool (G,) finished."""
-    tokens = _group(prompt, [completion.ids for completion in completions])
+    tokens = _group(prompt.ids, [completion.ids for completion in completions], prompt.images)
     logps = np.concatenate([completion.logps for completion in completions])
     return tokens, logps, np.array([completion.finished for completion in completions])
 
@@ -61,13 +63,20 @@ class Probe:
 
 
 def probe_tokens(group: TokenGroup) -> TokenGroup:
-    """The part of a group that makes a probe."""
-    return _group(group.prompt_ids.tolist(), [ids[:_TOKENS].tolist() for ids in group.completions()[:_COMPLETIONS]])
+    """The part of a group that makes a probe, a text: images would be large, so a completion's token replaces a prompt
+    that has any."""
+    prompt = group.completion_ids[:1] if group.images else group.prompt_ids
+    return _group(prompt.tolist(), [ids[:_TOKENS].tolist() for ids in group.completions()[:_COMPLETIONS]])
 
 
-def _group(prompt: Sequence[int], completions: Sequence[Sequence[int] | np.ndarray]) -> TokenGroup:
+def _group(
+    prompt: Sequence[int],
+    completions: Sequence[Sequence[int] | np.ndarray],
+    images: Mapping[str, Array] = MappingProxyType({}),
+) -> TokenGroup:
     return TokenGroup(
         np.array(prompt, np.int64),
         np.concatenate([np.array(ids, np.int64) for ids in completions]),
         np.array([len(ids) for ids in completions], np.int64),
+        images,
     )

@@ -10,15 +10,18 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt and its gold answer. messages go through the model's chat template; prompt is used as it is.
+    """One prompt, with its pictures if it has any, and its gold answer.
 
-    With both, the prompt is a text: its message is used where the model has a chat template, else the text.
+    messages go through the model's chat template; prompt is used as it is. With both, the prompt is a text: its message
+    is used where the model has a chat template, else the text.
     """
 
     # Empty if there is none.
     answer: str
     messages: tuple[Message, ...] = ()
     prompt: str = ""
+    # Encoded image files. Each stands where messages have `<image>`; see data/pictures.py.
+    images: tuple[bytes, ...] = field(default=(), repr=False)
     # What rewards may need besides the gold answer: the numbers of a countdown problem, the columns of a user's row.
     extras: Mapping[str, Any] = field(default_factory=dict)
     # The task's; the settings of the same names under data.* replace them.

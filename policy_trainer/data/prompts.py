@@ -1,7 +1,9 @@
-"""Turns problems into the token ids of prompts."""
+"""Turns problems into prompts: token ids, and what a model takes of their pictures."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +11,10 @@ from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, PromptConfig
-from policy_trainer.data.problem import Problem
+from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
+from policy_trainer.data.problem import Message, Problem
+from policy_trainer.data.vision import PictureProcessor
+from shared.batch import Array
 from shared.errors import UserError
 from shared.models import context_length
 
@@ -19,19 +24,48 @@ _TAG = re.compile(r"<\w+>")
 _OPENED = re.compile(r"<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?\Z")
 
 
+@dataclass(frozen=True, eq=False)
+class EncodedPrompt:
+    """Everything before the first sampled token.
+
+    ids: with a placeholder token for each feature of a picture. images: what the model's forward takes of the pictures,
+    see TokenGroup; empty without any. unexpanded_ids: as the chat template writes them, for engines that process
+    `pictures` themselves; by default the ids. pictures: image files that every reader decodes alike.
+    """
+
+    ids: list[int]
+    images: Mapping[str, Array] = field(default_factory=dict)
+    unexpanded_ids: list[int] = field(default_factory=list)
+    pictures: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unexpanded_ids", self.unexpanded_ids or self.ids)
+
+    def __len__(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.ids)
+
+
 class PromptTooLong(UserError):
     """A prompt has more tokens than data.max_prompt_length, or leaves no room for a completion."""
 
 
 class PromptEncoder:
-    """Problem -> token ids of everything before the first sampled token, tokenised once.
+    """Problem -> everything before the first sampled token, tokenised once.
 
     Messages go through the chat template, or are joined by blank lines if data.prompt_style is plain. A problem with a
     prompt instead of messages is used as it is; one with both is a text, see `in_chat`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig, *, limit: int | None = None) -> None:
-        """limit: maximum tokens of a prompt, see `prompt_limit`; None for no limit.
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: PromptConfig,
+        *,
+        limit: int | None = None,
+        processor: PictureProcessor | None = None,
+    ) -> None:
+        """limit: maximum tokens of a prompt, see `prompt_limit`; None for no limit. processor: None refuses pictures.
 
         Raises UserError for data.chat_template_kwargs that the model's chat template does not use.
         """
@@ -39,22 +73,40 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._limit = limit
+        self._processor = processor
 
-    def encode(self, problem: Problem) -> list[int]:
-        """The token ids of the prompt. Raises PromptTooLong, or UserError if the chat template cannot be used."""
+    def encode(self, problem: Problem) -> EncodedPrompt:
+        """The prompt. Raises PromptTooLong, or UserError if the chat template or a picture cannot be used."""
+        prompt = self._encode_with_pictures(problem) if problem.images else EncodedPrompt(self._encode_text(problem))
+        if self._limit is not None and len(prompt) > self._limit:
+            raise PromptTooLong(self._too_long(problem, len(prompt), self._limit))
+        return prompt
+
+    def _encode_text(self, problem: Problem) -> list[int]:
         if self.in_chat(problem):
             # The template writes the special tokens itself.
-            ids = self._tokenizer.encode("".join(self._chat_parts(problem)), add_special_tokens=False)
-        else:
-            special = not self._is_rendered(problem.prompt)
-            ids = self._tokenizer.encode(self._plain_text(problem), add_special_tokens=special)
-        if self._limit is not None and len(ids) > self._limit:
-            raise PromptTooLong(self._too_long(problem, len(ids), self._limit))
-        return ids
+            return self._tokenizer.encode("".join(self._chat_parts(problem)), add_special_tokens=False)
+        special = not self._is_rendered(problem.prompt)
+        return self._tokenizer.encode(self._plain_text(problem), add_special_tokens=special)
+
+    def _encode_with_pictures(self, problem: Problem) -> EncodedPrompt:
+        if self._processor is None:
+            raise UserError("data: pictures cannot be used here")
+        if not self.in_chat(problem):
+            raise UserError(
+                "data: pictures need the model's chat template: give messages, or a text that has not been through it, "
+                "and --data.prompt-style chat"
+            )
+        text = "".join(self._chat_parts(problem))
+        ids, images = self._processor.expand(text, problem.images)
+        unexpanded = self._tokenizer.encode(text, add_special_tokens=False)
+        return EncodedPrompt(ids, images, unexpanded, tuple(map(plain, problem.images)))
 
     def _too_long(self, problem: Problem, length: int, limit: int) -> str:
         bounds = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
         message = f"a prompt has {length} tokens and may have {limit}: {bounds}"
+        if problem.images:
+            return f"{message}; lower --data.max-pixels where its {len(problem.images)} pictures take most of them"
         if not self.in_chat(problem) or not (system := self._system_prompt(problem)):
             return message
         count = len(self._tokenizer.encode(system, add_special_tokens=False))
@@ -92,16 +144,18 @@ class PromptEncoder:
             raise UserError(
                 "the model has no chat template: use problems with a plain prompt, or --data.prompt-style plain"
             )
-        text, opening = self._rendered(self._messages(problem))
+        blocks = bool(problem.images) or self._wants_blocks
+        messages = self._messages(problem)
+        text, opening = self._rendered([_in_blocks(each, problem.images) for each in messages] if blocks else messages)
         return text, opening, _continuation(opening, self.prefill(problem))
 
-    def _rendered(self, messages: list[dict[str, str]]) -> tuple[str, str]:
+    def _rendered(self, messages: list[dict[str, Any]]) -> tuple[str, str]:
         """The messages in the chat template, and what it opens the answer with."""
         whole = self._apply_template(messages, add_generation_prompt=True)
         opening = whole.removeprefix(self._apply_template(messages, add_generation_prompt=False))
         return whole.removesuffix(opening), opening
 
-    def _apply_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def _apply_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -127,6 +181,14 @@ class PromptEncoder:
         _, opening = self._rendered([{"role": "user", "content": "?"}])
         return opening.strip()
 
+    @cached_property
+    def _wants_blocks(self) -> bool:
+        """Whether the chat template leaves out contents that are texts: those of some vision-language models do."""
+        with suppress(UserError):
+            text = self._apply_template([{"role": "user", "content": "what?"}], add_generation_prompt=False)
+            return "what?" not in text
+        return False
+
     def _plain_text(self, problem: Problem) -> str:
         if problem.messages and not problem.prompt:
             texts = [*(message["content"] for message in self._messages(problem)), self.prefill(problem)]
@@ -137,8 +199,8 @@ class PromptEncoder:
             raise UserError("data.system_prompt needs problems with messages, or --data.prompt-style plain")
         return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
 
-    def _messages(self, problem: Problem) -> list[dict[str, str]]:
-        messages = [dict(message) for message in problem.messages]
+    def _messages(self, problem: Problem) -> list[dict[str, Any]]:
+        messages = [dict(message) for message in placed(problem.messages, problem.images, "data: a problem")]
         system = self._system_prompt(problem)
         if system and messages[0]["role"] != _SYSTEM:
             messages.insert(0, {"role": _SYSTEM, "content": system})
@@ -147,6 +209,23 @@ class PromptEncoder:
     def _system_prompt(self, problem: Problem) -> str:
         given = self._prompts.system_prompt
         return problem.system_prompt if given is None else given
+
+
+def _in_blocks(message: Message, pictures: Sequence[bytes]) -> dict[str, Any]:
+    """The message with its content in blocks, as vision-language models' chat templates take it."""
+    texts = message["content"].split(PLACEHOLDER) if pictures else [message["content"]]
+    blocks: list[dict[str, str]] = []
+    for number, text in enumerate(texts):
+        blocks += [{"type": "image"}] if number else []
+        blocks += [{"type": "text", "text": text}] if text else []
+    return {"role": message["role"], "content": blocks}
+
+
+def prompt_encoder(
+    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, *, limit: int | None = None
+) -> PromptEncoder:
+    """An encoder of all problems, with pictures or without. Raises UserError as PromptEncoder does."""
+    return PromptEncoder(tokenizer, config.data, limit=limit, processor=PictureProcessor(config, tokenizer))
 
 
 def _refuse_unused(variables: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:

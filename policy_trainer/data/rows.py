@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from policy_trainer.data.pictures import PLACEHOLDER, has_pictures
 from policy_trainer.data.problem import Message
 from shared.errors import UserError
 
@@ -29,12 +30,14 @@ _SAVED_FILES = ("state.json", "dataset_dict.json")
 @dataclass(frozen=True)
 class Rows:
     """columns: of all rows, including those that were not requested. row: the values of the requested columns that the
-    row of this number has; None in a column that is kept and missing here. where: its place, for error messages."""
+    row of this number has; None in a column that is kept and missing here. where: its place, for error messages.
+    folder: in which relative paths in the rows begin."""
 
     columns: Sequence[str]
     row: Callable[[int], Row]
     where: Callable[[int], str]
     length: int
+    folder: Path = Path()
 
     def __len__(self) -> int:
         return self.length
@@ -57,20 +60,20 @@ def _json_lines(path: Path, columns: Sequence[str], setting: str, others: Others
         names.update(dict.fromkeys(record))
         rows.append({name: record[name] for name in _chosen(record, columns, others)})
     kept = names if others == "kept" else {}
-    return Rows(tuple(names), lambda number: {**kept, **rows[number]}, places.__getitem__, len(rows))
+    return Rows(tuple(names), lambda number: {**kept, **rows[number]}, places.__getitem__, len(rows), path.parent)
 
 
-def _table_rows(table: "pyarrow.Table", source: str, names: Sequence[str]) -> Rows:
+def _table_rows(table: "pyarrow.Table", source: str, names: Sequence[str], folder: Path) -> Rows:
     """The rows of a table. They become Python objects only on access, so the table may be a memory-mapped file.
 
-    names: all columns of the source; the table may have fewer.
+    names: all columns of the source; the table may have fewer. folder: see Rows.
     """
     columns = {name: table.column(name) for name in table.column_names}
 
     def row(number: int) -> Row:
         return {name: column[number].as_py() for name, column in columns.items()}
 
-    return Rows(names, row, lambda number: f"{source}, row {number + 1}", table.num_rows)
+    return Rows(names, row, lambda number: f"{source}, row {number + 1}", table.num_rows, folder)
 
 
 def read_file(path: Path, columns: Sequence[str], setting: str, others: Others = "ignored") -> Rows:
@@ -108,7 +111,8 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
     if not len(loaded):
         raise UserError(f"data.dataset: {tried} has no rows")
     table: Any = loaded.with_format("arrow")[:]  # without a copy of the data on disk
-    return _table_rows(table.select(_chosen(table.column_names, columns, others)), tried, loaded.column_names)
+    chosen = table.select(_chosen(table.column_names, columns, others))
+    return _table_rows(chosen, tried, loaded.column_names, Path(name if Path(name).is_dir() else "."))
 
 
 def _record(line: str, where: str, columns: Sequence[str]) -> Row:
@@ -132,7 +136,7 @@ def _read_parquet(path: Path, columns: Sequence[str], setting: str, others: Othe
     try:
         names = parquet.read_schema(path).names
         table = parquet.read_table(path, columns=_chosen(names, columns, others))
-        return _table_rows(table, str(path), names)
+        return _table_rows(table, str(path), names, path.parent)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{setting}: {path} cannot be read as parquet: {error}") from None
 
@@ -180,13 +184,37 @@ def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
     messages = row.get(column)
     if not isinstance(messages, list) or not messages:
         raise UserError(f"{where}: {column} must be a list that is not empty")
+    spoken = []
     for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise UserError(f'{where}: {column} must contain only {{"role": …, "content": …}}')
+        role, content = (message.get("role"), _content(message, row)) if isinstance(message, dict) else (None, None)
+        if not isinstance(role, str) or content is None:
+            raise UserError(
+                f'{where}: {column} must contain only {{"role": …, "content": …}}; a content is a text, or a list of '
+                '{"type": "text", "text": …} and, in a row with pictures, {"type": "image"}'
+            )
+        spoken.append({"role": role, "content": content})
     return tuple(
-        {key: _encodable(message[key], f"{key} of {column}", where) for key in ("role", "content")}
-        for message in messages
+        {key: _encodable(text, f"{key} of {column}", where) for key, text in message.items()} for message in spoken
     )
+
+
+def _content(message: Mapping[str, Any], row: Row) -> str | None:
+    """The content as one text, with a placeholder for each picture of the row; None if it has another form."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    texts = [_block(block, row) if isinstance(block, dict) else None for block in content]
+    return None if None in texts else "".join(text for text in texts if text)
+
+
+def _block(block: Mapping[str, Any], row: Row) -> str | None:
+    match block.get("type"):
+        case "text" if isinstance(block.get("text"), str):
+            return block["text"]
+        case "image" if has_pictures(row):
+            return PLACEHOLDER
+        case _:
+            return None
 
 
 def _encodable(text: str, column: str, where: str) -> str:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import training_problems
-from policy_trainer.data.prompts import PromptEncoder, prompt_limit
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, prompt_encoder, prompt_limit
 from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.sampling.engines import check_engine
@@ -201,9 +201,9 @@ def _end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def prompts(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for a chat template that is missing or cannot be used, and for a context that is too small."""
     config, first = subject.config, subject.drawn[0]
-    encoder = PromptEncoder(subject.tokenizer, config.data)
-    limit, ids = prompt_limit(subject.outline, config), encoder.encode(first)
-    text = repr(subject.tokenizer.decode(ids))
+    encoder = prompt_encoder(config, subject.tokenizer)
+    limit, encoded = prompt_limit(subject.outline, config), encoder.encode(first)
+    text = repr(subject.tokenizer.decode(encoded.unexpanded_ids))
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
     by = "through the chat template" if encoder.in_chat(first) else "as it stands"
     if encoder.in_chat(first) and not _opens_an_answer(subject, first.messages):
@@ -212,7 +212,16 @@ def prompts(subject: Subject) -> Iterator[Finding]:
             "correct the chat template, or give --data.prompt-style plain",
         )
     yield ok(f"the first goes {by}: {shown}")
+    if any(problem.images for problem in subject.drawn):
+        yield ok("; ".join(_pictures(encoder.encode(problem)) for problem in subject.drawn))
     yield _lengths(subject, encoder, limit)
+
+
+def _pictures(prompt: EncodedPrompt) -> str:
+    """How many tokens the pictures of a prompt take, with those that the processor writes around them."""
+    count = len(prompt.pictures)
+    tokens = len(prompt.ids) - len(prompt.unexpanded_ids) + count
+    return f"{count} pictures of {tokens} tokens" if count != 1 else f"a picture of {tokens} tokens"
 
 
 def _opens_an_answer(subject: Subject, messages: Any) -> bool:
@@ -227,7 +236,7 @@ def _opens_an_answer(subject: Subject, messages: Any) -> bool:
 def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Finding:
     task = subject.task
     count = min(_MEASURED, training_problems(task) or _MEASURED)
-    ids = [encoder.encode(task.problem(index)) for index in range(count)]
+    ids = [encoder.encode(task.problem(index)).ids for index in range(count)]
     if (largest := max(map(max, ids))) >= (rows := embedding_rows(subject.outline)):
         return wrong(f"a prompt has the token {largest}, and the model's embedding {rows} rows", _OTHER_TOKENIZER)
     lengths = list(map(len, ids))

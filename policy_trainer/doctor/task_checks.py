@@ -39,7 +39,7 @@ def problems(subject: Subject) -> Iterator[Finding]:
     for problem in drawn:
         answer = f"gold answer {_short(problem.answer, 60)}" if problem.answer else "no gold answer"
         yield ok(f"{_short(_question(problem), 100)}: {answer}")
-    if len({_question(problem) for problem in drawn}) == 1:
+    if len({(_question(problem), problem.images) for problem in drawn}) == 1:
         yield warning("three draws gave the same problem", "give the task more problems: a run needs many")
 
 

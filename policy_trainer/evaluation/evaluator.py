@@ -1,15 +1,16 @@
 """Accuracy and rewards on held-out problems, with a confidence interval of the accuracy."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from policy_trainer.rewards.failures import summary
@@ -138,17 +139,18 @@ class Evaluator:
 
         on_progress: called with the number of answered problems and the number of all.
         """
-        encoded = self._encode(self._task.eval_problems()[:problems])
+        chosen = self._task.eval_problems()[:problems]
+        encoded = self._encode(chosen)
         answered: list[Transcript] = []
         before = self._judge.failures
-        on_progress(0, len(encoded))
-        for start in range(0, len(encoded), self._batch_size):
-            chunk = encoded[start : start + self._batch_size]
-            completions = sampler.sample([ids for _, ids in chunk], params, seed + start)
+        on_progress(0, len(chosen))
+        # Encoded a batch at a time: tensors of all pictures could fill the memory.
+        while chunk := list(islice(encoded, self._batch_size)):
+            completions = sampler.sample([prompt for _, prompt in chunk], params, seed + len(answered))
             groups = [(problem, answers) for (problem, _), answers in zip(chunk, completions, strict=True)]
             answered.extend(self._judged(groups))
-            on_progress(len(answered), len(encoded))
-        too_long = min(problems, len(self._task.eval_problems())) - len(encoded)
+            on_progress(len(answered), len(chosen))
+        too_long = len(chosen) - len(answered)
         failures = self._judge.failures_since(before)
         return replace(
             _summarise(answered, params, too_long=too_long),
@@ -170,18 +172,21 @@ class Evaluator:
             right = self._judge.right([item.samples[0] for item in judged])
         return [_transcript(item, float(score)) for score, item in zip(right, judged, strict=True)]
 
-    def _encode(self, problems: Sequence[Problem]) -> list[tuple[Problem, list[int]]]:
-        encoded, too_long = [], ""
+    def _encode(self, problems: Sequence[Problem]) -> Iterator[tuple[Problem, EncodedPrompt]]:
+        """The problems whose prompts are not too long. Raises UserError at the end if all are."""
+        encoded, too_long = 0, ""
         for problem in problems:
             try:
-                encoded.append((problem, self._encoder.encode(problem)))
+                prompt = self._encoder.encode(problem)
             except PromptTooLong as error:
                 if self._refuse_too_long:
                     raise
                 too_long = str(error)  # `evaluate` counts it
+                continue
+            encoded += 1
+            yield problem, prompt
         if too_long and not encoded:
             raise UserError(f"data: none of the {len(problems)} held-out problems can be answered: {too_long}")
-        return encoded
 
 
 def make_evaluator(
@@ -194,7 +199,7 @@ def make_evaluator(
     batch_size: int,
 ) -> Evaluator:
     """An evaluator whose prompts are at most as long as the configuration and the model's context allow."""
-    encoder = PromptEncoder(tokenizer, config.data, limit=prompt_limit(model, config))
+    encoder = prompt_encoder(config, tokenizer, limit=prompt_limit(model, config))
     return Evaluator(encoder, judge, task, batch_size=batch_size, refuse_too_long=config.data.too_long == "refuse")
 
 

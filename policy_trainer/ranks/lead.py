@@ -6,6 +6,7 @@ pickles.
 
 import json
 import signal
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -15,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.completion import Completion, Probe
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.learner.adapters import adapt, has_adapters, save_whole, write_description
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.groups import Batch, PartWeights
@@ -172,9 +175,9 @@ class LeadSampler:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
 
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        plain = [list(prompt) for prompt in prompts]
-        return _execute(self._rank, "sample", prompts=plain, params=asdict(params), seed=seed)
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        fields = [_prompt_fields(prompt) for prompt in prompts]
+        return _execute(self._rank, "sample", prompts=fields, params=asdict(params), seed=seed)
 
     def load(self, model: Path) -> None:
         raise NotImplementedError("the learner trains these weights")
@@ -249,7 +252,7 @@ def _parameters(rank: Rank) -> dict[str, Tensor]:
     return {name: weight for name, weight in whole.items() if name in names}
 
 
-def _sample(rank: Rank, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+def _sample(rank: Rank, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
     """All completions, on every rank. Rank k samples for prompts k, k + n, …"""
     world = rank.world
     share = prompts[world.rank :: world.size]
@@ -260,6 +263,16 @@ def _sample(rank: Rank, prompts: Sequence[Sequence[int]], params: SamplingParams
     for number, part in enumerate(world.gather_bytes(written)):
         completions[number :: world.size] = [[_completion(**fields) for fields in group] for group in json.loads(part)]
     return completions
+
+
+def _prompt_fields(prompt: EncodedPrompt) -> dict[str, Any]:
+    """What sampling with transformers takes of a prompt, as JSON can hold it."""
+    images = {name: np.ascontiguousarray(tensor) for name, tensor in prompt.images.items()}
+    return {"ids": prompt.ids, "images": b64encode(save(images)).decode() if images else ""}
+
+
+def _prompt(ids: list[int], images: str) -> EncodedPrompt:
+    return EncodedPrompt(ids, load(b64decode(images)) if images else {})
 
 
 def _fields(completion: Completion) -> dict[str, Any]:
@@ -283,6 +296,9 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "parameters": lambda rank, batches: _parameters(rank),
     "write": lambda rank, batches, directory: write_shards(rank.learner, Path(directory), rank.world.files),
     "sample": lambda rank, batches, prompts, params, seed: _sample(
-        rank, prompts, SamplingParams(**{**params, "stop": tuple(params["stop"])}), seed
+        rank,
+        [_prompt(**fields) for fields in prompts],
+        SamplingParams(**{**params, "stop": tuple(params["stop"])}),
+        seed,
     ),
 }

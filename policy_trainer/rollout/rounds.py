@@ -19,7 +19,7 @@ import numpy as np
 from policy_trainer.config import RolloutConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import step_judge, step_rewards
 from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
@@ -40,23 +40,23 @@ _START_CHARACTERS = 200
 
 
 class Drawn(NamedTuple):
-    """problem_index: of the problem. ids: of its prompt's tokens."""
+    """problem_index: of the problem."""
 
     problem_index: int
     problem: Problem
-    ids: list[int]
+    prompt: EncodedPrompt
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedGroup:
     """The completions of one problem and their rewards.
 
-    index: of the problem. ids: of its prompt's tokens. versions: int64 (G,), of the weights that sampled them.
+    index: of the problem. versions: int64 (G,), of the weights that sampled them.
     steps: None unless steps are judged. part_weights: of the rewards, by name, if they are compared apart (gdpo).
     """
 
     index: int
-    ids: list[int]
+    prompt: EncodedPrompt
     completions: list[Completion]
     judgement: Judgement
     versions: np.ndarray
@@ -147,7 +147,7 @@ class Pool:
         if self._source != (publication.lineage, publication.epoch):
             self._kept.clear()
             self._source = publication.lineage, publication.epoch
-        waiting = [Drawn(group.index, group.problem, group.ids) for group, _ in self._kept.values()]
+        waiting = [Drawn(group.index, group.problem, group.prompt) for group, _ in self._kept.values()]
         return waiting[: self._config.prompts_per_round - 1]
 
     def sift(self, groups: list[JudgedGroup]) -> list[JudgedGroup]:
@@ -223,10 +223,11 @@ class Rounds:
         sampled = self._sampler.sample(prompts, self._params, seed)
         began = time.monotonic()
         judged = self._judge.judge([*zip(problems, sampled, strict=True)])
-        for index, ids, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):
+        for index, prompt, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):
             versions = np.full(len(completions), publication.version, np.int64)
             steps = self._steps(judgement.samples)
-            current.groups.append(JudgedGroup(index, ids, completions, judgement, versions, steps, self._part_weights))
+            group = JudgedGroup(index, prompt, completions, judgement, versions, steps, self._part_weights)
+            current.groups.append(group)
         current.judging_seconds += time.monotonic() - began
 
     def _steps(self, samples: Sequence[Sample]) -> StepRewards | None:

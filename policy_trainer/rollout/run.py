@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 import structlog
 
 from policy_trainer.config import INLINE, RolloutConfig, RunConfig
-from policy_trainer.data.prompts import PromptEncoder, prompt_limit
+from policy_trainer.data.prompts import prompt_encoder, prompt_limit
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match
@@ -57,7 +57,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     reference, limit = client.model(), prompt_limit(model, config)
     check_models_match(reference, model, tokenizer, config.model)
     check_group_fits(reference, config.sampling, limit)
-    encoder = PromptEncoder(tokenizer, config.data, limit=limit)
+    encoder = prompt_encoder(config, tokenizer, limit=limit)
     vocabulary = embedding_rows(model)
     rounds = Rounds(config, sampler, encoder, judge, task)
     return RolloutWorker(config, sampler, vocabulary, rounds, client, weights, wait)

@@ -180,7 +180,7 @@ class RolloutWorker:
         return publication
 
     def _batch(self, publication: Publication, group: JudgedGroup, sample: str) -> RolloutBatch:
-        tokens, logps, finished = group_tokens(group.ids, group.completions)
+        tokens, logps, finished = group_tokens(group.prompt, group.completions)
         sampling = self._config.sampling
         return RolloutBatch(
             id=str(uuid7()),

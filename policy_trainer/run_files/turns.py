@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import RolloutConfig, TrainConfig
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.run_files.locks import hold, is_held, let_go
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.engines import LoadedSampler, load_sampler, server_url
@@ -158,7 +159,7 @@ class SamplerInTurns:
         with self._turns.turn():
             return self._sampler.logps(group)
 
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         with self._turns.turn():
             return self._sampler.sample(prompts, params, seed)
 

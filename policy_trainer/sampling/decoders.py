@@ -13,7 +13,7 @@ from transformers import AttentionInterface, Cache, PreTrainedModel
 
 from policy_trainer.sampling.kv_cache import GrowableLayer, PrefilledPrompts
 from shared.logprobs import attends_fully
-from shared.logprobs.attention import refuse_extras
+from shared.logprobs.attention import attention_of, refuse_extras
 
 ATTENTION = "tandem_decoding"
 # Shorter prompts are copied: reading so few tokens G times costs less than combining two parts of attention.
@@ -100,7 +100,7 @@ class RepeatedCacheDecoder:
     """
 
     def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
-        self.attention: str = model.config._attn_implementation  # type: ignore[assignment]
+        self.attention = attention_of(model)
         self._model = model
         self._cache = prompts.cache
         self._cache.batch_repeat_interleave(num_generations)

@@ -1,4 +1,5 @@
-"""Samples with any Hugging Face causal LM: a prompt is computed once for its group, and finished rows are dropped."""
+"""Samples with any Hugging Face language model: a prompt is computed once for its group, and finished rows are
+dropped."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,15 @@ from transformers import (
 
 from policy_trainer.adapters import MergedAdapters
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.decoders import make_decoder
 from policy_trainer.sampling.kv_cache import prefill
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.devices import widest_float
 from shared.logprobs import LogprobForward, choose_forward
+from shared.logprobs.attention import attention_of, set_attention
+from shared.logprobs.vision import vision_of
 from shared.models import eos_token_ids, is_adapter
 
 # Finished rows are dropped once they are more than this share of the batch: dropping moves the other rows.
@@ -42,6 +46,9 @@ class HFSampler:
         self._tokenizer = tokenizer
         self._eos = torch.tensor(eos_token_ids(model, tokenizer), device=model.device)
         self._adapters = MergedAdapters(model)
+        self._vision = vision_of(model)
+        placeholders = self._vision.placeholders if self._vision else ()
+        self._forbidden = torch.tensor(placeholders, dtype=torch.long, device=model.device)
 
     def load(self, model: Path) -> None:
         if is_adapter(model):
@@ -58,16 +65,17 @@ class HFSampler:
         return choose_forward(self._model)
 
     @torch.inference_mode()
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         size = params.num_generations
         generator = torch.Generator(self._model.device).manual_seed(seed)
-        buffer = CompletionBuffer(prompts, size, params.max_completion_length, self._model.device)
-        prefilled = prefill(self._model, prompts)
+        ids = [prompt.ids for prompt in prompts]
+        buffer = CompletionBuffer(ids, size, params.max_completion_length, self._model.device)
+        prefilled = prefill(self._model, prompts, self._vision)
         decoder = make_decoder(self._model, prefilled, size)
         with use_attention(self._model, decoder.attention):
             logits = prefilled.logits.repeat_interleave(size, 0)
             while True:
-                tokens, logps = sample_tokens(logits, params, generator, buffer.earlier)
+                tokens, logps = sample_tokens(logits, params, generator, buffer.earlier, self._forbidden)
                 buffer.append(tokens, logps)
                 buffer.finish(self._ended(tokens, buffer, params.stop))
                 if buffer.done:
@@ -92,13 +100,17 @@ class HFSampler:
 
 
 def sample_tokens(
-    logits: Tensor, params: SamplingParams, generator: torch.Generator, earlier: Callable[[], Tensor]
+    logits: Tensor,
+    params: SamplingParams,
+    generator: torch.Generator,
+    earlier: Callable[[], Tensor],
+    forbidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(B, V) logits -> int64 (B,) tokens and float32 (B,) log-probs.
 
     The log-probs are the model's at the temperature: the repetition penalty, top-k, top-p and min-p change only which
     tokens are drawn. earlier: returns int64 (B, T), the tokens of each row's prompt and completion so far, on which the
-    penalty falls as in transformers and vLLM (CTRL, arXiv 1909.05858).
+    penalty falls as in transformers and vLLM (CTRL, arXiv 1909.05858). forbidden: int64 (F,) ids that are never drawn.
     """
     greedy = params.temperature == 0
     temperature = 1.0 if greedy else params.temperature
@@ -107,6 +119,8 @@ def sample_tokens(
         penalise = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
         penalised = penalise(earlier(), logits.float())  # type: ignore[arg-type]
         weighed = (penalised / temperature).log_softmax(dim=1)
+    if forbidden is not None and len(forbidden):
+        weighed = weighed.index_fill(1, forbidden, -torch.inf)
     tokens = weighed.argmax(dim=1, keepdim=True) if greedy else _draw(_likeliest(weighed, params).exp(), generator)
     return tokens[:, 0], logps.gather(1, tokens)[:, 0]
 
@@ -159,12 +173,12 @@ def load_weights(model: PreTrainedModel, directory: Path) -> None:
 @contextmanager
 def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Sets the attention implementation, and restores the previous one: the same model may be in training."""
-    previous: Any = model.config._attn_implementation
-    model.set_attn_implementation(name)
+    previous = attention_of(model)
+    set_attention(model, name)
     try:
         yield
     finally:
-        model.set_attn_implementation(previous)
+        set_attention(model, previous)
 
 
 class CompletionBuffer:

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from policy_trainer.data.prompts import EncodedPrompt
 from shared.errors import UserError
+from shared.logprobs.vision import Vision
 
 # Free tokens of a new cache. A full cache grows by half.
 _FREE_TOKENS = 32
@@ -73,7 +76,8 @@ class PrefilledPrompts:
     """n prompts after one forward, left-padded to P tokens so that all continue at the same column.
 
     logits: (n, V) of the first token after each prompt. cache: the transformers cache of their keys and values.
-    mask: int64 (n, P), 1 for tokens, 0 for padding. positions: int64 (n, 1) of each prompt's last token.
+    mask: int64 (n, P), 1 for tokens, 0 for padding. positions: int64 (n, 1), each prompt's largest: its last token's,
+    unless a picture has larger ones.
     """
 
     logits: Tensor
@@ -89,18 +93,29 @@ class PrefilledPrompts:
         return bias.masked_fill(self.mask == 0, -torch.inf)[:, None]
 
 
-def prefill(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> PrefilledPrompts:
-    """Raises UserError for a model without a key-value cache."""
-    device, width = model.device, max(map(len, prompts))
+def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vision | None) -> PrefilledPrompts:
+    """vision: of this model. Raises UserError for a model without a key-value cache."""
+    positions = [_positions(prompt, vision) for prompt in prompts]
+    width, device = max(map(len, prompts)), model.device
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
+    places = ids.new_zeros(*positions[0].shape[:-1], *ids.shape)
     for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        ids[row, width - len(prompt) :] = torch.tensor(prompt.ids)
         mask[row, width - len(prompt) :] = 1
-    ids, mask = ids.to(device), mask.to(device)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    output = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+        places[..., row, width - len(prompt) :] = positions[row]
+    ids, mask, places = ids.to(device), mask.to(device), places.to(device)
+    pictures = vision.inputs([prompt.images for prompt in prompts], ids) if vision else {}
+    options = {"use_cache": True, "logits_to_keep": 1, **pictures}
+    output = model(input_ids=ids, attention_mask=mask, position_ids=places, **options)
     cache = getattr(output, "past_key_values", None)
     if cache is None:
         raise UserError(f"model: {type(model).__name__} keeps no key-value cache to sample with")
-    return PrefilledPrompts(output.logits[:, -1], cache, mask, positions[:, -1:])
+    return PrefilledPrompts(output.logits[:, -1], cache, mask, places.view(-1, *ids.shape).amax((0, 2))[:, None])
+
+
+def _positions(prompt: EncodedPrompt, vision: Vision | None) -> Tensor:
+    """int64 (P,) positions of a prompt's tokens, or (3, P) for M-RoPE."""
+    if vision is None:
+        return torch.arange(len(prompt))
+    return torch.tensor(vision.positions(np.array(prompt.ids), prompt.images))

@@ -9,6 +9,7 @@ import numpy as np
 
 from policy_trainer.config import SamplingConfig
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.prompts import EncodedPrompt
 from shared.batch import TokenGroup
 from shared.errors import UserError
 
@@ -57,7 +58,7 @@ class Sampler(Protocol):
         """(C,) float32 log-probs of a group's completion tokens under the loaded weights, at temperature 1."""
         ...
 
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         """num_generations completions for each prompt, in the prompts' order."""
         ...
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.sampling.vllm_requests import (
     adapter_name,
@@ -90,8 +91,8 @@ class VllmSampler:
         self._salt = {"cache_salt": weights_mark(model)}
         self._engine.reset_prefix_cache()  # frees memory
 
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        inputs = [{"prompt_token_ids": list(prompt), **self._salt} for prompt in prompts]
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        inputs = [{"prompt_token_ids": list(prompt.ids), **self._salt} for prompt in prompts]
         options = [
             vllm.SamplingParams(**sampling_options(params, self._eos, seed, number), detokenize=bool(params.stop))
             for number in range(len(prompts))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_client import (
     Refused,
@@ -128,10 +129,10 @@ class VllmServerSampler:
         self._adapters = [*older[-1:], name]
         return name, _FIRST_VERSION
 
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         """Raises WeightsLost if the server does not have the weights that were loaded last."""
         options = [sampling_options(params, self._eos, seed, number) for number in range(len(prompts))]
-        answers = self._complete(prompts, options)
+        answers = self._complete([prompt.ids for prompt in prompts], options)
         return [make_group([self._completion(choice) for choice in answer], params) for answer in answers]
 
     def logps(self, group: TokenGroup) -> np.ndarray:

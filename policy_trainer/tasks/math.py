@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from policy_trainer.config import SourceConfig
+from policy_trainer.data.pictures import PICTURE_COLUMNS
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row, answer_of, text_of
 from policy_trainer.rewards import equal_math
@@ -35,11 +36,13 @@ def math(source: SourceConfig, seed: int) -> ProblemSet:
 
 
 def geometry3k(source: SourceConfig, seed: int) -> ProblemSet:
-    """Problems of hiyouga/geometry3k with its test split held out, unless the source names a file or other dataset."""
+    """Problems of hiyouga/geometry3k with its test split held out, unless the source names a file or another dataset.
+
+    Each problem has a picture of its diagram.
+    """
     source = default_to_hub(source, "hiyouga/geometry3k", None, eval_split="test")
-    return ProblemSet(
-        "geometry3k", read_split(source, _math_problem, ((PROBLEM,), (ANSWER,))), ByAnswer(equal_math), seed
-    )
+    split = read_split(source, _math_problem, ((PROBLEM,), (ANSWER,), PICTURE_COLUMNS), pictures=True)
+    return ProblemSet("geometry3k", split, ByAnswer(equal_math), seed)
 
 
 def last_boxed(text: str) -> str | None:

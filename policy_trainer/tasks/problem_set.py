@@ -1,14 +1,15 @@
 """Tasks whose problems are the rows of a file or of a dataset, shuffled anew in each pass."""
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import chain
-from pathlib import Path
 from textwrap import shorten
 from typing import overload
 
 import numpy as np
 
 from policy_trainer.config import SourceConfig
+from policy_trainer.data.pictures import PICTURE_COLUMNS, with_pictures
 from policy_trainer.data.problem import Correct, Message, Problem
 from policy_trainer.data.rows import Others, Row, Rows, read_dataset, read_file
 from shared.errors import UserError
@@ -104,26 +105,34 @@ def default_to_hub(
     return source.model_copy(update=defaults)
 
 
-def read_split(source: SourceConfig, parse: Parse, wanted: Wanted, others: Others = "ignored") -> Split:
+def read_split(
+    source: SourceConfig, parse: Parse, wanted: Wanted, others: Others = "ignored", *, pictures: bool = False
+) -> Split:
     """The problems of a source. Every row is parsed once here, so that a malformed row cannot stop a run later.
 
-    parse: gets the wanted columns of a row, or all where others are kept.
+    parse: gets the wanted columns of a row, or all where others are kept. pictures: whether problems get the pictures
+    of their rows.
 
     Raises UserError for a source or a row that cannot be used.
     """
+    columns = [*chain(*wanted), *(PICTURE_COLUMNS if pictures else ())]
     if source.path:
-        rows = _read_file(source.path, wanted, others, "data.path")
+        rows = read_file(source.path, columns, "data.path", others)
+        where = f"data.path: {source.path}"
     else:
         assert source.dataset, "the configuration refuses a task without a source"
-        rows = _read_dataset(source, source.dataset, source.split, wanted, others)
-    problems = _problems(rows, parse)
+        rows = read_dataset(source.dataset, source.subset, source.split, columns, others)
+        where = f"data.dataset: {source.dataset}, split {source.split},"
+    problems = _problems(_complete(rows, wanted, where), parse, pictures)
     if source.eval_path:
-        held_out = _read_file(source.eval_path, wanted, others, "data.eval_path")
+        held_out = read_file(source.eval_path, columns, "data.eval_path", others)
+        where = f"data.eval_path: {source.eval_path}"
     elif source.eval_split and source.dataset and not source.path:
-        held_out = _read_dataset(source, source.dataset, source.eval_split, wanted, others)
+        held_out = read_dataset(source.dataset, source.subset, source.eval_split, columns, others)
+        where = f"data.dataset: {source.dataset}, split {source.eval_split},"
     else:
         return _every_tenth(problems, source)
-    eval_problems = _problems(held_out, parse)
+    eval_problems = _problems(_complete(held_out, wanted, where), parse, pictures)
     for _ in chain(problems, eval_problems):  # raises for the first row that cannot be used
         pass
     return problems, eval_problems
@@ -131,10 +140,12 @@ def read_split(source: SourceConfig, parse: Parse, wanted: Wanted, others: Other
 
 def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     eval_places = range(0, len(problems), EVAL_EVERY)
-    held_out = {_texts(problems[place]) for place in eval_places}
+    held_out = {_question(problems[place]) for place in eval_places}
     # Copies of a held-out problem must not be trained on. This also parses every row, and so checks it.
     train = [
-        place for place, problem in enumerate(problems) if place not in eval_places and _texts(problem) not in held_out
+        place
+        for place, problem in enumerate(problems)
+        if place not in eval_places and _question(problem) not in held_out
     ]
     if not train:
         where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
@@ -146,15 +157,6 @@ def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
         LazyProblems(len(train), lambda place: problems[train[place]]),
         LazyProblems(len(eval_places), lambda place: problems[eval_places[place]]),
     )
-
-
-def _read_file(path: Path, wanted: Wanted, others: Others, setting: str) -> Rows:
-    return _complete(read_file(path, list(chain(*wanted)), setting, others), wanted, f"{setting}: {path}")
-
-
-def _read_dataset(source: SourceConfig, name: str, split: str, wanted: Wanted, others: Others) -> Rows:
-    rows = read_dataset(name, source.subset, split, list(chain(*wanted)), others)
-    return _complete(rows, wanted, f"data.dataset: {name}, split {split},")
 
 
 def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
@@ -170,12 +172,19 @@ def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
     return rows
 
 
-def _problems(rows: Rows, parse: Parse) -> Sequence[Problem]:
-    return LazyProblems(len(rows), lambda place: parse(rows.row(place), rows.where(place)))
+def _problems(rows: Rows, parse: Parse, pictures: bool) -> Sequence[Problem]:
+    def make(place: int) -> Problem:
+        row, where = rows.row(place), rows.where(place)
+        problem = parse(row, where)
+        return with_pictures(problem, row, where, rows.folder) if pictures else problem
+
+    return LazyProblems(len(rows), make)
 
 
-def _texts(problem: Problem) -> tuple[str, ...]:
-    return (problem.prompt, *(message["content"] for message in problem.messages))
+def _question(problem: Problem) -> tuple[str | bytes, ...]:
+    """What makes two problems the same. Questions in words are often the same for many pictures."""
+    pictures = (sha256(image).digest() for image in problem.images)
+    return (problem.prompt, *(message["content"] for message in problem.messages), *pictures)
 
 
 def user_message(text: str) -> tuple[Message, ...]:

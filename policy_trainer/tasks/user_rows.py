@@ -1,6 +1,7 @@
 """The tasks `jsonl` and `dataset`: problems from the rows of a user's own data.
 
-A problem has the row's prompt, its gold answer where there is one, and all columns as extras for the rewards.
+A problem has the row's prompt, its pictures and its gold answer where there are any, and all other columns as extras
+for the rewards.
 """
 
 from collections.abc import Sequence
@@ -48,4 +49,4 @@ def row_task(name: str, source: SourceConfig, seed: int, rewards: Sequence[str] 
         return Problem(gold, user_message(text), text, extras=row, system_prompt=system_prompt)
 
     wanted = [prompts, *([(answer,)] if answer_needed else [])]
-    return ProblemSet(name, read_split(source, problem, wanted, others="kept"), correct, seed)
+    return ProblemSet(name, read_split(source, problem, wanted, others="kept", pictures=True), correct, seed)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Task
-from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.prompts import PromptEncoder, prompt_encoder
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.adapters import adapt, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
@@ -74,8 +74,8 @@ def load_judge(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judg
     source, revision = _source(config, checkpoint)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)
-    # A chat template that is missing or refuses the problem shows at once, too.
-    PromptEncoder(tokenizer, config.data).encode(task.problem(0))
+    # A chat template that is missing or refuses the problem shows at once, and so does a model without pictures.
+    prompt_encoder(config, tokenizer).encode(task.problem(0))
     return judge
 
 

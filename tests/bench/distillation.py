@@ -74,8 +74,8 @@ def _imitated(student: Path, teacher: Path, samples: int, run_dir: Path) -> Row:
     with file.open("w") as lines:
         for first in range(0, samples, GROUPS * COMPLETIONS):
             problems = [Arithmetic(0).problem(index) for index in range(first, first + GROUPS * COMPLETIONS)]
-            ids = [encoder.encode(problem) for problem in problems]
-            sampled = sampler.sample(ids, SamplingParams(1, LENGTH, temperature=1), seed=first)
+            prompts = [encoder.encode(problem) for problem in problems]
+            sampled = sampler.sample(prompts, SamplingParams(1, LENGTH, temperature=1), seed=first)
             for problem, (completion,) in zip(problems, sampled, strict=True):
                 ids = completion.ids.tolist()
                 text = tokenizer.decode(ids[:-1] if completion.eos else ids)

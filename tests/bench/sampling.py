@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from policy_trainer.config import DataConfig
 from policy_trainer.data.completion import Completion, group_tokens
-from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
 from policy_trainer.demo.base_model import cached_base_model, make_tokenizer
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
@@ -73,7 +73,11 @@ class Ours:
         self._shape = shape
 
     def _sample(self, params: SamplingParams, seed: int) -> list[Completion]:
-        return [completion for group in self._sampler.sample(self._prompts, params, seed) for completion in group]
+        return [
+            completion
+            for group in self._sampler.sample(list(map(EncodedPrompt, self._prompts)), params, seed)
+            for completion in group
+        ]
 
     def sample(self, seed: int) -> list[Completion]:
         return self._sample(SamplingParams(self._shape.num_generations, self._shape.max_completion_length, 1.0), seed)
@@ -147,7 +151,7 @@ def demo_model() -> PreTrainedModel:
 
 def demo_prompts(count: int) -> list[list[int]]:
     encoder, task = PromptEncoder(make_tokenizer(), DataConfig()), Arithmetic(0)
-    return [encoder.encode(task.problem(i)) for i in range(count)]
+    return [encoder.encode(task.problem(i)).ids for i in range(count)]
 
 
 def random_prompts(count: int, length: int) -> list[list[int]]:
@@ -187,7 +191,9 @@ def _error(shape: Shape) -> float:
     if not len(completions[0].logps):
         return float("nan")
     size = len(completions) // len(prompts)
-    groups = [group_tokens(prompt, completions[i * size : (i + 1) * size]) for i, prompt in enumerate(prompts)]
+    groups = [
+        group_tokens(EncodedPrompt(prompt), completions[i * size : (i + 1) * size]) for i, prompt in enumerate(prompts)
+    ]
     with torch.inference_mode():
         forward = PlainForward(shape.make_model().double())
         exact = forward([tokens for tokens, _, _ in groups], [1.0] * len(groups)).numpy()

@@ -21,6 +21,7 @@ from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.models import load_tokenizer, save_model
 from shared.settings import from_values
 from tests.bench import measure
+from tests.policy_trainer.sampling.architectures import texts
 
 _GROUP, _PROMPT, _COMPLETION = 8, 64, 64
 _SEQUENCES = (64, 256)
@@ -46,7 +47,7 @@ def _rate(sequences: int, seed: int) -> float:
     shape = (sequences // _GROUP, _PROMPT)
     prompts = np.random.default_rng(seed).integers(5, 99, shape).tolist()
     began = time.perf_counter()
-    groups = _sampler["this"].sample(prompts, SamplingParams(_GROUP, _COMPLETION, temperature=1.0), seed)
+    groups = _sampler["this"].sample(texts(prompts), SamplingParams(_GROUP, _COMPLETION, temperature=1.0), seed)
     return sum(len(completion.ids) for group in groups for completion in group) / (time.perf_counter() - began)
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2ForSeque
 
 from policy_trainer.config import RewardModelConfig, SftConfig
 from policy_trainer.data.problem import Problem, Sample
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.rewards.reward_model import RewardModel
@@ -74,7 +75,8 @@ def test_a_supervised_model(train: Callable[..., Any], tokenizer: PreTrainedToke
     assert loaded.chat_template == tokenizer.chat_template
     assert choose_forward(model).name == "packed"
     greedy = SamplingParams(num_generations=1, max_completion_length=8, temperature=0.0, top_p=1.0, top_k=0)
-    samples = HFSampler(model, loaded).sample([loaded.encode(row["prompt"]) for row in ROWS], greedy, seed=0)
+    prompts = [EncodedPrompt(loaded.encode(row["prompt"])) for row in ROWS]
+    samples = HFSampler(model, loaded).sample(prompts, greedy, seed=0)
     texts = [loaded.decode(group[0].ids.tolist(), skip_special_tokens=True) for group in samples]
     assert texts == [row["completion"] for row in ROWS]
     assert all(group[0].finished for group in samples), "both end a completion with the same token"

@@ -9,6 +9,7 @@ from peft import LoraConfig
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.data.completion import Completion, group_tokens
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.sampling.sampler import Sampler
 from shared.logprobs import PlainForward
@@ -63,7 +64,7 @@ def distance(model: Path, groups: Sequence[Sequence[Completion]], temperature: f
     worst = 0.0
     with torch.inference_mode():
         for prompt, group in zip(PROMPTS, groups, strict=True):
-            tokens, captured, _ = group_tokens(prompt, group)
+            tokens, captured, _ = group_tokens(EncodedPrompt(prompt), group)
             exact = forward([tokens], [temperature]).numpy()
             worst = max(worst, float(np.abs(exact - captured).max()))
     return worst
@@ -71,7 +72,7 @@ def distance(model: Path, groups: Sequence[Sequence[Completion]], temperature: f
 
 def scoring_distance(model: Path, sampler: Sampler, prompt: list[int], group: Sequence[Completion]) -> float:
     """The same of the log-probs that a sampler gives tokens that it is told, at temperature 1."""
-    tokens, _, _ = group_tokens(prompt, group)
+    tokens, _, _ = group_tokens(EncodedPrompt(prompt), group)
     forward = PlainForward(load_model(str(model), revision=None, device="cpu", dtype="float32"))
     with torch.inference_mode():
         return float(np.abs(forward([tokens], [1.0]).numpy() - sampler.logps(tokens)).max())

@@ -19,12 +19,12 @@ PROBLEM = Problem(answer="2", messages=(USER,))
 
 
 def encoded(tokenizer: PreTrainedTokenizerFast, problem: Problem, *, limit: int | None = None, **prompts: Any) -> str:
-    return str(tokenizer.decode(PromptEncoder(tokenizer, PromptConfig(**prompts), limit=limit).encode(problem)))
+    return str(tokenizer.decode(PromptEncoder(tokenizer, PromptConfig(**prompts), limit=limit).encode(problem).ids))
 
 
 class TestEncoder:
     def test_special_tokens_of_the_template_are_one_token_each(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        ids = PromptEncoder(tokenizer, PromptConfig()).encode(PROBLEM)
+        ids = PromptEncoder(tokenizer, PromptConfig()).encode(PROBLEM).ids
         assert all(type(token) is int for token in ids)
         assert len(ids) == 3 + len("1+1=?")
 
@@ -49,8 +49,8 @@ class TestEncoder:
         with pytest.raises(UserError, match=r"no chat template: .* or --data\.prompt-style plain"):
             encoded(tokenizer, PROBLEM)
         problem = Problem(answer="", messages=({"role": "user", "content": "one one"},))
-        assert PromptEncoder(tokenizer, PromptConfig(prompt_style="plain")).encode(problem) == [0, 0]
-        assert PromptEncoder(tokenizer, PromptConfig()).encode(Problem(answer="", prompt="one one")) == [0, 0]
+        assert PromptEncoder(tokenizer, PromptConfig(prompt_style="plain")).encode(problem).ids == [0, 0]
+        assert PromptEncoder(tokenizer, PromptConfig()).encode(Problem(answer="", prompt="one one")).ids == [0, 0]
 
 
 WORDED = Problem(answer="2", messages=(USER,), system_prompt="Think.", assistant_prefill="Well.\n<think>")
@@ -123,7 +123,7 @@ class TestSystemPromptAndPrefill:
         problem = Problem(answer="", messages=({"role": "user", "content": "Use <think>"},))
         encoder = PromptEncoder(tokenizer, PromptConfig(assistant_prefill=prefill))
         assert encoder.answer_start(problem) == start
-        assert str(tokenizer.decode(encoder.encode(problem))).endswith(start)
+        assert str(tokenizer.decode(encoder.encode(problem).ids)).endswith(start)
 
     def test_tokens_do_not_stop_at_the_prefill(self) -> None:
         """The whole prompt is tokenised at once: what it and the prefill make together is one token."""
@@ -131,7 +131,7 @@ class TestSystemPromptAndPrefill:
         words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
         prompts = PromptConfig(assistant_prefill="b")
-        assert PromptEncoder(tokenizer, prompts).encode(Problem(answer="", prompt="a")) == [0]
+        assert PromptEncoder(tokenizer, prompts).encode(Problem(answer="", prompt="a")).ids == [0]
 
 
 SPOKEN = "<|user|>1+1=?<|end|><|assistant|>"

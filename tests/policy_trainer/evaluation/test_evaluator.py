@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.config import PromptConfig, TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, sampled_groups, wilson_interval
 from policy_trainer.evaluation.standalone import evaluation_table
 from policy_trainer.rewards import equal_number, equal_text
@@ -69,10 +69,10 @@ class Parrot:
     def logps(self, group: TokenGroup) -> np.ndarray:
         raise AssertionError
 
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         assert params.num_generations == 1
         self.calls.append((len(prompts), seed))
-        return [[self.completion(list(prompt))] for prompt in prompts]
+        return [[self.completion(prompt.ids)] for prompt in prompts]
 
     def completion(self, ids: list[int]) -> Completion:
         finished = not str(self.tokenizer.decode(ids)).endswith(".")

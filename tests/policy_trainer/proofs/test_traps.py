@@ -24,10 +24,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import group_tokens
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.learner.learner import Learner
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from tests.policy_trainer.learner.steps import make_learner
+from tests.policy_trainer.sampling.architectures import texts
 
 Make = Callable[..., Any]
 
@@ -42,8 +44,8 @@ class TestSampling:
     ) -> None:
         """Sampled at 0.7: at this temperature every ratio is 1, at temperature 1 hardly any."""
         model = make_tiny()
-        (group,) = HFSampler(model, tokenizer).sample([[3, 4]], SamplingParams(4, 8, temperature=0.7), seed=0)
-        _, logps, _ = group_tokens([3, 4], group)
+        (group,) = HFSampler(model, tokenizer).sample(texts([[3, 4]]), SamplingParams(4, 8, temperature=0.7), seed=0)
+        _, logps, _ = group_tokens(EncodedPrompt([3, 4]), group)
         completions = [completion.ids.tolist() for completion in group]
 
         def ratios(temperature: float) -> tuple[float, float]:
@@ -60,7 +62,7 @@ class TestSampling:
     ) -> None:
         pad = eos = 0
         model = make_tiny(eos=eos, vocabulary=4)
-        (group,) = HFSampler(model, tokenizer).sample([[2, 3]], SamplingParams(6, 8, temperature=1.0), seed=0)
+        (group,) = HFSampler(model, tokenizer).sample(texts([[2, 3]]), SamplingParams(6, 8, temperature=1.0), seed=0)
         ended = [completion for completion in group if completion.finished]
         assert ended and all(completion.ids[-1] == eos for completion in ended)
         rows = [completion.ids.tolist() for completion in ended]

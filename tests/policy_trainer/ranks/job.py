@@ -14,6 +14,7 @@ from policy_trainer.ranks.world import World, join_world
 from policy_trainer.sampling.sampler import SamplingParams
 from shared import wire
 from shared.models import load_tokenizer
+from tests.policy_trainer.sampling.architectures import texts
 
 
 def train(world: World, settings: dict[str, Any], config: TrainConfig, directory: Path) -> None:
@@ -29,7 +30,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         bodies = sorted((directory / f"step-{step}").iterdir())
         stats.append(asdict(loaded.learner.step([wire.decode(body.read_bytes()) for body in bodies], step=step)))
     batches = [wire.decode(body.read_bytes()) for body in sorted((directory / "step-0").iterdir())]
-    sampled = loaded.sampler.sample([[1, 2, 3], [4, 5], [6]], SamplingParams(1, 6, 0.0), 0)
+    sampled = loaded.sampler.sample(texts([[1, 2, 3], [4, 5], [6]]), SamplingParams(1, 6, 0.0), 0)
     (checkpoint := directory / f"checkpoint-{last}{'-again' * (first == last)}").mkdir()
     writing = loaded.write(checkpoint)
     results = {

@@ -32,6 +32,7 @@ from shared.models import copy_state, load_model, save_model
 from tests.policy_trainer.adapters.adapters import MODELS
 from tests.policy_trainer.learner.test_vision import batches as vision_batches
 from tests.policy_trainer.ranks import job
+from tests.policy_trainer.sampling.architectures import texts
 from tests.rounding import rounding
 from tests.shared.logprobs.vision_families import make_vision
 
@@ -156,7 +157,7 @@ def test_twenty_steps_on_several_ranks_are_those_of_one_process(
     assert results["probe"] == pytest.approx(learner.probe(steps[0]).logps, abs=rounding(16))
     for got, expected in zip(results["logps"], learner.logps(steps[0]), strict=True):
         assert got == pytest.approx(expected, abs=rounding(16))
-    greedy = HFSampler(model, tokenizer).sample([[1, 2, 3], [4, 5], [6]], SamplingParams(1, 6, 0.0), 0)
+    greedy = HFSampler(model, tokenizer).sample(texts([[1, 2, 3], [4, 5], [6]]), SamplingParams(1, 6, 0.0), 0)
     assert results["sampled"] == [group[0].ids.tolist() for group in greedy]
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.config import RolloutConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
@@ -50,9 +50,9 @@ class Scripted:
     def logps(self, group: TokenGroup) -> np.ndarray:
         raise AssertionError
 
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         self.seeds.append(seed)
-        numbers = [int(str(self.tokenizer.decode(list(prompt)))) for prompt in prompts]
+        numbers = [int(str(self.tokenizer.decode(prompt.ids))) for prompt in prompts]
         return [[self.answer(n), self.answer(-1 if n in self.mixed else n)] for n in numbers]
 
     def answer(self, number: int) -> Completion:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RolloutConfig, RolloutLossConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.rollout.rounds import Round, Rounds
 from policy_trainer.sampling.sampler import SamplingParams
 from tests.policy_trainer.rollout.fakes import Scripted, make_rounds, publication
@@ -28,9 +29,9 @@ class ByRound(Scripted):
         self.script = script
         self.rounds: list[list[int]] = []
 
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         self.seeds.append(seed)
-        numbers = [int(str(self.tokenizer.decode(list(prompt)))) for prompt in prompts]
+        numbers = [int(str(self.tokenizer.decode(prompt.ids))) for prompt in prompts]
         earlier = [sum(number in round for round in self.rounds) for number in numbers]
         self.rounds.append(numbers)
         return [

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, RolloutLossConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rollout.rounds import Round
 from policy_trainer.sampling.sampler import SamplingParams
@@ -84,7 +85,7 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
     text = f"<think>{a % 10}+{b % 10}={a % 10 + b % 10},1+1=3</think><answer>{a + b}</answer>"
 
     class Worked(Scripted):
-        def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
             ids = np.array([*tokenizer.encode(text), tokenizer.eos_token_id])
             blurted = np.array([*tokenizer.encode("<answer>-1</answer>"), tokenizer.eos_token_id])
             return [[Completion(i, np.zeros(len(i), dtype=np.float32), True) for i in (ids, blurted)]]
@@ -108,7 +109,7 @@ def test_gdpo_compares_rewards_separately(tokenizer: PreTrainedTokenizerFast, ad
     """A right answer without tags and a wrong one with them: 1 each."""
 
     class Either(Scripted):
-        def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
             return [[self.say("<answer>7</answer>"), self.say("<think>7</think><answer>1</answer>")] for _ in prompts]
 
         def say(self, text: str) -> Completion:

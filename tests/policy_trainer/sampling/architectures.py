@@ -1,6 +1,6 @@
 """Tiny random models of several architectures, and their greedy completions by transformers' `generate`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from transformers import (
     StableLmConfig,
     StableLmForCausalLM,
 )
+
+from policy_trainer.data.prompts import EncodedPrompt
 
 VOCABULARY = 96
 NO_TOKEN = 10_000
@@ -80,6 +82,11 @@ REPEATING: dict[str, Callable[[], PreTrainedModel]] = {
 # Older transformers do not say that it takes other attention functions.
 (SHARING if GPTBigCodeForCausalLM._supports_attention_backend else REPEATING)["big code"] = big_code
 ARCHITECTURES = SHARING | REPEATING
+
+
+def texts(prompts: Iterable[Sequence[int]]) -> list[EncodedPrompt]:
+    """Prompts without pictures, of these token ids."""
+    return [EncodedPrompt(list(ids)) for ids in prompts]
 
 
 def generate(model: PreTrainedModel, prompt: Sequence[int], limit: int, **options: Any) -> list[int]:

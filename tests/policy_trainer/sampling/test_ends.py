@@ -14,6 +14,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
+from tests.policy_trainer.sampling.architectures import texts
 
 Make = Callable[..., Any]
 
@@ -81,7 +82,7 @@ class TestEnds:
         model: Any = Scripted(scripts, vocabulary=len(tokenizer), eos=eos)
         prompts = [prompt] * len(scripts)
         params = SamplingParams(1, limit, temperature=0, stop=stop)
-        groups = HFSampler(model, tokenizer).sample(prompts, params, seed=0)
+        groups = HFSampler(model, tokenizer).sample(texts(prompts), params, seed=0)
         return [completion for (completion,) in groups], model
 
     def test_every_eos_of_the_generation_config_ends(self, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -17,6 +17,7 @@ from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from shared.models import load_model, save_model
 from shared.settings import from_values
+from tests.policy_trainer.sampling.architectures import texts
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 from tests.ports import free_port
 
@@ -52,7 +53,7 @@ def test_a_worker_whose_engine_is_a_server_loads_no_weights(
         config = configured(base, sampler="vllm-server", vllm_url=f"{fake.url}/")
         sampler, model = load_sampler(config, tokenizer, never)
         assert {parameter.device for parameter in model.parameters()} == {torch.device("meta")}
-        sampler.sample([[3]], SAMPLING, seed=0)
+        sampler.sample(texts([[3]]), SAMPLING, seed=0)
         assert fake.bodies[-1]["stop_token_ids"] == [1, 9]
 
 

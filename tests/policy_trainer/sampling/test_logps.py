@@ -15,7 +15,7 @@ from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.logprobs import PlainForward, choose_forward
 from shared.models import save_model
-from tests.policy_trainer.sampling.architectures import PROMPTS
+from tests.policy_trainer.sampling.architectures import PROMPTS, texts
 from tests.rounding import rounding
 
 SAMPLED = SamplingParams(4, 20, temperature=1.0)
@@ -30,8 +30,8 @@ class TestLogps:
     ) -> None:
         """Before top-p, top-k, min-p and the penalty of repetitions, and at temperature 1 where tokens are greedy."""
         params = SamplingParams(4, 20, temperature, top_p=0.95, top_k=40, min_p=0.001, repetition_penalty=1.3)
-        groups = HFSampler(model, tokenizer).sample(PROMPTS, params, seed=1)
-        packed = [group_tokens(prompt, group) for prompt, group in zip(PROMPTS, groups, strict=True)]
+        groups = HFSampler(model, tokenizer).sample(texts(PROMPTS), params, seed=1)
+        packed = [group_tokens(prompt, group) for prompt, group in zip(texts(PROMPTS), groups, strict=True)]
         assert len({len(c.ids) for group in groups for c in group}) > 2, "the rows must end at different times"
         captured = np.concatenate([logps for _, logps, _ in packed])
         assert captured.dtype == np.float32
@@ -44,7 +44,9 @@ class TestLogps:
     def test_of_given_tokens_are_those_of_the_loaded_weights(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
     ) -> None:
-        tokens, _, _ = group_tokens(PROMPTS[0], HFSampler(model, tokenizer).sample(PROMPTS[:1], SAMPLED, seed=1)[0])
+        (prompt,) = texts(PROMPTS[:1])
+        (group,) = HFSampler(model, tokenizer).sample([prompt], SAMPLED, seed=1)
+        tokens, _, _ = group_tokens(prompt, group)
         sampler = HFSampler(copy.deepcopy(model), tokenizer)
         before = sampler.logps(tokens)
         with torch.no_grad():

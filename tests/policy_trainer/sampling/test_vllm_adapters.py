@@ -18,6 +18,7 @@ from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import save_model
 from tests.policy_trainer.adapters.adapters import save_adapter
+from tests.policy_trainer.sampling.architectures import texts
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 from tests.policy_trainer.sampling.test_vllm_server import (
     PARAMS,
@@ -65,8 +66,8 @@ class TestLoading:
         for seed in (1, 2):
             sampler.load(published(seed))
             reference = reference_of(make_tiny, tokenizer, published(seed))
-            (group_of_server,) = sampler.sample([[6, 7]], PARAMS, seed=5)
-            (expected,) = reference.sample([[6, 7]], PARAMS, fake.bodies[-1]["seed"])
+            (group_of_server,) = sampler.sample(texts([[6, 7]]), PARAMS, seed=5)
+            (expected,) = reference.sample(texts([[6, 7]]), PARAMS, fake.bodies[-1]["seed"])
             assert values([group_of_server]) == values([expected])
             logps = reference.logps(group)
             np.testing.assert_allclose(sampler.logps(group), logps, rtol=0, atol=rounding(np.abs(logps).max()))
@@ -83,7 +84,7 @@ class TestLoading:
             first.load(weights)
             names.append(next(reversed(fake.adapters)))
             second.load(shutil.copytree(weights, tmp_path / f"downloaded-{seed}"))
-            assert values(first.sample(PROMPTS, PARAMS, 5)) == values(second.sample(PROMPTS, PARAMS, 5))
+            assert values(first.sample(texts(PROMPTS), PARAMS, 5)) == values(second.sample(texts(PROMPTS), PARAMS, 5))
             assert list(fake.adapters) == names[-2:]
         with pytest.raises(FileNotFoundError):
             first.load(tmp_path / "gone")

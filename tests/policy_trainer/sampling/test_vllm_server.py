@@ -18,6 +18,7 @@ from policy_trainer.sampling.vllm_server import VllmServerSampler, put_to_sleep
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import save_model
+from tests.policy_trainer.sampling.architectures import texts
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 from tests.ports import free_port
 from tests.rounding import rounding
@@ -76,22 +77,22 @@ def values(groups: list[list[Completion]]) -> list[Any]:
 def assert_a_restart_is_detected(fake: FakeVllm, weights: Path, other: PreTrainedModel) -> None:
     sampler = sampler_of(fake)
     sampler.load(weights)
-    expected = sampler.sample(PROMPTS, PARAMS, seed=5)
+    expected = sampler.sample(texts(PROMPTS), PARAMS, seed=5)
     fake.restart(other)
     with pytest.raises(WeightsLost, match="restarted"):
-        sampler.sample(PROMPTS, PARAMS, seed=5)
+        sampler.sample(texts(PROMPTS), PARAMS, seed=5)
     sampler.load(weights)
-    assert values(sampler.sample(PROMPTS, PARAMS, seed=5)) == values(expected)
+    assert values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)) == values(expected)
 
 
 class TestSampling:
     def test_completions_are_the_servers(
         self, fake: FakeVllm, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
     ) -> None:
-        groups = sampler_of(fake).sample(PROMPTS, PARAMS, seed=5)
+        groups = sampler_of(fake).sample(texts(PROMPTS), PARAMS, seed=5)
         seeds = {tuple(body["prompt"]): body["seed"] for body in fake.bodies}
         reference = HFSampler(make_tiny(), tokenizer)
-        (expected,) = reference.sample([PROMPTS[1]], PARAMS, seeds[6, 7])
+        (expected,) = reference.sample(texts([PROMPTS[1]]), PARAMS, seeds[6, 7])
         assert values([groups[1]]) == values([expected])
         ends = [completion for group in groups for completion in group]
         assert {completion.finished for completion in ends} == {True, False}
@@ -101,10 +102,10 @@ class TestSampling:
     def test_seeds(self, fake: FakeVllm) -> None:
         """Each prompt has its own. Greedy completions of a prompt are computed once."""
         sampler = sampler_of(fake)
-        first, again, other = (sampler.sample(PROMPTS, PARAMS, seed) for seed in (5, 5, 6))
+        first, again, other = (sampler.sample(texts(PROMPTS), PARAMS, seed) for seed in (5, 5, 6))
         assert values(first) == values(again) != values(other)
         assert values([first[0]]) != values([first[2]])
-        (group,) = sampler.sample([[3, 4]], SamplingParams(3, 12, temperature=0), seed=0)
+        (group,) = sampler.sample(texts([[3, 4]]), SamplingParams(3, 12, temperature=0), seed=0)
         assert fake.bodies[-1]["n"] == 1
         assert len(group) == 3 and values([group[:1] * 3]) == values([group])
 
@@ -119,7 +120,7 @@ class TestSampling:
 
     def test_all_that_the_models_files_could_change_is_sent(self, fake: FakeVllm) -> None:
         params = SamplingParams(2, 9, 0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, stop=("a", "b"))
-        sampler_of(fake).sample([[3]], params, seed=0)
+        sampler_of(fake).sample(texts([[3]]), params, seed=0)
         (body,) = fake.bodies
         expected = {
             "n": 2, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
@@ -144,9 +145,9 @@ class TestSampling:
         fake.broken = broken
         waits: list[str] = []
         sampler = sampler_of(fake, lambda reason, seconds: waits.append(reason))
-        expected = sampler.sample(PROMPTS, PARAMS, seed=5)
+        expected = sampler.sample(texts(PROMPTS), PARAMS, seed=5)
         fake.break_next = 1
-        assert values(sampler.sample(PROMPTS, PARAMS, seed=5)) == values(expected)
+        assert values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)) == values(expected)
         assert len(waits) == 1 and re.match(f"the vLLM server at {fake.url} to answer", waits[0])
 
 
@@ -157,8 +158,8 @@ class TestLoading:
         sampler = sampler_of(fake)
         sampler.load(published(7))
         assert [call for call in fake.calls if not call.startswith(("/v1", "/weight_", "/server_"))] == UPDATE
-        (group,) = sampler.sample([[6, 7]], PARAMS, seed=5)
-        (expected,) = HFSampler(make_tiny(seed=7), tokenizer).sample([[6, 7]], PARAMS, fake.bodies[-1]["seed"])
+        (group,) = sampler.sample(texts([[6, 7]]), PARAMS, seed=5)
+        (expected,) = HFSampler(make_tiny(seed=7), tokenizer).sample(texts([[6, 7]]), PARAMS, fake.bodies[-1]["seed"])
         assert values([group]) == values([expected])
 
     def test_workers_that_share_a_server_load_a_version_once(
@@ -175,9 +176,9 @@ class TestLoading:
         second = sampler_of(fake)
         second.load(other_name)
         assert fake.calls.count("/collective_rpc") == 1 and not fake.paused
-        second.sample([[3]], PARAMS, seed=0)
+        second.sample(texts([[3]]), PARAMS, seed=0)
         second.load(published(8))
-        second.sample([[3]], PARAMS, seed=0)
+        second.sample(texts([[3]]), PARAMS, seed=0)
         assert len({body["cache_salt"] for body in fake.bodies}) == 2
         with pytest.raises(FileNotFoundError):
             second.load(tmp_path / "gone")
@@ -195,7 +196,7 @@ class TestLoading:
             sampler.load(tmp_path / "other")
         assert not fake.paused
         with pytest.raises(WeightsLost):  # some of them may be the other ones
-            sampler.sample([[3]], PARAMS, seed=0)
+            sampler.sample(texts([[3]]), PARAMS, seed=0)
 
     def test_on_a_cpu_the_head_is_packed_again(self, make_fake: Make, published: Make) -> None:
         weights = published(7)
@@ -210,8 +211,8 @@ class TestLoading:
         fake, fixed = make_fake(), make_fake(dev=False)
         sampler_of(fake).load(published(7))
         with pytest.raises(WeightsLost, match="another run"):
-            sampler_of(fake).sample([[3]], PARAMS, seed=0)
-        sampler_of(fixed).sample([[3]], PARAMS, seed=0)
+            sampler_of(fake).sample(texts([[3]]), PARAMS, seed=0)
+        sampler_of(fixed).sample(texts([[3]]), PARAMS, seed=0)
         with pytest.raises(UserError, match="VLLM_SERVER_DEV_MODE=1"):
             sampler_of(fixed).load(published(7))
 
@@ -220,22 +221,22 @@ class TestSleeping:
     def test_a_server_is_woken_before_it_is_asked(self, fake: FakeVllm, published: Make) -> None:
         sampler = sampler_of(fake, sleep_mode=True)
         expected = []
-        for work in (sampler.load, lambda _: expected.append(values(sampler.sample(PROMPTS, PARAMS, seed=5)))):
+        for work in (sampler.load, lambda _: expected.append(values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)))):
             sampler.sleep()
             assert fake.asleep
             work(published(7))
         sampler.sleep()
         sampler.logps(TokenGroup(np.array([3]), np.array([5]), np.array([1])))
-        expected.append(values(sampler.sample(PROMPTS, PARAMS, seed=5)))
+        expected.append(values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)))
         assert expected[0] == expected[1] and not fake.faults
         assert {call for call in fake.calls if "sleep" in call} == {"/sleep?level=1"}
 
     def test_one_that_was_put_to_sleep_while_it_was_waited_for_is_woken_again(self, fake: FakeVllm) -> None:
         """By the trainer, whose turn it was."""
         sampler = sampler_of(fake, lambda reason, seconds: put_to_sleep(fake.url), sleep_mode=True)
-        expected = sampler.sample(PROMPTS, PARAMS, seed=5)
+        expected = sampler.sample(texts(PROMPTS), PARAMS, seed=5)
         fake.break_next = 1
-        assert values(sampler.sample(PROMPTS, PARAMS, seed=5)) == values(expected)
+        assert values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)) == values(expected)
         assert not fake.faults
 
     def test_one_that_cannot_is_refused(self, make_fake: Make) -> None:
@@ -251,7 +252,7 @@ class TestSleeping:
         site = open_site(lambda request: Answer(500, b'{"error": {"message": "CUDA out of memory"}}'))
         sampler = VllmServerSampler(site.url, "base", [EOS], VOCABULARY, never, sleep_mode=True)
         with pytest.raises(AssertionError, match=r"to answer .*CUDA out of memory"):
-            sampler.sample(PROMPTS, PARAMS, seed=5)
+            sampler.sample(texts(PROMPTS), PARAMS, seed=5)
 
 
 def completion(index: int = 0, **other: Any) -> dict[str, Any]:
@@ -289,7 +290,7 @@ class TestAnswersOfAnotherProgram:
     def test_completions(self, fake: FakeVllm, body: bytes) -> None:
         fake.broken, fake.break_next = Answer(200, body, JSON), 1
         with pytest.raises(UserError, match=rf"^vllm_url: .*{fake.url} does not complete a prompt: .*answer"):
-            sampler_of(fake).sample([[3]], SamplingParams(2, 12, temperature=0.7), seed=5)
+            sampler_of(fake).sample(texts([[3]]), SamplingParams(2, 12, temperature=0.7), seed=5)
 
     @pytest.mark.parametrize("scores", [None, [None], [None, None], [None, {"9": {"logprob": -1}}], [None, {"4": {}}]])
     def test_log_probs_of_given_tokens(self, fake: FakeVllm, scores: Any) -> None:
@@ -303,7 +304,7 @@ class TestAnswersOfAnotherProgram:
         site = open_site(lambda request: Answer(200, body, JSON))
         sampler = VllmServerSampler(site.url, "base", [EOS], VOCABULARY, never)
         with pytest.raises(UserError, match=rf"{site.url} .*answer"):
-            sampler.sample([[3]], PARAMS, seed=5)
+            sampler.sample(texts([[3]]), PARAMS, seed=5)
         with pytest.raises(UserError, match=rf"{site.url} .*answer"):
             sampler.load(published(1))
 
@@ -320,7 +321,7 @@ class TestAnswersOfAnotherProgram:
     def test_its_words_cannot_steer_a_terminal(self, fake: FakeVllm) -> None:
         fake.broken, fake.break_next = Answer(400, b'{"error": {"message": "\\u001b[2J"}}', JSON), 1
         with pytest.raises(UserError) as caught:
-            sampler_of(fake).sample([[3]], PARAMS, seed=5)
+            sampler_of(fake).sample(texts([[3]]), PARAMS, seed=5)
         assert str(caught.value).isprintable() and "\\x1b[2J" in str(caught.value)
 
 

@@ -19,6 +19,7 @@ from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.sft import SupervisedLearner, sft
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values
+from tests.policy_trainer.sampling.architectures import texts
 from tests.policy_trainer.supervised_runs import assert_same_run, documented, steps_of, stop_after
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -78,7 +79,7 @@ def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], c
     trained, tokenizer = load_model(path, revision=None, device="cpu", dtype="float32"), load_tokenizer(path)
     prompts = [tokenizer.encode(f"<|user|>{i}<|end|><|assistant|>") for i in range(10)]
     greedy = SamplingParams(num_generations=1, max_completion_length=10, temperature=0.0, top_p=1.0, top_k=0)
-    answers = [group[0] for group in HFSampler(trained, tokenizer).sample(prompts, greedy, seed=0)]
+    answers = [group[0] for group in HFSampler(trained, tokenizer).sample(texts(prompts), greedy, seed=0)]
     assert [tokenizer.decode(item.ids.tolist(), skip_special_tokens=True) for item in answers] == list(WORDS)
     assert all(item.finished for item in answers)
 

@@ -1,0 +1,234 @@
+"""Pictures of problems: encoded image files from users' rows, checked before a run and decoded when they are needed."""
+
+import base64
+import binascii
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policy_trainer.data.problem import Message, Problem
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Where a picture stands in a text: EasyR1's placeholder.
+PLACEHOLDER = "<image>"
+PICTURE_COLUMNS = ("images", "image")
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_ACCEPTED = "PNG, JPEG, WebP, GIF, BMP and TIFF are read"
+_MAX_PICTURES = 256
+_MAX_BYTES = 64 * 2**20
+# Decoded, 200 MB. Small files can claim far more.
+_MAX_PIXELS = 2**26
+# More than 8 bits a channel; Pillow would cut their values off.
+_DEEP_MODES = ("F", "I")
+_ORIENTATION = 0x0112
+
+
+def has_pictures(row: Mapping[str, Any]) -> bool:
+    """Whether a row has pictures."""
+    return any(_listed(row.get(column)) for column in PICTURE_COLUMNS)
+
+
+def with_pictures(problem: Problem, row: Mapping[str, Any], where: str, folder: Path) -> Problem:
+    """The problem with the pictures in the row's column `images` or `image`, if there are any.
+
+    where: the row's place, for errors. folder: in which paths of pictures begin. Raises UserError for a picture that
+    cannot be used, and if the messages have places for more or fewer pictures.
+    """
+    given = [column for column in PICTURE_COLUMNS if _listed(row.get(column))]
+    if not given:
+        return problem
+    if len(given) > 1:
+        raise UserError(f"{where}: has pictures in both {' and '.join(given)}; leave one out")
+    values = _listed(row[given[0]])
+    if len(values) > _MAX_PICTURES:
+        raise UserError(f"{where}: {given[0]} has {len(values)} pictures, and a prompt may have {_MAX_PICTURES}")
+    images = tuple(
+        _checked(value, f"{where}: picture {number} of {len(values)} in {given[0]}", folder)
+        for number, value in enumerate(values, 1)
+    )
+    extras = {name: value for name, value in problem.extras.items() if name not in PICTURE_COLUMNS}
+    return replace(problem, images=images, messages=tuple(placed(problem.messages, images, where)), extras=extras)
+
+
+def placed(messages: Sequence[Message], images: Sequence[bytes], where: str) -> Sequence[Message]:
+    """The messages with a placeholder for each picture: those that they have, else all in front of the first user's
+    message, as in TRL. Without pictures a placeholder is any text. where: the beginning of errors.
+
+    Raises UserError for other numbers of placeholders, and if there is no user's message.
+    """
+    if not images:
+        return messages
+    count = len(images)
+    places = sum(message["content"].count(PLACEHOLDER) for message in messages)
+    if places == count:
+        return messages
+    if places:
+        raise UserError(
+            f"{where}: has {count} pictures and {places} places for them; write {PLACEHOLDER} once for each picture, "
+            "or nowhere: then all stand in front of the question"
+        )
+    first = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        raise UserError(f"{where}: has pictures but no message of a user, in front of which they would stand")
+    content = PLACEHOLDER * count + messages[first]["content"]
+    return (*messages[:first], {**messages[first], "content": content}, *messages[first + 1 :])
+
+
+def decode(data: bytes) -> "Image":
+    """The picture in RGB, upright; what is transparent becomes white. Raises UserError for one that is damaged."""
+    from PIL import Image, ImageOps
+
+    with _explained("a picture"), _opened(data) as picture:
+        upright = ImageOps.exif_transpose(picture)
+        if not upright.has_transparency_data:
+            return upright.convert("RGB")
+        white = Image.new("RGBA", upright.size, "white")
+        return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
+
+
+def plain(data: bytes) -> bytes:
+    """The same picture as a file that every reader decodes as `decode` does: as it is, or as PNG if readers would
+    disagree on its orientation or transparency."""
+    with _explained("a picture"), _opened(data) as picture:
+        if not picture.has_transparency_data and picture.getexif().get(_ORIENTATION, 1) == 1:
+            return data
+    return encode(decode(data))
+
+
+def encode(picture: "Image") -> bytes:
+    """The picture as PNG."""
+    file = BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    """The bytes of an image file as JSON can hold them."""
+    return f"data:image/*;base64,{base64.b64encode(data).decode()}"
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None or (isinstance(value, Mapping) and value.get("bytes") is None and value.get("path") is None):
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _checked(value: Any, where: str, folder: Path) -> bytes:
+    """The bytes of a picture in a row. Raises UserError if it cannot be used."""
+    with _explained(where):
+        data = _read(value, folder)
+        _check(data)
+        return data
+
+
+def _read(value: Any, folder: Path) -> bytes:
+    """The bytes of an image file: given, in a data URL, or in a local file."""
+    if isinstance(value, Mapping):  # how datasets stores a picture
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"must be a path, a data URL, or the bytes of an image file, got {type(value).__name__}")
+    if value.startswith("data:"):
+        return _from_data_url(value)
+    if "://" in value:
+        raise ValueError("is a URL, and nothing is fetched: download it and give its path")
+    return _from_file(folder / value)
+
+
+def _from_data_url(url: str) -> bytes:
+    head, _, text = url.partition(",")
+    if not head.endswith(";base64"):
+        raise ValueError("must be base64 as a data URL: data:image/png;base64,…")
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"is not base64: {error}") from None
+
+
+def _from_file(path: Path) -> bytes:
+    try:
+        if not path.is_file():  # a device or a pipe could be read forever
+            raise ValueError(f"there is no file {path}; paths begin in the directory of the data, or are absolute")
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _check(data: bytes) -> None:
+    """Raises ValueError or OSError for a file that is no picture, is damaged, or is too large. Decodes as little as
+    possible, since every row is checked."""
+    if not data:
+        raise ValueError("is empty")
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"has more than {_MAX_BYTES // 2**20} MiB")
+    with _opened(data) as picture:
+        width, height = picture.size
+        if width * height > _MAX_PIXELS:
+            raise ValueError(f"has {width} x {height} pixels, more than {_MAX_PIXELS}: make it smaller")
+        if getattr(picture, "n_frames", 1) > 1:
+            raise ValueError(f"is animated, or has several pages ({picture.n_frames}): give one as PNG")  # type: ignore[attr-defined]
+        if picture.mode.startswith(_DEEP_MODES):
+            raise ValueError(f"has more than 8 bits a channel (mode {picture.mode}): convert it to 8 bits")
+        _check_whole(picture, data)
+
+
+def _check_whole(picture: "Image", data: bytes) -> None:
+    match picture.format:
+        case "PNG":
+            picture.verify()  # the checksums
+        case "JPEG":
+            start = data.find(b"\xff\xda", _thumbnail_end(data))
+            if start < 0 or data.find(b"\xff\xd9", start) < 0:
+                raise ValueError("is truncated")
+        case "WEBP":
+            if len(data) < int.from_bytes(data[4:8], "little") + 8:
+                raise ValueError("is truncated")
+        case _:
+            picture.load()
+
+
+def _thumbnail_end(data: bytes) -> int:
+    """Where the segments that applications write end in a JPEG: they may contain a whole JPEG as a thumbnail."""
+    place = 2
+    while data[place : place + 1] == b"\xff" and 0xE0 <= data[place + 1] <= 0xEF:
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return place
+
+
+@contextmanager
+def _opened(data: bytes) -> "Iterator[Image]":
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+            picture = Image.open(BytesIO(data), formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"is not an image file: {_ACCEPTED}") from None
+    except Image.DecompressionBombError:
+        raise ValueError(f"has more than {_MAX_PIXELS} pixels: make it smaller") from None
+    with picture:
+        yield picture
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Turns what Pillow and the checks raise into UserError. where: the beginning of the message."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise UserError(
+            "data: pictures need Pillow, which is not installed: pip install 'tandem-grpo[vision]'"
+        ) from None
+    except (ValueError, OSError, SyntaxError, EOFError, IndexError, OverflowError) as error:  # as Pillow does
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{where}: {reason}") from None
