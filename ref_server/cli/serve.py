@@ -1,8 +1,6 @@
 """The command `ref-server serve`."""
 
-import socket
 import time
-from collections.abc import Sequence
 from contextlib import closing
 
 import structlog
@@ -12,9 +10,9 @@ from ref_server.access.hosts import is_loopback
 from ref_server.access.keys import readable_by_all
 from ref_server.cli.connection import Environment
 from ref_server.config import ServeConfig
+from ref_server.http import server
 from ref_server.http.app import create_app
 from ref_server.http.listening import CannotListen, listening
-from ref_server.http.server import DrainingServer, uvicorn_config
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.postgres.store import PostgresQueue
 from ref_server.queue.queue import Queue
@@ -44,9 +42,10 @@ def run(arguments: list[str]) -> int:
     try:
         opening = time.monotonic()
         # Both before the model, which takes long to load.
-        with listening(config) as sockets, closing(open_queue(config)) as store:
+        with listening(config) as listeners, closing(open_queue(config)) as store:
             log.info("queue open", store=describe_store(config), seconds=round(time.monotonic() - opening, 3))
-            return _serve(Service(_open_reference(config), store, config), config, sockets)
+            service = Service(_open_reference(config), store, config)
+            return server.run(create_app(service), service, listeners)
     except CannotListen as error:
         remedy = "stop what listens there, or choose others with --host, --port and --legacy-port"
         log.error("cannot listen on the address", error=str(error), remedy=remedy)
@@ -99,9 +98,3 @@ def _open_reference(config: ServeConfig) -> ReferenceModel:
     from ref_server.scoring.teacher import add_teacher
 
     return add_teacher(reference, config)
-
-
-def _serve(service: Service, config: ServeConfig, sockets: Sequence[socket.socket]) -> int:
-    server = DrainingServer(uvicorn_config(create_app(service), config), service)
-    server.run([*sockets])
-    return server.status

@@ -48,6 +48,14 @@ class Listener(socket.socket):
             self.close()
             raise
 
+    def listen(self, backlog: int = 2048) -> None:
+        """Raises CannotListen if another process listens there already."""
+        try:
+            super().listen(backlog)
+        except OSError as error:
+            host, port = self.getsockname()[:2]
+            raise CannotListen(f"{host} port {port}: {str(error.strerror).lower()}") from error
+
     def accept(self) -> tuple[socket.socket, Any]:
         accepted, address = super().accept()
         holder = peer(address[0])

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from ref_server.http.server import Loop
+
 
 def listen() -> socket.socket:
     """A socket on a free port of this machine."""
@@ -31,7 +33,12 @@ class _Server(uvicorn.Server):
 def serving(config: uvicorn.Config, listener: socket.socket) -> Iterator[int]:
     """The port of a server, which runs while the block does. Closes the listener."""
     server = _Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],))
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(server.serve([listener]))
+
+    thread = threading.Thread(target=run)
     with listener:
         thread.start()
         try:
