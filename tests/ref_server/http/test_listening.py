@@ -5,7 +5,8 @@ import resource
 import socket
 import ssl
 import subprocess
-from contextlib import AbstractContextManager, ExitStack
+import time
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ref_server.http.server import uvicorn_config
 from tests.ports import free_port
 from tests.ref_server.serving import serving
 from tests.ref_server.sockets import head, one_answer, rest
+from tests.waiting import until
 
 GET = head("GET", "/")
 
@@ -78,6 +80,38 @@ def test_a_handshake_counts_and_ends(monkeypatch: pytest.MonkeyPatch, certificat
         with context.wrap_socket(connected(port), server_hostname="localhost") as connection:
             connection.sendall(GET)
             assert b"200 OK" in connection.recv(1000)
+
+
+@pytest.mark.parametrize("read", [1, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_end_that_nobody_reads_holds_no_place(
+    monkeypatch: pytest.MonkeyPatch, certificate: dict[str, str], tls: bool, read: int
+) -> None:
+    """The application has answered, and the end lies in buffers. read: bytes that the client takes at a time."""
+    monkeypatch.setattr(module, "LAST_SECONDS", 0.5)
+    config = uvicorn_config(
+        PlainTextResponse(bytes(2**23)), ServeConfig(no_model=True), lifespan="off", timeout_keep_alive=1,
+        **(certificate if tls else {}),
+    )  # fmt: skip
+    listener = Listener(socket.AF_INET, ("127.0.0.1", 0), Shares(2))
+    with serving(config, listener) as port, socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        plain.connect(("127.0.0.1", port))
+        context = ssl.create_default_context(cafile=certificate["ssl_certfile"])
+        with context.wrap_socket(plain, server_hostname="localhost") if tls else plain as slow:
+            slow.sendall(GET)
+            assert slow.recv(1)
+            slow.settimeout(0.01)
+
+            def has_place() -> bool:
+                with suppress(OSError):
+                    slow.recv(read)
+                time.sleep(0.05)
+                return listener.connections.take("127.0.0.1")
+
+            assert not has_place()
+            until(has_place, seconds=20)  # asyncio by itself would wait for 30 s for the end of TLS
 
 
 @pytest.mark.parametrize(
