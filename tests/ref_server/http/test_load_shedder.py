@@ -2,7 +2,9 @@
 
 import asyncio
 import random
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -11,12 +13,7 @@ import pytest
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
-from ref_server.http.load_shedder import (
-    MAX_PROBES,
-    MEMORY_SECONDS,
-    PROBES_PER_SECOND,
-    LoadShedder,
-)
+from ref_server.http.load_shedder import MAX_PROBES, MEMORY_SECONDS, PROBE_SECONDS, LoadShedder
 from ref_server.queue.errors import NoRoom
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
@@ -24,84 +21,82 @@ from shared import wire
 from shared.settings import from_values
 from tests.chaos.batches import random_batch
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+BODY = wire.encode(random_batch(random.Random(0), "run"))
+FULL = NoRoom("full", "run", 3)
+Wait = Callable[[float], Awaitable[None]]
 
 
-def full_for(run: str = "run") -> NoRoom:
-    return NoRoom("full", run, 3)
+@pytest.fixture(autouse=True)
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ref_server.http.load_shedder.DELAY_SECONDS", 0.0)
 
 
-def upload_to(shedder: LoadShedder, error: Exception | None, run: str = "run") -> bool:
-    """Whether an upload is let in, which then ends with this error."""
-    if shedder.refusal(run):
-        return False
-    with suppress(NoRoom, ValueError), shedder.admission(run):
-        if error is not None:
-            raise error
-    return True
+def with_clock(play: Callable[[LoadShedder, Wait], Awaitable[None]]) -> None:
+    """Runs `play` on a loop whose time passes only when it waits."""
+
+    async def run() -> None:
+        loop, now = asyncio.get_running_loop(), [1000.0]
+        loop.time = lambda: now[0]
+
+        async def wait(seconds: float) -> None:
+            now[0] += seconds
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        await play(LoadShedder(), wait)
+
+    asyncio.run(run())
 
 
-def count_admitted(shedder: LoadShedder, error: Exception | None) -> int:
-    """How many of a hundred uploads are let in, one after the other."""
-    return sum(upload_to(shedder, error) for _ in range(100))
+async def count_admitted(shedder: LoadShedder, wait: Wait, error: Exception | None) -> int:
+    """How many of a hundred uploads are let in, one after the other, which then end with this error."""
+    admitted = 0
+    for _ in range(100):
+        with suppress(NoRoom, ValueError):
+            async with shedder.admission(BODY):
+                admitted += 1
+                if error:
+                    raise error
+        await wait(0)
+    return admitted
 
 
 def test_few_uploads_probe_a_full_queue() -> None:
-    clock = Clock()
-    shedder = LoadShedder(clock)
-    assert count_admitted(shedder, full_for()) == 1 + MAX_PROBES
-    refusal = shedder.refusal("run")
-    assert refusal and (str(refusal), refusal.run, refusal.retry_after) == ("full", "run", 3)
-    clock.now += 2 / PROBES_PER_SECOND
-    assert count_admitted(shedder, full_for()) == 2
-    clock.now += MEMORY_SECONDS - 1
-    assert count_admitted(shedder, full_for()) == MAX_PROBES
+    async def play(shedder: LoadShedder, wait: Wait) -> None:
+        assert await count_admitted(shedder, wait, FULL) == 1 + MAX_PROBES
+        with pytest.raises(NoRoom) as refused:
+            async with shedder.admission(BODY):
+                pass
+        assert (str(refused.value), refused.value.run, refused.value.retry_after) == ("full", "run", 3)
+        await wait(PROBE_SECONDS)
+        assert await count_admitted(shedder, wait, FULL) == MAX_PROBES
+        await wait(PROBE_SECONDS)
+        for error in (None, ValueError("an invalid batch")):
+            assert await count_admitted(shedder, wait, error) == 100, "those that find room use up no probes"
+
+    with_clock(play)
 
 
-@pytest.mark.parametrize("error", [None, ValueError("an invalid batch")])
-def test_uploads_that_find_room_use_up_no_probes(error: Exception | None) -> None:
-    shedder = LoadShedder(Clock())
-    assert upload_to(shedder, full_for())
-    assert count_admitted(shedder, error) == 100
+def test_probes_at_the_same_time_are_bounded_until_the_fullness_is_forgotten() -> None:
+    async def play(shedder: LoadShedder, wait: Wait) -> None:
+        async with AsyncExitStack() as inside:
+            for _ in range(100):
+                await inside.enter_async_context(shedder.admission(BODY))
+            await count_admitted(shedder, wait, FULL)
+            await wait(PROBE_SECONDS)
+            for _ in range(MAX_PROBES):  # those of before are no probes
+                await inside.enter_async_context(shedder.admission(BODY))
+            assert await count_admitted(shedder, wait, None) == 0
+            await wait(MEMORY_SECONDS - PROBE_SECONDS - 0.01)
+            assert await count_admitted(shedder, wait, None) == 0
+            await wait(0.02)
+            assert await count_admitted(shedder, wait, None) == 100
 
-
-def test_probes_at_the_same_time_are_bounded_until_the_fullness_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ref_server.http.load_shedder.PROBES_PER_SECOND", 0.0)
-    clock = Clock()
-    shedder = LoadShedder(clock)
-    upload_to(shedder, full_for())
-    with ExitStack() as inside:
-        for _ in range(int(MAX_PROBES)):
-            assert shedder.refusal("run") is None
-            inside.enter_context(shedder.admission("run"))
-        assert shedder.refusal("run")
-    assert shedder.refusal("run") is None
-    with ExitStack() as inside:
-        for _ in range(int(MAX_PROBES)):
-            inside.enter_context(shedder.admission("run"))
-        assert shedder.refusal("run")
-        clock.now += MEMORY_SECONDS + 0.01
-        assert shedder.refusal("run") is None
-
-
-def test_uploads_that_were_let_in_before_use_up_no_probes() -> None:
-    shedder = LoadShedder(Clock())
-    with ExitStack() as inside:
-        for _ in range(100):
-            inside.enter_context(shedder.admission("run"))
-        upload_to(shedder, full_for())
-    assert count_admitted(shedder, full_for()) == MAX_PROBES
+    with_clock(play)
 
 
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ref_server.http.load_shedder.DELAY_SECONDS", 0.0)
-    monkeypatch.setattr("ref_server.http.load_shedder.PROBES_PER_SECOND", 0.0)
+    monkeypatch.setattr("ref_server.http.load_shedder.PROBE_SECONDS", 3600.0)
     monkeypatch.setattr("ref_server.http.load_shedder.MEMORY_SECONDS", 3600.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 2})
     service = Service(NoReferenceModel(config), open_queue(config), config)
@@ -120,16 +115,15 @@ def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.M
             service.start()
             first = await upload(client)
             assert first.status_code == 201
-            answers = [await upload(client) for _ in range(100)]
-            assert {answer.status_code for answer in answers} == {429}
-            assert {answer.json()["error"]["code"] for answer in answers} == {"queue_full"}
-            assert {answer.headers["Retry-After"] for answer in answers} == {"1"}
-            assert len(reached) == 2 + MAX_PROBES
-            answers = [await upload(client, "other") for _ in range(100)]
-            assert {answer.status_code for answer in answers} == {429}
-            assert len(reached) == 2 * (1 + MAX_PROBES) + 1, "each run has probes"
+            for number, run in enumerate(("run", "other"), start=1):  # each run has probes
+                answers = [await upload(client, run) for _ in range(100)]
+                assert {answer.status_code for answer in answers} == {429}
+                assert {answer.json()["error"]["code"] for answer in answers} == {"queue_full"}
+                assert {answer.headers["Retry-After"] for answer in answers} == {"1"}
+                assert len(reached) == 1 + number * (1 + MAX_PROBES)
             assert (await client.delete(f"/v1/batches/{first.json()['id']}")).status_code == 204
-            monkeypatch.setattr("ref_server.http.load_shedder.MEMORY_SECONDS", 0.0)
+            loop = asyncio.get_running_loop()
+            loop.time = lambda: time.monotonic() + 2 * 3600.0  # the fullness is forgotten
             assert (await upload(client)).status_code == 201
         service.close()
 
