@@ -184,7 +184,9 @@ async def _serve(server: uvicorn.Server, service: Service, listeners: Sequence[L
     serving = asyncio.create_task(server.serve([*listeners]))
     await asyncio.sleep(0)  # now uvicorn has set its signal handlers; it restores the earlier ones when it ends
     _note_signals(signals)
-    while not (server.started or serving.done()):
+    while not server.started:
+        if serving.done():
+            return serving.result()  # raises why it cannot start
         await asyncio.sleep(_TICK_SECONDS / 10)
     if is_renewable(service.config):  # else SIGHUP ends the server, as when its terminal is closed
         loop = asyncio.get_running_loop()

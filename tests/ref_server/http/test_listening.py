@@ -166,3 +166,12 @@ def test_an_unusable_address_is_named(host: str, why: str) -> None:
             listening(ServeConfig(no_model=True, insecure=True, host=host, port=port)),
         ):
             pass
+
+
+def test_another_process_was_faster_to_listen() -> None:
+    """While the model was loaded: both could bind the address, since neither was listening."""
+    config = ServeConfig(no_model=True, port=free_port())
+    with listening(config) as (late,), listening(config) as (early,):
+        early.listen()
+        with pytest.raises(CannotListen, match=f"127.0.0.1 port {config.port}: .*in use"):
+            late.listen()
