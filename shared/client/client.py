@@ -1,12 +1,11 @@
 """The client: a method for each route of the API, which builds the request and reads the answer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import httpx
-import numpy as np
 
 from shared import wire
 from shared.api import (
@@ -21,8 +20,6 @@ from shared.api import (
     LeaseResults,
     LeasesBody,
     ListOrder,
-    Logprobs,
-    LogprobsRequest,
     ModelInfo,
     Outcome,
     PurgeBody,
@@ -33,25 +30,20 @@ from shared.api import (
     ReleaseBody,
     RewardsView,
     State,
-    TokenIds,
     TokensView,
     Uploaded,
 )
-from shared.batch import Array, BatchError, RolloutBatch, ScoredBatch, TokenGroup, Training
+from shared.batch import BatchError, RolloutBatch, ScoredBatch, Training
 from shared.client.connection import JSON, READ_SECONDS, ApiCall, as_record, no_answer, route
 from shared.client.errors import ClientError, RefServerError, Unreachable, UnusableBatch
 from shared.client.runs import RunsClient
+from shared.client.scoring import BATCH_BYTES, BATCH_HEADERS, SCORING_SECONDS, ScoringClient, encoded
 
 T = TypeVar("T")
 
 # The most batches that the server lists in one response.
 PAGE = 1000
 
-# A lease has 64 MiB, or a single batch as long as the server's max_body_mib and its log-probs; its tokens as JSON take
-# five times that. No legal answer comes near this.
-_BATCH_BYTES = 2 * 2**30
-# Enough for a large batch on a slow machine, queued behind others.
-_SCORING_SECONDS = 600.0
 # A healthy server answers a health check faster than this.
 _HEALTH_SECONDS = 10.0
 # A server that hangs must not block a display.
@@ -60,7 +52,6 @@ _GLANCE_SECONDS = 1.0
 _TRAINING_SECONDS = 5.0
 # Leases in one request, so that its body stays small.
 _LEASES_AT_ONCE = 1000
-_BATCH = {"Content-Type": wire.CONTENT_TYPE}
 
 Outcomes = dict[str, Outcome]
 
@@ -83,7 +74,7 @@ class Leased:
 LeasedOrUnusable = Leased | UnusableBatch
 
 
-class RefServerClient(RunsClient):
+class RefServerClient(RunsClient, ScoringClient):
     """A connection to one reference server. Safe to share between threads.
 
     token: sent with each request. ca: a PEM file with the certificates of a private CA, for https. patience: seconds to
@@ -150,7 +141,7 @@ class RefServerClient(RunsClient):
         """Makes the server score with the weights of another snapshot: a name below its root, or None."""
         body = ReferenceBody(snapshot=snapshot, version=version).model_dump_json().encode()
         read = as_record(ReferenceVersion)
-        return self._send(ApiCall("PUT", "/v1/reference", read, body, JSON, read_seconds=_SCORING_SECONDS))
+        return self._send(ApiCall("PUT", "/v1/reference", read, body, JSON, read_seconds=SCORING_SECONDS))
 
     # Uploads and leases.
 
@@ -162,7 +153,7 @@ class RefServerClient(RunsClient):
             created = response.status_code == httpx.codes.CREATED
             return Uploaded(id=admitted.id, state=admitted.state, created=created)
 
-        return self._send(ApiCall("POST", "/v1/batches", read, _encoded(batch), _BATCH))
+        return self._send(ApiCall("POST", "/v1/batches", read, encoded(batch), BATCH_HEADERS))
 
     def lease(self, terms: LeaseBody) -> Leased | None:
         """Leases one batch; None if none came within terms.wait_seconds. A retried request gets the same batch.
@@ -224,52 +215,8 @@ class RefServerClient(RunsClient):
         Raises RefServerError 404, 409 if the batch is not leased, or its payload is gone.
         """
         content, path = wire.encode_training(training), route("batches", id, "training")
-        return self._send(ApiCall("PUT", path, as_record(Admitted), content, _BATCH, read_seconds=_TRAINING_SECONDS))
-
-    # Log-probs without the queue.
-
-    def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
-        """Scores texts now. Each is tokenised separately, without special tokens. The server stores nothing."""
-        return self._logprobs(LogprobsRequest(prompt=prompt, completions=[*completions], temperature=temperature))
-
-    def logprobs_of_ids(
-        self,
-        prompt_ids: Sequence[int],
-        completions: Sequence[Sequence[int]],
-        *,
-        temperature: float = 1.0,
-        images: Mapping[str, Array] | None = None,
-    ) -> Logprobs:
-        """Scores token ids now. The server stores nothing.
-
-        images: float32, uint8 or int64 tensors of the prompt's images, as the model's processor makes them, such as
-        pixel_values and image_grid_thw. prompt_ids then contain a placeholder for each image feature. Raises BatchError
-        if a tensor is invalid.
-        """
-        if images:
-            group = TokenGroup(
-                np.array(prompt_ids, np.int64),
-                np.array([id for row in completions for id in row], np.int64),
-                np.array([len(row) for row in completions], np.int64),
-                images,
-            )
-            return self._logprobs_of_group(group, temperature)
-        rows: list[TokenIds] = [[*row] for row in completions]
-        return self._logprobs(LogprobsRequest(prompt_ids=[*prompt_ids], completions=rows, temperature=temperature))
-
-    def score(self, batch: RolloutBatch | bytes) -> ScoredBatch:
-        """Scores a whole batch now, at its own temperature. The server stores nothing."""
-
-        def read(response: httpx.Response) -> ScoredBatch:
-            scored = wire.decode(response.content)
-            if not isinstance(scored, ScoredBatch):
-                raise ValueError("a scored batch was expected")
-            return scored
-
         return self._send(
-            ApiCall(
-                "POST", "/v1/logprobs", read, _encoded(batch), _BATCH, read_seconds=_SCORING_SECONDS, most=_BATCH_BYTES
-            )
+            ApiCall("PUT", path, as_record(Admitted), content, BATCH_HEADERS, read_seconds=_TRAINING_SECONDS)
         )
 
     # Managing the queue.
@@ -310,7 +257,7 @@ class RefServerClient(RunsClient):
     def tokens(self, id: str) -> TokensView:
         """The tokens of a batch with texts and log-probs, and each completion's rewards. For display."""
         path = route("batches", id, "tokens")
-        return self._send(ApiCall("GET", path, as_record(TokensView), most=_BATCH_BYTES))
+        return self._send(ApiCall("GET", path, as_record(TokensView), most=BATCH_BYTES))
 
     def image(self, id: str, number: int) -> bytes:
         """A picture of the prompt of a batch as a PNG file. number: from 0, below the `images` of its tokens."""
@@ -342,7 +289,7 @@ class RefServerClient(RunsClient):
         content = body.model_dump_json(exclude_none=True).encode()
         seconds = terms.wait_seconds + READ_SECONDS
         return self._send(
-            ApiCall("POST", "/v1/batches/lease", read, content, JSON, read_seconds=seconds, most=_BATCH_BYTES)
+            ApiCall("POST", "/v1/batches/lease", read, content, JSON, read_seconds=seconds, most=BATCH_BYTES)
         )
 
     def _settle(self, verb: str, body: type[LeasesBody], leases: Sequence[LeasedOrUnusable], **fields: Any) -> Outcomes:
@@ -353,28 +300,6 @@ class RefServerClient(RunsClient):
             outcomes |= {result.id: result.outcome for result in results}
         return outcomes
 
-    def _logprobs(self, body: LogprobsRequest) -> Logprobs:
-        return self._post("/v1/logprobs", body, Logprobs, read_seconds=_SCORING_SECONDS)
-
-    def _logprobs_of_group(self, group: TokenGroup, temperature: float) -> Logprobs:
-        """Sends a batch, since JSON takes no images. What is no part of the group has no effect."""
-        batch = RolloutBatch(
-            id=str(uuid4()),
-            run="logprobs",
-            epoch=0,
-            policy_version=0,
-            temperature=temperature,
-            group=group,
-            rewards=np.zeros(group.size, np.float32),
-            finished=np.ones(group.size, np.bool_),
-        )
-        headers = _BATCH | {"Accept": "application/json"}
-        return self._send(
-            ApiCall(
-                "POST", "/v1/logprobs", as_record(Logprobs), wire.encode(batch), headers, read_seconds=_SCORING_SECONDS
-            )
-        )
-
 
 def _leased(body: bytes, id: str, token: str, deliveries: int) -> LeasedOrUnusable:
     """Raises BatchError, a ValueError, for bytes that are no batch at all."""
@@ -383,7 +308,3 @@ def _leased(body: bytes, id: str, token: str, deliveries: int) -> LeasedOrUnusab
         return Leased(wire.to_batch(metadata, tensors), id, token, deliveries)
     except BatchError as error:
         return UnusableBatch(id, token, error.field, str(error))
-
-
-def _encoded(batch: RolloutBatch | bytes) -> bytes:
-    return batch if isinstance(batch, bytes) else wire.encode(batch)

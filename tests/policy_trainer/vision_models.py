@@ -22,7 +22,8 @@ from transformers import (
 _SPECIAL = [
     "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>",
     "<|vision_end|>", "<image>", "<start_of_image>", "<end_of_image>", "<image_soft_token>",
-    "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+    "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
 ]  # fmt: skip
 VOCABULARY = {token: place for place, token in enumerate([*_SPECIAL, *string.printable, "[UNK]"])}
 ROWS = 144

@@ -53,7 +53,7 @@ def test_an_endless_answer_is_read_up_to_a_limit(connect: Callable[..., Any], en
 def test_a_body_of_batches_has_a_limit_of_its_own(
     connect: Callable[..., Any], open_site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(client_module, "BATCH_BYTES", 1000)
     site = open_site(lambda _: Answer(200, b" " * 1001))
     client = connect(site.url, patience=None)
     for lease in (client.lease, client.lease_many):
