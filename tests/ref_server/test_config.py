@@ -14,6 +14,7 @@ TOKEN = "a-token-of-enough-letters"
         ({"no_model": True, "legacy": True}, "legacy: .* needs a --model"),
         ({"model": "m", "legacy_port": 59875}, "need --legacy"),
         ({"model": "m", "legacy_insecure": True}, "need --legacy"),
+        ({"model": "m", "max_image_mib": 65}, r"max_image_mib: 65 must be at most max_body_mib \(64\)"),
         ({"model": "m", "max_body_mib": 129}, "must be at least twice max_body_mib"),
         ({"model": "m", "legacy": True, "legacy_port": 8400}, "legacy_port: 8400 is the port already"),
         ({"model": "m", "legacy": True, "legacy_port": 65_536}, "legacy_port"),

@@ -26,6 +26,7 @@ def test_the_page_is_at_the_root_under_a_strict_policy(page: httpx.Response) -> 
     policy = dict(part.strip().split(" ", 1) for part in page.headers["Content-Security-Policy"].split(";"))
     assert policy["default-src"] == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert policy["img-src"] == "'self' data: blob:"
     assert {policy[name] for name in ("base-uri", "frame-ancestors", "form-action")} == {"'none'"}
     assert page.headers["X-Content-Type-Options"] == "nosniff"
 

@@ -22,6 +22,7 @@ _ROUTES = {
     Role.UPLOAD: "GET /metrics | GET /openapi.json | GET /v1/model | GET /v1/queue | POST /v1/logprobs | "
     f"POST /v1/batches | GET /v1/weights/r | GET {_WEIGHTS} | GET {_WEIGHTS}/f",
     Role.TRAIN: "GET /v1/batches | GET /v1/batches/3f | GET /v1/batches/3f/tokens | GET /v1/batches/3f/rewards | "
+    "GET /v1/batches/3f/images/0 | "
     "PUT /v1/batches/3f/training | POST /v1/batches/lease | POST /v1/leases/ack | POST /v1/leases/extend | "
     f"POST /v1/leases/release | POST /v1/runs/mine/finish | PUT {_WEIGHTS}/f | POST {_WEIGHTS}/commit",
     Role.ADMIN: "POST /v1/batches/3f/requeue | DELETE /v1/batches/3f | POST /v1/batches/purge | PUT /v1/reference | "

@@ -77,6 +77,7 @@ def foreign_requests(key: dict[str, str], body: bytes) -> dict[tuple[str, str], 
         ("GET", "/v1/batches/{id}"): {},
         ("GET", "/v1/batches/{id}/tokens"): {},
         ("GET", "/v1/batches/{id}/rewards"): {},
+        ("GET", "/v1/batches/{id}/images/{number}"): {},
         ("PUT", "/v1/batches/{id}/training"): {"content": b"", "headers": SAFETENSORS | MINE},
         ("POST", "/v1/batches/lease"): {"json": {"consumer": "c", "run": "yours"}},
         ("POST", "/v1/leases/ack"): {"json": {"leases": [key]}},
@@ -105,7 +106,9 @@ def test_other_runs_are_closed_to_a_token_of_one_run(service: Service, http: htt
     for method, path, requirement in routes(service):
         assert ((method, path) in requests) is requirement.confines, path
         if (request := requests.get((method, path), {})) is not None:
-            url = path.format(id=batch.id, run="yours", lineage="first", epoch=0, version=1, file="file", step=1)
+            url = path.format(
+                id=batch.id, run="yours", lineage="first", epoch=0, version=1, file="file", step=1, number=0
+            )
             answer = http.request(method, url, **{"headers": MINE, **request})
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), path
             if requirement.role < Role.ADMIN:
