@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from ref_server.service.service import Service
 
@@ -39,6 +39,10 @@ class Tab:
         if message.type in ("error", "warning") and REFUSED not in message.text:
             self.wrong.append(message.text)
 
+    def note_request(self, request: Request) -> None:
+        if not request.url.removeprefix("blob:").startswith(self.url):
+            self.wrong.append(request.url)
+
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
@@ -65,7 +69,7 @@ def open_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
         tab.page.on("console", tab.note)
         tab.page.on("pageerror", lambda error: tab.wrong.append(str(error)))
         tab.page.on("dialog", lambda dialog: tab.wrong.append(f"a script ran: {dialog.message}"))
-        tab.page.on("request", lambda request: tab.wrong.extend([request.url] * (not request.url.startswith(tab.url))))
+        tab.page.on("request", tab.note_request)
         tabs.append(tab)
         return tab
 
