@@ -110,9 +110,26 @@ def encode(picture: "Image") -> bytes:
     return file.getvalue()
 
 
-def data_url(data: bytes) -> str:
-    """The bytes of an image file as JSON can hold them."""
-    return f"data:image/*;base64,{base64.b64encode(data).decode()}"
+def with_readable_pictures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as JSON in another directory can hold it: pictures in Pillow's form or as bytes become data URLs, and
+    their paths absolute."""
+    readable: dict[str, Any] = dict(row)
+    for column in PICTURE_COLUMNS:
+        if values := _listed(row.get(column)):
+            readable[column] = [_readable(value) for value in values]
+    return readable
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    if hasattr(value, "getexif"):  # Pillow's own type, which is not imported for texts
+        value = encode(value)
+    if isinstance(value, bytes):
+        return f"data:image/*;base64,{base64.b64encode(value).decode()}"
+    if isinstance(value, str) and (value.startswith("data:") or "://" in value):
+        return value
+    return str(Path(value).absolute()) if isinstance(value, str | Path) else value
 
 
 def _listed(value: Any) -> list[Any]:

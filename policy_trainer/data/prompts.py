@@ -97,6 +97,7 @@ class PromptEncoder:
                 "data: pictures need the model's chat template: give messages, or a text that has not been through it, "
                 "and --data.prompt-style chat"
             )
+        assert self._processor.processor  # a model without one may have a template that fails on pictures
         text = "".join(self._chat_parts(problem))
         ids, images = self._processor.expand(text, problem.images)
         unexpanded = self._tokenizer.encode(text, add_special_tokens=False)

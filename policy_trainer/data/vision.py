@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cached_property
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,14 @@ class PictureProcessor:
         """The token ids of a text that went through the chat template, with a placeholder for each feature of its
         pictures; and the pictures' tensors, float32 or int64, by the names of the model's forward.
 
-        Raises UserError for a model without a processor of pictures, and for pictures or a text that it refuses.
+        Raises UserError for a model without such a processor, and for pictures or a text that it refuses.
         """
         images = [decode(picture) for picture in pictures]
         try:
-            output = self._processor(text=[text], images=[images], add_special_tokens=False, return_tensors="np")
+            output = self.processor(text=[text], images=[images], add_special_tokens=False, return_tensors="np")
         except ValueError as error:  # a shape that it cannot take, or other placeholders in the text
-            raise UserError(f"data: the model's processor refuses a prompt's pictures: {error}") from error
+            where = shorten(text, 200, placeholder=" …")
+            raise UserError(f"data: the model's processor refuses the pictures of {where!r}: {error}") from error
         ids = output.pop("input_ids")[0].tolist()
         tensors = {name: tensor for name, tensor in output.items() if _is_of_images(name)}
         if "pixel_attention_mask" in tensors:  # this family has a dimension of prompts in front
@@ -45,7 +47,8 @@ class PictureProcessor:
         return ids, {name: _wire_type(tensor) for name, tensor in tensors.items()}
 
     @cached_property
-    def _processor(self) -> Any:
+    def processor(self) -> Any:
+        """transformers' processor. Raises UserError for a model that has none for pictures."""
         try:
             return load_processor(self._model, self._revision, self._tokenizer, self._sizes)
         except (OSError, ValueError, ImportError, AttributeError, TypeError) as error:

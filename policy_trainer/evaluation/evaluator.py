@@ -137,7 +137,7 @@ class Evaluator:
     ) -> Evaluation:
         """Evaluates on the first `problems` held-out problems. params.num_generations must be 1.
 
-        on_progress: called with the number of answered problems and the number of all.
+        on_progress: called with the number of answered problems and the number of all, too long ones too.
         """
         chosen = self._task.eval_problems()[:problems]
         encoded = self._encode(chosen)

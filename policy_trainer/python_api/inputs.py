@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.data.pictures import with_readable_pictures
 from policy_trainer.rewards.function_server import MODULE
 from policy_trainer.rewards.functions import RewardFunction, reward_function
 from shared.errors import UserError
@@ -122,7 +123,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], name: str) -> ProblemInput:
 
 def _line(row: Mapping[str, Any], where: str) -> str:
     try:
-        return json.dumps(dict(row)) + "\n"
+        return json.dumps(with_readable_pictures(row)) + "\n"
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: cannot be written as JSON: {error}; a datasets.Dataset keeps such values") from None
 

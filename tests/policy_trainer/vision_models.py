@@ -196,6 +196,9 @@ def make_vision_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
     config = AutoConfig.for_model(family.model_type, **family.config)
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1 and not parameter.any():  # Gemma 3 begins with a projection of 0
+            torch.nn.init.normal_(parameter, std=0.3)
     model.generation_config = GenerationConfig(eos_token_id=VOCABULARY["<|end|>"], pad_token_id=0)
     return model
 

@@ -12,7 +12,7 @@ from policy_trainer.sampling.decoders import (
 )
 from policy_trainer.sampling.hf import use_attention
 from policy_trainer.sampling.kv_cache import prefill
-from tests.policy_trainer.sampling.architectures import PROMPTS, SHARING
+from tests.policy_trainer.sampling.architectures import PROMPTS, SHARING, texts
 from tests.rounding import rounding
 
 
@@ -26,7 +26,7 @@ def test_all_decoders_compute_the_same_logits(architecture: str, prompts: list[l
     computed = []
     for make in (SharedPromptDecoder, CopiedPromptDecoder, RepeatedCacheDecoder):
         with torch.inference_mode():
-            decoder: Decoder = make(model, prefill(model, prompts), 3)
+            decoder: Decoder = make(model, prefill(model, texts(prompts), None), 3)
             with use_attention(model, decoder.attention):
                 logits = [decoder.step(tokens), decoder.step(tokens + 1)]
                 for rows in (torch.tensor([5, 1, 2, 3]), torch.tensor([3, 0])):
@@ -43,5 +43,5 @@ def test_all_decoders_compute_the_same_logits(architecture: str, prompts: list[l
 def test_short_prompts_are_copied_and_long_ones_shared(tokens: int, kind: type[Decoder]) -> None:
     model = next(iter(SHARING.values()))().eval()
     with torch.inference_mode():
-        decoder = make_decoder(model, prefill(model, [[5] * tokens]), 2)
+        decoder = make_decoder(model, prefill(model, texts([[5] * tokens]), None), 2)
     assert type(decoder) is kind

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
@@ -42,7 +42,7 @@ class Scripted:
         self._scripts = torch.tensor([[*script, *[0] * (longest - len(script))] for script in scripts])
         self._vocabulary = vocabulary
         self.generation_config = SimpleNamespace(eos_token_id=eos)
-        self.config = SimpleNamespace(_attn_implementation="none")
+        self.config = PreTrainedConfig()
         self.widths: list[int] = []
 
     def eval(self) -> "Scripted":

@@ -1,0 +1,133 @@
+"""Prompts with pictures, by each family's own processor."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import EvalConfig
+from policy_trainer.data.pictures import encode
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder
+from shared.batch import TokenGroup
+from shared.errors import UserError
+from shared.logprobs.vision import vision_of
+from shared.models import load_outline, load_tokenizer
+from tests.policy_trainer.vision_models import FAMILIES, VOCABULARY, picture, save_vision_model
+
+PICTURES = encode(picture(60, 90)), encode(picture(100, 50))
+
+
+def spoken(content: str, *images: bytes) -> Problem:
+    return Problem("", ({"role": "user", "content": content},), images=images)
+
+
+@pytest.fixture(scope="session")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: save_vision_model(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
+
+
+def encoder(directory: Path, limit: int | None = None, **data: Any) -> PromptEncoder:
+    config = EvalConfig.model_validate({"model": str(directory), "data": data})
+    return prompt_encoder(config, load_tokenizer(str(directory)), limit=limit)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+class TestFamilies:
+    def test_the_models_check_accepts_placeholders_and_tensors(self, name: str, directories: dict[str, Path]) -> None:
+        """One run of placeholders for each picture, of as many tokens as the tower makes features."""
+        vision = vision_of(load_outline(str(directories[name]), revision=None))
+        assert vision is not None
+        encode = encoder(directories[name]).encode
+        for problem in (spoken("A <image> and <image>?", *PICTURES), spoken("It.", PICTURES[0]), spoken("No picture.")):
+            prompt = encode(problem)
+            vision.check(TokenGroup(np.array(prompt.ids), np.array([7]), np.array([1]), prompt.images))
+            assert prompt.pictures == problem.images
+
+    def test_unexpanded_ids_have_one_place_for_each_picture(self, name: str, directories: dict[str, Path]) -> None:
+        family = FAMILIES[name]
+        prompt = encoder(directories[name]).encode(spoken("A <image> and <image>?", *PICTURES))
+        mark = family.picture if family.picture in VOCABULARY else "<|image_pad|>"
+        assert prompt.unexpanded_ids.count(VOCABULARY[mark]) == 2
+        assert len(prompt.unexpanded_ids) < len(prompt.ids)
+        text = load_tokenizer(str(directories[name])).decode(prompt.unexpanded_ids).replace(" ", "")
+        assert text == f"<|user|>A{family.picture}and{family.picture}?<|end|><|assistant|>"
+
+
+class TestQwen:
+    @pytest.fixture
+    def directory(self, directories: dict[str, Path]) -> Path:
+        return directories["qwen2_5_vl"]
+
+    def test_a_text_of_the_same_model_has_no_images(self, directory: Path) -> None:
+        prompt = encoder(directory).encode(spoken("An <image> tag"))
+        assert not prompt.images and not prompt.pictures
+        assert prompt.unexpanded_ids is prompt.ids
+
+    def test_a_template_that_takes_only_blocks_gets_texts_in_blocks(self, directory: Path) -> None:
+        ids = encoder(directory).encode(spoken("What?")).ids
+        assert load_tokenizer(str(directory)).decode(ids).replace(" ", "") == "<|user|>What?<|end|><|assistant|>"
+
+    def test_max_pixels_bounds_the_tokens(self, directory: Path) -> None:
+        problem = spoken("It.", encode(picture(200, 200)))
+        few, many = (encoder(directory, max_pixels=pixels).encode(problem) for pixels in (4 * 28**2, 16 * 28**2))
+        assert few.images["image_grid_thw"].tolist() == [[1, 4, 4]]
+        assert many.images["image_grid_thw"].tolist() == [[1, 8, 8]]
+        assert len(many) - len(few) == 12
+        enlarged = encoder(directory, min_pixels=9 * 28**2).encode(spoken("It.", encode(picture(30, 30))))
+        assert enlarged.images["image_grid_thw"].tolist() == [[1, 6, 6]]
+
+    def test_the_limit_counts_expanded_tokens(self, directory: Path) -> None:
+        problem = spoken("It.", PICTURES[0])
+        length = len(encoder(directory).encode(problem))
+        assert len(encoder(directory, length).encode(problem)) == length
+        with pytest.raises(PromptTooLong, match=rf"has {length} tokens .* lower --data\.max-pixels"):
+            encoder(directory, length - 1).encode(problem)
+
+    def test_placeholders_of_the_model_in_a_text_are_refused(self, directory: Path) -> None:
+        with pytest.raises(UserError, match="the model's processor refuses the pictures of"):
+            encoder(directory).encode(spoken("<|image_pad|>", PICTURES[0]))
+
+    def test_a_shape_that_the_processor_refuses(self, directory: Path) -> None:
+        with pytest.raises(UserError, match="aspect ratio"):
+            encoder(directory).encode(spoken("It.", encode(picture(4000, 2))))
+
+    def test_plain_prompts_are_refused(self, directory: Path) -> None:
+        with pytest.raises(UserError, match="pictures need the model's chat template"):
+            encoder(directory, prompt_style="plain").encode(spoken("It.", PICTURES[0]))
+
+
+def test_fixed_sizes_cannot_be_set(directories: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match=r"data\.max_pixels: .* gives pictures a fixed size"):
+        encoder(directories["gemma3"], max_pixels=1000).encode(spoken("It.", PICTURES[0]))
+
+
+def test_a_model_of_texts_refuses_pictures(tokenizer: PreTrainedTokenizerFast, make_tiny: Any, tmp_path: Path) -> None:
+    make_tiny().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"has no processor of pictures that can be loaded: .*give a vision-language"):
+        encoder(tmp_path).encode(spoken("It.", PICTURES[0]))
+
+
+def test_a_text_by_default_is_its_own_unexpanded_prompt() -> None:
+    prompt = EncodedPrompt([1, 2])
+    assert len(prompt) == 2 and prompt.unexpanded_ids == [1, 2] and not prompt.images
+
+
+def test_texts_import_nothing_for_pictures() -> None:
+    code = """
+import sys
+from policy_trainer.config import EvalConfig
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import prompt_encoder
+from policy_trainer.demo.base_model import make_tokenizer
+before = set(sys.modules)
+prompt_encoder(EvalConfig(model="m"), make_tokenizer()).encode(Problem("", ({"role": "user", "content": "1"},)))
+assert "PIL" not in set(sys.modules) - before, "Pillow"
+assert not any("processing_auto" in name for name in sys.modules), "transformers' processors"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
