@@ -88,8 +88,8 @@ def _picture_class(name: str, revision: str | None) -> Any:
     config = transformers.AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     if type(config) not in PROCESSOR_MAPPING:
         raise ValueError(f"{type(config).__name__} takes no pictures")
-    known: Any = PROCESSOR_MAPPING[type(config)]
-    base: Any = getattr(transformers, _CLASSES.get(known.__name__, known.__name__))
+    usual: str = PROCESSOR_MAPPING[type(config)].__name__  # type: ignore[union-attr]
+    base: Any = getattr(transformers, _CLASSES.get(usual, usual))
 
     class ForPictures(base):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:

@@ -54,7 +54,7 @@ class TestFamilies:
         mark = family.picture if family.picture in VOCABULARY else "<|image_pad|>"
         assert prompt.unexpanded_ids.count(VOCABULARY[mark]) == 2
         assert len(prompt.unexpanded_ids) < len(prompt.ids)
-        text = load_tokenizer(str(directories[name])).decode(prompt.unexpanded_ids).replace(" ", "")
+        text = str(load_tokenizer(str(directories[name])).decode(prompt.unexpanded_ids)).replace(" ", "")
         assert text == f"<|user|>A{family.picture}and{family.picture}?<|end|><|assistant|>"
 
 
@@ -70,7 +70,7 @@ class TestQwen:
 
     def test_a_template_that_takes_only_blocks_gets_texts_in_blocks(self, directory: Path) -> None:
         ids = encoder(directory).encode(spoken("What?")).ids
-        assert load_tokenizer(str(directory)).decode(ids).replace(" ", "") == "<|user|>What?<|end|><|assistant|>"
+        assert str(load_tokenizer(str(directory)).decode(ids)).replace(" ", "") == "<|user|>What?<|end|><|assistant|>"
 
     def test_max_pixels_bounds_the_tokens(self, directory: Path) -> None:
         problem = spoken("It.", encode(picture(200, 200)))

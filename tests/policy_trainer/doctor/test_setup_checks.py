@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
+from policy_trainer.data.pictures import encode
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.doctor import setup_checks
 from policy_trainer.doctor.findings import Verdict
@@ -15,6 +16,8 @@ from policy_trainer.doctor.setup_checks import devices, ends, memory, prompts, v
 from shared.errors import UserError
 from shared.models import save_model
 from tests.policy_trainer.doctor.subjects import looked, verdicts
+from tests.policy_trainer.tasks.formats import write
+from tests.policy_trainer.vision_models import picture, save_vision_model
 
 
 def test_versions_that_fit_are_named(model: Path) -> None:
@@ -161,3 +164,14 @@ def test_prompts_that_the_context_has_no_room_for(model: Path) -> None:
 def test_a_prompt_with_a_token_that_the_model_lacks(save: Any) -> None:
     finding = looked(prompts, save(vocabulary=6))[-1]
     assert finding.verdict is Verdict.WRONG and "the model's embedding 6 rows" in finding.seen
+
+
+def test_pictures_and_their_tokens(tmp_path: Path) -> None:
+    directory = save_vision_model("qwen2_5_vl", tmp_path / "model")
+    (tmp_path / "a.png").write_bytes(encode(picture(60, 90)))
+    rows = [{"prompt": "1", "answer": "1", "images": ["a.png"] * count} for count in (1, 2, 1, 2)]
+    file = write(tmp_path / "p.jsonl", *rows)
+    findings = looked(prompts, directory, task="jsonl", data={"path": str(file), "eval_path": str(file)})
+    assert "<|vision_start|><|image_pad|><|vision_end|>" in findings[0].seen.replace(" ", "")
+    assert "a picture of 6 tokens" in findings[1].seen or "2 pictures of 12 tokens" in findings[1].seen
+    assert "tokens; the limit is" in findings[2].seen

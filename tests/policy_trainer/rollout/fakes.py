@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.config import RolloutConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
+from policy_trainer.data.prompts import EncodedPrompt, prompt_encoder
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
@@ -93,7 +93,7 @@ def make_rounds(
     tokenizer: PreTrainedTokenizerFast, sampler: Sampler, config: RolloutConfig, task: Task | None = None
 ) -> Rounds:
     task = task or Counting()
-    encoder = PromptEncoder(tokenizer, config.data, limit=config.data.max_prompt_length)
+    encoder = prompt_encoder(config, tokenizer, limit=config.data.max_prompt_length)
     judge = Judge(tokenizer, task, config)
     return Rounds(config, sampler, encoder, judge, task)
 

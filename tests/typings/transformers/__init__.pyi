@@ -2,6 +2,7 @@
 """For pyright: the names that we import from transformers. Its own `__init__` imports all 500 families of models."""
 
 from transformers.cache_utils import Cache as Cache
+from transformers.configuration_utils import PreTrainedConfig as PreTrainedConfig
 from transformers.configuration_utils import PretrainedConfig as PretrainedConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig as ContinuousBatchingConfig
 from transformers.generation.configuration_utils import GenerationConfig as GenerationConfig
@@ -14,6 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface as AttentionMaskIn
 from transformers.modeling_utils import AttentionInterface as AttentionInterface
 from transformers.modeling_utils import PreTrainedModel as PreTrainedModel
 from transformers.models.auto.configuration_auto import *
+from transformers.models.auto.image_processing_auto import AutoImageProcessor as AutoImageProcessor
 from transformers.models.auto.modeling_auto import *
 from transformers.models.auto.tokenization_auto import *
 from transformers.models.bert import *
