@@ -53,14 +53,7 @@ _METADATA = {
     "top_p", "top_k", "lineage", "task", "sample", "reference_version",
 }  # fmt: skip
 _SCORED_HEADER_BYTES = dict.fromkeys(_SCORED_FORMATS, _MAX_SCORED_HEADER_BYTES)
-_LAYOUT = Layout(
-    "batch",
-    _TENSORS,
-    _METADATA,
-    _REWARD_PREFIX,
-    _IMAGE_PREFIX,
-    dict.fromkeys(_SCORED_FORMATS, _MAX_SCORED_HEADER_BYTES),
-)
+_LAYOUT = Layout("batch", _TENSORS, _METADATA, _REWARD_PREFIX, _IMAGE_PREFIX, _SCORED_HEADER_BYTES)
 _TRAINING_LAYOUT = Layout("training", {"advantages": "F32", "logps": "F32"}, {"format", "step"})
 
 # The longest JSON of a lease: ids and tokens are short.
