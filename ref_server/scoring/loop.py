@@ -55,7 +55,8 @@ class ScoringLoop:
     for the current forward and for earlier requests, the queue for one forward of direct requests.
 
     tokens_per_forward ignores the cost of attention: several groups have no more pairs of tokens than one row of that
-    length. A single batch above it is scored by itself.
+    length. A single batch above it is scored by itself. Images count by their placeholders, which are tokens of the
+    prompt.
 
     If a job cannot be scored, no other job fails: a direct request gets the error, a batch is queued again or dead. A
     lost device ends the loop, since every later batch would fail, too; so does a bug. Claimed batches then stay

@@ -259,7 +259,7 @@ def test_whatever_is_admitted_can_be_scored() -> None:
 # ---------------------------------------------------------------- images
 
 
-def with_images(*, scored: bool = False, **more: np.ndarray) -> bytes:
+def with_images(more: Tensors, *, scored: bool = False) -> bytes:
     """A batch with two image tensors, and more of these names, written only from API.md."""
     tensors, metadata = valid(scored=scored)
     given = {
@@ -278,7 +278,7 @@ def group_of(batch: RolloutBatch | ScoredBatch) -> TokenGroup:
 
 @pytest.mark.parametrize("scored", [True, False])
 def test_images_come_back(scored: bool) -> None:
-    body = with_images(scored=scored, mask=np.arange(8, dtype=np.uint8).reshape(2, 1, 2, 1, 2))
+    body = with_images({"mask": np.arange(8, dtype=np.uint8).reshape(2, 1, 2, 1, 2)}, scored=scored)
     group = group_of(wire.decode(body))
     assert set(group.images) == {"image_grid_thw", "mask", "pixel_values"}
     assert (group.images["pixel_values"].dtype, group.images["mask"].shape) == (np.float32, (2, 1, 2, 1, 2))
@@ -290,7 +290,7 @@ def test_images_come_back(scored: bool) -> None:
 
 
 def test_both_halves_of_a_group_have_its_images() -> None:
-    group = group_of(wire.decode(with_images()))
+    group = group_of(wire.decode(with_images({})))
     for half in group.halves():
         assert half.size == 1 and flat(half.images) == flat(group.images)
 
@@ -311,7 +311,7 @@ def test_a_batch_without_images_is_written_as_before() -> None:
     ],
 )
 def test_images_need_their_format(change: Metadata, remedy: str) -> None:
-    header, data = parts(with_images())
+    header, data = parts(with_images({}))
     header["__metadata__"] |= change
     error = refusal(raw(header, data))
     assert error.field == "format" and remedy in str(error)
@@ -354,11 +354,11 @@ def test_their_format_needs_images(kind: str) -> None:
     ],
 )
 def test_refuses_image_tensors(field: str, tensors: dict[str, np.ndarray]) -> None:
-    assert refusal(with_images(**tensors)).field == field
+    assert refusal(with_images(tensors)).field == field
 
 
 def test_a_large_picture_is_held_at_most_thrice() -> None:
-    body = with_images(pixel_values=np.ones((2000, 1176), np.float32))
+    body = with_images({"pixel_values": np.ones((2000, 1176), np.float32)})
     tracemalloc.start()
     try:
         wire.decode(body)

@@ -66,7 +66,7 @@ def test_a_pattern_comes_back(queue: httpx.Client, rollout: Rollout) -> None:
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert answer.headers["Cache-Control"] == "no-store"
     with RefServerClient(str(queue.base_url), token="train-0123456789abcdef") as client:
-        assert client.image(batch.id, 1) == answer.content
+        assert client.image(batch.id, 1) == picture_at(queue, batch.id, 1).content
         assert client.tokens(batch.id).images == 2
 
 
