@@ -47,9 +47,9 @@ def prompts(directory: Path, question: str) -> list[EncodedPrompt]:
 @pytest.mark.parametrize("question", ["", LONG], ids=["copied prompts", "shared prompts"])
 def test_log_probs_are_the_kernels(directory: Path, sampler: HFSampler, question: str) -> None:
     """float32: at temperature 1, prompts of different lengths in one call."""
-    asked = prompts(directory, question or "?")
-    groups = sampler.sample(asked, SamplingParams(3, 12, temperature=1.0), seed=0)
-    for prompt, completions in zip(asked, groups, strict=True):
+    given = prompts(directory, question or "?")
+    groups = sampler.sample(given, SamplingParams(3, 12, temperature=1.0), seed=0)
+    for prompt, completions in zip(given, groups, strict=True):
         group, logps, _ = group_tokens(prompt, completions)
         assert set(group.images) == set(prompt.images)
         assert np.abs(sampler.logps(group) - logps).max() < 1e-5
@@ -84,9 +84,9 @@ def generated(model: PreTrainedModel, prompt: EncodedPrompt, limit: int) -> list
 def test_greedy_completions_equal_generates(directory: Path, sampler: HFSampler) -> None:
     model = load_model(str(directory), revision=None, device="cpu", dtype="float32")
     model.generation_config = GenerationConfig(eos_token_id=0, pad_token_id=0)
-    asked = prompts(directory, LONG)
-    groups = sampler.sample(asked, SamplingParams(2, 10, temperature=0), seed=0)
-    for prompt, group in zip(asked, groups, strict=True):
+    given = prompts(directory, LONG)
+    groups = sampler.sample(given, SamplingParams(2, 10, temperature=0), seed=0)
+    for prompt, group in zip(given, groups, strict=True):
         expected = generated(model, prompt, 10)
         assert [completion.ids.tolist() for completion in group] == [expected] * 2
 
@@ -114,11 +114,11 @@ def test_the_model_can_be_one_in_training(directory: Path, sampler: HFSampler) -
     """The trainer evaluates with its model, whose language model has packed attention."""
     if directory.name.startswith("gemma3"):
         pytest.skip("it has a sliding window")
-    asked = prompts(directory, LONG)
+    given = prompts(directory, LONG)
     params = SamplingParams(2, 10, temperature=0)
-    expected = sampler.sample(asked, params, seed=0)
+    expected = sampler.sample(given, params, seed=0)
     model = load_model(str(directory), revision=None, device="cpu", dtype="float32")
     PackedForward(model)
-    groups = HFSampler(model, load_tokenizer(str(directory))).sample(asked, params, seed=0)
+    groups = HFSampler(model, load_tokenizer(str(directory))).sample(given, params, seed=0)
     for group, other in zip(groups, expected, strict=True):
         assert [each.ids.tolist() for each in group] == [each.ids.tolist() for each in other]
