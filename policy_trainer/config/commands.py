@@ -61,8 +61,8 @@ class CommonConfig(ModelConfig):
     seed: Annotated[int, Travel.PUBLISHED, Resume.FIXED] = Field(default=0, ge=0)
     """Random seed for drawing problems and sampling tokens."""
     task: Annotated[TaskName, Resume.FIXED, InHelp("train doctor eval")] = "arithmetic"
-    """Source of the problems, and how an answer is judged: arithmetic, countdown, geometry3k, gsm8k, math, jsonl, dataset,
-    mixture, or module:name for your own task. Default: jsonl if data.path is given, dataset if data.dataset is."""
+    """Source of the problems, and how an answer is judged: arithmetic, countdown, geometry3k, gsm8k, math, jsonl,
+    dataset, mixture, or module:name for your own task. Default: jsonl with data.path, dataset with data.dataset."""
     rewards: Annotated[CliVariadicArg[list[str]], Travel.NAME, Resume.FIXED, InHelp("train doctor eval")] = []
     """Names of reward functions, or module:function for your own, or the URL of a server that judges. Default: those of
     the task."""
