@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from shared.devices import choose_device
@@ -41,6 +42,7 @@ _LOADING_ERRORS = (
 )  # fmt: skip
 # What peft calls the description of an adapter.
 ADAPTER_CONFIG = "adapter_config.json"
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _NO_HUB = (
     "there is no such directory either; without the internet copy the model's directory here and give its path, or set "
     "HF_HUB_OFFLINE=1 if it was downloaded before"
@@ -249,8 +251,19 @@ def save_model(
     transformers_logging.disable_progress_bar()
     model.save_pretrained(directory, state_dict=None if state is None else dict(state))
     tokenizer.save_pretrained(directory)
+    copy_processor(model, directory)
     for weights in directory.glob("*.safetensors"):
         shutil.copymode(directory / "config.json", weights)  # safetensors makes them unreadable for other users
+
+
+def copy_processor(model: PreTrainedModel, directory: Path) -> None:
+    """Copies the settings of a vision-language model's processor from where the model came from, if it has any."""
+    if not hasattr(model.config, "vision_config"):
+        return
+    options = {"revision": getattr(model.config, "_commit_hash", None), "local_files_only": True}
+    for name in _PROCESSOR_FILES:
+        with suppress(OSError):  # a model need not have each
+            shutil.copy(str(cached_file(model.config.name_or_path, name, **options)), directory / name)
 
 
 def copy_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from policy_trainer.config import LoraConfig, TrainConfig
 from policy_trainer.learner.optimizer import trained
 from shared.errors import UserError
 from shared.logprobs import language_model, vision_of
-from shared.models import copy_state, save_model
+from shared.models import copy_processor, copy_state, save_model
 
 _ALL = "all-linear"
 # What peft puts before a layer's name in its files, and within the names of a model's parameters.
@@ -173,6 +173,7 @@ def write_description(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    copy_processor(model, directory)
     if has_adapters(model):
         config: Any = model.peft_config  # type: ignore[attr-defined]
         config["default"].save_pretrained(directory)

@@ -1,6 +1,7 @@
 """What trains of a vision-language model: all of it, only the language model, or adapters."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.learner.adapters import adapt, vision_tower
+from policy_trainer.learner.adapters import adapt, save_policy, save_whole, vision_tower
 from policy_trainer.learner.learner import Learner
 from policy_trainer.trainer.memory import Shape
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import choose_forward
+from shared.models import load_model
+from tests.policy_trainer.vision_models import FAMILIES, make_vision_tokenizer, save_vision_model
 from tests.shared.logprobs.families import make
 from tests.shared.logprobs.vision_families import VISION_FAMILIES, make_vision, with_images, without_images
 
@@ -115,3 +118,18 @@ def test_micro_batches_do_not_change_a_step(cut: int) -> None:
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     assert (stepped(cut) - stepped(10_000)).abs().max() < 1e-6
+
+
+def test_a_saved_model_has_its_processor(tmp_path: Path) -> None:
+    tokenizer = make_vision_tokenizer(FAMILIES["qwen2_vl"])
+    source = save_vision_model("qwen2_vl", tmp_path / "source")
+    model = load_model(str(source), revision=None, device="cpu", dtype="float32")
+    for name, lora in (("model", {}), ("adapters", {"rank": 2})):
+        adapt(model, config_of(lora=lora))
+        (tmp_path / name).mkdir()
+        save_policy(model, tokenizer, tmp_path / name)
+        (tmp_path / f"whole-{name}").mkdir()
+        save_whole(model, tokenizer, tmp_path / f"whole-{name}")
+        for directory in (tmp_path / name, tmp_path / f"whole-{name}"):
+            for file in ("processor_config.json", "preprocessor_config.json"):
+                assert (directory / file).read_bytes() == (source / file).read_bytes()
