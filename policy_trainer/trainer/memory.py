@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.optimizer import trained
+from shared.logprobs import language_model, vision_of
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
@@ -59,6 +60,7 @@ class Shape:
     def of(cls, model: PreTrainedModel) -> Self:
         """model: may be on the meta device."""
         config: Any = model.config.get_text_config()
+        layers = layers_of(language_model(model) if vision_of(model) else model)
         hidden = config.hidden_size
         heads = getattr(config, "num_attention_heads", None) or 1
         width = getattr(config, "head_dim", None) or hidden // heads
@@ -75,8 +77,8 @@ class Shape:
             keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
             head=width,
             vocabulary=config.vocab_size,
-            layer=max((_count(layer.parameters()) for layer in layers_of(model)), default=0),
-            trained_layer=max((_count(trained(layer).values()) for layer in layers_of(model)), default=0),
+            layer=max((_count(layer.parameters()) for layer in layers), default=0),
+            trained_layer=max((_count(trained(layer).values()) for layer in layers), default=0),
         )
 
 
