@@ -52,7 +52,7 @@ _METADATA = {
     "format", "id", "run", "epoch", "policy_version", "temperature",
     "top_p", "top_k", "lineage", "task", "sample", "reference_version",
 }  # fmt: skip
-_SCORED_HEADER_BYTES = dict.fromkeys(_SCORED_FORMATS, _MAX_SCORED_HEADER_BYTES)
+_SCORED_HEADER_BYTES: dict[str, int] = dict.fromkeys(_SCORED_FORMATS, _MAX_SCORED_HEADER_BYTES)
 _LAYOUT = Layout("batch", _TENSORS, _METADATA, _REWARD_PREFIX, _IMAGE_PREFIX, _SCORED_HEADER_BYTES)
 _TRAINING_LAYOUT = Layout("training", {"advantages": "F32", "logps": "F32"}, {"format", "step"})
 
