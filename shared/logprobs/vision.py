@@ -18,6 +18,8 @@ from shared.batch import Array, BatchError, TokenGroup
 
 Images = Mapping[str, Array]
 _PIXELS = "pixel_values"
+# Images, or tiles of images, of one prompt. Their positions are computed one by one, 1,000 in half a second.
+MAX_IMAGES = 1000
 
 
 class Vision(ABC):
@@ -49,6 +51,8 @@ class Vision(ABC):
         if group.images.keys() != set(self.names):
             raise BatchError("image", f"must be the tensors {', '.join(self.names)}, got {', '.join(group.images)}")
         expected = self._features(group.images)
+        if len(expected) > MAX_IMAGES:
+            raise BatchError("image", f"must be at most {MAX_IMAGES} images, got {len(expected)}")
         if runs != expected:
             raise BatchError(
                 "prompt_ids",
@@ -204,7 +208,7 @@ class AnyResolutionVision(Vision):
             raise BatchError("image/image_sizes", "must be the height and width in pixels of each image")
         model: Any = self._model.base_model
         tiles = [_tiles(self._model.config, size.tolist()) for size in sizes]
-        if max(tiles) > pixels.shape[1]:
+        if max(tiles) != pixels.shape[1]:
             raise BatchError(f"image/{_PIXELS}", f"must have {max(tiles)} tiles, got {pixels.shape[1]}")
         features = [torch.empty(count, self._features_of_tile(), 1) for count in tiles]
         _, lengths = model.pack_image_features(

@@ -243,6 +243,13 @@ def test_placeholders_that_do_not_fit(name: str) -> None:
     checked.check(without_images(4, [2, 3]))
 
 
+def test_more_images_than_a_prompt_may_have() -> None:
+    one = with_images(make_vision("qwen2_vl"), [3, 2])
+    small = {"image_grid_thw": grid(*[[1, 2, 2]] * 1001), "pixel_values": np.zeros((4004, 96), np.float32)}
+    with pytest.raises(BatchError, match="image must be at most 1000 images, got 1001"):
+        vision("qwen2_vl").check(changed(one, **small))
+
+
 def test_placeholders_of_videos() -> None:
     with pytest.raises(BatchError, match="prompt_ids must not have placeholders of videos"):
         vision("qwen2_vl").check(TokenGroup(np.array([5, VIDEO]), np.array([6]), np.array([1])))
