@@ -22,6 +22,7 @@ from policy_trainer.sampling.vllm_requests import (
     sampling_options,
     scoring_options,
     sequences,
+    token_ids,
     weights_mark,
 )
 from policy_trainer.sampling.vllm_worker import PackedHead
@@ -92,7 +93,7 @@ class VllmSampler:
         self._engine.reset_prefix_cache()  # frees memory
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        inputs = [{"prompt_token_ids": list(prompt.ids), **self._salt} for prompt in prompts]
+        inputs = [{"prompt_token_ids": ids, **self._salt} for ids in token_ids(prompts)]
         options = [
             vllm.SamplingParams(**sampling_options(params, self._eos, seed, number), detokenize=bool(params.stop))
             for number in range(len(prompts))

@@ -10,6 +10,7 @@ from pydantic import AliasPath, BaseModel, Field, model_validator
 
 from policy_trainer.adapters import WEIGHTS
 from policy_trainer.data.completion import Completion, TokenId
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import MAX_LOGP, TokenGroup
 from shared.errors import UserError
@@ -21,6 +22,13 @@ ENDS = ("stop", "length")
 _ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 Logp = Annotated[float, Field(le=MAX_LOGP, allow_inf_nan=False)]
+
+
+def token_ids(prompts: Sequence[EncodedPrompt]) -> list[list[int]]:
+    """The prompts' token ids. Raises UserError for pictures: vLLM would sample as if they were not there."""
+    if any(prompt.images for prompt in prompts):
+        raise UserError("sampler: vLLM is not given a prompt's pictures yet; sample with --sampler hf")
+    return [list(prompt.ids) for prompt in prompts]
 
 
 class _Alternative(BaseModel):

@@ -31,6 +31,7 @@ from policy_trainer.sampling.vllm_requests import (
     sampling_options,
     scoring_options,
     sequences,
+    token_ids,
     weights_mark,
 )
 from policy_trainer.sampling.vllm_worker import PackedHead
@@ -130,9 +131,9 @@ class VllmServerSampler:
         return name, _FIRST_VERSION
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        """Raises WeightsLost if the server does not have the weights that were loaded last."""
+        """Raises WeightsLost if the server does not have the weights that were loaded last, UserError for pictures."""
         options = [sampling_options(params, self._eos, seed, number) for number in range(len(prompts))]
-        answers = self._complete([prompt.ids for prompt in prompts], options)
+        answers = self._complete(token_ids(prompts), options)
         return [make_group([self._completion(choice) for choice in answer], params) for answer in answers]
 
     def logps(self, group: TokenGroup) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters
@@ -98,6 +99,11 @@ class TestSampling:
         assert {completion.finished for completion in ends} == {True, False}
         assert all(completion.eos == (completion.ids[-1] == EOS) for completion in ends)
         assert all((item.ids.dtype, item.logps.dtype) == (np.int64, np.float32) for item in ends)
+
+    def test_pictures_are_refused(self, fake: FakeVllm) -> None:
+        picture = EncodedPrompt([1, 2, 3], {"pixel_values": np.ones((4, 8), np.float32)})
+        with pytest.raises(UserError, match="vLLM is not given a prompt's pictures yet; sample with --sampler hf"):
+            sampler_of(fake).sample([picture], PARAMS, seed=5)
 
     def test_seeds(self, fake: FakeVllm) -> None:
         """Each prompt has its own. Greedy completions of a prompt are computed once."""
