@@ -244,10 +244,10 @@ def test_placeholders_that_do_not_fit(name: str) -> None:
 
 
 def test_more_images_than_a_prompt_may_have() -> None:
-    one = with_images(make_vision("qwen2_vl"), [3, 2])
+    group = with_images(make_vision("qwen2_vl"), [3, 2])
     small = {"image_grid_thw": grid(*[[1, 2, 2]] * 1001), "pixel_values": np.zeros((4004, 96), np.float32)}
     with pytest.raises(BatchError, match="image must be at most 1000 images, got 1001"):
-        vision("qwen2_vl").check(changed(one, **small))
+        vision("qwen2_vl").check(changed(group, **small))
 
 
 def test_placeholders_of_videos() -> None:
