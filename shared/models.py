@@ -263,7 +263,7 @@ def copy_processor(model: PreTrainedModel, directory: Path) -> None:
     options = {"revision": getattr(model.config, "_commit_hash", None), "local_files_only": True}
     for name in _PROCESSOR_FILES:
         with suppress(OSError):  # a model need not have each
-            shutil.copy(str(cached_file(model.config.name_or_path, name, **options)), directory / name)
+            shutil.copy(str(cached_file(str(model.config.name_or_path), name, **options)), directory / name)
 
 
 def copy_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
