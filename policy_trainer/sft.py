@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import OptimizerConfig, SftConfig
 from policy_trainer.config.supervised import SftDataConfig
+from policy_trainer.data.pictures import PICTURE_COLUMNS
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.data.rows import Row, messages_of, read_file, text_of
@@ -122,6 +123,8 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
     Raises UserError with file and line for a line that is not a demonstration.
     """
     rows = read_file(path, _COLUMNS, setting)
+    if pictures := [column for column in PICTURE_COLUMNS if column in rows.columns]:
+        raise UserError(f"{setting}: {path} has pictures ({pictures[0]}), which sft does not train on: leave them out")
     return [_demonstration(rows.row(number), rows.where(number)) for number in range(len(rows))]
 
 

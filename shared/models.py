@@ -27,8 +27,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from shared.devices import choose_device
 from shared.errors import UserError
@@ -150,7 +150,16 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
             f"model: {name} has no tokenizer; copy tokenizer.json and tokenizer_config.json of the model that it was "
             "made from into its directory"
         )
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _processor_template(name, revision)
     return tokenizer
+
+
+def _processor_template(name: str, revision: str | None) -> str | None:
+    """The chat template of a vision-language model whose processor has it and whose tokenizer has none."""
+    quiet = {f"_raise_exceptions_for_{failure}": False for failure in ("missing_entries", "connection_errors")}
+    file: Any = cached_file(name, "chat_template.json", revision=revision, **quiet)  # type: ignore[arg-type]
+    return json.loads(Path(file).read_text(encoding="utf-8"))["chat_template"] if file else None
 
 
 def is_adapter(directory: Path) -> bool:

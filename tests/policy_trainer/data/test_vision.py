@@ -1,5 +1,6 @@
 """Prompts with pictures, by each family's own processor."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,12 @@ assert "PIL" not in set(sys.modules) - before, "Pillow"
 assert not any("processing_auto" in name for name in sys.modules), "transformers' processors"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_processors_chat_template_if_the_tokenizer_has_none(directories: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(directories["llava_next"]))
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).chat_template is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_tokenizer(str(tmp_path)).chat_template == template

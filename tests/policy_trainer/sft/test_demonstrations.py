@@ -175,3 +175,11 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exec(texts_of("sft.md", "python")[0], {})
     assert (tmp_path / "runs/sums/random/model.safetensors").exists()
     assert len(read_demonstrations(tmp_path / "runs/sums/worked.jsonl", "data.path")) == 6000
+
+
+def test_pictures_are_refused(tmp_path: Path) -> None:
+    """They would be left out, and the answers would be learned without them."""
+    file = tmp_path / "d.jsonl"
+    file.write_text('{"prompt": "What?", "completion": "A cat.", "images": ["a.png"]}\n')
+    with pytest.raises(UserError, match=r"data\.path: .*d\.jsonl has pictures \(images\), which sft does not train on"):
+        read_demonstrations(file, "data.path")
