@@ -78,6 +78,7 @@ REWARD = "tests.integration.own_rewards:letters"
 REPLAY_OPTIONS = (*QUICK, "--device", "cpu", "--rewards", REWARD, "--optimizer.learning-rate", "1e-3")
 
 
+@pytest.mark.long
 def test_a_recorded_run_is_replayed_to_the_bit(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir, recorded = tmp_path / "run", tmp_path / "recorded"
 
