@@ -11,7 +11,7 @@ from ref_server.http.answers import Answers
 from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import add_error_handlers
 from ref_server.http.guard import Guard, RouteTable
-from ref_server.http.load_shedder import LoadShedder
+from ref_server.http.load_shedder import LoadShedder, ShedUploads
 from ref_server.http.requests import Requests
 from ref_server.http.routes import batches, documents, events, leases, monitoring, runs, scoring, weights
 from ref_server.http.routes.events import Watchers
@@ -38,11 +38,11 @@ def create_app(service: Service) -> FastAPI:
         description="Scores per-token log-probs with a frozen reference model, and queues generated batches durably.",
         responses=documents.errors(*documents.COMMON),
     )  # fmt: skip
-    traffic, threads = Traffic(), BodyThreads(threads=32, most=256)
+    traffic, shedder, threads = Traffic(), LoadShedder(), BodyThreads(threads=32, most=256)
     stats = QueueStats(service.queue)
     add_error_handlers(app)
     monitoring.add(app, service, traffic)
-    batches.add(app, service, stats, threads, LoadShedder())
+    batches.add(app, service, stats, threads, shedder)
     leases.add(app, service)
     scoring.add(app, service, threads)
     runs.add(app, service)
@@ -54,6 +54,7 @@ def create_app(service: Service) -> FastAPI:
         _add_legacy(app, service)
     dashboard.add(app)
     documents.add(app)
+    app.add_middleware(ShedUploads, shedder=shedder)
     app.add_middleware(Guard, config=service.config, routes=RouteTable(app.routes))
     app.add_middleware(Answers, most=max(_ANSWERS_MIB, 4 * service.config.max_body_mib) * 2**20)
     app.add_middleware(Requests, traffic=traffic)

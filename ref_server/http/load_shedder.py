@@ -1,11 +1,14 @@
 """Sheds load: refuses most uploads of a run, before they are decoded, while its share of the queue is used up."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ref_server.http.errors import DELAY_SECONDS
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ref_server.http.bodies import replay
+from ref_server.http.errors import DELAY_SECONDS, no_room
 from ref_server.queue.errors import NoRoom
 from shared import wire
 
@@ -43,21 +46,26 @@ class LoadShedder:
     def __init__(self) -> None:
         self._full: dict[str, _FullRun] = {}
 
-    @asynccontextmanager
-    async def admission(self, body: bytes) -> AsyncIterator[None]:
-        """Around the handling of an upload. Raises NoRoom, after a delay, if it is not let in."""
+    def __bool__(self) -> bool:
+        """Whether any run was full lately."""
+        return bool(self._full)
+
+    def refusal(self, run: str | None) -> NoRoom | None:
+        """Why an upload of the run is refused now; None lets it in."""
+        full = self._full.get(run or "")
+        if full and asyncio.get_running_loop().time() > full.forgotten_at:
+            del self._full[run or ""]
+        elif full and full.probes >= MAX_PROBES:
+            return NoRoom(full.reason, run or "", full.retry_after)
+        return None
+
+    @contextmanager
+    def admission(self, run: str | None) -> Iterator[None]:
+        """Around the handling of an upload that was let in. Notes a NoRoom, and raises it again."""
         loop = asyncio.get_running_loop()
-        run = (wire.run_of(body) or "") if self._full else ""
-        full = self._full.get(run)
-        if full and loop.time() > full.forgotten_at:
-            full = None
-            del self._full[run]
-        if full and full.probes >= MAX_PROBES:
-            await asyncio.sleep(DELAY_SECONDS)
-            raise NoRoom(full.reason, run, full.retry_after)
+        full, still_counts = self._full.get(run or ""), 0.0
         if full:
             full.probes += 1
-        still_counts = 0.0
         try:
             yield
         except NoRoom as error:
@@ -74,3 +82,29 @@ class LoadShedder:
         self._full[error.run] = full  # the newest is the last
         if len(self._full) > MAX_RUNS:
             del self._full[next(iter(self._full))]
+
+
+class ShedUploads:
+    """ASGI middleware, inside of the guard, which has read the body: refuses an upload before the router and a route
+    cost time. `python -m tests.load overload` shows the difference.
+
+    The state of an upload gets `upload_run`, for `LoadShedder.admission`.
+    """
+
+    def __init__(self, app: ASGIApp, shedder: LoadShedder) -> None:
+        self._app = app
+        self._shedder = shedder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", "/v1/batches") or not self._shedder:
+            await self._app(scope, receive, send)
+            return
+        body = (await receive())["body"]
+        run = scope["state"]["upload_run"] = wire.run_of(body)
+        if full := self._shedder.refusal(run):
+            del body  # it need not be kept meanwhile
+            await asyncio.sleep(DELAY_SECONDS)
+            await no_room("queue_full", full).answer(scope)(scope, receive, send)
+            return
+        receive, body = replay(body, receive), b""
+        await self._app(scope, receive, send)

@@ -66,7 +66,7 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
         ```
         """
         body = await request.body()
-        async with shedder.admission(body):
+        with shedder.admission(getattr(request.state, "upload_run", None)):
             uploaded = await threads.run(partial(service.admit, body, caller))
         note(request, id=uploaded.id)
         return JSONResponse(

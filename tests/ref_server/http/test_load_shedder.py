@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -21,14 +21,17 @@ from shared import wire
 from shared.settings import from_values
 from tests.chaos.batches import random_batch
 
-BODY = wire.encode(random_batch(random.Random(0), "run"))
 FULL = NoRoom("full", "run", 3)
 Wait = Callable[[float], Awaitable[None]]
 
 
-@pytest.fixture(autouse=True)
-def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ref_server.http.load_shedder.DELAY_SECONDS", 0.0)
+@contextmanager
+def admission(shedder: LoadShedder) -> Iterator[None]:
+    """An upload, as the middleware and the route treat it: NoRoom if it is not let in."""
+    if refusal := shedder.refusal("run"):
+        raise refusal
+    with shedder.admission("run"):
+        yield
 
 
 def with_clock(play: Callable[[LoadShedder, Wait], Awaitable[None]]) -> None:
@@ -52,11 +55,10 @@ async def count_admitted(shedder: LoadShedder, wait: Wait, error: Exception | No
     """How many of a hundred uploads are let in, one after the other, which then end with this error."""
     admitted = 0
     for _ in range(100):
-        with suppress(NoRoom, ValueError):
-            async with shedder.admission(BODY):
-                admitted += 1
-                if error:
-                    raise error
+        with suppress(NoRoom, ValueError), admission(shedder):
+            admitted += 1
+            if error:
+                raise error
         await wait(0)
     return admitted
 
@@ -64,9 +66,8 @@ async def count_admitted(shedder: LoadShedder, wait: Wait, error: Exception | No
 def test_few_uploads_probe_a_full_queue() -> None:
     async def play(shedder: LoadShedder, wait: Wait) -> None:
         assert await count_admitted(shedder, wait, FULL) == 1 + MAX_PROBES
-        with pytest.raises(NoRoom) as refused:
-            async with shedder.admission(BODY):
-                pass
+        with pytest.raises(NoRoom) as refused, admission(shedder):
+            pass
         assert (str(refused.value), refused.value.run, refused.value.retry_after) == ("full", "run", 3)
         await wait(PROBE_SECONDS)
         assert await count_admitted(shedder, wait, FULL) == MAX_PROBES
@@ -79,13 +80,13 @@ def test_few_uploads_probe_a_full_queue() -> None:
 
 def test_probes_at_the_same_time_are_bounded_until_the_fullness_is_forgotten() -> None:
     async def play(shedder: LoadShedder, wait: Wait) -> None:
-        async with AsyncExitStack() as inside:
+        with ExitStack() as inside:
             for _ in range(100):
-                await inside.enter_async_context(shedder.admission(BODY))
+                inside.enter_context(admission(shedder))
             await count_admitted(shedder, wait, FULL)
             await wait(PROBE_SECONDS)
             for _ in range(MAX_PROBES):  # those of before are no probes
-                await inside.enter_async_context(shedder.admission(BODY))
+                inside.enter_context(admission(shedder))
             assert await count_admitted(shedder, wait, None) == 0
             await wait(MEMORY_SECONDS - PROBE_SECONDS - 0.01)
             assert await count_admitted(shedder, wait, None) == 0
@@ -96,6 +97,7 @@ def test_probes_at_the_same_time_are_bounded_until_the_fullness_is_forgotten() -
 
 
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ref_server.http.load_shedder.DELAY_SECONDS", 0.0)
     monkeypatch.setattr("ref_server.http.load_shedder.PROBE_SECONDS", 3600.0)
     monkeypatch.setattr("ref_server.http.load_shedder.MEMORY_SECONDS", 3600.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 2})
