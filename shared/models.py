@@ -157,9 +157,16 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
 
 def _processor_template(name: str, revision: str | None) -> str | None:
     """The chat template of a vision-language model whose processor has it and whose tokenizer has none."""
-    quiet = {f"_raise_exceptions_for_{failure}": False for failure in ("missing_entries", "connection_errors")}
-    file: Any = cached_file(name, "chat_template.json", revision=revision, **quiet)  # type: ignore[arg-type]
-    return json.loads(Path(file).read_text(encoding="utf-8"))["chat_template"] if file else None
+    file = _optional_file(name, "chat_template.json", revision=revision)
+    return json.loads(file.read_text(encoding="utf-8"))["chat_template"] if file else None
+
+
+def _optional_file(name: str, file: str, **options: Any) -> Path | None:
+    """The path of a file of a model's directory or hub id; None if it has none, or the hub cannot be reached."""
+    try:
+        return Path(str(cached_file(name, file, **options)))
+    except OSError:
+        return None
 
 
 def is_adapter(directory: Path) -> bool:
@@ -271,8 +278,8 @@ def copy_processor(model: PreTrainedModel, directory: Path) -> None:
         return
     options = {"revision": getattr(model.config, "_commit_hash", None), "local_files_only": True}
     for name in _PROCESSOR_FILES:
-        with suppress(OSError):  # a model need not have each
-            shutil.copy(str(cached_file(str(model.config.name_or_path), name, **options)), directory / name)
+        if file := _optional_file(str(model.config.name_or_path), name, **options):
+            shutil.copy(file, directory / name)
 
 
 def copy_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:

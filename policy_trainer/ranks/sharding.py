@@ -24,7 +24,7 @@ from policy_trainer.learner.optimizer import trained
 from policy_trainer.ranks.world import World
 from shared.batch import TokenGroup
 from shared.errors import UserError
-from shared.logprobs import LogprobForward, language_model, vision_of
+from shared.logprobs import LogprobForward, language_model
 from shared.models import load_empty, load_model
 from shared.settings import Dtype
 
@@ -38,7 +38,7 @@ def shard(model: PreTrainedModel, world: World, compute: torch.dtype) -> None:
     Raises UserError for a model whose layers transformers does not mark as such.
     """
     # The tower's layers stay with the rest: they compute only on ranks whose groups have images.
-    layers = layers_of(language_model(model) if vision_of(model) else model)
+    layers = layers_of(language_model(model))
     if not layers:
         raise UserError(f"model: {type(model).__name__} has no layers that could be sharded: train on one device")
     mesh = init_device_mesh(world.device.type, (world.size,))

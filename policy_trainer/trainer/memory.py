@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.optimizer import trained
-from shared.logprobs import language_model, vision_of
+from shared.logprobs import language_model
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
@@ -60,7 +60,7 @@ class Shape:
     def of(cls, model: PreTrainedModel) -> Self:
         """model: may be on the meta device."""
         config: Any = model.config.get_text_config()
-        layers = layers_of(language_model(model) if vision_of(model) else model)
+        layers = layers_of(language_model(model))
         hidden = config.hidden_size
         heads = getattr(config, "num_attention_heads", None) or 1
         width = getattr(config, "head_dim", None) or hidden // heads

@@ -23,7 +23,7 @@ MAX_IMAGES = 1000
 
 
 class Vision(ABC):
-    """Images of one family of models. Positions are those of the tokens in their row, unless a family says otherwise.
+    """Images of one family of models. A token's position is its place in the row, unless a family overrides that.
 
     placeholders: ids of tokens that stand for images or videos. They occur in prompts only and must not be sampled.
     """
@@ -89,7 +89,7 @@ class Vision(ABC):
         return np.concatenate([texts[:1], *chain(*zip(runs, texts[1:, None], strict=True))])
 
     def _joined(self, name: str, tensors: Sequence[Array]) -> Tensor:
-        return _tensor(np.concatenate(tensors))
+        return torch.from_numpy(np.concatenate(tensors))
 
 
 class GridVision(Vision):
@@ -252,7 +252,10 @@ def vision_of(model: PreTrainedModel) -> Vision | None:
 
 
 def language_model(model: PreTrainedModel) -> nn.Module:
-    """The part that computes hidden states of text: all but the vision tower, its projection and the LM head."""
+    """The part that computes hidden states of text: all but the vision tower, its projection and the LM head. A text
+    model is returned whole."""
+    if vision_of(model) is None:
+        return model
     text: Any = model.config.get_text_config()
     return next(part for part in model.base_model.modules() if getattr(part, "config", None) is text)
 
@@ -292,7 +295,3 @@ def _shown(lengths: Sequence[int]) -> str:
 
 def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return generator.standard_normal(shape).astype(np.float32)
-
-
-def _tensor(array: Array) -> Tensor:
-    return torch.from_numpy(array)

@@ -10,28 +10,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from shared.batch import TokenGroup
 from shared.logprobs import vision_of
-from tests.shared.logprobs.families import in_double
+from tests.shared.logprobs.families import COMMON, in_double
 
-VOCABULARY = 64
 IMAGE, VIDEO, START, END = 60, 61, 62, 63
 PATCH, SIZE = 4, 16
 """Pixels of a patch's side, and of the side of models whose images have one size."""
 
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-_MROPE = {**_TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+_MROPE = {**COMMON, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 _TOWER: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -72,7 +57,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "gemma3": {
-        "text_config": {**_TEXT, "sliding_window": 16},
+        "text_config": {**COMMON, "sliding_window": 16},
         "vision_config": _TOWER,
         "mm_tokens_per_image": 4,
         "image_token_index": IMAGE,
@@ -80,14 +65,14 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "eoi_token_index": END,
     },
     "llava_next": {
-        "text_config": {**_TEXT, "model_type": "llama"},
+        "text_config": {**COMMON, "model_type": "llama"},
         "vision_config": {**_TOWER, "model_type": "clip_vision_model", "projection_dim": 32},
         "image_token_index": IMAGE,
         "image_grid_pinpoints": [[SIZE, 2 * SIZE], [2 * SIZE, SIZE], [2 * SIZE, 2 * SIZE]],
         "vision_feature_layer": -1,
     },
     "smolvlm": {
-        "text_config": {**_TEXT, "model_type": "llama"},
+        "text_config": {**COMMON, "model_type": "llama"},
         "vision_config": _TOWER,
         "scale_factor": 2,
         "image_token_id": IMAGE,
