@@ -25,7 +25,7 @@ _MERGE = 2
 _FRAMES = 2
 
 
-def pictures(images: Mapping[str, Array]) -> list[Picture]:
+def pictures(images: Mapping[str, Array], max_side: int = MAX_SIDE) -> list[Picture]:
     """Image tensors of a prompt -> at most MAX_PICTURES, uint8 (H, W, 3), each with values from 0 to 255.
 
     Leaves out what it cannot read: the tensors may be anything.
@@ -35,7 +35,7 @@ def pictures(images: Mapping[str, Array]) -> list[Picture]:
         return []
     grid = images.get("image_grid_thw")
     whole = _planes(values) if grid is None else _joined_patches(values, grid)
-    thin = (_thinned(pixels) for pixels in islice(whole, MAX_PICTURES))
+    thin = (_thinned(pixels, max_side) for pixels in islice(whole, MAX_PICTURES))
     return [_stretched(pixels) for pixels in thin if np.isfinite(pixels).all()]
 
 
@@ -82,8 +82,8 @@ def _joined_patches(values: Array, grid: Array) -> Iterator[Array]:
         begin = end
 
 
-def _thinned(pixels: Array) -> Array:
-    step = math.ceil(max(pixels.shape) / MAX_SIDE)
+def _thinned(pixels: Array, max_side: int) -> Array:
+    step = math.ceil(max(pixels.shape) / max_side)
     return pixels[::step, ::step]
 
 

@@ -110,6 +110,13 @@ def encode(picture: "Image") -> bytes:
     return file.getvalue()
 
 
+def small(data: bytes, side: int) -> bytes:
+    """The picture as PNG with at most `side` pixels a side. Raises UserError for one that is damaged."""
+    picture = decode(data)
+    picture.thumbnail((side, side))
+    return encode(picture)
+
+
 def with_readable_pictures(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row as JSON in another directory can hold it: pictures in Pillow's form or as bytes become data URLs, and
     their paths absolute."""

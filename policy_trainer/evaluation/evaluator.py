@@ -9,10 +9,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
+from policy_trainer.data.pictures import small
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
 from policy_trainer.reporting.metrics import without_nan
-from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
+from policy_trainer.reporting.samples import MAX_SIDE, SampledCompletion, SampledGroup, data_url
 from policy_trainer.rewards.failures import summary
 from policy_trainer.rewards.judging import Groups, Judge, Judgement
 from policy_trainer.rewards.registry import NOTHING, measures_correctness
@@ -29,7 +30,7 @@ _NOT_SUMMARISED = ("transcripts", "failed", "failures")
 @dataclass(frozen=True)
 class Transcript:
     """A held-out problem and its answer. prompt: the problem's text. right: 1 or 0, NaN where the answer could not be
-    judged. reward: the total. parts: of each reward."""
+    judged. reward: the total. parts: of each reward. images: the problem's image files."""
 
     prompt: str
     completion: str
@@ -40,6 +41,7 @@ class Transcript:
     tokens: int
     finished: bool
     task: str
+    images: tuple[bytes, ...] = field(default=(), repr=False)
 
     @property
     def correct(self) -> bool:
@@ -251,6 +253,7 @@ def _transcript(judgement: Judgement, right: float) -> Transcript:
         sample.tokens,
         sample.finished,
         problem.task,
+        problem.images,
     )
 
 
@@ -263,9 +266,12 @@ def wilson_interval(successes: float, count: int) -> tuple[float, float]:
     return max(0.0, min(share, centre - spread)), min(1.0, max(share, centre + spread))
 
 
-def sampled_groups(evaluation: Evaluation, step: int | None) -> list[SampledGroup]:
-    """A group of one completion for each problem that was answered and judged. step: None outside of a run."""
-    return [_sampled_group(item, place, step) for place, item in enumerate(evaluation.transcripts)]
+def sampled_groups(evaluation: Evaluation, step: int | None, most: int) -> list[SampledGroup]:
+    """A group of one completion for each of the first `most` problems that were answered and judged.
+
+    step: None outside of a run.
+    """
+    return [_sampled_group(item, place, step) for place, item in enumerate(evaluation.transcripts[:most])]
 
 
 def _sampled_group(item: Transcript, place: int, step: int | None) -> SampledGroup:
@@ -278,4 +284,5 @@ def _sampled_group(item: Transcript, place: int, step: int | None) -> SampledGro
         prompt=item.prompt,
         answer=item.answer or None,
         completions=(SampledCompletion(item.completion, item.reward, item.parts, None, item.tokens, item.finished),),
+        images=tuple(data_url(small(image, MAX_SIDE)) for image in item.images),
     )

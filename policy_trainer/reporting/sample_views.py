@@ -5,15 +5,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from policy_trainer.data.pictures import decode, small
 from policy_trainer.reporting.metrics import without_nan
-from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
-from shared.errors import printable
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, png_file
+from shared.errors import UserError, printable
 
 _INDENT = (0, 0, 0, 4)
+# Of a picture that is drawn.
+_COLUMNS = 48
 # Characters of a text while a run prints its samples.
 _SHORT = 400
 _UNJUDGED = "not judged"
@@ -23,7 +27,7 @@ def print_best_and_worst(console: Console, groups: Sequence[SampledGroup]) -> No
     """Prints one group of a step or evaluation: the best and the worst completion, long texts cut."""
     ranked = by_reward(groups[0].completions)
     ends = (ranked[0],) if len(ranked) == 1 else (ranked[-1], ranked[0])
-    console.print(view(replace(groups[0], completions=ends), most=_SHORT))
+    console.print(view(replace(groups[0], completions=ends), most=_SHORT, draw=console.is_terminal))
 
 
 def by_reward(completions: Sequence[SampledCompletion]) -> list[SampledCompletion]:
@@ -31,9 +35,14 @@ def by_reward(completions: Sequence[SampledCompletion]) -> list[SampledCompletio
     return sorted(completions, key=lambda item: -math.inf if math.isnan(item.reward) else item.reward)
 
 
-def view(group: SampledGroup, *, most: int | None = None) -> RenderableType:
-    """A group for the terminal. most: characters of a text that are shown; None for all."""
+def view(group: SampledGroup, *, draw: bool, most: int | None = None) -> RenderableType:
+    """A group for the terminal. most: characters of a text that are shown; None for all. draw: shows pictures, in
+    colours."""
     parts: list[RenderableType] = [Text(_title(group), "bold"), Text("prompt", "dim"), _text(group.prompt, most)]
+    for number, url in enumerate(group.images, 1):
+        parts.append(Text(f"picture {number} of {len(group.images)}", "dim"))
+        if draw:
+            parts.append(Padding(_drawn(url), _INDENT, expand=False))
     for item in group.completions:
         parts += [Text(_about(item), _colour(item)), _text(item.text, most)]
     return Group(*parts, Text())
@@ -99,6 +108,23 @@ def _colour(item: SampledCompletion) -> str:
 def _text(text: str, most: int | None) -> Padding:
     cut = text if most is None or len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
     return Padding(Text(printable(cut, keep="\n") or "(empty)"), _INDENT, expand=False)
+
+
+def _drawn(url: str) -> Text:
+    """A picture in coarse pixels: half of a character is filled with each."""
+    try:
+        picture = decode(small(png_file(url), _COLUMNS))
+    except (UserError, ValueError) as error:
+        return Text(f"({error})", "dim")
+    width, height = picture.size
+    colours = [f"rgb({red},{green},{blue})" for red, green, blue in np.asarray(picture).reshape(-1, 3).tolist()]
+    colours += ["default"] * (height % 2 * width)
+    text = Text()
+    for row in range(0, height, 2):
+        upper, lower = (colours[start : start + width] for start in (row * width, (row + 1) * width))
+        text.append_tokens(("▀", f"{top} on {bottom}") for top, bottom in zip(upper, lower, strict=True))
+        text.append("\n")
+    return text
 
 
 def _verbatim(text: str) -> list[str]:

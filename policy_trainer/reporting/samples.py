@@ -4,6 +4,7 @@ The first step, every samples.every-th one and every evaluation give a few group
 the same groups.
 """
 
+import base64
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -16,8 +17,13 @@ from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.objective.group import Group
 from policy_trainer.reporting.metrics import sample_fields, without_nan
 from shared.batch import RolloutBatch
+from shared.pictures import pictures, png
 
 T = TypeVar("T")
+
+# Pictures are kept as PNG files in data URLs, which fit into a line of JSON and into a page. In pixels.
+_PNG = "data:image/png;base64,"
+MAX_SIDE = 256
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class SampledGroup:
 
     step: training steps done; None outside of a run. kind: train or eval. batch: id of the batch, None for eval.
     problem: index of the training problem, or place among the held-out ones; None if unknown, as the answer is.
+    images: the pictures of the prompt as PNG in data URLs, of at most MAX_SIDE pixels a side.
     """
 
     step: int | None
@@ -56,6 +63,7 @@ class SampledGroup:
     prompt: str
     answer: str | None
     completions: tuple[SampledCompletion, ...]
+    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _make_encodable(self, "task", "prompt", "answer")
@@ -108,9 +116,9 @@ class Samples:
         return pairs
 
     def of_evaluation(self, groups: Sequence[SampledGroup]) -> None:
-        """Writes the first groups of an evaluation."""
+        """Writes groups of an evaluation."""
         if self._config.every:
-            self._write(groups[: self._config.prompts])
+            self._write(groups)
 
     def _write(self, groups: Sequence[SampledGroup]) -> None:
         for writer in self._writers if groups else ():
@@ -140,7 +148,18 @@ class Samples:
                 )
                 for i, (ids, advantage) in enumerate(zip(completions, advantages, strict=True))
             ),
+            images=tuple(data_url(png(picture)) for picture in pictures(batch.group.images, MAX_SIDE)),
         )
+
+
+def data_url(file: bytes) -> str:
+    """A PNG file as text."""
+    return _PNG + base64.b64encode(file).decode()
+
+
+def png_file(url: str) -> bytes:
+    """The inverse of `data_url`. Raises ValueError for other text."""
+    return base64.b64decode(url.removeprefix(_PNG), validate=True)
 
 
 def as_json(group: SampledGroup) -> dict[str, Any]:
@@ -156,7 +175,8 @@ def read_samples(path: Path) -> list[SampledGroup]:
         try:
             values = json.loads(line)
             completions = tuple(SampledCompletion(**_with_nan(item)) for item in values.pop("completions"))
-            groups.append(SampledGroup(**values, completions=completions))
+            images = tuple(url for url in values.pop("images") if url.startswith(_PNG))
+            groups.append(SampledGroup(**values, completions=completions, images=images))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return groups

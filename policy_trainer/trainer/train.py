@@ -201,7 +201,9 @@ class Trainer:
             name, error = next(iter(evaluation.failed.items()))
             raise RewardsFailed(name, "every answer of the first evaluation", error)
         self._evaluated = {"step": self._state.step, **evaluation.summary()}
-        self._reporters.samples.of_evaluation(sampled_groups(evaluation, self._state.step))
+        self._reporters.samples.of_evaluation(
+            sampled_groups(evaluation, self._state.step, self._config.samples.prompts)
+        )
         self._reporters.metrics.write({"kind": "evaluation", **self._evaluated})
         when = f"step {self._state.step}" + ("" if self._state.step else ", before training")
         for line in (f"held-out {evaluation}", *evaluation.failures):

@@ -4,17 +4,21 @@ import json
 import re
 import time
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policy_trainer.cli.report import compare, report
 from policy_trainer.report.report import names_of
 from policy_trainer.report.story import limit_of
+from policy_trainer.reporting.samples import data_url
 from shared.errors import UserError
+from shared.pictures import png
 from tests.policy_trainer.report.runs import completion, evaluation_record, group, learning_run, make_run, step_record
 
 
@@ -95,7 +99,10 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
             "finished": True,
         }
         about = {"step": 1, "kind": "train", "batch": None, "task": HOSTILE, "problem": 3}
-        file.write(json.dumps({**about, "prompt": HOSTILE, "answer": HOSTILE, "completions": [written]}) + "\n")
+        file.write(
+            json.dumps({**about, "prompt": HOSTILE, "answer": HOSTILE, "images": [HOSTILE], "completions": [written]})
+            + "\n"
+        )
     page = page_of(root)
     seen = Seen(page)
     assert (seen.tags.count("script"), seen.tags.count("b"), seen.tags.count("img")) == (4, 1, 1)
@@ -104,6 +111,14 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     )
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u2028-\u202e\u2066-\u2069]", page)
     assert "<b>bold" in seen.text
+
+
+def test_pictures_stand_beside_the_completions(tmp_path: Path) -> None:
+    url = data_url(png(np.zeros((4, 4, 3), np.uint8)))
+    groups = [replace(group(1, completion("a square", 1), kind=kind), images=(url, url)) for kind in ("train", "eval")]
+    page = Seen(page_of(make_run(tmp_path, [step_record(1)], groups)))
+    assert page.attributes.count(("src", url)) == 4
+    assert ("alt", "picture 2 of the prompt") in page.attributes
 
 
 def test_a_very_long_completion_shows_both_ends(tmp_path: Path) -> None:

@@ -15,12 +15,23 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, SamplesConfig
+from policy_trainer.data.pictures import decode
 from policy_trainer.learner.groups import make_group
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
 from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_best_and_worst
-from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, Samples, append_samples, read_samples
+from policy_trainer.reporting.samples import (
+    MAX_SIDE,
+    SampledCompletion,
+    SampledGroup,
+    Samples,
+    append_samples,
+    as_json,
+    data_url,
+    png_file,
+    read_samples,
+)
 from shared.batch import RolloutBatch
 
 
@@ -77,7 +88,7 @@ def test_a_line_has_the_texts_rewards_and_advantages(
     completions = line.pop("completions")
     assert line == {
         "step": 1, "kind": "train", "batch": batch.id, "task": "arithmetic", "problem": 17, "prompt": "6*7=?",
-        "answer": "42",
+        "answer": "42", "images": [],
     }  # fmt: skip
     assert [item["text"] for item in completions] == ["42", "41,", "40"], "the EOS is no text"
     assert [item["tokens"] for item in completions] == [3, 3, 2]
@@ -87,6 +98,40 @@ def test_a_line_has_the_texts_rewards_and_advantages(
     right, wrong, unjudged = (item["advantage"] for item in completions)
     assert right == -wrong > 0.5 and unjudged is None
     assert [item.reward for item in read_samples(path)[0].completions][:2] == [1.5, 0.5]
+
+
+def test_the_pictures_of_a_prompt_are_kept_as_the_model_saw_them(
+    tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path, shown = tmp_path / "samples.jsonl", io.StringIO()
+    pixels = np.zeros((1, 3, 2 * MAX_SIDE, 6), np.float32)
+    pixels[:, 0, :MAX_SIDE] = 1  # the upper half is red
+    batch = replace(batch, group=replace(batch.group, images={"pixel_values": pixels}))
+    terminal = Console(file=shown, width=100, force_terminal=True, color_system="truecolor")
+    writers = [partial(append_samples, path), partial(print_best_and_worst, terminal)]
+    make_samples(tokenizer, *writers).of_step(1, [batch], [trained(batch)])
+    (kept,) = read_samples(path)
+    (url,) = kept.images
+    picture = decode(png_file(url))
+    assert picture.size == (3, MAX_SIDE)
+    assert (picture.getpixel((0, 0)), picture.getpixel((2, MAX_SIDE - 1))) == ((255, 0, 0), (0, 0, 0))
+    assert "picture 1 of 1" in shown.getvalue()
+    assert "\x1b[38;2;255;0;0;48;2;255;0;0m▀" in shown.getvalue(), "drawn, half a character for a pixel"
+
+
+@pytest.mark.parametrize("url", ["https://example.com/a.png", "data:image/svg+xml;base64,AAAA", 7, None])
+def test_only_png_files_in_data_urls_are_read_as_pictures(tmp_path: Path, sample: Any, batch: Any, url: object) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text(json.dumps(as_json(sample(batch)) | {"images": [url]}))
+    assert not any(group.images for group in read_samples(path))
+
+
+@pytest.mark.parametrize("text", ["!", "AAAA", data_url(b"\x89PNG\r\n").partition(",")[2]])
+def test_a_damaged_picture_is_named_in_its_place(sample: Any, batch: RolloutBatch, text: str) -> None:
+    shown = io.StringIO()
+    group = replace(sample(batch), images=(f"data:image/png;base64,{text}",))
+    print_best_and_worst(Console(file=shown, width=100, force_terminal=True), [group])
+    assert "picture 1 of 1" in shown.getvalue() and "▀" not in shown.getvalue() and "42" in shown.getvalue()
 
 
 def test_a_full_disk_ends_the_run_with_the_file_and_a_remedy(
