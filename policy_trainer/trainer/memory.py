@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.optimizer import trained
-from shared.logprobs import language_model
+from shared.logprobs import language_model, vision_of
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
@@ -27,25 +27,60 @@ _TILES = 3
 _CACHE_ROOM = 1.5
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model's sizes. parameters: in all, a tied weight once; trained: of those that train; largest: of the largest
-    matrix that does; layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those
-    that train in one. hidden, mlp, queries, keys, head: channels of a token in the residual stream, in the MLP, in all
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Equal layers. hidden, mlp, queries, keys, head: channels of a token in the residual stream, in the MLP, in all
     query heads, in all key heads, in one."""
 
-    parameters: int
-    trained: int
-    largest: int
     layers: int
     hidden: int
     mlp: int
     queries: int
     keys: int
     head: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower(Layers):
+    """The layers that see pictures. patches: for each token of a picture. trained: whether the weights train."""
+
+    patches: float
+    trained: bool
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self | None:
+        """None for a model that takes no pictures."""
+        vision = vision_of(model)
+        if vision is None:
+            return None
+        config: Any = model.config.vision_config
+        hidden = getattr(config, "embed_dim", None) or config.hidden_size  # hidden_size of Qwen2-VL's is the text's
+        part = next(part for part in model.base_model.modules() if getattr(part, "config", None) is config)
+        return cls(
+            layers=getattr(config, "depth", None) or config.num_hidden_layers,
+            hidden=hidden,
+            mlp=getattr(config, "intermediate_size", None) or int(config.mlp_ratio * hidden),
+            queries=hidden,
+            keys=hidden,
+            head=hidden // (getattr(config, "num_heads", None) or config.num_attention_heads),
+            patches=vision.patches_per_token(),
+            trained=bool(trained(part)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(Layers):
+    """A model's sizes. parameters: in all, a tied weight once; trained: of those that train; largest: of the largest
+    matrix that does; layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those
+    that train in one. tower: None for a text model."""
+
+    parameters: int
+    trained: int
+    largest: int
     vocabulary: int
     layer: int
     trained_layer: int
+    tower: Tower | None
 
     @property
     def outside(self) -> int:
@@ -79,6 +114,7 @@ class Shape:
             vocabulary=config.vocab_size,
             layer=max((_count(layer.parameters()) for layer in layers), default=0),
             trained_layer=max((_count(trained(layer).values()) for layer in layers), default=0),
+            tower=Tower.of(model),
         )
 
 
@@ -147,7 +183,20 @@ def offloaded(shape: Shape) -> Parts:
 
 
 def activations(shape: Shape, width: int, tokens: int, completion_tokens: int, *, recompute: bool) -> int:
-    """What a packed forward keeps for its backward, and the largest temporary tensors."""
+    """What a packed forward keeps for its backward, and the largest temporary tensors. Prompts of a model that takes
+    pictures are counted as pictures."""
+    logits = _logits(shape, completion_tokens, kept=_KEPT_LOGITS)
+    text = _activations(shape, width, tokens, logits, recompute=recompute)
+    if shape.tower is None:
+        return text
+    patches = _patches(shape.tower, tokens - completion_tokens)
+    if shape.tower.trained:
+        return text + _activations(shape.tower, width, patches, 0, recompute=recompute)
+    return max(text, patches * _passing(shape.tower, width))
+
+
+def _activations(shape: Layers, width: int, tokens: int, logits: int, *, recompute: bool) -> int:
+    """logits: bytes of what comes after the layers."""
     # RMSNorm computes in float32, and keeps its input so; then the normalised and the scaled output.
     norm = (FLOAT32 + 2 * width) * shape.hidden
     # Queries as projected, as laid out in spans, and the output; keys and values twice. Gate, its SiLU, up, product.
@@ -155,11 +204,14 @@ def activations(shape: Shape, width: int, tokens: int, completion_tokens: int, *
     kept = width * shape.hidden if recompute else layer
     # In the backward: the gradients of the MLP, and the one layer that is computed again.
     passing = 2 * width * shape.mlp + layer * recompute
-    logits = _logits(shape, completion_tokens, kept=_KEPT_LOGITS)
     return tokens * (shape.layers * kept + norm + _rotary(shape, width)) + max(tokens * passing, logits)
 
 
-def _rotary(shape: Shape, width: int) -> int:
+def _patches(tower: Tower, tokens: int) -> int:
+    return int(tower.patches * tokens)
+
+
+def _rotary(shape: Layers, width: int) -> int:
     """Cosines and sines of a position, with what is made on the way: as measured."""
     return 6 * width * shape.head
 
@@ -172,11 +224,18 @@ def _logits(shape: Shape, completion_tokens: int, *, kept: int) -> int:
 
 def scoring(shape: Shape, width: int, *, tokens: int, completion_tokens: int) -> Parts:
     """The reference server: forwards that keep nothing. tokens, completion_tokens: of a forward."""
-    passing = width * (4 * shape.hidden + 3 * max(shape.mlp, shape.queries)) + _rotary(shape, width)
+    pictures = 0
+    if shape.tower is not None:
+        pictures = _patches(shape.tower, tokens - completion_tokens) * _passing(shape.tower, width)
     return {
         "weights": width * shape.parameters,
-        "activations": max(tokens * passing, _logits(shape, completion_tokens, kept=0)),
+        "activations": max(tokens * _passing(shape, width), pictures, _logits(shape, completion_tokens, kept=0)),
     }
+
+
+def _passing(shape: Layers, width: int) -> int:
+    """Of a token, in a forward that keeps nothing."""
+    return width * (4 * shape.hidden + 3 * max(shape.mlp, shape.queries)) + _rotary(shape, width)
 
 
 def cache_of_token(shape: Shape, width: int) -> int:

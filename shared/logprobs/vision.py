@@ -88,6 +88,17 @@ class Vision(ABC):
         texts = ids[np.arange(len(runs) + 1) % len(ids)]
         return np.concatenate([texts[:1], *chain(*zip(runs, texts[1:, None], strict=True))])
 
+    def patches_per_token(self) -> float:
+        """How many patches the vision tower sees for each feature."""
+        images = self.example(np.random.default_rng(0))
+        return images[_PIXELS].size / self._patch_size() / sum(self._features(images))
+
+    def _patch_size(self) -> int:
+        """Values of a patch."""
+        config: Any = self._model.config.vision_config
+        channels = getattr(config, "in_channels", 3)
+        return channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+
     def _joined(self, name: str, tensors: Sequence[Array]) -> Tensor:
         return torch.from_numpy(np.concatenate(tensors))
 
@@ -114,11 +125,6 @@ class GridVision(Vision):
         if (patches := int(grid.prod(1).sum())) != len(pixels):
             raise BatchError("image/image_grid_thw", f"has {patches} patches in all, and pixel_values {len(pixels)}")
         return (grid.prod(1) // merge**2).tolist()
-
-    def _patch_size(self) -> int:
-        config: Any = self._model.config.vision_config
-        channels = getattr(config, "in_channels", 3)
-        return channels * config.temporal_patch_size * config.patch_size**2
 
     def inputs(self, images: Sequence[Images], ids: Tensor) -> dict[str, Tensor]:
         inputs = super().inputs(images, ids)

@@ -1,6 +1,8 @@
 """The formulas of memory against what forwards and backwards of a small model allocate, counted on the CPU."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import make_weights, trained
 from policy_trainer.trainer.memory import Shape, activations, scoring, traffic, training
 from shared.batch import TokenGroup
-from shared.logprobs import PackedForward
+from shared.logprobs import PackedForward, vision_of
 from tests.policy_trainer.learner.live_bytes import peak_bytes
+from tests.policy_trainer.vision_models import FAMILIES, make_vision_model
 
 WIDTHS = {torch.float32: 4, torch.bfloat16: 2}
 PROMPT, COMPLETION, SIZE = 32, 32, 8
@@ -84,6 +87,44 @@ class TestOfActivations:
             measured = peak_bytes(forward)
         parts = scoring(Shape.of(model), WIDTHS[dtype], tokens=TOKENS, completion_tokens=COMPLETION_TOKENS)
         assert 0.95 < parts["activations"] / measured < 1.15
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(("recompute", "frozen"), [(False, False), (True, False), (False, True)])
+def test_what_the_vision_tower_allocates(family: str, recompute: bool, frozen: bool) -> None:
+    model, group = about_a_large_picture(family)
+    if frozen:
+        model.base_model.visual.requires_grad_(False)  # type: ignore[operator]
+    for parameter in trained(model).values():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    if recompute:
+        checkpoint_layers(model)
+    forward, shape, tokens = PackedForward(model), Shape.of(model), len(group.prompt_ids) + len(group.completion_ids)
+    measured = peak_bytes(lambda: forward([group], [1.0]).sum().backward())
+    planned = activations(shape, 4, tokens, len(group.completion_ids), recompute=recompute)
+    assert 1 < planned / measured < 1.6
+    with torch.no_grad():
+        measured = peak_bytes(lambda: forward([group], [1.0]))
+    parts = scoring(shape, 4, tokens=tokens, completion_tokens=len(group.completion_ids))
+    assert 1 < parts["activations"] / measured < 1.45
+
+
+def about_a_large_picture(name: str) -> tuple[PreTrainedModel, TokenGroup]:
+    """A model whose tower is larger than the rest, and a group that begins with a picture of 24 x 24 patches."""
+    family = FAMILIES[name]
+    sizes = {"embed_dim" if name == "qwen2_vl" else "hidden_size": 128, "depth": 6}
+    if "intermediate_size" in family.config["vision_config"]:
+        sizes["intermediate_size"] = 512
+    config = family.config | {"vision_config": family.config["vision_config"] | sizes}
+    model, rng = make_vision_model(replace(family, config=config)), np.random.default_rng(0)
+    vision: Any = vision_of(model)
+    patch = vision.example(rng)["pixel_values"].shape[1]
+    images = {
+        "pixel_values": rng.standard_normal((24 * 24, patch), np.float32),
+        "image_grid_thw": np.array([[1, 24, 24]]),
+    }
+    prompt = vision.example_prompt(images, rng.integers(40, 90, 3))
+    return model, TokenGroup(prompt, rng.integers(40, 90, 16), np.full(4, 4), images)
 
 
 @pytest.mark.parametrize(
