@@ -42,6 +42,7 @@ def delete(run_dir: Path) -> None:
     until(is_gone, "the directory to be gone")
 
 
+@pytest.mark.long
 def test_a_directory_that_is_deleted_and_begun_again(random_model: Path, tmp_path: Path, start: Any) -> None:
     """After kill -9 the server considers the trainer alive for a while; the next trainer reports that and waits."""
     server = start(Server(random_model, tmp_path)).until_ready()
@@ -61,6 +62,7 @@ def test_a_directory_that_is_deleted_and_begun_again(random_model: Path, tmp_pat
     assert {state for state, _ in states.values()} <= {"done", "expired"}, "a finished run leaves nothing waiting"
 
 
+@pytest.mark.long
 def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any) -> None:
     """The second is refused with a remedy, in its own directory and in the first's; the first continues."""
     server = start(Server(random_model, tmp_path)).until_ready()
@@ -85,6 +87,7 @@ def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any
     assert not steps_of(second_run)
 
 
+@pytest.mark.long
 def test_a_sampler_that_goes_on_with_the_epoch_before_a_resume_is_named(
     random_model: Path, tmp_path: Path, start: Any
 ) -> None:

@@ -43,6 +43,7 @@ def sft(model: Path, data: Path, run_dir: Path, *options: str) -> Process:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_stopped_and_killed_run_resumes_and_grpo_trains_its_model(
     random_model: Path, data: Path, tmp_path: Path, start: Callable[..., Any]
 ) -> None:

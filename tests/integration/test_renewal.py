@@ -92,6 +92,7 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
         assert (record["reference_version_min"], record["reference_version_max"]) == (due, due)
 
 
+@pytest.mark.long
 def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path: Path, start: Any) -> None:
     """The reference is a moving average. The trainer is killed after a renewal that no checkpoint has."""
     root = tmp_path / "snapshots"

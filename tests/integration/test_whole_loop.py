@@ -135,6 +135,7 @@ def test_it_trains_without_a_reference_model(random_model: Path, tmp_path: Path,
 MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
 
 
+@pytest.mark.long
 def test_a_bfloat16_run_keeps_its_float32_masters_over_a_resume(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--dtype", "bfloat16"))
     run_dir = tmp_path / "mixed"

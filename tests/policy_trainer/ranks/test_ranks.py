@@ -164,7 +164,12 @@ def test_twenty_steps_on_several_ranks_are_those_of_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "ranks", "settings"),
-    [("llama", 2, {}), ("qwen3", 3, {}), ("llama", 3, LORA), ("qwen3", 2, LORA)],
+    [
+        ("llama", 2, {}),
+        pytest.param("qwen3", 3, {}, marks=pytest.mark.long),
+        pytest.param("llama", 3, LORA, marks=pytest.mark.long),
+        ("qwen3", 2, LORA),
+    ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_other_architectures_go_the_same_way(
@@ -179,7 +184,9 @@ def test_other_architectures_go_the_same_way(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"freeze_vision_tower": True}], ids=["whole", "frozen"])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"freeze_vision_tower": True}, marks=pytest.mark.long)], ids=["whole", "frozen"]
+)
 def test_images_on_some_ranks_only(tmp_path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
     """A rank whose groups have no images reduces the gradients of the tower all the same."""
     model = make_vision("qwen2_vl")
@@ -196,7 +203,7 @@ def test_images_on_some_ranks_only(tmp_path: Path, tokenizer: Any, settings: dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, LORA], ids=["weights", "adapters"])
+@pytest.mark.parametrize("settings", [{}, pytest.param(LORA, marks=pytest.mark.long)], ids=["weights", "adapters"])
 def test_one_rank_is_one_process_to_the_bit(
     place: Path, steps: Any, make_tiny: Make, tokenizer: Any, settings: dict[str, Any]
 ) -> None:
@@ -209,7 +216,7 @@ def test_one_rank_is_one_process_to_the_bit(
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(LORA, id="adapters", marks=pytest.mark.slow),
+        pytest.param(LORA, id="adapters", marks=pytest.mark.long),
         # The bonus is the trainer's state, which rank 0 tells the others. Below such a target it rises in every step.
         pytest.param({"loss": {"beta": 0.1, "entropy": {**BONUS, "target": 9.0}}}, id="bonus", marks=pytest.mark.long),
     ],

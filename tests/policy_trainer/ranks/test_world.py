@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wish", ["send", "compute"])
+@pytest.mark.parametrize("wish", ["send", pytest.param("compute", marks=pytest.mark.long)])
 def test_rank_0_waits_no_longer_than_its_timeout(wish: str) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = subprocess.run(

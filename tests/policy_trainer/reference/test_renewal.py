@@ -365,7 +365,7 @@ def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> No
 @pytest.mark.parametrize(
     ("decay", "restarts", "place"),
     [
-        (0.0, False, "directory"),
+        pytest.param(0.0, False, "directory", marks=pytest.mark.long),
         (0.5, True, "directory"),
         pytest.param(0.0, True, "server", marks=pytest.mark.long),
     ],

@@ -94,7 +94,7 @@ def test_a_trainer_and_three_workers_take_turns_and_nobody_starves(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("holds", [0.01, 5.0])
+@pytest.mark.parametrize("holds", [0.01, pytest.param(5.0, marks=pytest.mark.long)])
 def test_the_others_go_on_when_one_is_killed(tmp_path: Path, holds: float) -> None:
     """In its turn, if it holds the device long; else at any moment, waiting or between two locks."""
     with Player(tmp_path, "survivor", seconds=0.01) as survivor:

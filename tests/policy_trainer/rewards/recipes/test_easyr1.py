@@ -173,7 +173,7 @@ HOSTILE = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["easyr1_math/accuracy", "easyr1_r1v/accuracy"])
+@pytest.mark.parametrize("name", ["easyr1_math/accuracy", pytest.param("easyr1_r1v/accuracy", marks=pytest.mark.long)])
 def test_hostile_answers_get_the_failing_score_and_cost_no_other_answer(name: str) -> None:
     rule = RULES[name]
     assert isinstance(rule, Sandboxed)
