@@ -6,6 +6,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shared.client import RefServerClient
 from tests.chaos.batches import plain_batch
 from tests.integration.processes import QUICK, Process, Server, steps_of, train, until
