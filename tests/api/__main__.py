@@ -7,6 +7,7 @@ that the API does not promise, or when anything but the health routes answered 2
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ import httpx
 
 from shared import wire
 from shared.batch import RolloutBatch
-from tests.api.batches import seeing_batch
 from tests.bench.processes import serving
+from tests.chaos.batches import seeing_batch
 from tests.policy_trainer.vision_models import save_vision_model
 
 OPEN = ("/livez", "/readyz")
@@ -67,7 +68,7 @@ def served(directory: Path) -> Iterator[tuple[str, str, list[str]]]:
     settings = ("--model", str(model), "--data-dir", str(directory / "data"), "--threads", "1")
     with serving(*settings, "--token-file", str(directory / "tokens")) as (_, http):
         headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
-        ids = [_upload(http, seeing_batch(seed, "known"), headers) for seed in range(_KNOWN)]
+        ids = [_upload(http, seeing_batch(random.Random(seed), "known"), headers) for seed in range(_KNOWN)]
         yield str(http.base_url), token, ids
 
 

@@ -30,6 +30,7 @@ CHAOS: Mapping[str, tuple[Callable[[Stage], Proof], str, Sequence[str]]] = {
     "linear": (linear.run, linear.BAR, BACKENDS),
     "network": (network.run, network.BAR, BACKENDS),
     "resume": (resume.run, resume.BAR, BACKENDS),
+    "resume-pictures": (resume.run_pictures, resume.BAR, BACKENDS),
     "frozen": (frozen.run, frozen.BAR, BACKENDS),
     "disk": (disk.run_full, disk.BAR_FULL, ("sqlite",)),
     "read-only": (disk.run_read_only, disk.BAR_READ_ONLY, BACKENDS),

@@ -24,7 +24,7 @@ from policy_trainer.reporting.metrics import read_metrics
 from shared.api import LeaseBody
 from shared.client import RefServerClient
 from tests.chaos.history import SETTLED, Event, History, check_kills, record_ending
-from tests.chaos.processes import Ended, Launcher, tiny_model
+from tests.chaos.processes import Ended, Launcher
 from tests.chaos.proxy import Proxy
 from tests.chaos.stage import Proof, Stage, broken
 from tests.policy_trainer.tasks.formats import write
@@ -58,13 +58,10 @@ class Cast:
     """Server, trainer and worker."""
 
     def __init__(
-        self, launcher: Launcher, directory: Path, port: int, url: str, store: tuple[str, ...], task: tuple[str, ...]
+        self, launcher: Launcher, stage: Stage, port: int, url: str, store: tuple[str, ...], task: tuple[str, ...]
     ) -> None:
-        """port: the server's. url: where trainer and worker reach it. task: options of the trainer, of problems.
-
-        The model is in `directory`/model.
-        """
-        model = str(directory / "model")
+        """port: the server's. url: where trainer and worker reach it. store, task: options of server and trainer."""
+        directory, model = stage.directory, str(stage.model)
         self.data = directory / "server"
         self.run_dir = directory / "run"
         self._config = self.run_dir / "config.toml"
@@ -110,7 +107,6 @@ class Cast:
 
 
 def run(stage: Stage) -> Proof:
-    tiny_model(stage.directory)
     return check_kills(_history(stage))
 
 
@@ -146,7 +142,7 @@ def _history(stage: Stage, *task: str) -> list[Event]:
         Launcher() as launcher,
     ):
         try:
-            cast = Cast(launcher, stage.directory, port, proxy.url, store, task)
+            cast = Cast(launcher, stage, port, proxy.url, store, task)
             _play(cast, history, stage.cycles, stage.chance)
         except Ended as error:  # the rest of the history still says something
             history.record("ended", why=str(error))
