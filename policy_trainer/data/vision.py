@@ -17,7 +17,8 @@ from shared.errors import UserError
 # SmolVLM's own processor needs two packages that only its videos use; it treats pictures as Idefics 3 does.
 _CLASSES = {"SmolVLMProcessor": "Idefics3Processor"}
 _SIZES = ("min_pixels", "max_pixels")
-_TYPES = {"f": np.float32, "i": np.int64, "b": np.int64}
+# Of numpy's kinds. Pixels that a processor does not rescale stay uint8, and models convert them to floats.
+_TYPES = {"f": np.float32, "u": np.float32, "i": np.int64, "b": np.int64}
 
 
 class PictureProcessor:

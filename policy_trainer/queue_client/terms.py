@@ -14,7 +14,7 @@ from policy_trainer.lifecycle.endings import RunFailed
 from shared.api import LeaseBody, Order
 from shared.batch import BatchError, RolloutBatch
 from shared.client import Leased, RefServerError
-from shared.logprobs import embedding_rows
+from shared.logprobs import Vision, embedding_rows, vision_of
 from shared.models import context_length
 
 # In seconds: another trainer lives if its presence now ends later than before by more than this. The server rounds up
@@ -126,9 +126,10 @@ class BatchCheck:
     """Decides which batches the policy can be trained on.
 
     vocabulary: rows of the policy's embedding. context: most tokens of a row; None where the model has no bound.
-    reference: the source of its log-probs. weights: of the rewards, by name.
+    reference: the source of its log-probs. weights: of the rewards, by name. vision: how the policy takes images; None
+    if it takes none.
 
-    A server with a model has checked both. A server without one knows neither.
+    A server with a model has checked ids, lengths and images. A server without one knows none of their bounds.
     """
 
     loss: LossConfig
@@ -136,16 +137,22 @@ class BatchCheck:
     context: int | None
     reference: ReferenceSource = "server"
     weights: PartWeights = field(default_factory=dict)
+    vision: Vision | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, config: TrainConfig, weights: PartWeights) -> Self:
-        return cls(config.loss, embedding_rows(model), context_length(model), config.reference.source, weights)
+        source, vision = config.reference.source, vision_of(model)
+        return cls(config.loss, embedding_rows(model), context_length(model), source, weights, vision)
 
     def refusal(self, batch: Batch) -> str | None:
         """Why the batch cannot be trained on; None if it can."""
         group = rollout_of(batch).group
         try:
             group.check_ids(self.vocabulary, "the policy's vocabulary")
+            if self.vision is not None:
+                self.vision.check(group)
+            elif group.images:
+                raise BatchError("image", "must be absent: the policy takes no images")
         except BatchError as error:
             return str(error)
         if self.context is not None and group.longest_row > self.context:

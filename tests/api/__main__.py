@@ -19,11 +19,11 @@ from pathlib import Path
 
 import httpx
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared import wire
 from shared.batch import RolloutBatch
 from tests.bench.processes import serving
-from tests.chaos.batches import random_batch
+from tests.chaos.batches import seeing_batch
+from tests.policy_trainer.vision_models import save_vision_model
 
 OPEN = ("/livez", "/readyz")
 # 5xx answers that the API documents.
@@ -60,16 +60,15 @@ def main() -> None:
 
 @contextmanager
 def served(directory: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """A server of a tiny model that requires tokens: its URL, an admin's token, and the ids of some batches."""
+    """A server of a tiny Qwen2-VL that requires tokens: its URL, an admin's token, and the ids of some batches."""
     token = "schemathesis-" + "x" * 32
     (directory / "tokens").write_text(f"admin {token}\n")
     (directory / "tokens").chmod(0o600)
-    make_model(0).save_pretrained(directory / "model")
-    make_tokenizer().save_pretrained(directory / "model")
-    settings = ("--model", str(directory / "model"), "--data-dir", str(directory / "data"), "--threads", "1")
+    model = save_vision_model("qwen2_vl", directory / "model")
+    settings = ("--model", str(model), "--data-dir", str(directory / "data"), "--threads", "1")
     with serving(*settings, "--token-file", str(directory / "tokens")) as (_, http):
         headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
-        ids = [_upload(http, random_batch(random.Random(seed), "known"), headers) for seed in range(_KNOWN)]
+        ids = [_upload(http, seeing_batch(random.Random(seed), "known"), headers) for seed in range(_KNOWN)]
         yield str(http.base_url), token, ids
 
 

@@ -3,10 +3,11 @@
 import argparse
 from collections.abc import Callable
 
-from tests.bench import queue, sampling, scoring, service
+from tests.bench import pictures, queue, sampling, scoring, service
 
 BENCHES: dict[str, Callable[[], None]] = {
     "scoring": scoring.run,
+    "pictures": pictures.run,
     "sampling": sampling.run,
     "service": service.run,
     "queue": queue.run,

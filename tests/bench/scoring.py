@@ -6,7 +6,7 @@ machine, and show how time and memory grow.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
 
@@ -55,7 +55,7 @@ def _padded(model: PreTrainedModel, group: TokenGroup) -> Iterator[Tensor]:
 
 def single_rows(group: TokenGroup) -> list[TokenGroup]:
     """The same completions as groups of one."""
-    return [TokenGroup(group.prompt_ids, ids, np.array([len(ids)])) for ids in group.completions()]
+    return [replace(group, completion_ids=ids, completion_lengths=np.array([len(ids)])) for ids in group.completions()]
 
 
 DEMO_LENGTHS = (31, 30, 30, 29, 28, 27, 16, 12)
@@ -168,9 +168,10 @@ def errors(shape: Shape) -> dict[str, tuple[float, float]]:
 def relative_errors(model: PreTrainedModel, exact: PreTrainedModel) -> Iterator[float]:
     right = {name: parameter.grad for name, parameter in exact.named_parameters() if parameter.grad is not None}
     whole = float(torch.stack([grad.norm() for grad in right.values()]).norm())
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        yield float((parameter.grad - right[name]).norm()) / max(float(right[name].norm()), 1e-6 * whole)
+    for name, grad in right.items():
+        got = model.get_parameter(name).grad
+        assert got is not None
+        yield float((got - grad).norm()) / max(float(grad.norm()), 1e-6 * whole)
 
 
 # ---------------------------------------------------------------- the machine's limit

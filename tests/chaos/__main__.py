@@ -26,9 +26,11 @@ from tests.chaos.stage import BACKENDS, Proof, Stage
 # By name: the test, what it promises, and the stores that it is for.
 CHAOS: Mapping[str, tuple[Callable[[Stage], Proof], str, Sequence[str]]] = {
     "kill": (kill.run, kill.BAR, BACKENDS),
+    "pictures": (kill.run_pictures, kill.BAR, BACKENDS),
     "linear": (linear.run, linear.BAR, BACKENDS),
     "network": (network.run, network.BAR, BACKENDS),
     "resume": (resume.run, resume.BAR, BACKENDS),
+    "resume-pictures": (resume.run_pictures, resume.BAR, BACKENDS),
     "frozen": (frozen.run, frozen.BAR, BACKENDS),
     "disk": (disk.run_full, disk.BAR_FULL, ("sqlite",)),
     "read-only": (disk.run_read_only, disk.BAR_READ_ONLY, BACKENDS),

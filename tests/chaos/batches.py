@@ -9,11 +9,16 @@ from uuid6 import UUID, uuid7
 
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
+from tests.policy_trainer.vision_models import VOCABULARY
 
 _COMPLETIONS = 4
 _PROMPT_TOKENS = 8
 # Of the tiny model's 265 tokens, those that stand for bytes.
 _FIRST_TOKEN, _LAST_TOKEN = 5, 260
+# Of the tiny Qwen2-VL's 144, those that are printable characters.
+_FIRST_LETTER, _LETTERS = VOCABULARY["0"], 90
+# Its patches are 14 x 14 pixels, of three colours and two frames.
+_PATCH = 3 * 2 * 14 * 14
 
 
 def random_batch(
@@ -33,6 +38,21 @@ def random_batch(
         rewards=numbers.permutation(np.linspace(0, 1, completions, dtype=np.float32)),
         finished=np.ones(completions, dtype=bool),
     )
+
+
+def seeing_batch(chance: random.Random, run: str) -> RolloutBatch:
+    """The same for a tiny Qwen2-VL; every second has one or two pictures."""
+    batch = random_batch(chance, run)
+    prompt, completions = (
+        _FIRST_LETTER + ids % _LETTERS for ids in (batch.group.prompt_ids, batch.group.completion_ids)
+    )
+    images = {}
+    if count := chance.choice((0, 0, 1, 2)):
+        grid = np.tile([[1, 2, 2]], (count, 1))
+        pixels = np.random.default_rng(chance.getrandbits(64)).standard_normal((4 * count, _PATCH))
+        images = {"pixel_values": pixels.astype(np.float32), "image_grid_thw": grid}
+        prompt = np.concatenate([[VOCABULARY["<|image_pad|>"], _FIRST_LETTER] * count, prompt])
+    return replace(batch, group=TokenGroup(prompt, completions, batch.group.completion_lengths, images))
 
 
 def plain_batch(run: str, completions: int = 4, length: int = 4, **fields: Any) -> RolloutBatch:

@@ -66,16 +66,25 @@ class History:
 def record_ending(history: History, url: str) -> None:
     """Records every batch with its state and reason, and the server's counts by state."""
     with RefServerClient(url) as client:
-        for batch in client.batches():
+        listed = list(client.batches())
+        for batch in listed:
             fields = {name: getattr(batch, name) for name in ("id", "run", "state", "reason", "deliveries")}
             history.record("batch", **fields)
-        states = client.queue().states
-    history.record("counts", states={state: depth.batches for state, depth in states.items() if depth.batches})
+        deadline = time.monotonic() + _COUNTS_SECONDS
+        while (counts := _counts(client)) != Counter(batch.state for batch in listed) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    history.record("counts", states=counts)
+
+
+def _counts(client: RefServerClient) -> dict[str, int]:
+    return {state: depth.batches for state, depth in client.queue().states.items() if depth.batches}
 
 
 STORE_SECONDS = 2.0
+# The counts are as old as ten times what it took to read them, at most.
+_COUNTS_SECONDS = 10.0
 
-_SETTLED = ("done", "expired", "dead")
+SETTLED = ("done", "expired", "dead")
 
 
 def check_kills(events: Sequence[Event]) -> Proof:
@@ -171,7 +180,7 @@ def _leases(events: Iterable[Event]) -> Counter[str]:
 def _check_batches(events: Sequence[Event], batches: Mapping[str, Event]) -> list[str]:
     """Violations at the end: unsettled batches, no reason given, batches that nobody uploaded, wrong counts."""
     requested = {id for event in _of(events, "request") if event["verb"] == "upload" for id in event["ids"]}
-    unsettled = {id for id, batch in batches.items() if batch["state"] not in _SETTLED}
+    unsettled = {id for id, batch in batches.items() if batch["state"] not in SETTLED}
     ended = [batch for batch in batches.values() if batch["state"] in ("expired", "dead")]
     listed = Counter(batch["state"] for batch in batches.values())
     counts = [Counter(event["states"]) for event in _of(events, "counts")]

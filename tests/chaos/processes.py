@@ -15,13 +15,15 @@ from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared.models import save_model
 from shared.process import PARENT_VARIABLE
 
-# What trainer, worker and server import first, and Qwen2 and dynamo, which the first model and optimizer would load.
+# What trainer, worker and server import first, and Qwen2, Qwen2-VL and dynamo, which the first model and optimizer
+# would load.
 # Importing runs no tensor operation, so that PyTorch has no threads yet which a fork would lose.
 _PRELOADED = [
     "torch",
     "torch._dynamo",
     "transformers",
     "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2_vl.modeling_qwen2_vl",
     "policy_trainer.cli.training",
     "policy_trainer.cli.status",
     "policy_trainer.demo.base_model",

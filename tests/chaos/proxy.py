@@ -44,13 +44,20 @@ class Request:
     def ids(self) -> list[str]:
         """Batches that the request names."""
         if self.verb == "upload":
-            with suppress(ValueError, KeyError):
-                size = int.from_bytes(self.body[:8], "little")
-                return [json.loads(self.body[8 : 8 + size])["__metadata__"]["id"]]
-            return ["unreadable"]
+            return [self._header().get("__metadata__", {}).get("id", "unreadable")]
         if self.verb in ("ack", "extend", "release"):
             return [key["id"] for key in json.loads(self.body)["leases"]]
         return []
+
+    def has_pictures(self) -> bool:
+        """Whether it uploads a batch with tensors of images."""
+        return self.verb == "upload" and any(name.startswith("image/") for name in self._header())
+
+    def _header(self) -> dict[str, Any]:
+        """Of a safetensors body; empty if it cannot be read."""
+        with suppress(ValueError):
+            return json.loads(self.body[8 : 8 + int.from_bytes(self.body[:8], "little")])
+        return {}
 
     def without_connection(self) -> bytes:
         """The head, asking the server to close after its answer, so that the answer ends where the stream ends."""
@@ -185,7 +192,7 @@ class Proxy(LoopbackProxy):
         fault = self._chance.choice(list(Fault)) if self._chance.random() < self._share else None
         known = {"verb": request.verb, "number": self._requests}
         if request.verb != "look":
-            self._history.record("request", **known, ids=request.ids())
+            self._history.record("request", **known, ids=request.ids(), pictures=request.has_pictures())
         if fault is Fault.LATENCY:
             await asyncio.sleep(self._chance.uniform(*_LATENCY_SECONDS))
         try:

@@ -18,11 +18,13 @@ from policy_trainer.run_files.checkpoint import Checkpoints, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared import wire
 from shared.atomic_files import write_json
+from shared.batch import RolloutBatch
 from shared.client import RefServerClient
-from tests.chaos.batches import random_batch, with_sampler_logps
+from tests.chaos.batches import random_batch, seeing_batch, with_sampler_logps
 from tests.chaos.processes import Launcher
 from tests.chaos.stage import Proof, Stage
 from tests.integration.processes import Server, until
+from tests.policy_trainer.vision_models import save_vision_model
 
 
 class Life(Protocol):
@@ -36,6 +38,7 @@ class Life(Protocol):
 
 # Called with the arguments of `policy-trainer` and a log; returns what starts the next life.
 Starter = Callable[[Sequence[str], Path], Callable[[], Life]]
+MakeBatch = Callable[[random.Random, str], RolloutBatch]
 
 
 _ORDER = ("checkpoint", "step", "checkpoint", "step", "start")
@@ -186,7 +189,12 @@ class Ending:
     ledger: Sequence[str] = ()
 
 
-def run(stage: Stage) -> Proof:
+def run_pictures(stage: Stage) -> Proof:
+    save_vision_model("qwen2_vl", stage.directory / "model")
+    return run(stage, seeing_batch)
+
+
+def run(stage: Stage, make_batch: MakeBatch = random_batch) -> Proof:
     steps = _STEPS_PER_CRASH * max(stage.cycles, 1)
     bodies: list[bytes] = []
     with Launcher() as launcher:
@@ -194,7 +202,7 @@ def run(stage: Stage) -> Proof:
         def starter(arguments: Sequence[str], log: Path) -> Callable[[], Life]:
             return launcher.actor("policy_trainer.__main__", arguments, log).start
 
-        with filled(stage, "calm", bodies, steps) as server:
+        with filled(stage, "calm", bodies, steps, make_batch) as server:
             trainer_of(server, starter, steps, *OPTIONS).finish()
             calm = ending(server)
         with filled(stage, "shaken", bodies, steps) as server:
@@ -212,12 +220,14 @@ def run(stage: Stage) -> Proof:
 
 
 @contextmanager
-def filled(stage: Stage, name: str, bodies: list[bytes], steps: int) -> Iterator[Server]:
+def filled(
+    stage: Stage, name: str, bodies: list[bytes], steps: int, make_batch: MakeBatch = random_batch
+) -> Iterator[Server]:
     """A server in a directory of this name, with all batches of the steps scored. The first one makes them."""
     with stage.serving_store(*_SERVER_OPTIONS, directory=stage.directory / name) as server:
         with RefServerClient(server.url) as client:
             if not bodies:
-                batches = [random_batch(stage.chance, _RUN) for _ in range(steps * GROUPS_PER_STEP)]
+                batches = [make_batch(stage.chance, _RUN) for _ in range(steps * GROUPS_PER_STEP)]
                 sampled = [with_sampler_logps(batch, client) for batch in batches]
                 bodies += [wire.encode(replace(batch, lineage=_LINEAGE)) for batch in sampled]
             for body in bodies:  # in order, so that all trainers find the same queue

@@ -1,8 +1,9 @@
 """The decoder of batches: `shared.wire.decode`."""
 
 import json
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,15 @@ from tests.fuzz.stages import refused_in
 
 _DTYPES = ("I64", "F32", "BOOL", "F64", "I32", "U8", "F16", "BF16", "U64", "F4", "C64", "?")
 _WIDTHS = {"I64": 8, "F32": 4}
+_NAMES = (
+    *("reward/x", "reward/", "reward/\ud800", "x", "ref_logps", "step_counts", "sampler_logps"),
+    *("image/pixel_values", "image/image_grid_thw", "image/x", "image/", "image/\ud800"),
+)
 _FLOATS = (0.0, -0.0, 1.0, np.nan, np.inf, -np.inf, 1e-45, 3.4e38)
 _TEXTS = (
     *("", "0", "1", "-1", "+1", "1e308", "1e999", "nan", "0x1", "1_0", "٣", " 1", "1\n", "9" * 19, "9" * 5000),
-    *("a", "\0", "é", "x" * 200, "x" * 201, "rollout-batch/1", "scored-batch/1", "{", "[]", "[" * 9000),
+    *("a", "\0", "é", "x" * 200, "x" * 201, "{", "[]", "[" * 9000),
+    *("rollout-batch/1", "scored-batch/1", "rollout-batch/2", "scored-batch/2"),
 )  # fmt: skip
 # By function that refuses an input: the stage that the input has reached.
 STAGES = {
@@ -30,6 +36,7 @@ STAGES = {
     "number": "metadata",
     "check_tensor": "shapes",
     "__post_init__": "lengths",
+    "_check_images": "images",
     "_check_steps": "values",
     "_check_values": "values",
     "_check_metadata": "values",
@@ -65,13 +72,17 @@ class Draft:
 
 def make(chance: random.Random) -> bytes:
     """A valid body with any number of changes; about one in five only has its tensors reordered."""
-    draft = _draft(chance.choice(SEEDS))
+    return changed(SEEDS, chance)
+
+
+def changed(seeds: Sequence[bytes], chance: random.Random) -> bytes:
+    draft = _draft(chance.choice(seeds))
     if chance.random() < 0.6:
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
             chance.choice(_CHANGES)(draft, chance)
     body = draft.bytes(chance)
     if chance.random() < 0.2:
-        body = change_bytes(body, SEEDS, chance)
+        body = change_bytes(body, seeds, chance)
     return body
 
 
@@ -106,9 +117,8 @@ def _drop_tensor(draft: Draft, chance: random.Random) -> None:
 
 
 def _add_tensor(draft: Draft, chance: random.Random) -> None:
-    name = chance.choice(("reward/x", "reward/", "reward/\ud800", "x", "ref_logps", "step_counts", "sampler_logps"))
     if draft.tensors:
-        draft.tensors[name] = chance.choice(list(draft.tensors.values()))
+        draft.tensors[chance.choice(_NAMES)] = chance.choice(list(draft.tensors.values()))
 
 
 def _retype(draft: Draft, chance: random.Random) -> None:
@@ -119,7 +129,7 @@ def _retype(draft: Draft, chance: random.Random) -> None:
 def _resize(draft: Draft, chance: random.Random) -> None:
     """Longer or shorter, and the shape with it."""
     name, (dtype, shape, content) = _any_tensor(draft, chance)
-    width = _WIDTHS.get(dtype, 1)
+    width = _WIDTHS.get(dtype, 1) * max(1, min(math.prod(shape[1:]), len(content)))
     rows = max(0, len(content) // width + chance.choice((-1, 1, 1, -100, 100)))
     draft.tensors[name] = dtype, [rows, *shape[1:]], (content + bytes(100 * width))[: rows * width]
 
@@ -181,7 +191,7 @@ def _draft(body: bytes) -> Draft:
 
 
 def _seeds() -> tuple[bytes, ...]:
-    """Batches without optional fields, with all of them, scored, and of 2,000 tokens."""
+    """Batches without optional fields, with all of them, scored, with images, and of 2,000 tokens."""
     group = TokenGroup(np.arange(3), np.arange(5), np.array([2, 3]))
     least = RolloutBatch(
         id="01890a5d-ac96-774b-bcce-b302099a8057", run="run", epoch=0, policy_version=7, temperature=1.0, group=group,
@@ -209,7 +219,15 @@ def _seeds() -> tuple[bytes, ...]:
         rewards=np.zeros(20, np.float32),
         finished=np.ones(20, np.bool_),
     )
-    return tuple(wire.encode(batch) for batch in (least, everything, everything, scored, scored, long))
+    images = {
+        "pixel_values": np.linspace(-1, 1, 48, dtype=np.float32).reshape(4, 12),
+        "image_grid_thw": np.array([[1, 2, 2]]),
+        "mask": np.ones((1, 2, 2, 2, 2), np.uint8),
+    }
+    seeing = replace(everything, group=replace(group, images=images))
+    scored_seeing = replace(scored, rollout=seeing)
+    kinds = (least, everything, everything, scored, scored, long, seeing, scored_seeing)
+    return tuple(wire.encode(batch) for batch in kinds)
 
 
 SEEDS = _seeds()

@@ -102,6 +102,15 @@ class TestQwen:
             encoder(directory, prompt_style="plain").encode(spoken("It.", PICTURES[0]))
 
 
+def test_pixels_that_are_not_rescaled_go_as_floats(tmp_path: Path) -> None:
+    """A processor leaves them in uint8, which the wire has and no family takes."""
+    directory = save_vision_model("gemma3", tmp_path)
+    file = directory / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "do_rescale": False, "do_normalize": False}))
+    pixels = encoder(directory).encode(spoken("A <image>?", PICTURES[0])).images["pixel_values"]
+    assert pixels.dtype == np.float32 and pixels.max() > 200
+
+
 def test_fixed_sizes_cannot_be_set(directories: dict[str, Path]) -> None:
     with pytest.raises(UserError, match=r"data\.max_pixels: .* gives pictures a fixed size"):
         encoder(directories["gemma3"], max_pixels=1000).encode(spoken("It.", PICTURES[0]))

@@ -2,12 +2,13 @@
 
 What runs is TRL's code from rewards to loss: `_generate_and_score_completions` (advantages, importance weights of the
 sampler, masks of truncated completions) and `_compute_loss`. Replaced are generation and the forward pass: these hand
-out the log-probs of a case.
+out the log-probs of a case. `Trl.of_model` keeps the forward pass too.
 """
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,30 @@ class Trl:
         self._settings.update({name: vars(trainer)[name] for name in ("entropy_coef", "_last_world_entropy")})
         return total.item(), torch.cat([gradient_of(leaf) for leaf in leaves]).tolist()
 
+    def of_model(self, model: Any, rows: int, accumulated: int = 1) -> Any:
+        """A trainer that can compute the loss of this model on so many rows, in so many micro-batches."""
+        trainer = object.__new__(self._class)
+        vars(trainer).update(
+            self._settings,
+            args=SimpleNamespace(
+                per_device_train_batch_size=rows,
+                steps_per_generation=accumulated,
+                gradient_accumulation_steps=accumulated,
+                gradient_checkpointing_kwargs=None,
+                report_to=[],
+                **self._arguments,
+            ),
+            num_iterations=2 if self._settings["has_old"] else 1,  # with two, old log-probs are computed
+            current_gradient_accumulation_steps=accumulated,
+            accelerator=_OneProcess(),
+            state=SimpleNamespace(global_step=0),
+            model=model,
+            aux_loss_enabled=False,
+            _entropy_bonus_enabled=bool(self._settings["entropy_coef"]) or self._settings["use_adaptive_entropy"],
+            _metrics=defaultdict(lambda: defaultdict(list)),
+        )
+        return trainer
+
     def _trainer(
         self,
         rows: list[Completion],
@@ -116,22 +141,8 @@ class Trl:
         names = [f"reward {place}" for place in range(rewards.shape[1])]
         lengths = [len(row.logps) for row in rows]
         policy, reference = (SimpleNamespace(training=True, is_gradient_checkpointing=False) for _ in range(2))
-        trainer = object.__new__(self._class)
+        trainer = self.of_model(policy, len(rows), accumulated)
         vars(trainer).update(
-            self._settings,
-            args=SimpleNamespace(
-                per_device_train_batch_size=len(rows),
-                steps_per_generation=accumulated,
-                gradient_accumulation_steps=accumulated,
-                gradient_checkpointing_kwargs=None,
-                report_to=[],
-                **self._arguments,
-            ),
-            num_iterations=2 if self._settings["has_old"] else 1,  # with two, old log-probs are computed
-            current_gradient_accumulation_steps=accumulated,
-            accelerator=_OneProcess(),
-            state=SimpleNamespace(global_step=0),
-            model=policy,
             ref_model=reference,
             requested=None,  # which rows of the policy; before that, those of the policy as it was
             num_generations=size,
@@ -145,10 +156,7 @@ class Trl:
             _tokenizer=SimpleNamespace(pad_token_id=PAD),
             eos_token_ids=[EOS],
             pad_to_multiple_of=None,
-            aux_loss_enabled=False,
-            _entropy_bonus_enabled=bool(self._settings["entropy_coef"]) or self._settings["use_adaptive_entropy"],
             log_multimodal=False,
-            _metrics=defaultdict(lambda: defaultdict(list)),
             _logs=defaultdict(deque, rewards=defaultdict(deque), extra=defaultdict(deque)),
             _pending_extra_logs={},
             _pending_metrics={},
@@ -172,6 +180,9 @@ class _OneProcess:
 
     device = torch.device("cpu")
     num_processes, process_index, is_main_process, sync_gradients = 1, 0, True, True
+
+    def autocast(self) -> nullcontext[None]:
+        return nullcontext()
 
     def gather(self, values: Tensor) -> Tensor:
         return values

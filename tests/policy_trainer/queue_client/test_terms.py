@@ -1,11 +1,18 @@
-"""Refused leases: whether another trainer of the run lives; and the body of a lease request."""
+"""Refused leases: whether another trainer of the run lives; the body of a lease request; batches with images."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from policy_trainer.config import LossConfig, TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.queue_client.terms import LeaseRefusals, LeaseTerms
+from policy_trainer.queue_client.terms import BatchCheck, LeaseRefusals, LeaseTerms
 from shared.api import Order
 from shared.client import RefServerError
+from tests.chaos.batches import plain_batch
+from tests.shared.logprobs.families import make
+from tests.shared.logprobs.vision_families import make_vision, with_images
 
 
 def taken(retry_after: float) -> RefServerError:
@@ -70,3 +77,17 @@ def test_the_body_of_a_lease_request() -> None:
     assert (body.order, body.wait_seconds, body.lease_seconds) == (Order.FRESHEST, 2, 30)
     assert body.incarnation == terms.at(8, wait_seconds=2).incarnation
     assert body.incarnation != LeaseTerms("trainer", "ours", 3, 4, 30).incarnation, "each process has its own"
+
+
+def test_images_must_fit_the_policy() -> None:
+    config = TrainConfig(model="m", max_steps=1, loss=LossConfig(beta=0))
+    seeing, blind = (BatchCheck.of(model, config, {}) for model in (make_vision("qwen2_vl"), make("qwen2")))
+    group = with_images(make_vision("qwen2_vl"), [4] * 4)
+    batch = plain_batch("run", group=group)
+    assert seeing.refusal(batch) is None
+    assert blind.refusal(batch) == "image must be absent: the policy takes no images"
+    assert blind.refusal(plain_batch("run")) is None
+    without = replace(batch, group=replace(group, images={}))
+    assert str(seeing.refusal(without)).startswith("image is missing: the prompt has")
+    larger = replace(batch, group=replace(group, images={**group.images, "image_grid_thw": np.array([[1, 2, 2]])}))
+    assert str(seeing.refusal(larger)).startswith("image/image_grid_thw has 4 patches in all")

@@ -21,6 +21,7 @@ from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.client import RefServerClient
 from shared.logprobs import choose_forward
+from shared.logprobs.vision import MAX_IMAGES
 from shared.models import save_model
 from tests.ref_server.calls import SAFETENSORS, Rollout, Serve, admit, error, lease, upload
 from tests.shared.logprobs.vision_families import IMAGE, VIDEO, make_vision, with_images, without_images
@@ -128,7 +129,8 @@ HOSTILE: list[tuple[str, str, Callable[[TokenGroup], TokenGroup]]] = [
     ("a product that wraps to 0", "image/image_grid_thw", lambda group: grid_of(group, [1, 2**32, 2**32])),
     ("10,000 pictures", "image/image_grid_thw", lambda group: grid_of(group, *[[1, 2, 2]] * 10_000)),
     ("a flat grid", "image/image_grid_thw", lambda group: changed(group, image_grid_thw=np.array([1, 2, 2]))),
-    ("uint8 pixels", "image/pixel_values", lambda group: changed(group, pixel_values=np.ones((40, 96), np.uint8))),
+    ("two frames", "image/image_grid_thw", lambda group: grid_of(group, [2, 2, 10])),
+    ("grids that are no integers", "image/image_grid_thw", lambda group: changed(group, image_grid_thw=ones(2, 3))),
     ("patches of another model", "image/pixel_values", lambda group: changed(group, pixel_values=ones(40, 1176))),
     ("no grid", "image", lambda group: changed(group, image_grid_thw=None)),
     ("another tensor", "image", lambda group: changed(group, image_sizes=np.array([[4, 4]]))),
@@ -162,12 +164,26 @@ def test_hostile_images_are_refused_by_name(
     assert seeing_http.get("/readyz").status_code == 200
 
 
+def test_pixels_of_another_dtype(
+    seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
+) -> None:
+    """The wire has uint8 too, which a server without a model keeps; no family of models takes it."""
+    batch = batch_of(changed(group, pixel_values=np.ones((40, 96), np.uint8)))
+    for answer in (upload(seeing_http, batch), score(seeing_http, batch)):
+        detail = error(answer, 422)
+        assert (detail["field"], detail["message"]) == (
+            "image/pixel_values",
+            "image/pixel_values must be float32, got uint8",
+        )
+
+
 def test_pixels_that_are_no_numbers(
     seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
 ) -> None:
     body = wire.encode(batch_of(changed(group, pixel_values=np.full((40, 96), 7.25, np.float32))))
-    damaged = body.replace(np.float32(7.25).tobytes(), np.float32(np.nan).tobytes())
-    assert error(upload(seeing_http, damaged), 422)["field"] == "image/pixel_values"
+    for value in (np.nan, np.inf):
+        damaged = body.replace(np.float32(7.25).tobytes(), np.float32(value).tobytes())
+        assert error(upload(seeing_http, damaged), 422)["field"] == "image/pixel_values"
 
 
 def test_pixels_that_overflow_fail_only_their_own_batch(
@@ -182,11 +198,28 @@ def test_what_is_too_large(seeing_http: httpx.Client, group: TokenGroup, batch_o
     rows = MOST_BYTES // (96 * 4) + 1
     answer = upload(seeing_http, batch_of(changed(group, pixel_values=ones(rows, 96))))
     assert error(answer, 413)["field"] == "image"
-    many = 600
-    prompt = np.tile([5, IMAGE], many)
-    images = {"pixel_values": ones(4 * many, 96), "image_grid_thw": np.tile([[1, 2, 2]], (many, 1))}
-    answer = upload(seeing_http, batch_of(TokenGroup(prompt, np.array([5]), np.array([1]), images)))
-    assert error(answer, 413)["field"] == "completion_lengths"  # the model's context
+    for many, field in ((600, "completion_lengths"), (10_000, "body")):  # beyond the model's context, and max_body_mib
+        assert error(upload(seeing_http, batch_of(pictures(many))), 413)["field"] == field
+
+
+def pictures(count: int) -> TokenGroup:
+    """As many as that, each with its placeholder."""
+    images = {"pixel_values": ones(4 * count, 96), "image_grid_thw": np.tile([[1, 2, 2]], (count, 1))}
+    return TokenGroup(np.tile([5, IMAGE], count), np.array([5]), np.array([1]), images)
+
+
+def test_ten_thousand_pictures(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, serve: Serve, batch_of: Callable[..., RolloutBatch]
+) -> None:
+    """Neither the body nor the model's context refuses them."""
+    model = make_vision("qwen2_vl")
+    model.config.get_text_config().max_position_embeddings = 30_000
+    config = settings(tmp_path, max_body_mib=32, max_image_mib=32)
+    with serve(Service(FrozenModel([model], tokenizer, config), open_queue(config), config)) as http:
+        assert score(http, batch_of(pictures(MAX_IMAGES))).status_code == 200
+        for answer in (upload(http, batch_of(pictures(10_000))), score(http, batch_of(pictures(10_000)))):
+            detail = error(answer, 422)
+            assert (detail["field"], detail["message"]) == ("image", "image must be at most 1000 images, got 10000")
 
 
 def test_a_model_without_vision_takes_none(
