@@ -26,7 +26,7 @@ class PictureProcessor:
 
     def __init__(self, config: CommonConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self._model, self._revision = config.model, config.revision
-        self._sizes = {name: size for name in _SIZES if (size := getattr(config.data, name)) is not None}
+        self._sizes = picture_sizes(config)
         self._tokenizer = tokenizer
 
     def expand(self, text: str, pictures: Sequence[bytes]) -> tuple[list[int], dict[str, Array]]:
@@ -58,6 +58,11 @@ class PictureProcessor:
                 f"model: {self._model} has no processor of pictures that can be loaded: {reason}; give a "
                 "vision-language model, or data without pictures"
             ) from error
+
+
+def picture_sizes(config: CommonConfig) -> dict[str, int]:
+    """The sizes of pictures that were set, by the processors' names for them."""
+    return {name: size for name in _SIZES if (size := getattr(config.data, name)) is not None}
 
 
 def load_processor(name: str, revision: str | None, tokenizer: PreTrainedTokenizerBase, sizes: dict[str, int]) -> Any:

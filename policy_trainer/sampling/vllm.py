@@ -12,22 +12,25 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.pictures import decode
 from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.data.vision import picture_sizes
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.sampling.vllm_requests import (
     adapter_name,
     completion_logps,
     make_completion,
     make_group,
+    other_pictures,
     sampling_options,
     scoring_options,
     sequences,
-    token_ids,
     weights_mark,
 )
 from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.batch import TokenGroup
 from shared.errors import UserError
+from shared.logprobs import vision_of
 from shared.models import is_adapter
 
 # Any: types are also checked where vLLM is not installed. import_module: this file has its name.
@@ -70,10 +73,13 @@ class VllmSampler:
                 enforce_eager=config.vllm.enforce_eager,
                 tensor_parallel_size=config.vllm.tensor_parallel_size,
                 enable_sleep_mode=config.vllm.enable_sleep_mode,
+                mm_processor_kwargs=picture_sizes(config),
                 # On a CPU a seeded prompt that is prefilled in chunks ends vLLM 0.32's engine.
                 enable_chunked_prefill=not vllm.platforms.current_platform.is_cpu(),
                 **(options or {}),
             )
+        vision = vision_of(outline)
+        self._placeholders = vision.placeholders if vision else ()
         self._eos = eos
         self._salt: dict[str, str] = {}
         self._adapter: Any = None
@@ -93,13 +99,25 @@ class VllmSampler:
         self._engine.reset_prefix_cache()  # frees memory
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        inputs = [{"prompt_token_ids": ids, **self._salt} for ids in token_ids(prompts)]
+        """Raises UserError if the engine makes other tokens of pictures than the run's processor does."""
         options = [
-            vllm.SamplingParams(**sampling_options(params, self._eos, seed, number), detokenize=bool(params.stop))
-            for number in range(len(prompts))
+            sampling_options(params, self._eos, seed, number, self._placeholders) for number in range(len(prompts))
         ]
-        answers = self._engine.generate(inputs, options, use_tqdm=False, lora_request=self._adapter)
+        answers = self._engine.generate(
+            [self._input(prompt) for prompt in prompts],
+            [vllm.SamplingParams(**option, detokenize=bool(params.stop)) for option in options],
+            use_tqdm=False,
+            lora_request=self._adapter,
+        )
+        for prompt, answer in zip(prompts, answers, strict=True):
+            if problem := other_pictures(prompt, answer.prompt_token_ids):
+                raise UserError(f"sampler: vLLM does not see what the run does: {problem}")
         return [make_group([self._completion(output) for output in answer.outputs], params) for answer in answers]
+
+    def _input(self, prompt: EncodedPrompt) -> dict[str, Any]:
+        pictures = [decode(picture) for picture in prompt.pictures]
+        data = {"multi_modal_data": {"image": pictures}} if pictures else {}
+        return {"prompt_token_ids": prompt.unexpanded_ids, **data, **self._salt}
 
     def logps(self, group: TokenGroup) -> np.ndarray:
         rows = sequences(group)

@@ -1,12 +1,13 @@
 """Requests to vLLM and its answers: options, completions and adapters, the same in process and over HTTP."""
 
-from collections.abc import Iterable, Sequence
+import base64
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AliasPath, BaseModel, Field, model_validator
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, model_validator
 
 from policy_trainer.adapters import WEIGHTS
 from policy_trainer.data.completion import Completion, TokenId
@@ -24,15 +25,26 @@ _ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 Logp = Annotated[float, Field(le=MAX_LOGP, allow_inf_nan=False)]
 
 
-def token_ids(prompts: Sequence[EncodedPrompt]) -> list[list[int]]:
-    """The prompts' token ids. Raises UserError for pictures: vLLM would sample as if they were not there."""
-    if any(prompt.images for prompt in prompts):
-        raise UserError("sampler: vLLM is not given a prompt's pictures yet; sample with --sampler hf")
-    return [list(prompt.ids) for prompt in prompts]
+def other_pictures(prompt: EncodedPrompt, seen: Sequence[int]) -> str:
+    """Why the engine does not see a prompt's pictures as the server and the trainer do; empty if it does.
+
+    seen: the engine's ids of the prompt, in which it expanded the placeholders.
+    """
+    if not prompt.pictures or list(seen) == prompt.ids:
+        return ""
+    return (
+        f"its processor makes {len(seen)} tokens of a prompt with pictures, and the run's makes {len(prompt)}: give "
+        "vLLM the run's data.min_pixels and data.max_pixels, and the same version of transformers"
+    )
 
 
 class _Alternative(BaseModel):
     logprob: Logp
+
+
+def _plain_logps(logps: Any) -> Any:
+    """The route for prompts with pictures gives an object for each token."""
+    return [item.get("logprob") if isinstance(item, dict) else item for item in logps] if logps else []
 
 
 class Choice(BaseModel):
@@ -41,14 +53,17 @@ class Choice(BaseModel):
     index: int
     finish_reason: str | None
     token_ids: list[TokenId]
-    logps: list[Logp] = Field([], validation_alias=AliasPath("logprobs", "token_logprobs"))
+    logps: Annotated[list[Logp], BeforeValidator(_plain_logps)] = Field(
+        [], validation_alias=AliasChoices(AliasPath("logprobs", "token_logprobs"), AliasPath("logprobs", "content"))
+    )
     prompt_logprobs: list[dict[str, _Alternative] | None] | None = None
 
 
 class Completions(BaseModel):
-    """The answer to a prompt over HTTP."""
+    """The answer to a prompt over HTTP. prompt_token_ids: only of one with pictures, with its placeholders expanded."""
 
     choices: Annotated[list[Choice], Field(min_length=1)]
+    prompt_token_ids: list[TokenId] | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> "Completions":
@@ -58,12 +73,29 @@ class Completions(BaseModel):
         return self
 
 
-def sampling_options(params: SamplingParams, eos: Sequence[int], seed: int, number: int) -> dict[str, Any]:
+def completion_request(prompt: EncodedPrompt, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The route of vLLM's server that completes a prompt, and the request's body."""
+    if not prompt.pictures:
+        return "/v1/completions", {"prompt": prompt.ids, "return_token_ids": True, **options}
+    urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in prompt.pictures]
+    return "/inference/v1/generate", {
+        "token_ids": prompt.unexpanded_ids,
+        "content_parts": [{"type": "image_url", "url": url} for url in urls],
+        "return_token_ids": True,
+        "sampling_params": dict(options),
+    }
+
+
+def sampling_options(
+    params: SamplingParams, eos: Sequence[int], seed: int, number: int, placeholders: Sequence[int] = ()
+) -> dict[str, Any]:
     """The options for prompt `number` of a call, by the names of vLLM's SamplingParams and of its HTTP API.
 
     All that a model's generation_config.json could change is given. eos: the ids that end a completion; vLLM would
-    also end at others. vLLM adds the completion's number to the seed.
+    also end at others. vLLM adds the completion's number to the seed. placeholders: ids of pictures, which are not
+    sampled; the log-probs are those of the other tokens among themselves, where hf's are among all.
     """
+    forbidden = {"logit_bias": dict.fromkeys(placeholders, -100.0)} if placeholders else {}
     return {
         "n": params.num_generations if params.temperature else 1,  # greedy completions are all the same
         "max_tokens": params.max_completion_length,
@@ -80,6 +112,7 @@ def sampling_options(params: SamplingParams, eos: Sequence[int], seed: int, numb
         "ignore_eos": True,
         "skip_special_tokens": False,
         "logprobs": 0,  # of the sampled tokens only
+        **forbidden,
     }
 
 

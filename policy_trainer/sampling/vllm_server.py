@@ -26,12 +26,13 @@ from policy_trainer.sampling.vllm_requests import (
     Completions,
     adapter_name,
     completion_logps,
+    completion_request,
     make_completion,
     make_group,
+    other_pictures,
     sampling_options,
     scoring_options,
     sequences,
-    token_ids,
     weights_mark,
 )
 from policy_trainer.sampling.vllm_worker import PackedHead
@@ -57,14 +58,17 @@ class VllmServerSampler:
         vocabulary: int,
         on_wait: OnWait,
         *,
+        placeholders: Sequence[int] = (),
         sleep_mode: bool = False,
     ) -> None:
         """name: of the served model. eos: the ids that end a completion. vocabulary: rows of the model's embedding.
-        sleep_mode: the server may be asleep, and is woken before other requests."""
+        placeholders: ids of pictures, which are not sampled. sleep_mode: the server may be asleep,
+        and is woken before other requests."""
         self._url = url
         self._name = name
         self._eos = eos
         self._vocabulary = vocabulary
+        self._placeholders = placeholders
         self._on_wait = on_wait
         self._sleep_mode = sleep_mode
         # What requests need: the model's name in them, and the version of the weights that the server must have.
@@ -131,15 +135,18 @@ class VllmServerSampler:
         return name, _FIRST_VERSION
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        """Raises WeightsLost if the server does not have the weights that were loaded last, UserError for pictures."""
-        options = [sampling_options(params, self._eos, seed, number) for number in range(len(prompts))]
-        answers = self._complete(token_ids(prompts), options)
+        """Raises WeightsLost if the server does not have the weights that were loaded last, UserError if it makes other
+        tokens of pictures than the run's processor does."""
+        options = [
+            sampling_options(params, self._eos, seed, number, self._placeholders) for number in range(len(prompts))
+        ]
+        answers = self._complete(prompts, options)
         return [make_group([self._completion(choice) for choice in answer], params) for answer in answers]
 
     def logps(self, group: TokenGroup) -> np.ndarray:
         """Raises WeightsLost like `sample`."""
         rows = sequences(group)
-        answers = self._complete(rows, [scoring_options()] * len(rows))
+        answers = self._complete([EncodedPrompt(row) for row in rows], [scoring_options()] * len(rows))
         with self._explained():
             return completion_logps(
                 group, [_prompt_logps(row, choices[0]) for row, choices in zip(rows, answers, strict=True)]
@@ -151,15 +158,15 @@ class VllmServerSampler:
     def wake_up(self) -> None:
         """Nothing to do: every request wakes the server."""
 
-    def _complete(self, prompts: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]) -> list[list[Choice]]:
+    def _complete(self, prompts: Sequence[EncodedPrompt], options: Sequence[Mapping[str, Any]]) -> list[list[Choice]]:
         """The server's choices for each prompt, in order. If one request fails, all are repeated."""
 
         async def work(client: VllmClient) -> list[list[Choice]]:
             await self._wake(client)
             await self._check_weights(client)
             return await all_of(
-                self._choices(client, list(ids), prompt_options)
-                for ids, prompt_options in zip(prompts, options, strict=True)
+                self._choices(client, prompt, prompt_options)
+                for prompt, prompt_options in zip(prompts, options, strict=True)
             )
 
         with self._explained():
@@ -192,18 +199,22 @@ class VllmServerSampler:
             "another run uses it; give each run its own server"
         )
 
-    async def _choices(self, client: VllmClient, prompt: list[int], options: Mapping[str, Any]) -> list[Choice]:
-        body = {"model": self._model, "prompt": prompt, "return_token_ids": True, **options}
+    async def _choices(self, client: VllmClient, prompt: EncodedPrompt, options: Mapping[str, Any]) -> list[Choice]:
+        path, body = completion_request(prompt, options)
+        body["model"] = self._model
         if self._version != _FIRST_VERSION:  # keys and values that were computed with other weights are not reused
             body["cache_salt"] = self._version
         try:
-            choices = parsed(await client.post("/v1/completions", body), Completions).choices
+            answer = parsed(await client.post(path, body), Completions)
         except Refused as error:
             if error.status == 404 and self._model != self._name:
                 raise WeightsLost(f"vllm_url: {self._other_weights()}") from None
             if error.status < 500:
                 raise
             raise Unavailable(str(error)) from None  # its engine has died, and the server exits, too
+        if problem := other_pictures(prompt, answer.prompt_token_ids or []):
+            raise Refused(problem)
+        choices = answer.choices
         if stopped := [choice.finish_reason for choice in choices if choice.finish_reason not in ENDS]:
             raise Unavailable(f"it ended a completion by {stopped[0]!r}")
         self._check(choices, options)

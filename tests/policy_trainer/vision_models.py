@@ -203,10 +203,10 @@ def make_vision_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def save_vision_model(name: str, directory: Path) -> Path:
+def save_vision_model(family: str | Family, directory: Path, *, seed: int = 0) -> Path:
     """The directory, with a tiny model of this family, its tokenizer and its processor."""
-    family = FAMILIES[name]
-    make_vision_model(family).save_pretrained(directory)
+    family = FAMILIES[family] if isinstance(family, str) else family
+    make_vision_model(family, seed=seed).save_pretrained(directory)
     make_vision_tokenizer(family).save_pretrained(directory)
     family.image_processor().save_pretrained(directory)
     (directory / "processor_config.json").write_text(json.dumps(family.settings))

@@ -1,5 +1,6 @@
 """Tiny random models of several architectures, and their greedy completions by transformers' `generate`."""
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,8 +12,6 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    GPTBigCodeConfig,
-    GPTBigCodeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -27,6 +26,9 @@ from transformers import (
 )
 
 from policy_trainer.data.prompts import EncodedPrompt
+
+with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # PyTorch's, of older transformers
+    from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
 
 VOCABULARY = 96
 NO_TOKEN = 10_000
