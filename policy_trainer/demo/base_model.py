@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -41,6 +42,20 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
+# Of the language model. initializer_range matters at this size, as does rope_theta.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 384,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.05,
+    "pad_token_id": SPECIAL_TOKENS.index("<|pad|>"),
+    "eos_token_id": SPECIAL_TOKENS.index("<|end|>"),
+    "bos_token_id": None,
+}
+
 STEPS = 440
 GUESSING_STEPS = 40
 BATCH = 32
@@ -57,22 +72,25 @@ OnProgress = Callable[[int, int], None]
 
 def cached_base_model(cache: Path, seed: int, on_progress: OnProgress) -> Path:
     """The directory of this seed's base model, which is made on first use."""
-    return cached(cache, f"arithmetic-{digest(RECIPE)}-seed-{seed}", make_base_model, seed, on_progress)
+    return cached(cache, "arithmetic", RECIPE, make_base_model, seed, on_progress)
 
 
 def cached(
-    cache: Path, name: str, make: Callable[[Path, int, OnProgress], None], seed: int, on_progress: OnProgress
+    cache: Path,
+    name: str,
+    recipe: Sequence[str],
+    make: Callable[[Path, int, OnProgress], None],
+    seed: int,
+    on_progress: OnProgress,
 ) -> Path:
-    """The directory CACHE/name. Where there is none, `make` makes it."""
-    target = cache / name
+    """The directory of this seed's model in `cache`, which `make` makes on first use. recipe: the files that it is made
+    by."""
+    # The name contains a hash of these files, so that changing them makes another model.
+    digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in recipe)).hexdigest()[:8]
+    target = cache / f"{name}-{digest}-seed-{seed}"
     if not target.exists():
         make(target, seed, on_progress)
     return target
-
-
-def digest(recipe: Sequence[str]) -> str:
-    """A hash of the files that make a model, for its name, so that changing them makes another model."""
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in recipe)).hexdigest()[:8]
 
 
 def make_base_model(target: Path, seed: int, on_progress: OnProgress) -> None:
@@ -114,24 +132,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(seed: int) -> PreTrainedModel:
-    """A Qwen2 with 0.43M random parameters. rope_theta and initializer_range matter at this size."""
+    """A Qwen2 with 0.43M random parameters."""
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer()
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=384,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        initializer_range=0.05,
-        pad_token_id=SPECIAL_TOKENS.index("<|pad|>"),
-        eos_token_id=SPECIAL_TOKENS.index("<|end|>"),
-        bos_token_id=None,
-    )
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    config = Qwen2Config(**SHAPE, vocab_size=len(make_tokenizer()), tie_word_embeddings=True, rope_parameters=rope)
     return Qwen2ForCausalLM(config)
 
 

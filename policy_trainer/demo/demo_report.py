@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_trainer.config import DemoConfig
-from policy_trainer.data.pictures import decode, encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.evaluation.evaluator import Evaluation, Transcript
 from policy_trainer.reporting.metrics import scoring_seconds
@@ -151,7 +150,7 @@ def write_pictures(
 ) -> None:
     """Writes the transcripts as a page with the pictures. problems: those of both evaluations, in order."""
     rows = [
-        f'<tr><td><img src="data:image/png;base64,{b64encode(encode(decode(problem.images[0]))).decode()}" alt="a sum">'
+        f'<tr><td><img src="data:image/png;base64,{b64encode(problem.images[0]).decode()}" alt="a sum">'
         f"<td>{escape(old.answer)}{_cell(old)}{_cell(new)}</tr>"
         for problem, old, new in list(zip(problems, before.transcripts, after.transcripts, strict=True))[:TRANSCRIPTS]
     ]
@@ -165,10 +164,12 @@ def _cell(transcript: Transcript) -> str:
 
 
 def _accuracies(summary: Mapping[str, Any]) -> str:
+    before, after, blank, guessing = (
+        f"{summary[f'accuracy_{name}']:.3f}" for name in ("before", "after", "blank", "of_guessing")
+    )
     return (
-        f"right before training: {summary['accuracy_before']:.3f}, after it: {summary['accuracy_after']:.3f}, "
-        f"with blank pictures: {summary['accuracy_blank']:.3f}; always giving the most frequent answer: "
-        f"{summary['accuracy_of_guessing']:.3f}"
+        f"greedy accuracy with pictures: {before} before training, {after} after it; with blank pictures: {blank}, where "
+        f"always giving the most frequent answer gets {guessing}"
     )
 
 
@@ -180,15 +181,9 @@ def print_summary(summary: dict[str, Any], directory: RunDirectory, console: Con
         ("format, greedy", "format"),
     ):
         table.add_row(label, f"{summary[name + '_before']:.3f}", f"{summary[name + '_after']:.3f}")
-    if "accuracy_blank" in summary:
-        table.add_row("accuracy, greedy, blank pictures", "", f"{summary['accuracy_blank']:.3f}")
     console.print(table)
     if "accuracy_blank" in summary:
-        console.print(
-            "without the pictures the model can only guess: always giving the most frequent answer would be right in "
-            f"{summary['accuracy_of_guessing']:.3f}",
-            highlight=False,
-        )
+        console.print(_accuracies(summary), highlight=False)
     stages = summary["seconds_by_stage"]
     work = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
     console.print(

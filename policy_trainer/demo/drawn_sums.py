@@ -1,6 +1,6 @@
 """The task `arithmetic` with its sums in pictures: the numbers stand below each other, as in column addition.
 
-The prompt is the picture alone.
+The prompt has nothing but the picture.
 """
 
 import random
@@ -26,19 +26,21 @@ ROWS, COLUMNS = 2, 3
 DRAWN_SUMS, BLANK_SUMS = f"{__name__}:drawn_sums", f"{__name__}:blank_sums"
 
 
-class DrawnSums(Arithmetic):
+class DrawnSums:
     name = "drawn sums"
+    correct = Arithmetic.correct
+    default_rewards = Arithmetic.default_rewards
+    training_problems = Arithmetic.training_problems
 
     def __init__(self, seed: int, *, blank: bool = False) -> None:
         """blank: leaves the sums out of the pictures, so that a model can only guess."""
-        super().__init__(seed)
-        self._blank = blank
+        self._sums, self._blank = Arithmetic(seed), blank
 
     def problem(self, index: int) -> Problem:
-        return drawn(super().problem(index), blank=self._blank)
+        return drawn(self._sums.problem(index), blank=self._blank)
 
     def eval_problems(self) -> Sequence[Problem]:
-        sums = super().eval_problems()
+        sums = self._sums.eval_problems()
         return LazyProblems(len(sums), lambda place: drawn(sums[place], blank=self._blank))
 
 

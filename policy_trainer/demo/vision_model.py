@@ -20,7 +20,7 @@ from transformers import (
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.prompts import prompt_encoder
 from policy_trainer.demo import base_model, drawn_sums
-from policy_trainer.demo.base_model import SPECIAL_TOKENS, OnProgress, cached, digest, example, imitate, keep
+from policy_trainer.demo.base_model import SHAPE, OnProgress, cached, example, imitate, keep
 from policy_trainer.demo.drawn_sums import CELL, COLUMNS, ROWS, drawn
 from policy_trainer.sft import Demonstration
 from policy_trainer.tasks.arithmetic import Arithmetic
@@ -36,6 +36,16 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
+TOWER = {
+    "depth": 2,
+    "embed_dim": 64,
+    "hidden_size": SHAPE["hidden_size"],
+    "num_heads": 2,
+    "mlp_ratio": 2,
+    "patch_size": CELL // 2,
+    "initializer_range": SHAPE["initializer_range"],
+}
+
 STEPS = 1000
 READING_STEPS = 160
 GUESSING_STEPS = 60
@@ -48,7 +58,7 @@ _RECIPE = (__file__, drawn_sums.__file__, *base_model.RECIPE)
 
 def cached_vision_model(cache: Path, seed: int, on_progress: OnProgress) -> Path:
     """The directory of this seed's base model, which is made on first use."""
-    return cached(cache, f"drawn-sums-{digest(_RECIPE)}-seed-{seed}", make_vision_base_model, seed, on_progress)
+    return cached(cache, "drawn-sums", _RECIPE, make_vision_base_model, seed, on_progress)
 
 
 def make_vision_base_model(target: Path, seed: int, on_progress: OnProgress) -> None:
@@ -92,33 +102,11 @@ def make_vision_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrain
     """A Qwen2-VL with 0.67M random parameters, 0.24M of them in the vision tower."""
     torch.manual_seed(seed)
     start, end, image, video = (tokenizer.get_vocab()[token] for token in VISION_TOKENS)
-    ends = {"pad_token_id": SPECIAL_TOKENS.index("<|pad|>"), "eos_token_id": SPECIAL_TOKENS.index("<|end|>")}
-    text = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 384,
-        "max_position_embeddings": 256,
-        # Of time, height and width. A small rope_theta tells the few rows and columns of a picture apart.
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5.0, "mrope_section": [2, 7, 7]},
-        "initializer_range": 0.05,
-        "bos_token_id": None,
-        **ends,
-    }
-    tower = {
-        "depth": 2,
-        "embed_dim": 64,
-        "hidden_size": 128,
-        "num_heads": 2,
-        "mlp_ratio": 2,
-        "patch_size": CELL // 2,
-        "initializer_range": 0.05,
-    }
+    # Of time, height and width. With a small rope_theta the few rows and columns of a picture differ enough.
+    rope = {"rope_type": "default", "rope_theta": 5.0, "mrope_section": [2, 7, 7]}
     config = Qwen2VLConfig(
-        text_config=text,
-        vision_config=tower,
+        text_config={**SHAPE, "vocab_size": len(tokenizer), "rope_parameters": rope},
+        vision_config=TOWER,
         vision_start_token_id=start,
         vision_end_token_id=end,
         image_token_id=image,
@@ -126,7 +114,7 @@ def make_vision_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrain
         tie_word_embeddings=True,
     )
     model = Qwen2VLForConditionalGeneration(config)
-    model.generation_config = GenerationConfig(**ends)
+    model.generation_config = GenerationConfig(pad_token_id=SHAPE["pad_token_id"], eos_token_id=SHAPE["eos_token_id"])
     return model
 
 
