@@ -251,8 +251,7 @@ class DemoChoices(BaseSettings):
 
 
 class DemoConfig(DemoChoices):
-    """Train a tiny model to do arithmetic: everything on this machine, in about a minute. With --vision it reads the
-    sums in pictures, and takes a few minutes."""
+    """Train a tiny model to do arithmetic: everything on this machine, in about a minute, with --vision in three."""
 
     resume: bool = False
     """Continue an interrupted demo from its newest checkpoint."""

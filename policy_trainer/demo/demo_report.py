@@ -168,8 +168,8 @@ def _accuracies(summary: Mapping[str, Any]) -> str:
         f"{summary[f'accuracy_{name}']:.3f}" for name in ("before", "after", "blank", "of_guessing")
     )
     return (
-        f"greedy accuracy with pictures: {before} before training, {after} after it; with blank pictures: {blank}, where "
-        f"always giving the most frequent answer gets {guessing}"
+        f"greedy accuracy with pictures: {before} before training, {after} after it; with blank pictures: {blank}, "
+        f"where always giving the most frequent answer gets {guessing}"
     )
 
 
