@@ -110,11 +110,12 @@ def encode_row(
     Raises UserError, with file and line, for messages that the model's chat template does not accept.
     """
     try:
-        prompt = prompts.encode(demonstration.problem).ids
+        prompt = prompts.encode(demonstration.problem)
     except UserError as error:
         raise UserError(f"{demonstration.where}: {error}") from error
     completion = [*tokenizer.encode(demonstration.completion, add_special_tokens=False), eos]
-    return TokenGroup(np.array(prompt, np.int64), np.array(completion, np.int64), np.array([len(completion)], np.int64))
+    lengths = np.array([len(completion)], np.int64)
+    return TokenGroup(np.array(prompt.ids, np.int64), np.array(completion, np.int64), lengths, prompt.images)
 
 
 def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:

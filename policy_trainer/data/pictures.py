@@ -82,6 +82,12 @@ def placed(messages: Sequence[Message], images: Sequence[bytes], where: str) -> 
     return (*messages[:first], {**messages[first], "content": content}, *messages[first + 1 :])
 
 
+def require_pillow() -> None:
+    """Raises UserError where pictures could not be read."""
+    with _explained("a picture"):
+        import PIL.Image  # noqa: F401
+
+
 def decode(data: bytes) -> "Image":
     """The picture in RGB, upright; what is transparent becomes white. Raises UserError for one that is damaged."""
     from PIL import Image, ImageOps

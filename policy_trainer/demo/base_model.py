@@ -7,15 +7,22 @@ wrong, which GRPO can improve.
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from policy_trainer import sft
 from policy_trainer import supervised as update
@@ -35,6 +42,20 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
+# Of the language model. initializer_range matters at this size, as does rope_theta.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 384,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.05,
+    "pad_token_id": SPECIAL_TOKENS.index("<|pad|>"),
+    "eos_token_id": SPECIAL_TOKENS.index("<|end|>"),
+    "bos_token_id": None,
+}
+
 STEPS = 440
 GUESSING_STEPS = 40
 BATCH = 32
@@ -43,27 +64,43 @@ RAMP_STEPS = 20
 OPTIMIZER = OptimizerConfig(learning_rate=4e-3, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=1.0)
 WORKED_SHARE_AT_END = 0.25
 BROKEN_SHARE = 0.15
-_RECIPE = (__file__, arithmetic.__file__, sft.__file__, update.__file__)
+RECIPE = (__file__, arithmetic.__file__, sft.__file__, update.__file__)
+
+# Called with the number of steps that are done, and of all.
+OnProgress = Callable[[int, int], None]
 
 
-def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:
+def cached_base_model(cache: Path, seed: int, on_progress: OnProgress) -> Path:
     """The directory of this seed's base model, which is made on first use."""
-    # The name contains a hash of the files that make the model, so that changing them makes another model.
-    recipe = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _RECIPE)).hexdigest()[:8]
-    target = cache / f"arithmetic-{recipe}-seed-{seed}"
+    return cached(cache, "arithmetic", RECIPE, make_base_model, seed, on_progress)
+
+
+def cached(
+    cache: Path,
+    name: str,
+    recipe: Sequence[str],
+    make: Callable[[Path, int, OnProgress], None],
+    seed: int,
+    on_progress: OnProgress,
+) -> Path:
+    """The directory of this seed's model in `cache`, which `make` makes on first use. recipe: the files that it is made
+    by."""
+    # The name contains a hash of these files, so that changing them makes another model.
+    digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in recipe)).hexdigest()[:8]
+    target = cache / f"{name}-{digest}-seed-{seed}"
     if not target.exists():
-        make_base_model(target, seed, on_progress)
+        make(target, seed, on_progress)
     return target
 
 
-def make_base_model(target: Path, seed: int, on_progress: Callable[[int, int], None]) -> None:
+def make_base_model(target: Path, seed: int, on_progress: OnProgress) -> None:
     """Makes and saves a base model; when interrupted, nothing is saved."""
     model, tokenizer = make_model(seed), make_tokenizer()
     warm_up(model, tokenizer, seed, on_progress)
     keep(model, tokenizer, target)
 
 
-def keep(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
+def keep(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path) -> None:
     """Saves a base model to `target` in one rename. Two processes may do so at once."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
@@ -95,47 +132,44 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(seed: int) -> PreTrainedModel:
-    """A Qwen2 with 0.43M random parameters. rope_theta and initializer_range matter at this size."""
+    """A Qwen2 with 0.43M random parameters."""
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer()
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=384,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        initializer_range=0.05,
-        pad_token_id=SPECIAL_TOKENS.index("<|pad|>"),
-        eos_token_id=SPECIAL_TOKENS.index("<|end|>"),
-        bos_token_id=None,
-    )
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    config = Qwen2Config(**SHAPE, vocab_size=len(make_tokenizer()), tie_word_embeddings=True, rope_parameters=rope)
     return Qwen2ForCausalLM(config)
 
 
-def warm_up(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int, on_progress: Callable[[int, int], None]
-) -> None:
+def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int, on_progress: OnProgress) -> None:
     """Trains the model on demonstrations of the training split."""
+    imitate(model, tokenizer, PromptEncoder(tokenizer, PromptConfig()), demonstrations(seed), on_progress)
+
+
+def imitate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptEncoder,
+    shown: Iterator[Demonstration],
+    on_progress: OnProgress,
+    *,
+    steps: int = STEPS,
+    batch: int = BATCH,
+    peak: float = OPTIMIZER.learning_rate,
+) -> None:
+    """Trains the model on demonstrations, `batch` in each step. peak: the highest learning rate."""
     learner = SupervisedLearner(
-        model, choose_forward(model), optimizer=OPTIMIZER, micro_batch_tokens=BATCH * MAX_TOKENS
+        model, choose_forward(model), optimizer=OPTIMIZER, micro_batch_tokens=batch * MAX_TOKENS
     )
     assert isinstance(tokenizer.eos_token_id, int)
-    prompts, eos = PromptEncoder(tokenizer, PromptConfig()), tokenizer.eos_token_id
-    shown = demonstrations(seed)
-    for step in range(STEPS):
-        rows = [encode_row(demonstration, tokenizer, prompts, eos) for demonstration in islice(shown, BATCH)]
-        learner.step(rows, lr=_lr(step))
-        on_progress(step + 1, STEPS)
+    for step in range(steps):
+        rows = [encode_row(each, tokenizer, prompts, tokenizer.eos_token_id) for each in islice(shown, batch)]
+        learner.step(rows, lr=_lr(step, steps, peak))
+        on_progress(step + 1, steps)
 
 
-def _lr(step: int) -> float:
+def _lr(step: int, steps: int, peak: float) -> float:
     """Learning rate: linear warm-up to the peak, then linear decay to a tenth of it."""
-    decay = 1 - 0.9 * max(0, step - RAMP_STEPS) / (STEPS - RAMP_STEPS)
-    return OPTIMIZER.learning_rate * min(1.0, (step + 1) / RAMP_STEPS) * decay
+    decay = 1 - 0.9 * max(0, step - RAMP_STEPS) / (steps - RAMP_STEPS)
+    return peak * min(1.0, (step + 1) / RAMP_STEPS) * decay
 
 
 def demonstrations(seed: int) -> Iterator[Demonstration]:

@@ -1,5 +1,7 @@
 """The demo: a tiny model learns to add, with a reference server and a rollout worker on this machine.
 
+With --vision the sums are in pictures. The trained model is measured with blank ones too.
+
 The next demo moves the directory of an earlier one aside, and no other directory.
 """
 
@@ -25,8 +27,19 @@ from policy_trainer.config import (
     SamplingConfig,
     TrainConfig,
 )
+from policy_trainer.data.pictures import require_pillow
 from policy_trainer.demo.base_model import cached_base_model, make_base_model
-from policy_trainer.demo.demo_report import MAX_KL_AT_STEP_0, plot_curves, print_summary, summarise, write_transcripts
+from policy_trainer.demo.demo_report import (
+    MAX_KL_AT_STEP_0,
+    plot_curves,
+    print_summary,
+    summarise,
+    write_pictures,
+    write_transcripts,
+)
+from policy_trainer.demo.drawn_sums import BLANK_SUMS, DRAWN_SUMS, DrawnSums
+from policy_trainer.demo.vision_model import cached_vision_model, make_vision_base_model
+from policy_trainer.evaluation.evaluator import Evaluation
 from policy_trainer.evaluation.standalone import evaluate_with_progress
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -45,13 +58,13 @@ def rename_earlier(directory: RunDirectory, console: Console) -> None:
 
     Raises UserError rather than touch what no demo has written.
     """
-    run_dir, seed = directory.root, _seed(directory)
+    run_dir, continuing = directory.root, _continuing(directory)
     if not _is_empty(run_dir):
         previous = run_dir.with_name(run_dir.name + ".previous")
         for kept in (run_dir, previous):
             _refuse_what_is_not_ours(kept)
-        if seed is not None and not (run_dir / "summary.json").exists():
-            console.print(f"{run_dir} holds an interrupted demo; `{resume_command(seed)}` would have continued it")
+        if continuing and not (run_dir / "summary.json").exists():
+            console.print(f"{run_dir} holds an interrupted demo; `{continuing}` would have continued it")
         shutil.rmtree(previous, ignore_errors=True)
         run_dir.rename(previous)
         console.print(f"the earlier {run_dir} is now {previous}", highlight=False)
@@ -59,20 +72,20 @@ def rename_earlier(directory: RunDirectory, console: Console) -> None:
     (run_dir / MARKER).write_text("made by `policy-trainer demo`: the next one moves this directory aside\n")
 
 
-def refuse_another_demo(directory: RunDirectory, seed: int) -> None:
-    """Raises UserError if run_dir holds something else, or a demo of another seed: its reference and problems are
-    different."""
+def refuse_another_demo(directory: RunDirectory, config: DemoConfig) -> None:
+    """Raises UserError if run_dir holds something else, or a demo of another seed or of pictures instead of texts: its
+    reference and problems are different."""
     _refuse_what_is_not_ours(directory.root)
-    earlier = _seed(directory)
-    if earlier not in (None, seed):
+    continuing = _continuing(directory)
+    if continuing not in (None, resume_command(config.seed, config.vision)):
         raise UserError(
-            f"--seed: {directory.root} holds a demo of --seed {earlier}, not of {seed}; continue it with: "
-            f"{resume_command(earlier)}, or start a new one without --resume"
+            f"--resume: {directory.root} holds a demo of another --seed or --vision; continue it with: {continuing}, "
+            "or start a new one without --resume"
         )
 
 
-def resume_command(seed: int) -> str:
-    return f"make demo {f'SEED={seed} ' if seed else ''}RESUME=1"
+def resume_command(seed: int, vision: bool) -> str:
+    return f"make demo {'VISION=1 ' if vision else ''}{f'SEED={seed} ' if seed else ''}RESUME=1"
 
 
 def _refuse_what_is_not_ours(path: Path) -> None:
@@ -87,9 +100,12 @@ def _is_empty(path: Path) -> bool:
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
-def _seed(directory: RunDirectory) -> int | None:
-    """The seed of the demo in the directory; None when there is none."""
-    return tomllib.loads(directory.config.read_text()).get("seed") if directory.config.exists() else None
+def _continuing(directory: RunDirectory) -> str | None:
+    """The command for continuing the demo in the directory; None when there is none."""
+    if not directory.config.exists():
+        return None
+    config = tomllib.loads(directory.config.read_text())
+    return resume_command(config.get("seed", 0), config.get("task") == DRAWN_SUMS)
 
 
 EVAL_PROBLEMS = 512
@@ -103,26 +119,33 @@ def demo(config: DemoConfig, console: Console) -> int:
     """
     began = time.monotonic()
     directory = RunDirectory(config.run_dir)
+    if config.vision:
+        require_pillow()
     if config.resume:
-        refuse_another_demo(directory, config.seed)
+        refuse_another_demo(directory, config)
     else:
         rename_earlier(directory, console)
     use_threads(1)  # more threads make so small a model slower
     base = _base_model(config, console)
     console.print(f"measuring it on {EVAL_PROBLEMS} held-out problems before training", highlight=False)
-    before = evaluate_with_progress(_eval_config(base, config), console, "before")
+    before = evaluate_with_progress(_eval_config(base, config, _task(config)), console, "before")
     result = train(_recipe(config, base, INLINE).model_copy(update={"resume": config.resume}), console)
     if not result.finished:
-        command = resume_command(config.seed)
+        command = resume_command(config.seed, config.vision)
         console.print(f"stopped after {result.steps} steps; continue with: {command}", highlight=False)
         return 130
     console.print(f"measuring the trained model on the same {EVAL_PROBLEMS} problems", highlight=False)
-    after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
+    after = evaluate_with_progress(_eval_config(directory.model, config, _task(config)), console, "after")
+    blank = _without_pictures(directory.model, config, console) if config.vision else None
     records = read_metrics(directory.metrics)
-    summary = summarise(config, result, before, after, records, time.monotonic() - began)
+    summary = summarise(config, result, before, after, records, time.monotonic() - began, blank)
     write_json(directory.root / "summary.json", summary)
     plot_curves(records, directory.root / "curves.png")
-    write_transcripts(directory.root / "transcripts.md", before[0], after[0])
+    if config.vision:
+        problems = DrawnSums(config.seed).eval_problems()[:EVAL_PROBLEMS]
+        write_pictures(directory.root / "transcripts.html", problems, before[0], after[0], summary)
+    else:
+        write_transcripts(directory.root / "transcripts.md", before[0], after[0])
     print_summary(summary, directory, console)
     return 0 if summary["kl_at_step_0"] < MAX_KL_AT_STEP_0 else 1
 
@@ -130,11 +153,14 @@ def demo(config: DemoConfig, console: Console) -> int:
 def set_up(config: DemoSetupConfig) -> Path:
     """Writes RUN_DIR/base, unless it exists, and RUN_DIR/config.toml, the --config of a trainer and its workers."""
     directory = RunDirectory(config.run_dir)
+    if config.vision:
+        require_pillow()
     directory.make()  # before the base model, which takes half a minute
     base = config.run_dir / "base"
     if not base.exists():
         use_threads(1)  # more threads make so small a model slower
-        make_base_model(base, config.seed, lambda done, total: None)
+        make = make_vision_base_model if config.vision else make_base_model
+        make(base, config.seed, lambda done, total: None)
     recipe = _recipe(config, base, config.server).model_copy(update={"rollout": "external"})
     directory.write_config(recipe)
     return directory.config
@@ -142,14 +168,17 @@ def set_up(config: DemoSetupConfig) -> Path:
 
 def _base_model(config: DemoConfig, console: Console) -> Path:
     cache = config.run_dir.parent / "base_models"
+    has_learnt, time_needed = ("to read sums in pictures", "a minute") if config.vision else ("sums", "half a minute")
     console.print(
-        f"base model: a tiny one that has learnt sums from examples, kept in {cache}; making it takes half a minute",
+        f"base model: a tiny one that has learnt {has_learnt} from examples, kept in {cache}; making it takes "
+        f"{time_needed}",
         highlight=False,
         soft_wrap=True,
     )
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("warming up the base model", total=None)
-        return cached_base_model(
+        make = cached_vision_model if config.vision else cached_base_model
+        return make(
             cache,
             config.seed,
             lambda done, total: progress.update(bar, completed=done, total=total),
@@ -164,7 +193,7 @@ def _recipe(config: DemoChoices, base: Path, server: str) -> TrainConfig:
         seed=config.seed,
         threads=1,
         device="cpu",  # so small a model is no faster on a GPU
-        task="arithmetic",
+        task=_task(config),
         run_dir=config.run_dir,
         server=server,
         max_steps=config.max_steps,
@@ -178,10 +207,21 @@ def _recipe(config: DemoChoices, base: Path, server: str) -> TrainConfig:
     )
 
 
-def _eval_config(model: Path, config: DemoConfig) -> EvalConfig:
+def _task(config: DemoChoices) -> str:
+    return DRAWN_SUMS if config.vision else "arithmetic"
+
+
+def _without_pictures(model: Path, config: DemoConfig, console: Console) -> Evaluation:
+    """The greedy evaluation with blank pictures."""
+    console.print("measuring it once more with blank pictures, where it can only guess", highlight=False)
+    return evaluate_with_progress(_eval_config(model, config, BLANK_SUMS), console, "blank")[0]
+
+
+def _eval_config(model: Path, config: DemoConfig, task: str) -> EvalConfig:
     return from_values(
         EvalConfig,
         model=str(model),
+        task=task,
         seed=config.seed,
         threads=1,
         device="cpu",  # so small a model is no faster on a GPU

@@ -3,8 +3,11 @@
 import json
 import shlex
 import sys
+from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_trainer.config import DemoConfig
-from policy_trainer.evaluation.evaluator import Evaluation
+from policy_trainer.data.problem import Problem
+from policy_trainer.evaluation.evaluator import Evaluation, Transcript
 from policy_trainer.reporting.metrics import scoring_seconds
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult
@@ -30,10 +34,12 @@ def summarise(
     after: Sequence[Evaluation],
     records: Sequence[dict[str, Any]],
     seconds_total: float,
+    blank: Evaluation | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json.
 
-    seconds: of the training loop only. seconds_by_stage: working time of each process, without waiting.
+    seconds: of the training loop only. seconds_by_stage: working time of each process, without waiting. blank: the
+    trained model's, on blank pictures; accuracy_of_guessing is that of the most frequent answer to every problem.
     """
     steps = [record for record in records if record["kind"] == "step"]
     return {
@@ -55,12 +61,20 @@ def summarise(
             "training": round(sum(record["training_seconds"] for record in steps), 2),
         },
         "kl_at_step_0": next(record["kl_at_step_0"] for record in steps if "kl_at_step_0" in record),
+        **_without_pictures(blank),
         "evaluations": {
             "before": [evaluation.summary() for evaluation in before],
             "after": [evaluation.summary() for evaluation in after],
         },
         "result": asdict(result),
     }
+
+
+def _without_pictures(blank: Evaluation | None) -> dict[str, float]:
+    if blank is None:
+        return {}
+    ((_, count),) = Counter(item.answer for item in blank.transcripts).most_common(1)
+    return {"accuracy_blank": blank.accuracy, "accuracy_of_guessing": count / len(blank.transcripts)}
 
 
 def plot_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -112,6 +126,53 @@ def write_transcripts(path: Path, before: Evaluation, after: Evaluation) -> None
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>The same held-out problems before and after training</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em }}
+td, th {{ padding: .4em 1em .4em 0; text-align: left }}
+img {{ display: block; image-rendering: pixelated; width: 168px }}
+.right {{ color: #1a7f37 }} .wrong {{ color: #c0392b }}
+</style>
+<h1>The same held-out problems before and after training, greedy</h1>
+<p>{accuracies}</p>
+<table><tr><th>picture<th>answer<th>before<th>after</tr>
+{rows}
+</table>
+</html>
+"""
+
+
+def write_pictures(
+    path: Path, problems: Sequence[Problem], before: Evaluation, after: Evaluation, summary: Mapping[str, Any]
+) -> None:
+    """Writes the transcripts as a page with the pictures. problems: those of both evaluations, in order."""
+    rows = [
+        f'<tr><td><img src="data:image/png;base64,{b64encode(problem.images[0]).decode()}" alt="a sum">'
+        f"<td>{escape(old.answer)}{_cell(old)}{_cell(new)}</tr>"
+        for problem, old, new in list(zip(problems, before.transcripts, after.transcripts, strict=True))[:TRANSCRIPTS]
+    ]
+    page = _PAGE.format(accuracies=escape(_accuracies(summary)), rows="\n".join(rows))
+    path.write_text(page, encoding="utf-8")
+
+
+def _cell(transcript: Transcript) -> str:
+    verdict = "right" if transcript.correct else "wrong"
+    return f'<td class="{verdict}">{verdict}<br><code>{escape(transcript.completion)}</code>'
+
+
+def _accuracies(summary: Mapping[str, Any]) -> str:
+    before, after, blank, guessing = (
+        f"{summary[f'accuracy_{name}']:.3f}" for name in ("before", "after", "blank", "of_guessing")
+    )
+    return (
+        f"greedy accuracy with pictures: {before} before training, {after} after it; with blank pictures: {blank}, "
+        f"where always giving the most frequent answer gets {guessing}"
+    )
+
+
 def print_summary(summary: dict[str, Any], directory: RunDirectory, console: Console) -> None:
     table = Table("held-out problems", "before", "after", title="what the model learnt")
     for label, name in (
@@ -121,6 +182,8 @@ def print_summary(summary: dict[str, Any], directory: RunDirectory, console: Con
     ):
         table.add_row(label, f"{summary[name + '_before']:.3f}", f"{summary[name + '_after']:.3f}")
     console.print(table)
+    if "accuracy_blank" in summary:
+        console.print(_accuracies(summary), highlight=False)
     stages = summary["seconds_by_stage"]
     work = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
     console.print(
@@ -131,7 +194,8 @@ def print_summary(summary: dict[str, Any], directory: RunDirectory, console: Con
     kl = summary["kl_at_step_0"]
     verdict = "as expected" if kl < MAX_KL_AT_STEP_0 else "WRONG: policy and reference must agree before training"
     console.print(f"KL to the reference at step 0: {kl:.1e}, {verdict}", highlight=False)
-    left = "summary.json, curves.png, transcripts.md, metrics.jsonl, model/"
+    transcripts = "transcripts.html" if "accuracy_blank" in summary else "transcripts.md"
+    left = f"summary.json, curves.png, {transcripts}, metrics.jsonl, model/"
     console.print(f"see {directory.root}: {left}", highlight=False)
     root = str(directory.root)
     serve = (_program("ref-server"), "serve", "--model", str(directory.model), "--data-dir", f"{root}/server")

@@ -1,5 +1,6 @@
 """What the demo prints about an earlier demo in its directory; tests/integration runs the demo itself."""
 
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from policy_trainer.config import DemoConfig, TrainConfig
 from policy_trainer.demo.demo import demo
+from policy_trainer.demo.drawn_sums import DRAWN_SUMS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 
@@ -22,7 +24,8 @@ def without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(*_: object) -> Path:
         raise Begun
 
-    monkeypatch.setattr("policy_trainer.demo.demo.cached_base_model", begin)
+    for make in ("cached_base_model", "cached_vision_model"):
+        monkeypatch.setattr(f"policy_trainer.demo.demo.{make}", begin)
 
 
 def begin(run_dir: Path, **settings: Any) -> str:
@@ -33,14 +36,39 @@ def begin(run_dir: Path, **settings: Any) -> str:
     return output.getvalue()
 
 
-@pytest.mark.parametrize(("seed", "advice"), [(0, "`make demo RESUME=1`"), (2, "`make demo SEED=2 RESUME=1`")])
-def test_what_would_have_continued_an_interrupted_demo(seed: int, advice: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seed", "task", "advice"),
+    [
+        (0, "arithmetic", "`make demo RESUME=1`"),
+        (2, "arithmetic", "`make demo SEED=2 RESUME=1`"),
+        (0, DRAWN_SUMS, "`make demo VISION=1 RESUME=1`"),
+    ],
+)
+def test_what_would_have_continued_an_interrupted_demo(seed: int, task: str, advice: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     begin(run_dir, seed=seed)
-    RunDirectory(run_dir).write_config(TrainConfig(model="base", seed=seed))
+    RunDirectory(run_dir).write_config(TrainConfig(model="base", seed=seed, task=task))
     assert f"{advice} would have continued it" in begin(run_dir)
     assert RunDirectory(tmp_path / "demo.previous").config.exists()
     assert not RunDirectory(run_dir).config.exists()
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"vision": True}])
+def test_only_the_same_demo_is_resumed(other: dict[str, Any], tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    begin(run_dir)
+    RunDirectory(run_dir).write_config(TrainConfig(model="base", seed=0))
+    with pytest.raises(UserError, match=r"--resume: .*another --seed or --vision.*: make demo RESUME=1"):
+        demo(DemoConfig(run_dir=run_dir, resume=True, **other), Console(quiet=True))
+    begin(run_dir, resume=True)
+
+
+def test_without_pillow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UserError, match=r"pip install 'tandem-grpo\[vision\]'"):
+        demo(DemoConfig(run_dir=tmp_path / "demo", vision=True), Console(quiet=True))
+    assert not (tmp_path / "demo").exists()
+    begin(tmp_path / "demo")
 
 
 @pytest.mark.parametrize("resume", [False, True])

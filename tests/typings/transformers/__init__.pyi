@@ -38,6 +38,7 @@ from transformers.models.olmo2 import *
 from transformers.models.phi import *
 from transformers.models.phi3 import *
 from transformers.models.qwen2 import *
+from transformers.models.qwen2_vl import *
 from transformers.models.qwen3 import *
 from transformers.models.stablelm import *
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as PreTrainedTokenizerBase
