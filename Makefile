@@ -134,12 +134,13 @@ $(TO_TEST): $(TO_RUN)
 	$(INSTALL) --editable '.[test]'
 	touch $@
 
-# These three of vLLM's are for pictures and sounds; without a GPU's libraries transformers fails to import them.
+# These two of vLLM's are for sounds and videos; without a GPU's libraries transformers fails to import them.
 $(VLLM)/.installed-vllm: $(VLLM)/constraints.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --requirement $(VLLM)/constraints.txt \
 		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)')
-	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/pip uninstall --quiet --yes torchaudio torchcodec
+	$(VLLM)/bin/python tests/vllm/declare_operators.py
 	touch $@
 
 $(VLLM)/constraints.txt: Makefile

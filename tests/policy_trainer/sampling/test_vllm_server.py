@@ -15,6 +15,7 @@ from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters
+from policy_trainer.sampling.vllm_requests import completion_request, other_pictures, sampling_options
 from policy_trainer.sampling.vllm_server import VllmServerSampler, put_to_sleep
 from shared.batch import TokenGroup
 from shared.errors import UserError
@@ -61,6 +62,10 @@ def published(make_tiny: Make, tokenizer: PreTrainedTokenizerFast, tmp_path: Pat
     return publish
 
 
+PIXELS = {"pixel_values": np.ones((4, 8), np.float32)}
+ABOUT_A_PICTURE = EncodedPrompt([1, 4, 4, 3], PIXELS, unexpanded_ids=[1, 4, 3], pictures=(b"PNG",))
+
+
 def never(reason: str, seconds: float) -> None:
     raise AssertionError(reason)
 
@@ -100,10 +105,21 @@ class TestSampling:
         assert all(completion.eos == (completion.ids[-1] == EOS) for completion in ends)
         assert all((item.ids.dtype, item.logps.dtype) == (np.int64, np.float32) for item in ends)
 
-    def test_pictures_are_refused(self, fake: FakeVllm) -> None:
-        picture = EncodedPrompt([1, 2, 3], {"pixel_values": np.ones((4, 8), np.float32)})
-        with pytest.raises(UserError, match="vLLM is not given a prompt's pictures yet; sample with --sampler hf"):
-            sampler_of(fake).sample([picture], PARAMS, seed=5)
+    def test_pictures_go_beside_the_ids_that_the_template_writes(self) -> None:
+        options = sampling_options(PARAMS, [EOS], seed=5, number=0, placeholders=[4, 5])
+        path, body = completion_request(ABOUT_A_PICTURE, options)
+        assert path == "/inference/v1/generate" and body["token_ids"] == [1, 4, 3]
+        assert body["content_parts"] == [{"type": "image_url", "url": "data:image/png;base64,UE5H"}]
+        assert body["sampling_params"] == {**options, "logit_bias": {4: -100, 5: -100}}
+
+    @pytest.mark.parametrize("seen", [[1, 4, 3], [1, 4, 4, 4, 3], [1, 4, 4, 2], []])
+    def test_an_engine_that_sees_other_pictures_is_noticed(self, seen: list[int]) -> None:
+        assert f"makes {len(seen)} tokens of a prompt with pictures" in other_pictures(ABOUT_A_PICTURE, seen)
+        assert not other_pictures(ABOUT_A_PICTURE, ABOUT_A_PICTURE.ids) and not other_pictures(texts([[3]])[0], seen)
+
+    def test_a_server_without_a_route_for_pictures_is_named(self, fake: FakeVllm) -> None:
+        with pytest.raises(UserError, match=r"does not complete a prompt: 404.*vLLM 0\.32 or newer"):
+            sampler_of(fake).sample([ABOUT_A_PICTURE], PARAMS, seed=5)
 
     def test_seeds(self, fake: FakeVllm) -> None:
         """Each prompt has its own. Greedy completions of a prompt are computed once."""
