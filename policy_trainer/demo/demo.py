@@ -37,7 +37,7 @@ from policy_trainer.demo.demo_report import (
     write_pictures,
     write_transcripts,
 )
-from policy_trainer.demo.drawn_sums import BLANK_SUMS, DRAWN_SUMS, DrawnSums
+from policy_trainer.demo.drawn_sums import BLANK_SUMS, DRAWN_SUMS
 from policy_trainer.demo.vision_model import cached_vision_model, make_vision_base_model
 from policy_trainer.evaluation.evaluator import Evaluation
 from policy_trainer.evaluation.standalone import evaluate_with_progress
@@ -142,8 +142,7 @@ def demo(config: DemoConfig, console: Console) -> int:
     write_json(directory.root / "summary.json", summary)
     plot_curves(records, directory.root / "curves.png")
     if config.vision:
-        problems = DrawnSums(config.seed).eval_problems()[:EVAL_PROBLEMS]
-        write_pictures(directory.root / "transcripts.html", problems, before[0], after[0], summary)
+        write_pictures(directory.root / "transcripts.html", before[0], after[0], summary)
     else:
         write_transcripts(directory.root / "transcripts.md", before[0], after[0])
     print_summary(summary, directory, console)

@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_trainer.config import DemoConfig
-from policy_trainer.data.problem import Problem
 from policy_trainer.evaluation.evaluator import Evaluation, Transcript
 from policy_trainer.reporting.metrics import scoring_seconds
+from policy_trainer.reporting.samples import data_url
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult
 
@@ -145,14 +144,12 @@ img {{ display: block; image-rendering: pixelated; width: 168px }}
 """
 
 
-def write_pictures(
-    path: Path, problems: Sequence[Problem], before: Evaluation, after: Evaluation, summary: Mapping[str, Any]
-) -> None:
-    """Writes the transcripts as a page with the pictures. problems: those of both evaluations, in order."""
+def write_pictures(path: Path, before: Evaluation, after: Evaluation, summary: Mapping[str, Any]) -> None:
+    """Writes the transcripts as a page with the pictures."""
     rows = [
-        f'<tr><td><img src="data:image/png;base64,{b64encode(problem.images[0]).decode()}" alt="a sum">'
+        f'<tr><td><img src="{data_url(old.images[0])}" alt="a sum">'
         f"<td>{escape(old.answer)}{_cell(old)}{_cell(new)}</tr>"
-        for problem, old, new in list(zip(problems, before.transcripts, after.transcripts, strict=True))[:TRANSCRIPTS]
+        for old, new in list(zip(before.transcripts, after.transcripts, strict=True))[:TRANSCRIPTS]
     ]
     page = _PAGE.format(accuracies=escape(_accuracies(summary)), rows="\n".join(rows))
     path.write_text(page, encoding="utf-8")

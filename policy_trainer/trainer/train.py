@@ -200,19 +200,17 @@ class Trainer:
         if evaluation.failed and not self._evaluated:
             name, error = next(iter(evaluation.failed.items()))
             raise RewardsFailed(name, "every answer of the first evaluation", error)
-        self._evaluated = {"step": self._state.step, **evaluation.summary()}
-        self._reporters.samples.of_evaluation(
-            sampled_groups(evaluation, self._state.step, self._config.samples.prompts)
-        )
+        step = self._state.step
+        self._evaluated = {"step": step, **evaluation.summary()}
+        self._reporters.samples.of_evaluation(sampled_groups(evaluation, step, self._config.samples.prompts))
         self._reporters.metrics.write({"kind": "evaluation", **self._evaluated})
-        when = f"step {self._state.step}" + ("" if self._state.step else ", before training")
         for line in (f"held-out {evaluation}", *evaluation.failures):
-            self._reporters.display.note(f"{when}: {line}")
+            self._reporters.display.note(f"step {step}{'' if step else ', before training'}: {line}")
         scores = list(evaluation.scores)
         if scores <= self._state.best_scores:
             return False
-        self._state.best_step, self._state.best_scores = self._state.step, scores
-        return self._state.step > 0
+        self._state.best_step, self._state.best_scores = step, scores
+        return step > 0
 
     def _evaluating(self, done: int, total: int) -> None:
         self._stop.check()

@@ -38,12 +38,13 @@ def test_the_page_shows_each_picture_beside_what_was_answered(tmp_path: Path) ->
 
     def evaluation(completion: str, right: float) -> Evaluation:
         answers = tuple(
-            Transcript("<image>", completion, each.answer, right, right, {}, 3, True, "") for each in problems
+            Transcript("<image>", completion, each.answer, right, right, {}, 3, True, "", each.images)
+            for each in problems
         )
         return Evaluation("greedy", 3, right, 0.0, 1.0, right, {}, 1.0, 3.0, 0, answers)
 
     summary = {f"accuracy_{name}": 0.125 for name in ("before", "after", "of_guessing")} | {"accuracy_blank": 0.0}
-    write_pictures(tmp_path / "page.html", problems, evaluation("<b>7", 0.0), evaluation("{8}", 1.0), summary)
+    write_pictures(tmp_path / "page.html", evaluation("<b>7", 0.0), evaluation("{8}", 1.0), summary)
     page = (tmp_path / "page.html").read_text()
     shown = [b64decode(text) for text in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
     assert shown == [problem.images[0] for problem in problems]
