@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.pictures import encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, prompt_encoder
+from policy_trainer.learner.adapters import adapt, save_policy
+from policy_trainer.learner.optimizer import trained
 from policy_trainer.sampling.engines import load_sampler
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
@@ -64,12 +67,17 @@ def sampler_of(config: TrainConfig) -> Sampler:
     def never(reason: str, seconds: float) -> None:
         raise AssertionError(reason)
 
-    return load_sampler(config, load_tokenizer(config.model), never)[0]
+    return load_sampler(config, load_tokenizer(config.model), never, lora_rank=config.lora.rank)[0]
 
 
-def distance(model: Path, prompts: Sequence[EncodedPrompt], groups: Sequence[Sequence[Completion]]) -> float:
+def loaded(model: Path) -> PreTrainedModel:
+    return load_model(str(model), revision=None, device="cpu", dtype="float32").eval()
+
+
+def distance(
+    policy: PreTrainedModel, prompts: Sequence[EncodedPrompt], groups: Sequence[Sequence[Completion]]
+) -> float:
     """Between the sampler's log-probs and transformers', of all tokens but the placeholders."""
-    policy = load_model(str(model), revision=None, device="cpu", dtype="float32").eval()
     vision, largest = vision_of(policy), 0.0
     assert vision is not None
     for prompt, completions in zip(prompts, groups, strict=True):
@@ -92,10 +100,11 @@ def check(config: TrainConfig, other: Path) -> None:
     """Samples about pictures are those of transformers, before and after an update of the weights."""
     sampler, prompts = sampler_of(config), prompts_of(config)
     before = sampler.sample(prompts, PARAMS, 5)
-    assert distance(Path(config.model), prompts, before) < TOLERANCE
+    base = loaded(Path(config.model))
+    assert distance(base, prompts, before) < TOLERANCE
     sampler.load(other)
     after = sampler.sample(prompts, PARAMS, 5)
-    assert distance(other, prompts, after) < TOLERANCE < distance(Path(config.model), prompts, after)
+    assert distance(loaded(other), prompts, after) < TOLERANCE < distance(base, prompts, after)
     assert not any(np.isin(item.ids, PLACEHOLDERS).any() for group in (*before, *after) for item in group)
 
 
@@ -107,7 +116,20 @@ def test_sizes_that_were_set_are_the_engines_too(model: Path) -> None:
     config = configured(model, sampler="vllm", data={"max_pixels": 28 * 28 * 4})
     prompts = prompts_of(config)
     assert len(prompts[0]) < len(prompts_of(configured(model))[0])
-    assert distance(model, prompts, sampler_of(config).sample(prompts, PARAMS, 5)) < TOLERANCE
+    assert distance(loaded(model), prompts, sampler_of(config).sample(prompts, PARAMS, 5)) < TOLERANCE
+
+
+def test_adapters_of_the_language_model(model: Path, tmp_path: Path) -> None:
+    config = configured(model, sampler="vllm", lora={"rank": 8})
+    policy, prompts = loaded(model), prompts_of(config)
+    adapt(policy, config)
+    for weights in trained(policy).values():  # half of them begin as 0
+        torch.nn.init.normal_(weights, std=0.05)
+    save_policy(policy, load_tokenizer(config.model), tmp_path / "adapter")
+    sampler = sampler_of(config)
+    sampler.load(tmp_path / "adapter")
+    groups = sampler.sample(prompts, PARAMS, 5)
+    assert distance(policy, prompts, groups) < TOLERANCE < distance(loaded(model), prompts, groups)
 
 
 def test_a_server(model: Path, tmp_path: Path, serve: Callable[..., VllmServe]) -> None:
