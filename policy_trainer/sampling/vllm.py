@@ -92,11 +92,16 @@ class VllmSampler:
                 self._engine.llm_engine.add_lora(adapter)
             self._adapter = adapter
             return
+        source = self._engine.model_config
+        began_with = source.model, source.revision
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
+        # vLLM now takes these weights for its model, and would look for its processor beside them, when they may be gone.
+        source.model, source.revision = began_with
         self._engine.collective_rpc("pack_head")
         # Keys and values that were computed with these weights must not be reused by another version.
         self._salt = {"cache_salt": weights_mark(model)}
         self._engine.reset_prefix_cache()  # frees memory
+        self._engine.llm_engine.reset_encoder_cache()  # what the vision tower had made of pictures
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         """Raises UserError if the engine makes other tokens of pictures than the run's processor does."""
