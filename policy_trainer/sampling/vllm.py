@@ -95,7 +95,7 @@ class VllmSampler:
         source = self._engine.model_config
         began_with = source.model, source.revision
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
-        # vLLM now takes these weights for its model, and would look for its processor beside them, when they may be gone.
+        # vLLM now takes these weights for its model, and would look for a processor beside them, when they may be gone.
         source.model, source.revision = began_with
         self._engine.collective_rpc("pack_head")
         # Keys and values that were computed with these weights must not be reused by another version.
