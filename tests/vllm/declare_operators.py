@@ -3,6 +3,7 @@
 torchvision describes them to PyTorch as soon as it is imported. Pictures are resized without them.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def main() -> None:
     spec = find_spec("torchvision")  # does not import it
     assert spec is not None and spec.origin is not None
     try:
-        pass
+        import_module("torchvision")
     except RuntimeError:
         path = Path(spec.origin)
         path.write_text(path.read_text().replace("import torch\n", f"import torch\n{_DECLARED}\n", 1))
