@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import islice
 
 from rich.console import Console
 
@@ -32,12 +33,12 @@ def run(arguments: list[str]) -> int:
     console.print(evaluation_table(evaluations, f"{config.model} on {evaluations[0].problems} held-out problems"))
     results = []
     for item in evaluations:
-        samples = sampled_groups(item, None, config.samples)
+        samples = list(islice(sampled_groups(item, None), config.samples))
         results.append({**item.summary(), **({"samples": [as_json(group) for group in samples]} if samples else {})})
         if samples:
             console.rule(item.decoding, align="left")
         for group in samples:
-            console.print(view(group, draw=console.is_terminal))
+            console.print(view(group, console))
     if not sys.stdout.isatty():  # people have read the table
         print(json.dumps({"model": config.model, "evaluations": results}, indent=2))
     if failed := [name for name in evaluations[0].failed if all(name in item.failed for item in evaluations)]:

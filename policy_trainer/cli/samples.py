@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
         return 0
     console = Console(highlight=False)
     for group in groups:
-        console.print(view(group, draw=console.is_terminal))
+        console.print(view(group, console))
     return 0
 
 

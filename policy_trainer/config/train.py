@@ -194,7 +194,9 @@ def _teacher_errors(config: TrainConfig) -> Iterator[str]:
 
 
 def _sampler_errors(config: TrainConfig) -> Iterator[str]:
-    """Renormalised log-probs of vLLM cannot be the denominator of the ratio."""
+    """vLLM adapts the language model only, and its renormalised log-probs cannot be the denominator of the ratio."""
+    if config.lora.rank and not config.freezes_vision_tower and config.sampler != "hf":
+        yield "freeze_vision_tower: vLLM takes adapters of the language model only: leave it out, or use --sampler hf"
     changed = [name for name, off in _RENORMALISING.items() if getattr(config.sampling, name) != off]
     if changed and config.sampler != "hf" and config.loss.old_logps in ("sampler", "log_linear"):
         yield (

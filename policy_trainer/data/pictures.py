@@ -90,9 +90,9 @@ def require_pillow() -> None:
 
 def decode(data: bytes) -> "Image":
     """The picture in RGB, upright; what is transparent becomes white. Raises UserError for one that is damaged."""
-    from PIL import Image, ImageOps
-
     with _explained("a picture"), _opened(data) as picture:
+        from PIL import Image, ImageOps
+
         upright = ImageOps.exif_transpose(picture)
         if not upright.has_transparency_data:
             return upright.convert("RGB")

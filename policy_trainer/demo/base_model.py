@@ -42,7 +42,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
-# Of the language model. initializer_range matters at this size, as does rope_theta.
+# Of the language model. initializer_range matters at this size.
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -132,7 +132,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(seed: int) -> PreTrainedModel:
-    """A Qwen2 with 0.43M random parameters."""
+    """A Qwen2 with 0.43M random parameters. rope_theta matters at this size."""
     torch.manual_seed(seed)
     rope = {"rope_type": "default", "rope_theta": 100.0}
     config = Qwen2Config(**SHAPE, vocab_size=len(make_tokenizer()), tie_word_embeddings=True, rope_parameters=rope)

@@ -20,7 +20,7 @@ from transformers import (
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.prompts import prompt_encoder
 from policy_trainer.demo import base_model, drawn_sums
-from policy_trainer.demo.base_model import SHAPE, OnProgress, cached, example, imitate, keep
+from policy_trainer.demo.base_model import SHAPE, WORKED_SHARE_AT_END, OnProgress, cached, example, imitate, keep
 from policy_trainer.demo.drawn_sums import CELL, COLUMNS, ROWS, drawn
 from policy_trainer.sft import Demonstration
 from policy_trainer.tasks.arithmetic import Arithmetic
@@ -52,7 +52,6 @@ GUESSING_STEPS = 60
 BATCH = 16
 # With the text demo's 4e-3 it does not learn to read.
 LEARNING_RATE = 7e-4
-WORKED_SHARE_AT_END = 0.25
 _RECIPE = (__file__, drawn_sums.__file__, *base_model.RECIPE)
 
 

@@ -19,9 +19,12 @@ from policy_trainer.rewards.judging import Groups, Judge, Judgement
 from policy_trainer.rewards.registry import NOTHING, measures_correctness
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
+from shared.pictures import MAX_PICTURES
 
 # The normal quantile of a two-sided 95% interval.
 _Z = 1.959964
+# At least so many transcripts keep their pictures.
+_WITH_IMAGES = 64
 # Rewards that are 1 for a right answer and 0 for a wrong one, in any task. Without one of these the task judges.
 _ACCURACIES = ("accuracy", "math/accuracy")
 _NOT_SUMMARISED = ("transcripts", "failed", "failures")
@@ -30,7 +33,7 @@ _NOT_SUMMARISED = ("transcripts", "failed", "failures")
 @dataclass(frozen=True)
 class Transcript:
     """A held-out problem and its answer. prompt: the problem's text. right: 1 or 0, NaN where the answer could not be
-    judged. reward: the total. parts: of each reward. images: the problem's image files."""
+    judged. reward: the total. parts: of each reward. images: the problem's image files; none of later problems."""
 
     prompt: str
     completion: str
@@ -150,7 +153,9 @@ class Evaluator:
         while chunk := list(islice(encoded, self._batch_size)):
             completions = sampler.sample([prompt for _, prompt in chunk], params, seed + len(answered))
             groups = [(problem, answers) for (problem, _), answers in zip(chunk, completions, strict=True)]
-            answered.extend(self._judged(groups))
+            judged = self._judged(groups)
+            # All pictures could fill the memory, and only the first are shown.
+            answered.extend(judged if len(answered) < _WITH_IMAGES else [replace(item, images=()) for item in judged])
             on_progress(len(answered), len(chosen))
         too_long = len(chosen) - len(answered)
         failures = self._judge.failures_since(before)
@@ -266,12 +271,9 @@ def wilson_interval(successes: float, count: int) -> tuple[float, float]:
     return max(0.0, min(share, centre - spread)), min(1.0, max(share, centre + spread))
 
 
-def sampled_groups(evaluation: Evaluation, step: int | None, most: int) -> list[SampledGroup]:
-    """A group of one completion for each of the first `most` problems that were answered and judged.
-
-    step: None outside of a run.
-    """
-    return [_sampled_group(item, place, step) for place, item in enumerate(evaluation.transcripts[:most])]
+def sampled_groups(evaluation: Evaluation, step: int | None) -> Iterator[SampledGroup]:
+    """A group of one completion for each problem that was answered and judged. step: None outside of a run."""
+    return (_sampled_group(item, place, step) for place, item in enumerate(evaluation.transcripts))
 
 
 def _sampled_group(item: Transcript, place: int, step: int | None) -> SampledGroup:
@@ -284,5 +286,5 @@ def _sampled_group(item: Transcript, place: int, step: int | None) -> SampledGro
         prompt=item.prompt,
         answer=item.answer or None,
         completions=(SampledCompletion(item.completion, item.reward, item.parts, None, item.tokens, item.finished),),
-        images=tuple(data_url(small(image, MAX_SIDE)) for image in item.images),
+        images=tuple(data_url(small(image, MAX_SIDE)) for image in item.images[:MAX_PICTURES]),
     )

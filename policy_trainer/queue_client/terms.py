@@ -129,7 +129,7 @@ class BatchCheck:
     reference: the source of its log-probs. weights: of the rewards, by name. vision: how the policy takes images; None
     if it takes none.
 
-    A server with a model has checked ids, lengths and images. A server without one knows none of their bounds.
+    A server with a model has checked ids, lengths and images. A server without one cannot check them.
     """
 
     loss: LossConfig

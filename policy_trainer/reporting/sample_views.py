@@ -16,7 +16,7 @@ from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, pn
 from shared.errors import UserError, printable
 
 _INDENT = (0, 0, 0, 4)
-# Of a picture that is drawn.
+# Pixels of the longer side of a picture that is drawn.
 _COLUMNS = 48
 # Characters of a text while a run prints its samples.
 _SHORT = 400
@@ -27,7 +27,7 @@ def print_best_and_worst(console: Console, groups: Sequence[SampledGroup]) -> No
     """Prints one group of a step or evaluation: the best and the worst completion, long texts cut."""
     ranked = by_reward(groups[0].completions)
     ends = (ranked[0],) if len(ranked) == 1 else (ranked[-1], ranked[0])
-    console.print(view(replace(groups[0], completions=ends), most=_SHORT, draw=console.is_terminal))
+    console.print(view(replace(groups[0], completions=ends), console, most=_SHORT))
 
 
 def by_reward(completions: Sequence[SampledCompletion]) -> list[SampledCompletion]:
@@ -35,13 +35,16 @@ def by_reward(completions: Sequence[SampledCompletion]) -> list[SampledCompletio
     return sorted(completions, key=lambda item: -math.inf if math.isnan(item.reward) else item.reward)
 
 
-def view(group: SampledGroup, *, draw: bool, most: int | None = None) -> RenderableType:
-    """A group for the terminal. most: characters of a text that are shown; None for all. draw: shows pictures, in
-    colours."""
+def view(group: SampledGroup, console: Console, *, most: int | None = None) -> RenderableType:
+    """A group for this console, which draws pictures if it has colours.
+
+    most: characters of a text that are shown, and then only one picture; None for all.
+    """
+    drawn = 0 if console.color_system is None or console.no_color else 1 if most else len(group.images)
     parts: list[RenderableType] = [Text(_title(group), "bold"), Text("prompt", "dim"), _text(group.prompt, most)]
     for number, url in enumerate(group.images, 1):
         parts.append(Text(f"picture {number} of {len(group.images)}", "dim"))
-        if draw:
+        if number <= drawn:
             parts.append(Padding(_drawn(url), _INDENT, expand=False))
     for item in group.completions:
         parts += [Text(_about(item), _colour(item)), _text(item.text, most)]
@@ -111,7 +114,7 @@ def _text(text: str, most: int | None) -> Padding:
 
 
 def _drawn(url: str) -> Text:
-    """A picture in coarse pixels: half of a character is filled with each."""
+    """A picture as text: each character shows two pixels, one above the other."""
     try:
         picture = decode(small(png_file(url), _COLUMNS))
     except (UserError, ValueError) as error:
@@ -119,7 +122,7 @@ def _drawn(url: str) -> Text:
     width, height = picture.size
     colours = [f"rgb({red},{green},{blue})" for red, green, blue in np.asarray(picture).reshape(-1, 3).tolist()]
     colours += ["default"] * (height % 2 * width)
-    text = Text()
+    text = Text(no_wrap=True, overflow="crop")
     for row in range(0, height, 2):
         upper, lower = (colours[start : start + width] for start in (row * width, (row + 1) * width))
         text.append_tokens(("▀", f"{top} on {bottom}") for top, bottom in zip(upper, lower, strict=True))

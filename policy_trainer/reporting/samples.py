@@ -7,8 +7,9 @@ the same groups.
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,10 +116,10 @@ class Samples:
         self._write([self._group(step, batch, group) for batch, group in pairs])
         return pairs
 
-    def of_evaluation(self, groups: Sequence[SampledGroup]) -> None:
-        """Writes groups of an evaluation."""
+    def of_evaluation(self, groups: Iterable[SampledGroup]) -> None:
+        """Writes the first groups of an evaluation."""
         if self._config.every:
-            self._write(groups)
+            self._write(list(islice(groups, self._config.prompts)))
 
     def _write(self, groups: Sequence[SampledGroup]) -> None:
         for writer in self._writers if groups else ():
@@ -153,7 +154,7 @@ class Samples:
 
 
 def data_url(file: bytes) -> str:
-    """A PNG file as text."""
+    """A PNG file as a data URL."""
     return _PNG + base64.b64encode(file).decode()
 
 

@@ -93,10 +93,12 @@ class VllmSampler:
             self._adapter = adapter
             return
         source = self._engine.model_config
-        began_with = source.model, source.revision
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
-        # vLLM now takes these weights for its model, and would look for a processor beside them, when they may be gone.
-        source.model, source.revision = began_with
+        original = source.model, source.revision
+        try:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
+        finally:
+            # vLLM regards this directory as its model now, and would load the processor from it, even if it is gone.
+            source.model, source.revision = original
         self._engine.collective_rpc("pack_head")
         # Keys and values that were computed with these weights must not be reused by another version.
         self._salt = {"cache_salt": weights_mark(model)}

@@ -33,8 +33,8 @@ def other_pictures(prompt: EncodedPrompt, seen: Sequence[int]) -> str:
     if not prompt.pictures or list(seen) == prompt.ids:
         return ""
     return (
-        f"its processor makes {len(seen)} tokens of a prompt with pictures, and the run's makes {len(prompt)}: give "
-        "vLLM the run's data.min_pixels and data.max_pixels, and the same version of transformers"
+        f"its processor turns a prompt with pictures into other tokens ({len(seen)}) than the run's ({len(prompt)}); "
+        "it needs the same version of transformers"
     )
 
 
@@ -44,7 +44,9 @@ class _Alternative(BaseModel):
 
 def _plain_logps(logps: Any) -> Any:
     """The route for prompts with pictures gives an object for each token."""
-    return [item.get("logprob") if isinstance(item, dict) else item for item in logps] if logps else []
+    if not isinstance(logps, list):
+        return logps or []
+    return [item.get("logprob") if isinstance(item, dict) else item for item in logps]
 
 
 class Choice(BaseModel):

@@ -207,13 +207,13 @@ class VllmServerSampler:
         try:
             answer = parsed(await client.post(path, body), Completions)
         except Refused as error:
-            if error.status == 404 and self._model != self._name:
+            if error.status == 404 and self._model != self._name and self._model in str(error):
                 raise WeightsLost(f"vllm_url: {self._other_weights()}") from None
             if error.status < 500:
                 raise
             raise Unavailable(str(error)) from None  # its engine has died, and the server exits, too
         if problem := other_pictures(prompt, answer.prompt_token_ids or []):
-            raise Refused(problem)
+            raise Refused(f"{problem}, and --mm-processor-kwargs with the run's data.min_pixels and data.max_pixels")
         choices = answer.choices
         if stopped := [choice.finish_reason for choice in choices if choice.finish_reason not in ENDS]:
             raise Unavailable(f"it ended a completion by {stopped[0]!r}")

@@ -202,7 +202,7 @@ class Trainer:
             raise RewardsFailed(name, "every answer of the first evaluation", error)
         step = self._state.step
         self._evaluated = {"step": step, **evaluation.summary()}
-        self._reporters.samples.of_evaluation(sampled_groups(evaluation, step, self._config.samples.prompts))
+        self._reporters.samples.of_evaluation(sampled_groups(evaluation, step))
         self._reporters.metrics.write({"kind": "evaluation", **self._evaluated})
         for line in (f"held-out {evaluation}", *evaluation.failures):
             self._reporters.display.note(f"step {step}{'' if step else ', before training'}: {line}")

@@ -21,7 +21,9 @@ def main() -> None:
         import_module("torchvision")
     except RuntimeError:
         path = Path(spec.origin)
-        path.write_text(path.read_text().replace("import torch\n", f"import torch\n{_DECLARED}\n", 1))
+        text = path.read_text()
+        assert "import torch\n" in text
+        path.write_text(text.replace("import torch\n", f"import torch\n{_DECLARED}\n", 1))
 
 
 if __name__ == "__main__":

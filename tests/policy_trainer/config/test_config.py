@@ -35,6 +35,7 @@ from shared.settings import load_settings
 RENEWED = ["--reference.sync-steps", "5", "--reference.snapshot-root", "snapshots"]
 THINKING = ["--data.chat-template-kwargs", '{"enable_thinking": false}']
 RENORMALISED = ["--sampler", "vllm", "--sampling.top-p", "0.9"]
+TOWER_ADAPTERS = ["--lora.rank", "8", "--freeze-vision-tower", "false"]
 ASLEEP = ["--sampler", "vllm", "--vllm.enable-sleep-mode"]
 DISTILL = ["--loss.advantage", "distill", "--loss.beta", "0"]
 SINGLE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
@@ -108,6 +109,7 @@ class TestRefusals:
             (TrainConfig, ["--vllm.enable-sleep-mode"], "vllm.enable_sleep_mode"),
             (RolloutConfig, [*ASLEEP, "--weights", "server"], "vllm.enable_sleep_mode"),
             (TrainConfig, RENORMALISED, "sampling.top_p"),
+            (TrainConfig, ["--sampler", "vllm", *TOWER_ADAPTERS], "freeze_vision_tower: vLLM"),
             (TrainConfig, ["--sampler", "vllm", "--sampling.repetition-penalty", "2"], "sampling.repetition_penalty"),
             (
                 TrainConfig,

@@ -121,7 +121,7 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
         ("8", True),
         ("9", False),
     ]
-    groups = sampled_groups(result, 3, 10)
+    groups = list(sampled_groups(result, 3))
     assert [(group.step, group.kind, group.prompt, group.answer) for group in groups] == [
         (3, "eval", PROBLEMS[i][0], PROBLEMS[i][1]) for i in (0, 1, 4, 5)
     ]

@@ -114,7 +114,7 @@ class TestSampling:
 
     @pytest.mark.parametrize("seen", [[1, 4, 3], [1, 4, 4, 4, 3], [1, 4, 4, 2], []])
     def test_an_engine_that_sees_other_pictures_is_noticed(self, seen: list[int]) -> None:
-        assert f"makes {len(seen)} tokens of a prompt with pictures" in other_pictures(ABOUT_A_PICTURE, seen)
+        assert f"into other tokens ({len(seen)}) than the run's (4)" in other_pictures(ABOUT_A_PICTURE, seen)
         assert not other_pictures(ABOUT_A_PICTURE, ABOUT_A_PICTURE.ids) and not other_pictures(texts([[3]])[0], seen)
 
     def test_a_server_without_a_route_for_pictures_is_named(self, fake: FakeVllm) -> None:
