@@ -35,7 +35,7 @@ from shared.settings import load_settings
 RENEWED = ["--reference.sync-steps", "5", "--reference.snapshot-root", "snapshots"]
 THINKING = ["--data.chat-template-kwargs", '{"enable_thinking": false}']
 RENORMALISED = ["--sampler", "vllm", "--sampling.top-p", "0.9"]
-TOWER_ADAPTERS = ["--lora.rank", "8", "--freeze-vision-tower", "false"]
+TOWER_ADAPTERS = ["--lora.rank", "8", "--no-freeze-vision-tower"]
 ASLEEP = ["--sampler", "vllm", "--vllm.enable-sleep-mode"]
 DISTILL = ["--loss.advantage", "distill", "--loss.beta", "0"]
 SINGLE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
