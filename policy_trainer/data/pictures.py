@@ -217,22 +217,13 @@ def _check_whole(picture: "Image", data: bytes) -> None:
         case "PNG":
             picture.verify()  # the checksums
         case "JPEG":
-            start = data.find(b"\xff\xda", _thumbnail_end(data))
-            if start < 0 or data.find(b"\xff\xd9", start) < 0:
-                raise ValueError("is truncated")
+            picture.draft("RGB", (1, 1))  # decodes an eighth of each side, in an eighth of the time
+            picture.load()
         case "WEBP":
             if len(data) < int.from_bytes(data[4:8], "little") + 8:
                 raise ValueError("is truncated")
         case _:
             picture.load()
-
-
-def _thumbnail_end(data: bytes) -> int:
-    """Where the segments that applications write end in a JPEG: they may contain a whole JPEG as a thumbnail."""
-    place = 2
-    while data[place : place + 1] == b"\xff" and 0xE0 <= data[place + 1] <= 0xEF:
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return place
 
 
 @contextmanager

@@ -108,6 +108,14 @@ def bomb() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
+def damaged_inside() -> bytes:
+    """A JPEG whose ends are right."""
+    data = bytearray(saved(picture(64, 48), "JPEG"))
+    start = data.index(b"\xff\xda")
+    data[start + 20 : start + 24] = b"\xff\xc0\x00\x02"  # a header among the pixels
+    return bytes(data)
+
+
 def jpeg_with_thumbnail() -> bytes:
     """Its thumbnail ends with the mark that ends a JPEG."""
     thumbnail = saved(picture(8, 6), "JPEG")
@@ -127,6 +135,7 @@ class TestHostileFiles:
             (PNG[:60] + b"\0" + PNG[61:], ""),
             (saved(picture(64, 48), "JPEG")[:-40], "is truncated"),
             (jpeg_with_thumbnail()[:-40], "is truncated"),
+            (damaged_inside(), "broken data stream"),
             (saved(picture(64, 48), "WEBP")[:-10], ""),
             (saved(picture(64, 48), "BMP")[:-10], ""),
             (saved(picture(8, 6), "GIF", save_all=True, append_images=[Image.new("RGB", (8, 6))]), "is animated"),
