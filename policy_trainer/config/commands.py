@@ -247,11 +247,11 @@ class DemoChoices(BaseSettings):
     max_steps: int = Field(default=60, ge=1)
     """Total training steps."""
     vision: bool = False
-    """The sums are in pictures, which a tiny Qwen2-VL reads. Needs Pillow: pip install 'tandem-grpo[vision]'."""
+    """Draw the sums into pictures, which a tiny Qwen2-VL reads. Needs Pillow: pip install 'tandem-grpo[vision]'."""
 
 
 class DemoConfig(DemoChoices):
-    """Train a tiny model to do arithmetic: everything on this machine, in about a minute, with --vision in three."""
+    """Train a tiny model to do arithmetic: everything on this machine, in about a minute, or three with --vision."""
 
     resume: bool = False
     """Continue an interrupted demo from its newest checkpoint."""

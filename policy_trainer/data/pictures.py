@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Where a picture stands in a text: EasyR1's placeholder.
 PLACEHOLDER = "<image>"
 PICTURE_COLUMNS = ("images", "image")
+# How the data URLs begin that `data_url` writes.
+PNG_URL = "data:image/png;base64,"
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _ACCEPTED = "PNG, JPEG, WebP, GIF, BMP and TIFF are read"
@@ -123,6 +125,22 @@ def small(data: bytes, side: int) -> bytes:
     return encode(picture)
 
 
+def data_url(file: bytes) -> str:
+    """An image file as text. It is called PNG, whatever it is: readers go by its content."""
+    return PNG_URL + base64.b64encode(file).decode()
+
+
+def from_data_url(url: str) -> bytes:
+    """The file in a data URL. Raises ValueError for one that is not base64."""
+    head, _, text = url.partition(",")
+    if not head.endswith(";base64"):
+        raise ValueError("must be base64 as a data URL: data:image/png;base64,…")
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"is not base64: {error}") from None
+
+
 def with_readable_pictures(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row as JSON in another directory can hold it: pictures in Pillow's form or as bytes become data URLs, and
     their paths absolute."""
@@ -139,7 +157,7 @@ def _readable(value: Any) -> Any:
     if hasattr(value, "getexif"):  # Pillow's own type, which is not imported for texts
         value = encode(value)
     if isinstance(value, bytes):
-        return f"data:image/*;base64,{base64.b64encode(value).decode()}"
+        return data_url(value)
     if isinstance(value, str) and (value.startswith("data:") or "://" in value):
         return value
     return str(Path(value).absolute()) if isinstance(value, str | Path) else value
@@ -168,20 +186,10 @@ def _read(value: Any, folder: Path) -> bytes:
     if not isinstance(value, str) or not value:
         raise ValueError(f"must be a path, a data URL, or the bytes of an image file, got {type(value).__name__}")
     if value.startswith("data:"):
-        return _from_data_url(value)
+        return from_data_url(value)
     if "://" in value:
         raise ValueError("is a URL, and nothing is fetched: download it and give its path")
     return _from_file(folder / value)
-
-
-def _from_data_url(url: str) -> bytes:
-    head, _, text = url.partition(",")
-    if not head.endswith(";base64"):
-        raise ValueError("must be base64 as a data URL: data:image/png;base64,…")
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"is not base64: {error}") from None
 
 
 def _from_file(path: Path) -> bytes:

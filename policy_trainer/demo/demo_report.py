@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_trainer.config import DemoConfig
+from policy_trainer.data.pictures import data_url
 from policy_trainer.evaluation.evaluator import Evaluation, Transcript
 from policy_trainer.reporting.metrics import scoring_seconds
-from policy_trainer.reporting.samples import data_url
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult
 
@@ -60,7 +60,7 @@ def summarise(
             "training": round(sum(record["training_seconds"] for record in steps), 2),
         },
         "kl_at_step_0": next(record["kl_at_step_0"] for record in steps if "kl_at_step_0" in record),
-        **_without_pictures(blank),
+        **_on_blank_pictures(blank),
         "evaluations": {
             "before": [evaluation.summary() for evaluation in before],
             "after": [evaluation.summary() for evaluation in after],
@@ -69,7 +69,7 @@ def summarise(
     }
 
 
-def _without_pictures(blank: Evaluation | None) -> dict[str, float]:
+def _on_blank_pictures(blank: Evaluation | None) -> dict[str, float]:
     if blank is None:
         return {}
     ((_, count),) = Counter(item.answer for item in blank.transcripts).most_common(1)

@@ -9,11 +9,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.data.pictures import small
+from policy_trainer.data.pictures import data_url, small
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
 from policy_trainer.reporting.metrics import without_nan
-from policy_trainer.reporting.samples import MAX_SIDE, SampledCompletion, SampledGroup, data_url
+from policy_trainer.reporting.samples import MAX_SIDE, SampledCompletion, SampledGroup
 from policy_trainer.rewards.failures import summary
 from policy_trainer.rewards.judging import Groups, Judge, Judgement
 from policy_trainer.rewards.registry import NOTHING, measures_correctness

@@ -10,9 +10,9 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from policy_trainer.data.pictures import decode, small
+from policy_trainer.data.pictures import decode, from_data_url
 from policy_trainer.reporting.metrics import without_nan
-from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, png_file
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from shared.errors import UserError, printable
 
 _INDENT = (0, 0, 0, 4)
@@ -116,9 +116,10 @@ def _text(text: str, most: int | None) -> Padding:
 def _drawn(url: str) -> Text:
     """A picture as text: each character shows two pixels, one above the other."""
     try:
-        picture = decode(small(png_file(url), _COLUMNS))
+        picture = decode(from_data_url(url))
     except (UserError, ValueError) as error:
         return Text(f"({error})", "dim")
+    picture.thumbnail((_COLUMNS, _COLUMNS))
     width, height = picture.size
     colours = [f"rgb({red},{green},{blue})" for red, green, blue in np.asarray(picture).reshape(-1, 3).tolist()]
     colours += ["default"] * (height % 2 * width)

@@ -4,7 +4,6 @@ The first step, every samples.every-th one and every evaluation give a few group
 the same groups.
 """
 
-import base64
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from policy_trainer.config import SamplesConfig
+from policy_trainer.data.pictures import PNG_URL, data_url
 from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.objective.group import Group
 from policy_trainer.reporting.metrics import sample_fields, without_nan
@@ -22,8 +22,7 @@ from shared.pictures import pictures, png
 
 T = TypeVar("T")
 
-# Pictures are kept as PNG files in data URLs, which fit into a line of JSON and into a page. In pixels.
-_PNG = "data:image/png;base64,"
+# In pixels. Pictures are kept as PNG files in data URLs, which fit into a line of JSON and into a page.
 MAX_SIDE = 256
 
 
@@ -153,16 +152,6 @@ class Samples:
         )
 
 
-def data_url(file: bytes) -> str:
-    """A PNG file as a data URL."""
-    return _PNG + base64.b64encode(file).decode()
-
-
-def png_file(url: str) -> bytes:
-    """The inverse of `data_url`. Raises ValueError for other text."""
-    return base64.b64decode(url.removeprefix(_PNG), validate=True)
-
-
 def as_json(group: SampledGroup) -> dict[str, Any]:
     """The group as a line of samples.jsonl; None for NaN."""
     return without_nan(asdict(group))
@@ -176,7 +165,7 @@ def read_samples(path: Path) -> list[SampledGroup]:
         try:
             values = json.loads(line)
             completions = tuple(SampledCompletion(**_with_nan(item)) for item in values.pop("completions"))
-            images = tuple(url for url in values.pop("images") if url.startswith(_PNG))
+            images = tuple(url for url in values.pop("images") if url.startswith(PNG_URL))
             groups.append(SampledGroup(**values, completions=completions, images=images))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue

@@ -13,7 +13,7 @@ from policy_trainer.sampling.vllm_requests import engine_options
 from policy_trainer.sampling.vllm_server import VllmServerSampler
 from shared.client.connection import OnWait
 from shared.errors import UserError
-from shared.logprobs import embedding_rows, vision_of
+from shared.logprobs import embedding_rows, placeholders_of
 from shared.models import context_length, eos_token_ids, load_model, load_outline
 
 # The sampler, and the sampled model; its weights are on the meta device if an engine other than `hf` has them.
@@ -76,14 +76,13 @@ def _load_vllm_server(
     config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora_rank: int
 ) -> LoadedSampler:
     model = load_outline(config.model, revision=config.revision)
-    vision = vision_of(model)
     sampler = VllmServerSampler(
         server_url(config),
         _check_vllm_server(config, model, lora_rank),
         eos_token_ids(model, tokenizer),
         embedding_rows(model),
         on_wait,
-        placeholders=vision.placeholders if vision else (),
+        placeholders=placeholders_of(model),
         sleep_mode=config.vllm.enable_sleep_mode,
     )
     return sampler, model

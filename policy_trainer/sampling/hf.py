@@ -31,7 +31,7 @@ from shared.batch import TokenGroup
 from shared.devices import widest_float
 from shared.logprobs import LogprobForward, choose_forward
 from shared.logprobs.attention import attention_of, set_attention
-from shared.logprobs.vision import vision_of
+from shared.logprobs.vision import placeholders_of, vision_of
 from shared.models import eos_token_ids, is_adapter
 
 # Finished rows are dropped once they are more than this share of the batch: dropping moves the other rows.
@@ -47,8 +47,7 @@ class HFSampler:
         self._eos = torch.tensor(eos_token_ids(model, tokenizer), device=model.device)
         self._adapters = MergedAdapters(model)
         self._vision = vision_of(model)
-        placeholders = self._vision.placeholders if self._vision else ()
-        self._forbidden = torch.tensor(placeholders, dtype=torch.long, device=model.device)
+        self._forbidden = torch.tensor(placeholders_of(model), dtype=torch.long, device=model.device)
 
     def load(self, model: Path) -> None:
         if is_adapter(model):

@@ -30,7 +30,7 @@ from policy_trainer.sampling.vllm_requests import (
 from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.batch import TokenGroup
 from shared.errors import UserError
-from shared.logprobs import vision_of
+from shared.logprobs import placeholders_of
 from shared.models import is_adapter
 
 # Any: types are also checked where vLLM is not installed. import_module: this file has its name.
@@ -78,8 +78,7 @@ class VllmSampler:
                 enable_chunked_prefill=not vllm.platforms.current_platform.is_cpu(),
                 **(options or {}),
             )
-        vision = vision_of(outline)
-        self._placeholders = vision.placeholders if vision else ()
+        self._placeholders = placeholders_of(outline)
         self._eos = eos
         self._salt: dict[str, str] = {}
         self._adapter: Any = None

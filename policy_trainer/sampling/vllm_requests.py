@@ -1,6 +1,5 @@
 """Requests to vLLM and its answers: options, completions and adapters, the same in process and over HTTP."""
 
-import base64
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +10,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field,
 
 from policy_trainer.adapters import WEIGHTS
 from policy_trainer.data.completion import Completion, TokenId
+from policy_trainer.data.pictures import data_url
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import MAX_LOGP, TokenGroup
@@ -79,10 +79,9 @@ def completion_request(prompt: EncodedPrompt, options: Mapping[str, Any]) -> tup
     """The route of vLLM's server that completes a prompt, and the request's body."""
     if not prompt.pictures:
         return "/v1/completions", {"prompt": prompt.ids, "return_token_ids": True, **options}
-    urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in prompt.pictures]
     return "/inference/v1/generate", {
         "token_ids": prompt.unexpanded_ids,
-        "content_parts": [{"type": "image_url", "url": url} for url in urls],
+        "content_parts": [{"type": "image_url", "url": data_url(picture)} for picture in prompt.pictures],
         "return_token_ids": True,
         "sampling_params": dict(options),
     }

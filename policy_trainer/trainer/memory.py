@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
+from policy_trainer.learner.adapters import vision_tower
 from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.optimizer import trained
 from shared.logprobs import language_model, vision_of
@@ -42,10 +43,10 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Tower(Layers):
-    """The layers that see pictures. patches: for each token of a picture. trained: whether the weights train."""
+    """The layers that see pictures. patches: for each token of a picture. trains: whether its weights do."""
 
     patches: float
-    trained: bool
+    trains: bool
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -55,7 +56,6 @@ class Tower(Layers):
             return None
         config: Any = model.config.vision_config
         hidden = getattr(config, "embed_dim", None) or config.hidden_size  # hidden_size of Qwen2-VL's is the text's
-        part = next(part for part in model.base_model.modules() if getattr(part, "config", None) is config)
         return cls(
             layers=getattr(config, "depth", None) or config.num_hidden_layers,
             hidden=hidden,
@@ -64,7 +64,7 @@ class Tower(Layers):
             keys=hidden,
             head=hidden // (getattr(config, "num_heads", None) or config.num_attention_heads),
             patches=vision.patches_per_token(),
-            trained=bool(trained(part)),
+            trains=any(name.startswith(tuple(vision_tower(model))) for name in trained(model)),
         )
 
 
@@ -190,7 +190,7 @@ def activations(shape: Shape, width: int, tokens: int, completion_tokens: int, *
     if shape.tower is None:
         return text
     patches = _patches(shape.tower, tokens - completion_tokens)
-    if shape.tower.trained:
+    if shape.tower.trains:
         return text + _activations(shape.tower, width, patches, 0, recompute=recompute)
     return max(text, patches * _passing(shape.tower, width))
 

@@ -18,4 +18,4 @@ from shared.logprobs.choice import attends_fully, choose_forward, embedding_rows
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.packed import PackedForward
 from shared.logprobs.padded import PaddedForward, PlainForward
-from shared.logprobs.vision import Vision, language_model, vision_of
+from shared.logprobs.vision import Vision, language_model, placeholders_of, vision_of

@@ -257,6 +257,12 @@ def vision_of(model: PreTrainedModel) -> Vision | None:
     return None if family is None else family(model)
 
 
+def placeholders_of(model: PreTrainedModel) -> tuple[int, ...]:
+    """Ids that stand for images or videos; none of a model that takes no images."""
+    vision = vision_of(model)
+    return () if vision is None else vision.placeholders
+
+
 def language_model(model: PreTrainedModel) -> nn.Module:
     """The part that computes hidden states of text: all but the vision tower, its projection and the LM head. A text
     model is returned whole."""

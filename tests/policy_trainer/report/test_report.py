@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from policy_trainer.cli.report import compare, report
+from policy_trainer.data.pictures import data_url
 from policy_trainer.report.report import names_of
 from policy_trainer.report.story import limit_of
-from policy_trainer.reporting.samples import data_url
 from shared.errors import UserError
 from shared.pictures import png
 from tests.policy_trainer.report.runs import completion, evaluation_record, group, learning_run, make_run, step_record

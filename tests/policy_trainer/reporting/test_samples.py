@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, SamplesConfig
-from policy_trainer.data.pictures import decode
+from policy_trainer.data.pictures import data_url, decode, from_data_url
 from policy_trainer.learner.groups import make_group
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.objective.advantages import advantages
@@ -28,8 +28,6 @@ from policy_trainer.reporting.samples import (
     Samples,
     append_samples,
     as_json,
-    data_url,
-    png_file,
     read_samples,
 )
 from shared.batch import RolloutBatch
@@ -112,7 +110,7 @@ def test_the_pictures_of_a_prompt_are_kept_as_the_model_saw_them(
     make_samples(tokenizer, *writers).of_step(1, [batch], [trained(batch)])
     (kept,) = read_samples(path)
     (url,) = kept.images
-    picture = decode(png_file(url))
+    picture = decode(from_data_url(url))
     assert picture.size == (3, MAX_SIDE)
     assert (picture.getpixel((0, 0)), picture.getpixel((2, MAX_SIDE - 1))) == ((255, 0, 0), (0, 0, 0))
     assert "picture 1 of 1" in shown.getvalue()
