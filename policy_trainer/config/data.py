@@ -79,7 +79,8 @@ class ColumnsConfig(Section):
     """Tasks jsonl and dataset: names of the columns of a dataset, or of the fields of a file."""
 
     prompt: Annotated[str, Travel.TEXT] = "prompt"
-    """Column with the text of a problem or its list of messages. In task jsonl messages may also be in `messages`."""
+    """Column with the text of a problem or its list of messages. With the default, rows without it may have `messages`
+    or `problem`."""
     answer: Annotated[str, Travel.TEXT] = "answer"
     """Column with the gold answer. Rows may lack it where no reward compares with it."""
 

@@ -16,33 +16,32 @@ from policy_trainer.tasks.problem_set import DEFAULT_REWARDS, THINK_THEN_ANSWER,
 from shared.errors import UserError
 
 ROW_TASKS = ("jsonl", "dataset")
-MESSAGES = "messages"
+# The columns of a prompt: the first that a row has. A column that the user names is the only one.
+PROMPT_COLUMNS = ("prompt", "messages", "problem")
 # The rewards that THINK_THEN_ANSWER suits. Published recipes look for forms of their own.
 _SUITED_REWARDS = {"accuracy", "format", "tags"}
 
 
 def row_task(name: str, source: SourceConfig, seed: int, rewards: Sequence[str] = ()) -> ProblemSet:
-    """The task `jsonl`, whose rows have a prompt or messages, or `dataset`, whose rows have a prompt.
+    """The task `jsonl` or `dataset`, whose rows have a prompt, messages or a problem.
 
     rewards: those of the run; none for the task's. Rows may lack answers that no reward needs. Problems ask for answer
     tags if all rewards that look for tags know that form. Raises UserError, naming file and line, or dataset and row,
     for a row that cannot be used.
     """
-    prompt, answer = source.columns.prompt, source.columns.answer
-    prompts = (prompt, MESSAGES) if name == "jsonl" else (prompt,)
+    named, answer = source.columns.prompt, source.columns.answer
+    prompts = PROMPT_COLUMNS if named == PROMPT_COLUMNS[0] else (named,)
     answer_needed = needs_answers(rewards)
     correct = ByAnswer(COMPARISONS[source.answer_rule])
     tagged = tagged_rewards(rewards or DEFAULT_REWARDS, correct)
     system_prompt = THINK_THEN_ANSWER if tagged and tagged <= _SUITED_REWARDS else ""
 
     def problem(row: Row, where: str) -> Problem:
-        given = {column for column in prompts if row.get(column) is not None}
-        if name == "jsonl" and len(given) != 1:
-            forms = f'{{"{prompt}": …, "{answer}": …}} or {{"{MESSAGES}": […], "{answer}": …}}'
-            raise UserError(f"{where}: must be {forms}")
-        column = given.pop() if given else prompt
+        column = next((column for column in prompts if row.get(column) is not None), None)
+        if column is None:
+            raise UserError(f"{where}: must have a {' or '.join(prompts)}")
         gold = answer_of(row, answer, where) if answer_needed or can_be_answer(row.get(answer)) else ""
-        if column == MESSAGES or isinstance(row.get(column), list):
+        if column == "messages" or isinstance(row.get(column), list):
             return Problem(gold, messages_of(row, column, where), extras=row, system_prompt=system_prompt)
         # In both forms: the text is a user's message if the model has a chat template.
         text = text_of(row, column, where)

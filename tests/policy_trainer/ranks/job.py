@@ -1,4 +1,7 @@
-"""What each rank of a test runs: `torchrun job.py SETTINGS`. Rank 0 trains and writes the results."""
+"""What each rank of a test runs. Rank 0 trains and writes the results.
+
+torchrun -m tests.policy_trainer.ranks.job SETTINGS
+"""
 
 import json
 import sys

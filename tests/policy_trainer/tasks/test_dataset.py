@@ -90,9 +90,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("row", "reason"),
         [
-            ({"question": None, "gold": "1"}, "question must be a text"),
+            ({"question": None, "gold": "1"}, "must have a question"),
             ({"question": "x", "gold": None}, "gold must be a number or a text"),
-            ({"gold": "1"}, "question must be a text"),
+            ({"gold": "1"}, "must have a question"),
         ],
     )
     def test_a_malformed_row_is_named(self, tmp_path: Path, row: dict[str, Any], reason: str) -> None:

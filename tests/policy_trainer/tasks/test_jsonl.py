@@ -62,14 +62,18 @@ class TestReading:
             tmp_path / "p",
             {"question": "1+1=", "gold": 2, "answer": "not this", "prompt": "nor this"},
             {"question": spoken, "gold": "4"},
-            {"messages": spoken, "gold": "4"},
         )
         columns = ColumnsConfig(prompt="question", answer="gold")
-        text, *spoken = read(file, columns=columns)
+        text, spoken = read(file, columns=columns)
         assert (text.prompt, text.messages, text.answer) == ("1+1=", ({"role": "user", "content": "1+1="},), "2")
-        assert [(problem.prompt, problem.messages, problem.answer) for problem in spoken] == [
-            ("", ({"role": "user", "content": "2+2"},), "4")
-        ] * 2
+        assert (spoken.prompt, spoken.messages, spoken.answer) == ("", ({"role": "user", "content": "2+2"},), "4")
+
+    def test_the_first_column_that_a_row_has_is_its_prompt(self, tmp_path: Path) -> None:
+        spoken = [{"role": "user", "content": "spoken"}]
+        columns = [{"prompt": "asked"}, {"messages": spoken}, {"problem": "posed"}]
+        rows = [{**columns[0], **columns[1]}, {**columns[1], **columns[2]}, columns[2], {**columns[0], **columns[2]}]
+        problems = read(write(tmp_path / "p", *({**row, "answer": 1} for row in rows)))
+        assert [problem.messages[0]["content"] for problem in problems] == ["asked", "spoken", "posed", "asked"]
 
     def test_other_kinds_of_files(self, tmp_path: Path) -> None:
         file = tmp_path / "p.jsonl"
@@ -88,8 +92,8 @@ class TestRefusals:
             ('{"prompt": "x", "answer": ' + "9" * 5000 + "}", "is not JSON"),
             ("[]", "must be"),
             ('{"prompt": "x"}', "answer must"),
-            ('{"answer": "x"}', "must be"),
-            ('{"prompt": "x", "messages": [], "answer": "1"}', "must be"),
+            ('{"answer": "x"}', "must have a prompt or messages or problem"),
+            ('{"messages": "hello", "answer": "1"}', "messages must"),
             ('{"prompt": "", "answer": "1"}', "prompt must"),
             ('{"messages": [], "answer": "1"}', "messages must"),
             ('{"messages": ["hello"], "answer": "1"}', "messages must"),
@@ -115,7 +119,7 @@ class TestRefusals:
 
     def test_columns_of_other_names_are_named(self, tmp_path: Path) -> None:
         file = write(tmp_path / "p", {"question": "1+1=", "gold": 2}, GOOD)
-        with pytest.raises(UserError, match=r'p:2: must be {"question": …, "gold": …} or {"messages": '):
+        with pytest.raises(UserError, match=r"p:2: must have a question$"):
             read(file, columns=ColumnsConfig(prompt="question", answer="gold"))
 
     @pytest.mark.parametrize("setting", ["data.path", "data.eval_path"])

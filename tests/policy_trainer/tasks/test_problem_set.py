@@ -52,8 +52,8 @@ class TestColumns:
     @pytest.mark.parametrize(
         ("make", "missing"),
         [
-            (partial(row_task, "jsonl"), "prompt or messages"),
-            (partial(row_task, "dataset"), "prompt"),
+            (partial(row_task, "jsonl"), "prompt or messages or problem"),
+            (partial(row_task, "dataset"), "prompt or messages or problem"),
             (gsm8k, "answer"),
             (math, "problem"),
             (countdown, "nums"),
