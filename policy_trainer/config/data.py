@@ -31,7 +31,7 @@ TASK_NAMES = tuple(USED_SETTINGS)
 # Arguments of apply_chat_template that the encoder of prompts gives itself.
 _OWN_TEMPLATE_KWARGS = {
     "conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
-    "return_dict", "return_tensors",
+    "return_dict", "return_tensors", "tools",
 }  # fmt: skip
 
 

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from policy_trainer.data.conversation import Conversation
 from policy_trainer.data.prompts import EncodedPrompt
-from shared.batch import Array, TokenGroup
+from shared.batch import Array, StepRewards, TokenGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,13 +19,38 @@ class Completion:
     """ids: int64 (T,), with the EOS if it was sampled. logps: float32 (T,), at the sampling temperature.
 
     finished: True if an EOS token or a stop text ended it, False if it was cut off at the length limit. eos: whether
-    the last id is an EOS token, which is not part of the text.
+    the last id is an EOS token, which is not part of the text. conversation: of a rollout of several turns; its ids and
+    logps then include the tokens between the turns, whose log-probs are 0.
     """
 
     ids: np.ndarray
     logps: np.ndarray
     finished: bool
     eos: bool = False
+    conversation: Conversation | None = None
+
+
+def loss_mask(completions: Sequence[Completion]) -> np.ndarray | None:
+    """bool (C,): false for tokens that the model did not sample. None if it sampled all."""
+    masks = [completion.conversation.mask for completion in completions if completion.conversation]
+    return np.concatenate(masks) if masks else None
+
+
+def turn_rewards(completions: Sequence[Completion]) -> StepRewards | None:
+    """The rewards that environments gave after turns of a group's rollouts; None if they gave none.
+
+    A turn's reward stands at its last sampled token. A last turn, after which no tool was called, has none.
+    """
+    rows = [each.conversation.step_rewards or () for each in completions if each.conversation]
+    if not any(rows):
+        return None
+    ends = [
+        each.conversation.turn_ends[: len(row)]
+        for each, row in zip(completions, rows, strict=True)
+        if each.conversation
+    ]
+    counts = np.array([len(row) for row in rows], np.int64)
+    return StepRewards(rewards=np.array([*chain(*rows)], np.float32), ends=np.concatenate(ends), counts=counts)
 
 
 def group_tokens(prompt: EncodedPrompt, completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:

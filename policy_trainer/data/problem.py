@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Message = Mapping[str, str]
+# JSON schemas of functions, as transformers makes them and chat templates take them.
+Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Problem:
     assistant_prefill: str = ""
     # The task of a mixture that the problem came from.
     task: str = ""
+    # Those that the model may call; added before the prompt is encoded.
+    tools: Tools = ()
 
 
 # (problem, completion) -> 1 if the completion answers the problem correctly, else 0; NaN if the gold answer cannot be

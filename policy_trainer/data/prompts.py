@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, PromptConfig
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
-from policy_trainer.data.problem import Message, Problem
+from policy_trainer.data.problem import Message, Problem, Tools
 from policy_trainer.data.vision import PictureProcessor
 from shared.batch import Array
 from shared.errors import UserError
@@ -44,6 +44,10 @@ class EncodedPrompt:
     def __len__(self) -> int:
         """Tokens of the prompt."""
         return len(self.ids)
+
+    def followed_by(self, ids: Sequence[int]) -> "EncodedPrompt":
+        """The prompt and what came after it, as the prompt of the next turn."""
+        return replace(self, ids=[*self.ids, *ids], unexpanded_ids=[*self.unexpanded_ids, *ids])
 
 
 class PromptTooLong(UserError):
@@ -147,20 +151,22 @@ class PromptEncoder:
             )
         blocks = bool(problem.images) or self._wants_blocks
         messages = self._messages(problem)
-        text, opening = self._rendered([_in_blocks(each, problem.images) for each in messages] if blocks else messages)
+        messages = [_in_blocks(each, problem.images) for each in messages] if blocks else messages
+        text, opening = self._rendered(messages, problem.tools)
         return text, opening, _continuation(opening, self.prefill(problem))
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> tuple[str, str]:
+    def _rendered(self, messages: list[dict[str, Any]], tools: Tools = ()) -> tuple[str, str]:
         """The messages in the chat template, and what it opens the answer with."""
-        whole = self._apply_template(messages, add_generation_prompt=True)
-        opening = whole.removeprefix(self._apply_template(messages, add_generation_prompt=False))
+        whole = self._apply_template(messages, tools, add_generation_prompt=True)
+        opening = whole.removeprefix(self._apply_template(messages, tools, add_generation_prompt=False))
         return whole.removesuffix(opening), opening
 
-    def _apply_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+    def _apply_template(self, messages: list[dict[str, Any]], tools: Tools = (), *, add_generation_prompt: bool) -> str:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
                     messages,
+                    tools=[dict(tool) for tool in tools] or None,  # some templates announce an empty list, too
                     add_generation_prompt=add_generation_prompt,
                     tokenize=False,
                     **self._prompts.chat_template_kwargs,

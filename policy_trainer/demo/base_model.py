@@ -131,11 +131,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(seed: int) -> PreTrainedModel:
-    """A Qwen2 with 0.43M random parameters. rope_theta matters at this size."""
+def make_model(seed: int, vocabulary: int | None = None) -> PreTrainedModel:
+    """A Qwen2 with 0.43M random parameters. vocabulary: default: the tokenizer's. rope_theta matters at this size."""
     torch.manual_seed(seed)
     rope = {"rope_type": "default", "rope_theta": 100.0}
-    config = Qwen2Config(**SHAPE, vocab_size=len(make_tokenizer()), tie_word_embeddings=True, rope_parameters=rope)
+    size = vocabulary or len(make_tokenizer())
+    config = Qwen2Config(**SHAPE, vocab_size=size, tie_word_embeddings=True, rope_parameters=rope)
     return Qwen2ForCausalLM(config)
 
 

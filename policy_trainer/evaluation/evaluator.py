@@ -9,9 +9,12 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
+from policy_trainer.data.completion import Completion
 from policy_trainer.data.pictures import data_url, small
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
+from policy_trainer.environments.rollouts import OpenProblem, Rollouts
+from policy_trainer.reporting.conversations import SampledTurn, turns_of
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import MAX_SIDE, SampledCompletion, SampledGroup
 from policy_trainer.rewards.failures import summary
@@ -27,13 +30,16 @@ _Z = 1.959964
 _WITH_IMAGES = 64
 # Rewards that are 1 for a right answer and 0 for a wrong one, in any task. Without one of these the task judges.
 _ACCURACIES = ("accuracy", "math/accuracy")
+# Of held-out problems, for the random numbers of environments: no training problem has such an index.
+_FIRST_INDEX = 2**62
 _NOT_SUMMARISED = ("transcripts", "failed", "failures")
 
 
 @dataclass(frozen=True)
 class Transcript:
     """A held-out problem and its answer. prompt: the problem's text. right: 1 or 0, NaN where the answer could not be
-    judged. reward: the total. parts: of each reward. images: the problem's image files; none of later problems."""
+    judged. reward: the total. parts: of each reward. images: the problem's image files; none of later problems. turns:
+    of a rollout of several, whose last is the answer."""
 
     prompt: str
     completion: str
@@ -45,6 +51,7 @@ class Transcript:
     finished: bool
     task: str
     images: tuple[bytes, ...] = field(default=(), repr=False)
+    turns: tuple[SampledTurn, ...] = field(default=(), repr=False)
 
     @property
     def correct(self) -> bool:
@@ -123,8 +130,17 @@ class Evaluator:
     """Samples answers to held-out problems, and judges them."""
 
     def __init__(
-        self, encoder: PromptEncoder, judge: Judge, task: Task, *, batch_size: int, refuse_too_long: bool = False
+        self,
+        encoder: PromptEncoder,
+        judge: Judge,
+        task: Task,
+        *,
+        batch_size: int,
+        refuse_too_long: bool = False,
+        rollouts: Rollouts | None = None,
     ) -> None:
+        """rollouts: of several turns, with tools or environments; None: completions are single answers."""
+        self._rollouts = rollouts
         self._refuse_too_long = refuse_too_long
         self._encoder = encoder
         self._judge = judge
@@ -151,9 +167,11 @@ class Evaluator:
         on_progress(0, len(chosen))
         # Encoded a batch at a time: tensors of all pictures could fill the memory.
         while chunk := list(islice(encoded, self._batch_size)):
-            completions = sampler.sample([prompt for _, prompt in chunk], params, seed + len(answered))
-            groups = [(problem, answers) for (problem, _), answers in zip(chunk, completions, strict=True)]
+            completions = self._sample(sampler, chunk, params, seed + len(answered))
+            groups = [(opened.problem, answers) for (opened, _), answers in zip(chunk, completions, strict=True)]
             judged = self._judged(groups)
+            if self._rollouts is not None:
+                self._rollouts.release()
             # All pictures could fill the memory, and only the first are shown.
             answered.extend(judged if len(answered) < _WITH_IMAGES else [replace(item, images=()) for item in judged])
             on_progress(len(answered), len(chosen))
@@ -168,6 +186,13 @@ class Evaluator:
             ),
         )
 
+    def _sample(
+        self, sampler: Sampler, chunk: Sequence[tuple[OpenProblem, EncodedPrompt]], params: SamplingParams, seed: int
+    ) -> list[list[Completion]]:
+        if self._rollouts is not None:
+            return self._rollouts.sample(sampler, chunk, params, seed)
+        return sampler.sample([prompt for _, prompt in chunk], params, seed)
+
     def _judged(self, groups: Groups) -> list[Transcript]:
         judged = self._judge.judge(groups)
         parts = judged[0].parts
@@ -177,21 +202,25 @@ class Evaluator:
             right = [item.parts[judge][0] for item in judged]
         else:
             right = self._judge.right([item.samples[0] for item in judged])
-        return [_transcript(item, float(score)) for score, item in zip(right, judged, strict=True)]
+        turns = [turns_of(completions[0], self._judge.decode) for _, completions in groups]
+        return [
+            _transcript(item, float(score), spoken) for score, item, spoken in zip(right, judged, turns, strict=True)
+        ]
 
-    def _encode(self, problems: Sequence[Problem]) -> Iterator[tuple[Problem, EncodedPrompt]]:
+    def _encode(self, problems: Sequence[Problem]) -> Iterator[tuple[OpenProblem, EncodedPrompt]]:
         """The problems whose prompts are not too long. Raises UserError at the end if all are."""
         encoded, too_long = 0, ""
-        for problem in problems:
+        for place, problem in enumerate(problems):
+            opened = self._rollouts.open(problem, _FIRST_INDEX + place, 1) if self._rollouts else OpenProblem(problem)
             try:
-                prompt = self._encoder.encode(problem)
+                prompt = self._encoder.encode(opened.problem)
             except PromptTooLong as error:
                 if self._refuse_too_long:
                     raise
                 too_long = str(error)  # `evaluate` counts it
                 continue
             encoded += 1
-            yield problem, prompt
+            yield opened, prompt
         if too_long and not encoded:
             raise UserError(f"data: none of the {len(problems)} held-out problems can be answered: {too_long}")
 
@@ -243,7 +272,7 @@ def _mean(scores: Sequence[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def _transcript(judgement: Judgement, right: float) -> Transcript:
+def _transcript(judgement: Judgement, right: float, turns: tuple[SampledTurn, ...]) -> Transcript:
     """judgement: of one answer."""
     (sample,) = judgement.samples
     problem = sample.problem
@@ -259,6 +288,7 @@ def _transcript(judgement: Judgement, right: float) -> Transcript:
         sample.finished,
         problem.task,
         problem.images,
+        turns,
     )
 
 
@@ -285,6 +315,10 @@ def _sampled_group(item: Transcript, place: int, step: int | None) -> SampledGro
         problem=place,
         prompt=item.prompt,
         answer=item.answer or None,
-        completions=(SampledCompletion(item.completion, item.reward, item.parts, None, item.tokens, item.finished),),
+        completions=(
+            SampledCompletion(
+                item.completion, item.reward, item.parts, None, item.tokens, item.finished, turns=item.turns
+            ),
+        ),
         images=tuple(data_url(small(image, MAX_SIDE)) for image in item.images[:MAX_PICTURES]),
     )

@@ -101,6 +101,14 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
     }
 
 
+def trained_lengths(rollout: RolloutBatch) -> np.ndarray:
+    """int64 (G,), tokens of each completion that its loss_mask leaves: those that the model sampled."""
+    lengths = rollout.group.completion_lengths
+    if rollout.loss_mask is None:
+        return lengths
+    return np.add.reduceat(rollout.loss_mask, np.cumsum(lengths) - lengths, dtype=np.int64)
+
+
 def next_index(leased: Sequence[Leased]) -> int:
     """One more than the highest problem index of a step's batches; 0 when no batch has an index."""
     indexes = (_numbers(lease.rollout).get("index") for lease in leased)
@@ -126,7 +134,7 @@ def _trained_rewards(rollout: RolloutBatch) -> np.ndarray:
 
 
 def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:
-    lengths = np.concatenate([rollout.group.completion_lengths for rollout in rollouts])
+    lengths = np.concatenate([trained_lengths(rollout) for rollout in rollouts])
     return {
         "completions": len(lengths),
         "completion_length_mean": float(np.mean(lengths)),
@@ -143,7 +151,7 @@ def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metr
         return sum(sample.get(name, 0) for sample in samples)
 
     seconds, waiting = float(total("sampling_seconds")), float(total("waiting_seconds"))
-    sampled = sum(len(rollout.group.completion_ids) for rollout in rollouts) + total("resampled_tokens")
+    sampled = sum(int(trained_lengths(rollout).sum()) for rollout in rollouts) + total("resampled_tokens")
     return {
         "sampling_seconds": seconds,
         "judging_seconds": float(total("judging_seconds")),

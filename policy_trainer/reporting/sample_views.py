@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from policy_trainer.data.pictures import decode, from_data_url
+from policy_trainer.reporting.conversations import SampledTurn
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from shared.errors import UserError, printable
@@ -47,7 +48,12 @@ def view(group: SampledGroup, console: Console, *, most: int | None = None) -> R
         if number <= drawn:
             parts.append(Padding(_drawn(url), _INDENT, expand=False))
     for item in group.completions:
-        parts += [Text(_about(item), _colour(item)), _text(item.text, most)]
+        parts.append(Text(_about(item), _colour(item)))
+        if item.turns and most is None:
+            for turn in item.turns:
+                parts += [Text(_speaker(turn), "dim"), _text(turn.text, most)]
+        else:
+            parts.append(_text(item.text, most))
     return Group(*parts, Text())
 
 
@@ -74,7 +80,11 @@ def markdown(groups: Sequence[SampledGroup]) -> str:
     for group in groups:
         lines += [f"### {_title(group)}", *_verbatim(group.prompt)]
         for item in group.completions:
-            lines += [_about(item), *_verbatim(item.text)]
+            lines.append(_about(item))
+            for turn in item.turns:
+                lines += [_speaker(turn), *_verbatim(turn.text)]
+            if not item.turns:
+                lines += _verbatim(item.text)
     return "\n\n".join(lines)
 
 
@@ -96,6 +106,11 @@ def _about(item: SampledCompletion) -> str:
         + (f" ({parts})" if parts else "")
         + f"{advantage}, {item.tokens} tokens{ending}"
     )
+
+
+def _speaker(turn: SampledTurn) -> str:
+    calls = f", calls {'; '.join(turn.calls)}" if turn.calls else ""
+    return printable(f"the model{calls}" if turn.sampled else "tools and template")
 
 
 def _number(value: float) -> str:

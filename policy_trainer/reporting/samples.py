@@ -12,11 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from policy_trainer.config import SamplesConfig
 from policy_trainer.data.pictures import PNG_URL, data_url
 from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.objective.group import Group
-from policy_trainer.reporting.metrics import sample_fields, without_nan
+from policy_trainer.reporting.conversations import SampledTurn, read_report, sampled_turns, with_calls
+from policy_trainer.reporting.metrics import sample_fields, trained_lengths, without_nan
 from shared.batch import RolloutBatch
 from shared.pictures import pictures, png
 
@@ -32,7 +35,7 @@ class SampledCompletion:
 
     reward: the total, NaN where it could not be judged. parts: of each reward, before its weight. advantage: mean over
     the completion's tokens; None where it took no part in training. tokens: with the EOS. finished: False if it was cut
-    off at the length limit.
+    off at the length limit, or the rollout ended otherwise. turns: of a rollout of several; `text` is then its last.
     """
 
     text: str
@@ -41,6 +44,7 @@ class SampledCompletion:
     advantage: float | None
     tokens: int
     finished: bool
+    turns: tuple[SampledTurn, ...] = ()
 
     def __post_init__(self) -> None:
         _make_encodable(self, "text")
@@ -128,6 +132,8 @@ class Samples:
         about = sample_fields(batch)
         start = _if(str, about.get("start")) or ""  # rewards saw it, but it is in the prompt
         completions = [ids.tolist() for ids in batch.group.completions()]
+        turns = self._turns(batch, completions)
+        lengths = trained_lengths(batch)
         advantages = group.completion_advantages.tolist()
         return SampledGroup(
             step=step,
@@ -139,17 +145,31 @@ class Samples:
             answer=_if(str, about.get("answer")),
             completions=tuple(
                 SampledCompletion(
-                    text=start + self._decode(ids[:-1] if ids[-1] in self._eos else ids),
+                    text=start + (turns[i][-1].text if turns[i] else self._text(ids)),
                     reward=_rounded(batch.rewards[i]),
                     parts={name: _rounded(part[i]) for name, part in sorted(batch.reward_parts.items())},
                     advantage=None if math.isnan(advantage) else _rounded(advantage),
-                    tokens=len(ids),
+                    tokens=int(lengths[i]),
                     finished=bool(batch.finished[i]),
+                    turns=turns[i],
                 )
                 for i, (ids, advantage) in enumerate(zip(completions, advantages, strict=True))
             ),
             images=tuple(data_url(png(picture)) for picture in pictures(batch.group.images, MAX_SIDE)),
         )
+
+    def _text(self, ids: list[int]) -> str:
+        return self._decode(ids[:-1] if ids[-1] in self._eos else ids)
+
+    def _turns(self, batch: RolloutBatch, completions: Sequence[list[int]]) -> list[tuple[SampledTurn, ...]]:
+        """Of each completion; empty where none has several."""
+        if batch.loss_mask is None or (report := read_report(batch)) is None:
+            return [()] * len(completions)
+        masks = np.split(batch.loss_mask, np.cumsum(batch.group.completion_lengths)[:-1])
+        return [
+            with_calls(sampled_turns(ids, mask, self._text), report, rollout)
+            for ids, mask, rollout in zip(completions, masks, report.rollouts, strict=True)
+        ]
 
 
 def as_json(group: SampledGroup) -> dict[str, Any]:
@@ -164,12 +184,17 @@ def read_samples(path: Path) -> list[SampledGroup]:
     for line in text.split("\n"):
         try:
             values = json.loads(line)
-            completions = tuple(SampledCompletion(**_with_nan(item)) for item in values.pop("completions"))
+            completions = tuple(_completion(item) for item in values.pop("completions"))
             images = tuple(url for url in values.pop("images") if url.startswith(PNG_URL))
             groups.append(SampledGroup(**values, completions=completions, images=images))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return groups
+
+
+def _completion(values: dict[str, Any]) -> SampledCompletion:
+    turns = tuple(SampledTurn(turn["text"], turn["sampled"], (*turn["calls"],)) for turn in values.pop("turns", ()))
+    return SampledCompletion(**_with_nan(values), turns=turns)
 
 
 def _with_nan(values: dict[str, Any]) -> dict[str, Any]:

@@ -98,12 +98,14 @@ class Judge:
             Sample(
                 problem,
                 start + self.text(completion),
-                len(completion.ids),
+                len(completion.ids) if talk is None else int(talk.mask.sum()),
                 completion.finished,
                 start=start,
                 ids=tuple(completion.ids.tolist()),
+                **({} if talk is None else {"messages": talk.messages, "environment": talk.session_reference}),
             )
             for completion in completions
+            for talk in [completion.conversation]
         ]
 
     @property
@@ -119,8 +121,13 @@ class Judge:
         return {name: (count, errors[name]) for name, count in counts.items() if count}
 
     def text(self, completion: Completion) -> str:
-        """Text for rewards and logs, never tokenised again. The EOS is left out, even if it is no special token."""
+        """Text for rewards and logs, never tokenised again. The EOS is left out, even if it is no special token.
+
+        Of a rollout of several turns, the last one's.
+        """
         ids = completion.ids.tolist()
+        if completion.conversation:
+            ids = ids[completion.conversation.last_turn :]
         return self.decode(ids[:-1] if completion.eos else ids)
 
     def decode(self, ids: list[int]) -> str:

@@ -81,11 +81,21 @@ def no_reward(sample: Sample) -> float:
     return 0.0
 
 
+# The name of the reward that environments give themselves.
+ENVIRONMENT = "environment"
+
+
+def environment_reward(sample: Sample) -> float | None:
+    """What the environment's get_reward returned; None if it has none."""
+    return sample.environment_reward
+
+
 # A plain function runs in this process: its time must be linear in the length of the completion, whatever the text.
 Rule = Reward | Sandboxed | CallerReward | HttpReward | RewardModel
 
 RULES: Mapping[str, Reward | Sandboxed] = {
     NOTHING: no_reward,
+    ENVIRONMENT: environment_reward,
     "format": format_reward,
     "tags": tags_reward,
     "math/accuracy": Sandboxed(math_accuracy, library, cut_off=0.0),

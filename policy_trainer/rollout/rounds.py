@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from policy_trainer.config import RolloutConfig, SamplingConfig
-from policy_trainer.data.completion import Completion
+from policy_trainer.data.completion import Completion, turn_rewards
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import step_judge, step_rewards
+from policy_trainer.environments.rollouts import OpenProblem, Rollouts
 from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards import Sample
@@ -40,11 +41,12 @@ _START_CHARACTERS = 200
 
 
 class Drawn(NamedTuple):
-    """problem_index: of the problem."""
+    """problem_index: of the problem. opened: with its environments, in rollouts of several turns."""
 
     problem_index: int
     problem: Problem
     prompt: EncodedPrompt
+    opened: OpenProblem | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,10 +185,18 @@ class Rounds:
     """Samples rounds. task_name: of the task that the problems are drawn from."""
 
     def __init__(
-        self, config: RolloutConfig, sampler: Sampler, encoder: PromptEncoder, judge: Judge, task: Task
+        self,
+        config: RolloutConfig,
+        sampler: Sampler,
+        encoder: PromptEncoder,
+        judge: Judge,
+        task: Task,
+        rollouts: Rollouts | None = None,
     ) -> None:
+        """rollouts: of several turns, with tools or environments; None: completions are single answers."""
         self._config = config
         self._sampler = sampler
+        self._rollouts = rollouts
         self._encoder = encoder
         self._judge = judge
         self._task = task
@@ -218,19 +228,26 @@ class Rounds:
 
     def _sample(self, current: Round, drawn: list[Drawn], publication: Publication) -> None:
         """Adds the groups of these problems to a round. The first one is new: its index makes the seed."""
-        indexes, problems, prompts = zip(*drawn, strict=True)
+        indexes, problems, prompts, opened = zip(*drawn, strict=True)
         seed = int(np.random.SeedSequence((self._config.seed, indexes[0])).generate_state(1)[0])
-        sampled = self._sampler.sample(prompts, self._params, seed)
+        if self._rollouts is None:
+            sampled = self._sampler.sample(prompts, self._params, seed)
+        else:
+            sampled = self._rollouts.sample(self._sampler, [*zip(opened, prompts, strict=True)], self._params, seed)
         began = time.monotonic()
         judged = self._judge.judge([*zip(problems, sampled, strict=True)])
         for index, prompt, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):
             versions = np.full(len(completions), publication.version, np.int64)
-            steps = self._steps(judgement.samples)
+            steps = self._steps(judgement.samples, completions)
             group = JudgedGroup(index, prompt, completions, judgement, versions, steps, self._part_weights)
             current.groups.append(group)
         current.judging_seconds += time.monotonic() - began
+        if self._rollouts is not None:
+            self._rollouts.release()
 
-    def _steps(self, samples: Sequence[Sample]) -> StepRewards | None:
+    def _steps(self, samples: Sequence[Sample], completions: Sequence[Completion]) -> StepRewards | None:
+        if self._config.judging.steps and (steps := turn_rewards(completions)) is not None:
+            return steps
         if self._step_judge is None:
             return None
         rows = [self._step_judge(sample.problem, sample.completion) for sample in samples]
@@ -244,9 +261,12 @@ class Rounds:
         dropped_in_a_row = 0
         while len(drawn) < count:
             index = draw()
-            problem = self._task.problem(index)
+            problem, opened = self._task.problem(index), None
+            if self._rollouts is not None:
+                opened = self._rollouts.open(problem, index, self._params.num_generations)
+                problem = opened.problem
             try:
-                drawn.append(Drawn(index, problem, self._encoder.encode(problem)))
+                drawn.append(Drawn(index, problem, self._encoder.encode(problem), opened))
                 dropped_in_a_row = 0
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":

@@ -9,9 +9,10 @@ import structlog
 from uuid6 import uuid7
 
 from policy_trainer.config import RolloutConfig
-from policy_trainer.data.completion import group_tokens
+from policy_trainer.data.completion import group_tokens, loss_mask
 from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.queue_client.server import batches_by_state
+from policy_trainer.reporting import conversations
 from policy_trainer.reporting.reward_failures import reported
 from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.outbox import Outbox, hold, worker_directory
@@ -144,7 +145,8 @@ class RolloutWorker:
         }
         once = {**asdict(sampled.wasted), **reported(sampled.failures)}  # only in the round's first batch
         for group in sampled.groups:
-            sample = json.dumps({**group.about, **about, **once}, ensure_ascii=False)
+            turns = conversations.reported(group.completions)
+            sample = json.dumps({**group.about, **about, **once, **turns}, ensure_ascii=False)
             sample = sample.encode(errors="replace").decode()  # lone surrogates of a problem, which servers refuse
             delivery.send(group.index, wire.encode(self._batch(publication, group, sample)))
             once = {}
@@ -194,6 +196,7 @@ class RolloutWorker:
             rewards=group.judgement.rewards,
             finished=finished,
             sampler_logps=logps,
+            loss_mask=loss_mask(group.completions),
             reward_parts=group.judgement.parts,
             steps=group.steps,
             top_p=sampling.top_p if sampling.top_p < 1 else None,

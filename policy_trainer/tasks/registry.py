@@ -11,6 +11,7 @@ from policy_trainer.data.user_code import accepts, explained, import_named
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.countdown import countdown
+from policy_trainer.tasks.environment import EnvironmentTask
 from policy_trainer.tasks.math import geometry3k, gsm8k, math
 from policy_trainer.tasks.mixture import Mixture
 from policy_trainer.tasks.user_rows import ROW_TASKS, row_task
@@ -19,6 +20,7 @@ from shared.errors import UserError
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "arithmetic": lambda source, seed: Arithmetic(seed),
     "countdown": countdown,
+    "environment": lambda source, seed: EnvironmentTask(),
     "geometry3k": geometry3k,
     "gsm8k": gsm8k,
     "math": math,
@@ -26,6 +28,7 @@ TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
 # Why a task has no passes.
 _ENDLESS = {
     "countdown": "its problems are generated without end",
+    "environment": "the environment has problems without end",
     "mixture": "its tasks are of different sizes and end at different times",
 }
 # The members that every Task must have.
@@ -39,7 +42,7 @@ def make_task(config: CommonConfig) -> Task:
     Raises UserError for data that cannot be used, and for a task that does not judge steps if judging.steps is set.
     """
     task = _make(config)
-    if config.judging.steps and not step_judge(task):
+    if config.judging.steps and not step_judge(task) and not config.environment:
         raise UserError(
             f"judging.steps: task {task.name} does not judge steps; arithmetic does, your own can (docs/tasks.md)"
         )

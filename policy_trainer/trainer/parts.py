@@ -14,6 +14,7 @@ from policy_trainer.objective.kl import teacher_kl
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.server import KeptSamples, QueueWatch, token_of
 from policy_trainer.reference.renewal import Renewal
+from policy_trainer.reporting.conversations import rollout_metrics
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
@@ -128,6 +129,7 @@ def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepSt
         "kind": "step",
         "step": step,
         **batch_metrics(leased, version=step - 1),
+        **rollout_metrics([lease.rollout for lease in leased]),
         **asdict(stats),
         "teacher_kl": teacher_kl(groups),
         "batch_ids": [lease.id for lease in leased],

@@ -1,0 +1,251 @@
+"""The words of a rollout of several turns: the calls in what the model sampled, and the tokens between two turns.
+
+Both follow from the tokenizer's own chat template, so that local and fine-tuned models work as those of the Hub. What
+was sampled is never rendered again: the template renders a made-up conversation, of which only the part behind the end
+of the assistant's turn is used. So a template may drop earlier thinking, as Qwen3's does.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from policy_trainer.config import CommonConfig
+from policy_trainer.data.problem import Tools
+from shared.errors import UserError
+
+_THOUGHT = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
+_FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+# How families of models write calls, as transformers' response templates. Those that a tokenizer brings go first.
+# marks: texts of chat templates by which a family is recognised; the first family with all of its marks.
+FORMATS: Mapping[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "reasoning_content": _THOUGHT,
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
+                "value_parser": {"name": "text"},
+            },
+            "transform": _FUNCTION,
+        },
+    },
+    "glm4": {
+        "reasoning_content": _THOUGHT,
+        "tool_calls": {
+            "open_pattern": r"<tool_call>(?P<name>[^\s<]+)\s*",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+                "value_parser": {"name": "text"},
+            },
+            "transform": _FUNCTION,
+        },
+    },
+    "qwen3": {
+        "reasoning_content": _THOUGHT,
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+    },
+    "gpt_oss": {
+        "thinking": {
+            "open": "<|channel|>analysis<|message|>",
+            "close_pattern": r"<\|end\|>\s*",
+            "content": "text",
+        },
+        "tool_calls": {
+            "open_pattern": r"to=functions\.(?P<name>\S+?)<\|channel\|>commentary\s+json<\|message\|>",
+            "close_pattern": r"<\|call\|>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": _FUNCTION,
+        },
+        "content": {"open": "<|channel|>final<|message|>", "close_pattern": r"<\|return\|>\s*", "content": "text"},
+    },
+    "llama3": {
+        "tool_calls": {
+            "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+            "close_pattern": r"\}\s*(?=<\||$)",
+            "repeats": True,
+            "content": "json",
+            "transform": _FUNCTION,
+        },
+    },
+}
+_MARKS = {
+    "qwen3_5": ("<tool_call>", "<function=", "<parameter="),
+    "glm4": ("<tool_call>", "<arg_key>", "<arg_value>"),
+    "qwen3": ("<tool_call>", '"name"', '"arguments"'),
+    "gpt_oss": ("<|channel|>", "functions.", "commentary"),
+    "llama3": ("<|start_header_id|>", '"parameters"', "ipython"),
+}
+# What begins a call. A turn that has it and cannot be read made a wrong call.
+_OPENINGS = ("<tool_call>", '{"name":')
+# The kind of failure of a call that cannot be read, and its tool's name.
+UNREADABLE = "unreadable"
+# A character for private use. It stands within an added token's text that a tool returned, so that the tokenizer
+# does not take it for the token, and is left out again.
+_SEPARATOR = "\ue0ff"
+_QUESTION = {"role": "user", "content": "question"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as the model wrote it. arguments: None if it cannot be read; problem then says why."""
+
+    name: str
+    arguments: Mapping[str, Any] | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """message: the assistant's, with `tool_calls` and perhaps `reasoning_content`, as chat templates take it."""
+
+    message: Mapping[str, Any]
+    calls: Sequence[Call] = ()
+
+
+class Dialogue:
+    """Reads the model's turns, and writes what stands between them."""
+
+    def __init__(self, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> None:
+        """eos: ids that end a turn. Raises UserError for a chat template with which rollouts cannot go on."""
+        self._tokenizer = tokenizer
+        self._kwargs = config.data.chat_template_kwargs
+        self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in eos]
+        self._eos = frozenset(eos)
+        self._format = self._choose_format(config.turns.call_format)
+        self._check()
+
+    def read(self, ids: Sequence[int], tools: Tools) -> Turn:
+        """The turn with these sampled ids."""
+        text = str(self._tokenizer.decode(list(ids)))
+        try:
+            schemas = [dict(tool) for tool in tools]
+            message = self._tokenizer.parse_response(text, self._format, prefix=self._opening, tools=schemas)
+            calls = [_call(call) for call in message.get("tool_calls") or ()]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return self._unreadable(ids, str(error))
+        if not calls and any(opening in str(message.get("content")) for opening in _OPENINGS):
+            return self._unreadable(ids, "it does not end, or has another form")
+        return Turn({"content": "", **message}, calls)
+
+    def _unreadable(self, ids: Sequence[int], reason: str) -> Turn:
+        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        turn = {"role": "assistant", "content": text}
+        wrote_call = any(opening in text for opening in _OPENINGS)
+        return Turn(turn, [Call(UNREADABLE, None, f"the call cannot be read: {reason:.200}")] if wrote_call else [])
+
+    def between(self, last: int, answers: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        """The tokens between a turn and the next one, with the answers of tools: messages of role `tool`, at least one.
+
+        last: the turn's last sampled id; if it does not end a turn, the tokens that do come first. None if the template
+        does not take the answers.
+        """
+        answers = [{**answer, "content": self._separated(str(answer["content"]))} for answer in answers]
+        try:
+            before, after = self._split(answers, ended=last in self._eos)
+        except (TemplateError, ValueError, TypeError):
+            return None
+        head = self._tokenizer.encode(before, add_special_tokens=False)
+        first, *rest = after.split(_SEPARATOR)
+        ids = self._tokenizer.encode(before + first, add_special_tokens=False)
+        if ids[: len(head)] != head:
+            return None
+        pieces = [self._tokenizer.encode(piece, add_special_tokens=False) for piece in rest]
+        return [*ids[len(head) :], *(token for piece in pieces for token in piece)]
+
+    def _split(self, answers: Sequence[Mapping[str, Any]], *, ended: bool) -> tuple[str, str]:
+        """A rendered conversation up to the end of the assistant's turn, and from there to the next turn's beginning.
+
+        ended: whether the token that ends the turn belongs to the first part. Raises ValueError if there is none.
+        """
+        function = {"name": answers[0]["name"], "arguments": {}}  # some templates name the tool in its answer
+        call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        question = self._render([_QUESTION])
+        whole = self._render([_QUESTION, call, *answers], add_generation_prompt=True)
+        places = {place: end for end in self._ends if (place := whole.find(end, len(question))) >= 0}
+        if not places or not whole.startswith(question):
+            raise ValueError("the end of the assistant's turn is not in the template's text")
+        place = min(places)
+        cut = place + len(places[place]) if ended else place
+        return whole[:cut], whole[cut:]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        chat = [dict(message) for message in messages]
+        return str(self._tokenizer.apply_chat_template(chat, tokenize=False, **options, **self._kwargs))
+
+    def _separated(self, text: str) -> str:
+        """The text of a tool, in which nothing is one of the tokenizer's added tokens."""
+        return self._added.sub(lambda match: f"{match[0][0]}{_SEPARATOR}{match[0][1:]}", text.replace(_SEPARATOR, ""))
+
+    @cached_property
+    def _added(self) -> re.Pattern[str]:
+        tokens = sorted((token for token in self._tokenizer.get_added_vocab() if len(token) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+
+    @cached_property
+    def _opening(self) -> str:
+        """What the template opens the assistant's turn with."""
+        before = self._render([_QUESTION])
+        return self._render([_QUESTION], add_generation_prompt=True).removeprefix(before)
+
+    def _choose_format(self, name: str | None) -> dict[str, Any]:
+        if name is None and (brought := getattr(self._tokenizer, "response_template", None)):
+            return brought
+        template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else ""
+        recognised = (each for each, marks in _MARKS.items() if all(mark in template for mark in marks))
+        if (chosen := name or next(recognised, None)) is None:
+            raise UserError(
+                "turns.call_format: the model's chat template is none of those whose tool calls are known "
+                f"({', '.join(FORMATS)}): name the format that the model writes, or give its tokenizer a "
+                "response_template, as transformers describes"
+            )
+        fields = {
+            "content": {"close_pattern": "|".join(map(re.escape, self._ends)), "content": "text"},
+            **FORMATS[chosen],
+        }
+        return {"defaults": {"role": "assistant"}, "start_anchor": self._opening_anchor, "fields": fields}
+
+    @property
+    def _opening_anchor(self) -> str:
+        """The opening without a tag for the reasoning, which is the first field."""
+        return self._opening.partition("<think>")[0]
+
+    def _check(self) -> None:
+        """Raises UserError unless a made-up rollout can go on."""
+        answer = "the answer"
+        between = self.between(next(iter(self._eos), -1), [{"role": "tool", "name": "f", "content": answer}])
+        text = "" if between is None else str(self._tokenizer.decode(between))
+        if answer not in text:
+            raise UserError(
+                "tools: the model's chat template does not take the answers of tools: what follows an assistant's turn "
+                "cannot be appended to it; use a model whose template has the role `tool`"
+            )
+
+
+def _call(call: Mapping[str, Any]) -> Call:
+    """Raises KeyError or TypeError for what is no call."""
+    function = call["function"]
+    name, arguments = function["name"], function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise TypeError("a call has a name and an object of arguments")
+    return Call(name, arguments)

@@ -1,0 +1,260 @@
+"""Rollouts of several turns: the model calls tools, their answers are appended, and it goes on, until it calls none.
+
+A row that waits for its tool leaves the running batch, in which the others are sampled, and joins it again with the
+answer. Tokens are only appended: what was sampled is never rendered again.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from policy_trainer.environments.sessions import Session, Sessions, ToolAnswer
+
+from policy_trainer.config import CommonConfig, TurnsConfig
+from policy_trainer.data.completion import Completion
+from policy_trainer.data.conversation import CallRecord, Conversation, End
+from policy_trainer.data.problem import Problem, Tools
+from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
+from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams
+from shared.errors import UserError
+
+# Threads that wait for tools, at most.
+_MOST_THREADS = 512
+
+
+@dataclass(frozen=True)
+class OpenProblem:
+    """A problem whose environments have been reset: its messages have what they show, and its tools are known.
+
+    sessions: of the rollouts; empty without an environment.
+    """
+
+    problem: Problem
+    sessions: Sequence[Session] = ()
+
+
+@dataclass
+class _Rollout:
+    """A rollout under way. tools: those that the prompt lists."""
+
+    prompt: EncodedPrompt
+    tools: Tools
+    session: Session | None
+    began: float
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
+    calls: list[tuple[CallRecord, ...]] = field(default_factory=list)
+    step_rewards: list[float] = field(default_factory=list)
+    last: Completion | None = None
+    end: End | None = None
+    seconds: float = 0.0
+    reward: float | None = None
+
+    def append(self, ids: Sequence[int], logps: Sequence[float], *, sampled: bool) -> None:
+        self.ids += ids
+        self.logps += logps
+        self.mask += [sampled] * len(ids)
+
+    def finish(self, end: End) -> None:
+        self.end = end
+        self.seconds = time.monotonic() - self.began
+
+    def completion(self) -> Completion:
+        assert self.end and self.last
+        conversation = Conversation(
+            mask=np.array(self.mask, np.bool_),
+            messages=tuple(self.messages),
+            calls=tuple(self.calls),
+            end=self.end,
+            seconds=self.seconds,
+            session=self.session,
+            reward=self.reward,
+            step_rewards=tuple(self.step_rewards) or None,
+        )
+        ids, logps = np.array(self.ids, np.int64), np.array(self.logps, np.float32)
+        return Completion(ids, logps, self.end == "finished", self.last.eos, conversation)
+
+
+class Rollouts:
+    """Samples rollouts with the tools and environments of the configuration. Raises UserError for unusable ones."""
+
+    def __init__(self, config: CommonConfig, dialogue: Dialogue, sessions: Sessions) -> None:
+        self._turns: TurnsConfig = config.turns
+        self._seed = config.seed
+        self._limit = config.sampling.max_completion_length
+        self._dialogue = dialogue
+        self._sessions = sessions
+        self._used: list[Session] = []
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="tools")
+
+    def open(self, problem: Problem, index: int, size: int) -> OpenProblem:
+        """Resets the environments of `size` rollouts of a problem. index: of the problem, for the random numbers.
+
+        Raises UserError if reset fails, or shows different things to the rollouts, whose prompt is the same.
+        """
+        name = self._environment_of(problem)
+        schemas = tuple(self._sessions.schemas(name))
+        if name is None:
+            return OpenProblem(replace(problem, tools=schemas))
+        columns = dict(problem.extras)
+        if name:
+            columns.pop("environment")
+        seed = int(np.random.SeedSequence((self._seed, index)).generate_state(1)[0])
+        sessions = [
+            session.result() for session in [self._threads.submit(self._sessions.open, name) for _ in range(size)]
+        ]
+        self._used += sessions
+        shown = [each.result() for each in [self._threads.submit(each.reset, columns, seed) for each in sessions]]
+        if len(set(shown)) > 1:
+            raise UserError(
+                f"environment: reset() showed different texts to rollouts of one problem, which share its prompt: "
+                f"{shown[0]!r:.200} and {next(text for text in shown if text != shown[0])!r:.200}; draw with `random` "
+                "or numpy's global generator, which are seeded alike, or from the columns"
+            )
+        return OpenProblem(replace(_shown(problem, shown[0] or ""), tools=schemas), sessions)
+
+    def sample(
+        self,
+        sampler: Sampler,
+        problems: Sequence[tuple[OpenProblem, EncodedPrompt]],
+        params: SamplingParams,
+        seed: int,
+    ) -> list[list[Completion]]:
+        """num_generations completions for each problem. Their sessions stay open until `release`."""
+        size = params.num_generations
+        rollouts = [
+            _Rollout(prompt, opened.problem.tools, session, time.monotonic())
+            for opened, prompt in problems
+            for session in (opened.sessions or [None] * size)
+        ]
+        with sampler.running_batch(params, seed) as batch:
+            for number, (_, prompt) in enumerate(problems):
+                batch.add(range(number * size, (number + 1) * size), prompt, self._limit)
+            self._run(batch, rollouts)
+        for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
+            reward.result()
+        completions = [rollout.completion() for rollout in rollouts]
+        return [completions[start : start + size] for start in range(0, len(completions), size)]
+
+    def release(self) -> None:
+        """Gives the sessions back: rewards have judged."""
+        for session in self._used:
+            session.release()
+        self._used.clear()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._sessions.close()
+
+    def _environment_of(self, problem: Problem) -> str | None:
+        """The name of the problem's environment; empty if there is a single one, None without any."""
+        names = self._sessions.environments
+        if not names:
+            return None
+        if "" in names:
+            return ""
+        name = problem.extras.get("environment")
+        if name not in names:
+            raise UserError(
+                f"environment: a row's column `environment` must be one of {', '.join(names)}, got {name!r}"
+            )
+        return str(name)
+
+    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout]) -> None:
+        """Samples until all rollouts have ended."""
+        answered: SimpleQueue[tuple[int, Future[list[int] | End]]] = SimpleQueue()
+        waiting = 0
+        while len(batch) or waiting:
+            for row, completion in batch.advance():
+                if calls := self._turn_ended(rollouts[row], completion):
+                    waiting += 1
+                    future = self._threads.submit(self._call, rollouts[row], calls)
+                    future.add_done_callback(lambda done, row=row: answered.put((row, done)))
+            for row, future in _arrived(answered, wait=waiting > 0 and not len(batch)):
+                waiting -= 1
+                self._go_on(batch, row, rollouts[row], future.result())
+
+    def _turn_ended(self, rollout: _Rollout, completion: Completion) -> Sequence[Call]:
+        """The calls of the turn, if the rollout goes on."""
+        rollout.append(completion.ids.tolist(), completion.logps.tolist(), sampled=True)
+        rollout.last = completion
+        turn = self._dialogue.read(completion.ids.tolist(), rollout.tools)
+        rollout.messages.append(turn.message)
+        most = self._turns.max_tool_calling_iterations
+        if not completion.finished:
+            rollout.finish("truncated")
+        elif not turn.calls:
+            rollout.finish("finished")
+        elif most is not None and len(rollout.calls) >= most:
+            rollout.finish("out_of_turns")
+        elif self._seconds_left(rollout) <= 0:
+            rollout.finish("out_of_time")
+        return () if rollout.end else turn.calls
+
+    def _call(self, rollout: _Rollout, calls: Sequence[Call]) -> "list[int] | End":
+        """The tokens between the turn that makes these calls and the next one; or how the rollout ends."""
+        session = rollout.session or self._sessions.open(None)
+        try:
+            answers = [(call.name, self._answer(rollout, session, call)) for call in calls]
+        finally:
+            if rollout.session is None:
+                session.release()
+        rollout.calls.append(tuple(CallRecord(name, each.seconds, each.error, each.log) for name, each in answers))
+        if rollout.session is not None and (step := session.step_reward()) is not None:
+            rollout.step_rewards.append(step)
+        messages = [{"role": "tool", "name": name, "content": each.content} for name, each in answers]
+        between = self._dialogue.between(rollout.ids[-1], messages)
+        if between is None:
+            return "no_bridge"
+        if len(rollout.ids) + len(between) >= self._limit:
+            return "truncated"
+        if self._seconds_left(rollout) <= 0:
+            return "out_of_time"
+        rollout.messages += messages
+        return between
+
+    def _answer(self, rollout: _Rollout, session: Session, call: Call) -> ToolAnswer:
+        if call.arguments is None:
+            return ToolAnswer(str({"error": call.problem}), 0.0, UNREADABLE)
+        return session.call(call.name, call.arguments, most_seconds=self._seconds_left(rollout))
+
+    def _go_on(self, batch: RunningBatch, row: int, rollout: _Rollout, between: "list[int] | End") -> None:
+        if isinstance(between, str):
+            rollout.finish(between)
+            return
+        rollout.append(between, [0.0] * len(between), sampled=False)
+        batch.add([row], rollout.prompt.followed_by(rollout.ids), self._limit - len(rollout.ids))
+
+    def _judge(self, rollout: _Rollout) -> None:
+        if rollout.session is not None:
+            rollout.reward = rollout.session.reward()
+
+    def _seconds_left(self, rollout: _Rollout) -> float:
+        most = self._turns.rollout_seconds
+        return np.inf if most is None else rollout.began + most - time.monotonic()
+
+
+def _arrived(answered: SimpleQueue[Any], *, wait: bool) -> Iterator[tuple[int, Future[Any]]]:
+    """What tools have answered; waits for the first answer if there is nothing else to do."""
+    if wait:
+        yield answered.get()
+    with suppress(Empty):
+        while True:
+            yield answered.get_nowait()
+
+
+def _shown(problem: Problem, text: str) -> Problem:
+    """The problem with an environment's text at the end of its last message, as in TRL."""
+    messages = problem.messages or ({"role": "user", "content": ""},)
+    if not text:
+        return problem
+    *earlier, last = messages
+    return replace(problem, messages=(*earlier, {**last, "content": last["content"] + text}), prompt="")
