@@ -36,8 +36,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint types pytest test-all test-long test-numbers test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
 
-demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1, VISION=1: it reads pictures
-	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(VISION),--vision) $(if $(RESUME),--resume)
+demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1, VISION=1: it reads pictures, TOOLS=1: it calls a tool
+	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(VISION),--vision) $(if $(TOOLS),--tools) $(if $(RESUME),--resume)
 
 test: lint types pytest  ## ruff, pyright on the product, then pytest: four minutes
 

@@ -248,10 +248,19 @@ class DemoChoices(BaseSettings):
     """Total training steps."""
     vision: bool = False
     """Draw the sums into pictures, which a tiny Qwen2-VL reads. Needs Pillow: pip install 'tandem-grpo[vision]'."""
+    tools: bool = False
+    """Products instead of sums, and a tool that multiplies, which the model learns to call."""
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "DemoChoices":
+        if self.vision and self.tools:
+            raise ValueError("tools: give --vision or --tools, not both")
+        return self
 
 
 class DemoConfig(DemoChoices):
-    """Train a tiny model to do arithmetic: everything on this machine, in about a minute, or three with --vision."""
+    """Train a tiny model to do arithmetic: everything on this machine, in about a minute, or three with --vision or
+    --tools."""
 
     resume: bool = False
     """Continue an interrupted demo from its newest checkpoint."""

@@ -1,6 +1,7 @@
 """The demo: a tiny model learns to add, with a reference server and a rollout worker on this machine.
 
-With --vision the sums are in pictures. The trained model is measured with blank ones too.
+With --vision the sums are in pictures; the trained model is measured with blank ones too. With --tools it learns to
+call a tool that multiplies.
 
 The next demo moves the directory of an earlier one aside, and no other directory.
 """
@@ -8,7 +9,9 @@ The next demo moves the directory of an earlier one aside, and no other director
 import shutil
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
@@ -28,7 +31,7 @@ from policy_trainer.config import (
     TrainConfig,
 )
 from policy_trainer.data.pictures import require_pillow
-from policy_trainer.demo.base_model import cached_base_model, make_base_model
+from policy_trainer.demo.base_model import OnProgress, cached_base_model, make_base_model
 from policy_trainer.demo.demo_report import (
     MAX_KL_AT_STEP_0,
     plot_curves,
@@ -38,6 +41,8 @@ from policy_trainer.demo.demo_report import (
     write_transcripts,
 )
 from policy_trainer.demo.drawn_sums import BLANK_SUMS, DRAWN_SUMS
+from policy_trainer.demo.products import MULTIPLY, PRODUCTS
+from policy_trainer.demo.tool_model import cached_tool_model, make_tool_base_model
 from policy_trainer.demo.vision_model import cached_vision_model, make_vision_base_model
 from policy_trainer.evaluation.evaluator import Evaluation
 from policy_trainer.evaluation.standalone import evaluate_with_progress
@@ -77,15 +82,16 @@ def refuse_another_demo(directory: RunDirectory, config: DemoConfig) -> None:
     reference and problems are different."""
     _refuse_what_is_not_ours(directory.root)
     continuing = _continuing(directory)
-    if continuing not in (None, resume_command(config.seed, config.vision)):
+    if continuing not in (None, resume_command(config.seed, _task(config))):
         raise UserError(
-            f"--resume: {directory.root} holds a demo of another --seed or --vision; continue it with: {continuing}, "
-            "or start a new one without --resume"
+            f"--resume: {directory.root} holds a demo of another --seed, --vision or --tools; continue it with: "
+            f"{continuing}, or start a new one without --resume"
         )
 
 
-def resume_command(seed: int, vision: bool) -> str:
-    return f"make demo {'VISION=1 ' if vision else ''}{f'SEED={seed} ' if seed else ''}RESUME=1"
+def resume_command(seed: int, task: str) -> str:
+    flag = {DRAWN_SUMS: "VISION=1 ", PRODUCTS: "TOOLS=1 "}.get(task, "")
+    return f"make demo {flag}{f'SEED={seed} ' if seed else ''}RESUME=1"
 
 
 def _refuse_what_is_not_ours(path: Path) -> None:
@@ -105,11 +111,13 @@ def _continuing(directory: RunDirectory) -> str | None:
     if not directory.config.exists():
         return None
     config = tomllib.loads(directory.config.read_text())
-    return resume_command(config.get("seed", 0), config.get("task") == DRAWN_SUMS)
+    return resume_command(config.get("seed", 0), config.get("task", ""))
 
 
 EVAL_PROBLEMS = 512
 SAMPLING = SamplingConfig(num_generations=8, prompts_per_round=16, max_completion_length=40)
+# A call, its answer, and the model's.
+TOOL_SAMPLING = SAMPLING.model_copy(update={"max_completion_length": 64})
 
 
 def demo(config: DemoConfig, console: Console) -> int:
@@ -131,7 +139,7 @@ def demo(config: DemoConfig, console: Console) -> int:
     before = evaluate_with_progress(_eval_config(base, config, _task(config)), console, "before")
     result = train(_recipe(config, base, INLINE).model_copy(update={"resume": config.resume}), console)
     if not result.finished:
-        command = resume_command(config.seed, config.vision)
+        command = resume_command(config.seed, _task(config))
         console.print(f"stopped after {result.steps} steps; continue with: {command}", highlight=False)
         return 130
     console.print(f"measuring the trained model on the same {EVAL_PROBLEMS} problems", highlight=False)
@@ -158,26 +166,40 @@ def set_up(config: DemoSetupConfig) -> Path:
     base = config.run_dir / "base"
     if not base.exists():
         use_threads(1)  # more threads make so small a model slower
-        make = make_vision_base_model if config.vision else make_base_model
-        make(base, config.seed, lambda done, total: None)
+        _MAKERS[_task(config)].make(base, config.seed, lambda done, total: None)
     recipe = _recipe(config, base, config.server).model_copy(update={"rollout": "external"})
     directory.write_config(recipe)
     return directory.config
 
 
+class _Maker(NamedTuple):
+    """Of a base model. cached: the model in this directory, made on first use."""
+
+    has_learnt: str
+    time_needed: str
+    make: Callable[[Path, int, OnProgress], None]
+    cached: Callable[[Path, int, OnProgress], Path]
+
+
+_MAKERS = {
+    "arithmetic": _Maker("sums", "half a minute", make_base_model, cached_base_model),
+    DRAWN_SUMS: _Maker("to read sums in pictures", "a minute", make_vision_base_model, cached_vision_model),
+    PRODUCTS: _Maker("to call a tool, and mostly to guess,", "a minute", make_tool_base_model, cached_tool_model),
+}
+
+
 def _base_model(config: DemoConfig, console: Console) -> Path:
     cache = config.run_dir.parent / "base_models"
-    has_learnt, time_needed = ("to read sums in pictures", "a minute") if config.vision else ("sums", "half a minute")
+    maker = _MAKERS[_task(config)]
     console.print(
-        f"base model: a tiny one that has learnt {has_learnt} from examples, kept in {cache}; making it takes "
-        f"{time_needed}",
+        f"base model: a tiny one that has learnt {maker.has_learnt} from examples, kept in {cache}; making it takes "
+        f"{maker.time_needed}",
         highlight=False,
         soft_wrap=True,
     )
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("warming up the base model", total=None)
-        make = cached_vision_model if config.vision else cached_base_model
-        return make(
+        return maker.cached(
             cache,
             config.seed,
             lambda done, total: progress.update(bar, completed=done, total=total),
@@ -193,10 +215,10 @@ def _recipe(config: DemoChoices, base: Path, server: str) -> TrainConfig:
         threads=1,
         device="cpu",  # so small a model is no faster on a GPU
         task=_task(config),
+        **_tools(config),
         run_dir=config.run_dir,
         server=server,
         max_steps=config.max_steps,
-        sampling=SAMPLING,
         groups_per_step=16,
         publish_every=4,
         loss=LossConfig(epsilon=0.2, beta=0.04, drop_zero_variance=True),
@@ -207,7 +229,12 @@ def _recipe(config: DemoChoices, base: Path, server: str) -> TrainConfig:
 
 
 def _task(config: DemoChoices) -> str:
-    return DRAWN_SUMS if config.vision else "arithmetic"
+    return DRAWN_SUMS if config.vision else PRODUCTS if config.tools else "arithmetic"
+
+
+def _tools(config: DemoChoices) -> dict[str, Any]:
+    """Of the settings, those that depend on --tools."""
+    return {"sampling": TOOL_SAMPLING, "tools": [MULTIPLY]} if config.tools else {"sampling": SAMPLING}
 
 
 def _without_pictures(model: Path, config: DemoConfig, console: Console) -> Evaluation:
@@ -224,6 +251,6 @@ def _eval_config(model: Path, config: DemoConfig, task: str) -> EvalConfig:
         seed=config.seed,
         threads=1,
         device="cpu",  # so small a model is no faster on a GPU
-        sampling=SAMPLING,
+        **_tools(config),
         evaluation=EvalEvaluationConfig(problems=EVAL_PROBLEMS, batch_size=128),
     )

@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -22,6 +22,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult
 
 TRANSCRIPTS = 20
+_WHEN = ("before", "after")
 # Policy and reference are the same model at step 0, so that their KL is 0 but for float32 rounding.
 MAX_KL_AT_STEP_0 = 1e-9
 
@@ -45,8 +46,11 @@ def summarise(
         "seed": config.seed,
         "accuracy_before": before[0].accuracy,
         "accuracy_after": after[0].accuracy,
-        "format_before": before[0].rewards["tags"],
-        "format_after": after[0].rewards["tags"],
+        **{
+            f"{name}_{when}": value
+            for when, run in zip(_WHEN, (before, after), strict=True)
+            for name, value in _manner(run[0])
+        },
         "sampled_accuracy_before": before[1].accuracy,
         "sampled_accuracy_after": after[1].accuracy,
         "steps": result.steps,
@@ -67,6 +71,14 @@ def summarise(
         },
         "result": asdict(result),
     }
+
+
+def _manner(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
+    """How the model answered: the format's reward, and with tools the share of answers for which it called one."""
+    if "tags" in evaluation.rewards:
+        yield "format", evaluation.rewards["tags"]
+    if any(item.turns for item in evaluation.transcripts):
+        yield "calls", sum(len(item.turns) > 1 for item in evaluation.transcripts) / len(evaluation.transcripts)
 
 
 def _on_blank_pictures(blank: Evaluation | None) -> dict[str, float]:
@@ -120,7 +132,8 @@ def write_transcripts(path: Path, before: Evaluation, after: Evaluation) -> None
     for old, new in list(zip(before.transcripts, after.transcripts, strict=True))[:TRANSCRIPTS]:
         lines += [f"**{old.prompt}** ({old.answer})", ""]
         for when, item in (("before", old), ("after", new)):
-            lines.append(f"- {when}, {'right' if item.correct else 'wrong'}: {json.dumps(item.completion)}")
+            written = " ".join(json.dumps(turn.text) for turn in item.turns) or json.dumps(item.completion)
+            lines.append(f"- {when}, {'right' if item.correct else 'wrong'}: {written}")
         lines.append("")
     path.write_text("\n".join(lines), encoding="utf-8")
 
@@ -176,7 +189,10 @@ def print_summary(summary: dict[str, Any], directory: RunDirectory, console: Con
         ("accuracy, greedy", "accuracy"),
         ("accuracy, sampled", "sampled_accuracy"),
         ("format, greedy", "format"),
+        ("calls a tool, greedy", "calls"),
     ):
+        if f"{name}_before" not in summary:
+            continue
         table.add_row(label, f"{summary[name + '_before']:.3f}", f"{summary[name + '_after']:.3f}")
     console.print(table)
     if "accuracy_blank" in summary:
