@@ -29,7 +29,7 @@ ROOMS = {
         "http", "cli", "__main__",
     ),
     "policy_trainer": (
-        "config", "lifecycle", "data", "adapters", "rewards", "tasks", "sampling", "objective", "learner", "run_files",
+        "config", "lifecycle", "data", "adapters", "rewards", "tasks", "sampling", "environments", "objective", "learner", "run_files",
         "ranks", "weights", "reporting", "evaluation", "queue_client", "reference", "rollout", "trainer", "doctor",
         "supervised", "sft", "reward_model", "report", "demo", "presets", "cli", "python_api", "__main__",
     ),

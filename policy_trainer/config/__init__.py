@@ -30,6 +30,7 @@ from policy_trainer.config.sampling import (
     RewardModelConfig,
     SamplerName,
     SamplingConfig,
+    TurnsConfig,
     VllmConfig,
 )
 from policy_trainer.config.sections import (

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.marks import Resume, Section, Travel
-from policy_trainer.config.sampling import JudgingConfig, SamplerName, SamplingConfig, VllmConfig
+from policy_trainer.config.sampling import JudgingConfig, SamplerName, SamplingConfig, TurnsConfig, VllmConfig
 from policy_trainer.config.sections import EvalEvaluationConfig, LoraConfig
 from shared.api import PLAIN_NAME
 from shared.settings import Dtype, InHelp, settings_config
@@ -71,6 +71,12 @@ class CommonConfig(ModelConfig):
     judging: Annotated[JudgingConfig, Travel.PUBLISHED, Resume.FIXED] = JudgingConfig()
     data: Annotated[DataConfig, Travel.PUBLISHED, Resume.FIXED] = DataConfig()
     sampling: Annotated[SamplingConfig, Travel.PUBLISHED, Resume.FIXED] = SamplingConfig()
+    tools: Annotated[CliVariadicArg[list[str]], Travel.PUBLISHED, Resume.FIXED, InHelp("train doctor eval")] = []
+    """Functions that the model may call, as module:function. Their type hints and docstrings describe them to it."""
+    environment: Annotated[CliVariadicArg[list[str]], Travel.PUBLISHED, Resume.FIXED, InHelp("train doctor eval")] = []
+    """Class whose methods the model may call, as module:Class, an instance for each rollout. Several as
+    NAME=module:Class; the column `environment` of a row then has the name."""
+    turns: Annotated[TurnsConfig, Travel.PUBLISHED, Resume.FIXED] = TurnsConfig()
     sampler: SamplerName = "hf"
     """What samples. hf: transformers. vllm: vLLM in this process. vllm-server: a running `vllm serve`."""
     vllm_url: Annotated[str | None, Travel.PRIVATE] = None
@@ -98,12 +104,42 @@ class CommonConfig(ModelConfig):
             raise ValueError("data.mixture: task mixture needs a list of tasks")
         if self.sampling.regroup and self.judging.steps:
             raise ValueError("sampling.regroup: steps of completions are not regrouped: use it without judging.steps")
+        self._check_turns()
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
             raise ValueError(
                 f"reward_weights: there must be one for each of rewards {self.rewards}, got {self.reward_weights}: "
                 "give both or neither; a preset or a file may have set one of them"
             )
         return self
+
+    def _check_turns(self) -> None:
+        """Raises ValueError for unusable names of tools and environments, and for settings that exclude them."""
+        for setting, names in (("tools", self.tools), ("environment", self.environment)):
+            labels = [*self.named_environments().values()] if setting == "environment" else names
+            if wrong := [label for label in labels if not all(label.partition(":"))]:
+                raise ValueError(f"{setting}: must be module:name, got {wrong[0]!r}")
+            if names and self.judging.steps:
+                raise ValueError(
+                    f"{setting}: judging.steps judges the steps of single answers: leave one out; an environment "
+                    "rewards turns by get_step_reward"
+                )
+        functions = [name.rpartition(":")[2] for name in self.tools]
+        if twice := [name for name in functions if functions.count(name) > 1]:
+            raise ValueError(f"tools: the model knows tools by name, and two are called {twice[0]}: rename one")
+        if self.environment and self.sampling.regroup:
+            raise ValueError("environment: sampling.regroup keeps prompts, but a reset shows a new one: leave one out")
+
+    def named_environments(self) -> dict[str, str]:
+        """`module:Class` of each environment by its name, which is empty for a single one without a name."""
+        named: dict[str, str] = {}
+        for text in self.environment:
+            name, _, label = text.rpartition("=")
+            if name in named or (not name and len(self.environment) > 1):
+                raise ValueError(
+                    f"environment: each of several has a name of its own, as in chess={label}; got {self.environment}"
+                )
+            named[name] = label
+        return named
 
 
 class RunConfig(CommonConfig):

@@ -1,8 +1,8 @@
-"""How completions are sampled, what samples them, and how they are judged: limits, the reward model, penalties."""
+"""How completions are sampled, in one turn or several, and how they are judged: limits, the reward model, penalties."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.marks import Resume, Section, Travel
@@ -55,6 +55,26 @@ class SamplingConfig(Section):
                 "sampling.regroup: a round of one prompt has no place for a kept one: use more prompts_per_round"
             )
         return self
+
+
+class TurnsConfig(Section):
+    """Rollouts of several turns, with `tools` or `environment`."""
+
+    max_tool_calling_iterations: int | None = Field(default=None, ge=0)
+    """How often a rollout may call tools and go on. Default: until it calls none, or ends at max_completion_length."""
+    seconds: Annotated[float, Resume.FREE] = Field(default=60.0, gt=0, le=86_400)
+    """Time limit in seconds of one call of a tool, and of an environment's reset and rewards. The process is killed
+    when it takes longer."""
+    rollout_seconds: Annotated[float | None, AfterValidator(lambda seconds: seconds or None), Resume.FREE] = Field(
+        default=None, ge=0
+    )
+    """Time limit in seconds of one rollout, after which no tool is called. 0: no limit, as by default."""
+    memory_gib: Annotated[float, Travel.LOCAL, Resume.FREE] = Field(default=4.0, ge=0)
+    """Memory that the tools and the environment of one rollout may take, in GiB. 0: no limit, which CUDA needs."""
+    max_answer_characters: int = Field(default=20_000, ge=1)
+    """A tool's longer answer is cut here, and says how much was left out."""
+    call_format: Annotated[str | None, Travel.NAME] = None
+    """How the model writes calls, by the family of its chat template. Default: that of the template."""
 
 
 SamplerName = Literal["hf", "vllm", "vllm-server"]

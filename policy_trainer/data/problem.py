@@ -69,12 +69,25 @@ def training_problems(task: Task) -> int | None:
 
 
 @dataclass(frozen=True)
+class EnvironmentReference:
+    """Where rewards reach the environment of a rollout, on the worker's machine.
+
+    relay: path of the worker's Unix socket. session: the rollout's number there. key: of an instance that lives in the
+    process that began the run, empty for others.
+    """
+
+    relay: str
+    session: int
+    key: str = ""
+
+
+@dataclass(frozen=True)
 class Sample:
     """One completion of a problem. completion: the whole answer as text, without special tokens.
 
     tokens: number of sampled tokens, with the EOS. finished: False if it was cut off at the length limit. start: the
     beginning of the answer that stood in the prompt, such as a prefill; `completion` begins with it. ids: the sampled
-    tokens.
+    tokens. messages, environment: of a rollout of several turns; its messages are the assistant's and the tools'.
     """
 
     problem: Problem
@@ -83,6 +96,8 @@ class Sample:
     finished: bool = True
     start: str = ""
     ids: tuple[int, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    environment: EnvironmentReference | None = None
 
     @property
     def sampled(self) -> str:

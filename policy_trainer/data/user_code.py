@@ -56,14 +56,14 @@ def explained(setting: str, what: str) -> Iterator[None]:
         raise UserError("\n".join([f"{setting}: {what} raised {summary}", *user_lines(error)])) from error
 
 
-def accepts(function: Callable[..., Any], *arguments: Any) -> str | None:
+def accepts(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> str | None:
     """Why the function cannot be called with these arguments; None if it can, or if its signature is unknown."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return None
     try:
-        signature.bind(*arguments)
+        signature.bind(*arguments, **keywords)
     except TypeError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""Reward functions of the process that began the training: functions of a notebook, closures, lambdas.
+"""Functions of the process that began the training: rewards of a notebook, closures, lambdas; tools, environments.
 
 No other process can import them. So the worker and evaluations send samples to this server, and get answers, as JSON
 over HTTP on the loopback. Its port and token are in an environment variable that the process gives its children.
@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -20,7 +20,7 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
@@ -35,10 +35,13 @@ ADDRESS_VARIABLE = "TANDEM_CALLER"
 # `caller:NAME` in `rewards` is the function of this name.
 MODULE = "caller"
 
+# A request to this path makes its connection that of a session: lines of JSON, which environments/host.py answers.
+SESSIONS = "/sessions"
+
 _SAMPLES = TypeAdapter(list[Sample])
 
 
-def read_address(name: str) -> tuple[int, str]:
+def read_address(name: str, setting: str = "rewards") -> tuple[int, str]:
     """The caller's port on 127.0.0.1 and the token that it requires, from the environment.
 
     Raises UserError if this process has no caller.
@@ -46,8 +49,8 @@ def read_address(name: str) -> tuple[int, str]:
     port, _, token = os.environ.get(ADDRESS_VARIABLE, "").partition(":")
     if not token:
         raise UserError(
-            f"rewards: {name} is a function of the Python program that began the run, and lives only there: "
-            "continue with policy_trainer.GRPO there, or name other --rewards"
+            f"{setting}: {name} is part of the Python program that began the run, and lives only there: "
+            f"continue with policy_trainer.GRPO there, or name other --{setting}"
         )
     return int(port), token
 
@@ -101,6 +104,9 @@ class CallerReward:
             connection.close()
 
 
+ServeSession = Callable[[BinaryIO, BinaryIO, threading.Lock], None]
+
+
 class FunctionServer:
     """Serves reward functions by name over HTTP, inside its `with` block. Calls run one at a time, each in a thread.
 
@@ -108,9 +114,12 @@ class FunctionServer:
     of each function that has failed since the block was entered last.
     """
 
-    def __init__(self, functions: Mapping[str, RewardFunction]) -> None:
+    def __init__(self, functions: Mapping[str, RewardFunction], serve_session: ServeSession | None = None) -> None:
+        """serve_session: called in a thread for each session with tools or environments of this process, with the
+        streams of its requests and answers, and a lock that the sessions share; None if there are none."""
         self.errors: dict[str, BaseException] = {}
         self.functions = functions
+        self.serve_session = serve_session
         self.token = secrets.token_urlsafe(32)
 
     @property
@@ -118,7 +127,8 @@ class FunctionServer:
         return self._server.server_address[1]
 
     def __enter__(self) -> Self:
-        self._turn = threading.Lock()  # a new one: a function that hangs may hold the last run's forever
+        # New locks: a function that hangs may hold the last run's forever.
+        self._turn, self.resets = threading.Lock(), threading.Lock()
         self.errors.clear()
         self._server = _Server(("127.0.0.1", 0), partial(_Request, self))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="reward functions", daemon=True).start()
@@ -134,7 +144,7 @@ class FunctionServer:
         """An answer for each sample; None if the client has disconnected, because a function hangs."""
         function, note = self.functions[name], partial(self.errors.setdefault, name)
         with self._turn:
-            if _is_gone(client):
+            if is_gone(client):
                 return None
             return [answer for call in function.split(samples) for answer in function.answers(call, note)]
 
@@ -156,6 +166,10 @@ class _Request(BaseHTTPRequestHandler):
         name, authorization = self.path.removeprefix("/rewards/"), self.headers.get("Authorization", "")
         if not hmac.compare_digest(authorization.encode(), f"Bearer {self._functions.token}".encode()):
             self._answer(HTTPStatus.UNAUTHORIZED)
+        elif self.path == SESSIONS and self._functions.serve_session:
+            self.send_response(HTTPStatus.OK)
+            self.end_headers()
+            self._functions.serve_session(self.rfile, self.wfile, self._functions.resets)
         elif name not in self._functions.functions:
             self._answer(HTTPStatus.NOT_FOUND)
         else:
@@ -179,7 +193,7 @@ class _Request(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-def _is_gone(client: socket.socket) -> bool:
+def is_gone(client: socket.socket) -> bool:
     try:
         return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:

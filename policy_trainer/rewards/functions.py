@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from policy_trainer.data.problem import Problem, Sample, Score
 from policy_trainer.data.user_code import import_named, user_traceback
+from policy_trainer.rewards.environments import environment
 from shared.batch import MAX_REWARD
 from shared.errors import UserError
 
@@ -163,11 +164,13 @@ def arguments(sample: Sample) -> dict[str, Any]:
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """What a function may ask of many completions, as in TRL: columns with None for missing values.
 
-    A prompt is a text if the data has a text, else messages, and so is its completion.
+    A prompt is a text if the data has a text, else messages, and so is its completion. That of a rollout of several
+    turns always consists of messages.
     """
     problems = [sample.problem for sample in samples]
     columns = dict.fromkeys(name for problem in problems for name in problem.extras)
     answers = [problem.answer or None for problem in problems]
+    environments = [environment(sample.environment) for sample in samples]
     return {
         **({"answer": answers} if any(answers) else {}),
         "finished": [sample.finished for sample in samples],
@@ -175,6 +178,7 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         "prompts": [problem.prompt or _messages(problem) for problem in problems],
         "completions": [_completion(sample) for sample in samples],
         "completion_ids": [list(sample.ids) for sample in samples],
+        **({"environments": environments} if any(each is not None for each in environments) else {}),
     }
 
 
@@ -182,7 +186,9 @@ def _messages(problem: Problem) -> list[dict[str, str]]:
     return [dict(message) for message in problem.messages]
 
 
-def _completion(sample: Sample) -> str | list[dict[str, str]]:
+def _completion(sample: Sample) -> str | list[dict[str, Any]]:
+    if sample.messages:
+        return [dict(message) for message in sample.messages]
     return sample.completion if sample.problem.prompt else [{"role": "assistant", "content": sample.completion}]
 
 

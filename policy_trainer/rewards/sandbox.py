@@ -164,23 +164,8 @@ class SandboxProcess:
         self._socket, theirs = socket.socketpair()
         self._lines = self._socket.makefile("rb")
         with theirs:
-            self._process = subprocess.Popen(
-                # -P: do not put the working directory first in sys.path, where a file may shadow a library. -u: output
-                # is not lost when the process is killed.
-                [
-                    sys.executable,
-                    "-P",
-                    "-u",
-                    "-m",
-                    "policy_trainer.rewards.sandbox_child",
-                    *map(str, (theirs.fileno(), memory, seconds)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # to standard error: this process's standard output may be piped to a program
-                pass_fds=[theirs.fileno()],
-                env={**child_environment(), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
-                start_new_session=True,
-            )
+            arguments = theirs.fileno(), memory, seconds
+            self._process = start_python("policy_trainer.rewards.sandbox_child", *arguments)
         # Kills the process and its children.
         self.end = weakref.finalize(self, _end, self._process, self._socket, self._lines)
 
@@ -212,7 +197,21 @@ class SandboxProcess:
             raise ProcessEnded(f"took more than {seconds:g} s", too_slow=True) from None
         except (EOFError, OSError):
             self.end()
-            raise ProcessEnded(f"ended the process, {_status(self._process.returncode)}") from None
+            raise ProcessEnded(f"ended the process, {exit_status(self._process.returncode)}") from None
+
+
+def start_python(module: str, descriptor: int, *arguments: object) -> subprocess.Popen[bytes]:
+    """Runs a module in a new interpreter with a session of its own. It gets the descriptor and the arguments."""
+    return subprocess.Popen(
+        # -P: do not put the working directory first in sys.path, where a file may shadow a library. -u: output is not
+        # lost when the process is killed.
+        [sys.executable, "-P", "-u", "-m", module, str(descriptor), *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # to standard error: this process's standard output may be piped to a program
+        pass_fds=[descriptor],
+        env={**child_environment(), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
+        start_new_session=True,
+    )
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: BinaryIO) -> None:
@@ -223,7 +222,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: Bin
     process.wait()
 
 
-def _status(code: int | None) -> str:
+def exit_status(code: int | None) -> str:
     """code: None while another thread is ending the process."""
     if code is None:
         return "which was stopped"

@@ -1,0 +1,182 @@
+"""Connections of sessions: to processes that a template forks, and to the process that began the run."""
+
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, Protocol
+
+from policy_trainer.rewards.function_server import SESSIONS, is_gone, read_address
+from policy_trainer.rewards.sandbox import ProcessEnded, exit_status, start_python
+from shared.errors import UserError
+
+# Time limit for imports, for descriptions and for making an environment, which may start programs.
+START_SECONDS = 300.0
+# An answer is shorter, unless a tool writes to the socket itself.
+_MOST_BYTES = 2**28
+_END_SECONDS = 5.0
+
+
+class Place(Protocol):
+    """Where sessions run."""
+
+    def connect(self) -> "Connection":
+        """A new session. Raises UserError if there can be none."""
+        ...
+
+
+class Connection:
+    """One request at a time, from any thread. end: ends the session's process, and says in words how it ended."""
+
+    def __init__(self, connection: socket.socket, end: Callable[[], str]) -> None:
+        self._socket = connection
+        self._end = end
+        self._lock = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the session that nobody asks now can be asked."""
+        self._socket.settimeout(None)
+        return self._socket.fileno() >= 0 and not is_gone(self._socket)
+
+    def ask(self, do: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+        """The answer of `Host`, which has a method `do` with these arguments. Raises ProcessEnded if there is none
+        within `seconds`, ValueError, TypeError or RecursionError for arguments that JSON cannot have."""
+        request = json.dumps({"do": do, **arguments}).encode() + b"\n"
+        with self._lock:
+            deadline = time.monotonic() + seconds
+            try:
+                self._socket.settimeout(seconds)
+                self._socket.sendall(request)
+                return json.loads(self._line(deadline))
+            except TimeoutError:
+                self.close()
+                raise ProcessEnded(f"took more than {seconds:g} s", too_slow=True) from None
+            except (OSError, EOFError, ValueError, RecursionError):
+                raise ProcessEnded(self.close()) from None
+
+    def close(self) -> str:
+        """Ends the session, and says how its process ended."""
+        with suppress(OSError):  # a thread that waits for an answer goes on
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        return self._end()
+
+    def _line(self, deadline: float) -> bytes:
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
+            part = self._socket.recv(2**20)
+            if not part or len(line) > _MOST_BYTES:
+                raise EOFError
+            line += part
+        return bytes(line)
+
+
+class TemplateProcess:
+    """A process that has imported the user's modules, and forks a child for each session: `template.py`."""
+
+    def __init__(self, tools: Sequence[str], environments: Sequence[str], seconds: float) -> None:
+        """seconds: time limit of one call. Raises UserError for what cannot be imported."""
+        self._settings = json.dumps({"tools": [*tools], "environments": [*environments], "seconds": seconds})
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._start()
+
+    def connect(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            if self._process.poll() is not None:  # killed, when the machine ran out of memory
+                self._stop()
+                self._start()
+            number = next(self._numbers)
+            try:
+                socket.send_fds(self._control, [json.dumps({"open": number}).encode()], [theirs.fileno()])
+                self._answer()
+            except (OSError, EOFError) as error:
+                ours.close()
+                raise UserError(f"tools: the process that starts their processes has ended: {error}") from error
+        return Connection(ours, lambda: self._end(number, self._process))
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def _end(self, number: int, process: subprocess.Popen[bytes]) -> str:
+        with self._lock:
+            if process is self._process and self._control.fileno() >= 0:
+                with suppress(OSError, EOFError):
+                    self._control.sendall(json.dumps({"end": number}).encode())
+                    return f"ended the process, {exit_status(self._answer())}"
+        return "ended the process"
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            arguments = theirs.fileno(), START_SECONDS, self._settings
+            self._process = start_python("policy_trainer.environments.template", *arguments)
+        try:
+            if refusal := self._answer():
+                raise UserError(refusal)
+        except EOFError:
+            status = exit_status(self._process.wait())
+            raise UserError(f"tools: importing their modules took too long or ended the process, {status}") from None
+        except BaseException:
+            self._stop()
+            raise
+
+    def _stop(self) -> None:
+        """The template ends once its socket is closed, and kills its children before."""
+        self._control.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _answer(self) -> Any:
+        """Of one request. Raises EOFError if the template has ended."""
+        answer = bytearray()
+        while not answer.endswith(b"\n"):
+            part = self._control.recv(2**16)
+            if not part:
+                raise EOFError("it does not answer")
+            answer += part
+        return json.loads(answer)
+
+
+class Caller:
+    """The process that began the run, where each session has a thread. A thread that hangs is abandoned."""
+
+    def __init__(self, label: str, setting: str) -> None:
+        """label: of a tool or environment there, for errors. Raises UserError if there is no such process."""
+        self._label, self._setting = label, setting
+        self._port, self._token = read_address(label, setting)
+
+    def connect(self) -> Connection:
+        try:
+            connection = socket.create_connection(("127.0.0.1", self._port), timeout=START_SECONDS)
+            head = f"POST {SESSIONS} HTTP/1.1\r\nAuthorization: Bearer {self._token}\r\n\r\n"
+            connection.sendall(head.encode())
+            status = _head(connection)
+        except OSError as error:
+            raise UserError(
+                f"{self._setting}: the program that began the run does not answer for {self._label}: {error}"
+            ) from error
+        assert b" 200 " in status, status
+        return Connection(connection, lambda: "closed the connection")
+
+
+def _head(connection: socket.socket) -> bytes:
+    """The status line and headers of an answer over HTTP."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        part = connection.recv(1)  # what follows belongs to the session
+        if not part:
+            raise ConnectionError("it closed the connection")
+        head += part
+    return head

@@ -1,0 +1,233 @@
+"""One session, where the user's code runs: requests and answers are lines of JSON.
+
+It runs in a process of its own, or in a thread of the process that began the run.
+"""
+
+import asyncio
+import faulthandler
+import inspect
+import json
+import os
+import random
+import resource
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import numpy as np
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from policy_trainer.data.user_code import accepts, user_traceback
+from policy_trainer.environments.toolbox import Toolbox, method_names
+from policy_trainer.rewards.environments import LIVE
+from policy_trainer.rewards.functions import checked
+from shared.errors import UserError
+
+# Of what a call printed or raised, only the end is kept.
+_MOST_LOG = 2000
+
+
+class _Refused(Exception):
+    """kind: of the failure, as in ToolAnswer."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Host:
+    """The tools, and perhaps an environment. A request names one of the methods in `do`, and has its arguments.
+
+    An answer has `value`, or `error` with the exception's text and `raised` with its type; `kind` of the failure, empty
+    if there was none; and `log`, the end of what was printed or raised.
+    """
+
+    def __init__(self, toolbox: Toolbox, resets: threading.Lock, *, separate: bool) -> None:
+        """resets: held while random numbers are seeded and used. separate: whether the process has no other session."""
+        self._toolbox = toolbox
+        self._resets = resets
+        self._separate = separate
+        self._home = os.getcwd()
+        self._label = self._key = ""
+        self._environment: Any = None
+        self._tools: dict[str, Callable[..., Any]] = {}
+        self._most = 0
+        self._loop = asyncio.Runner()
+        self._methods = {each.__name__: each for each in (
+            self.describe, self.open, self.reset, self.call, self.reward, self.get, self.invoke
+        )}  # fmt: skip
+
+    def answer(self, line: bytes) -> bytes:
+        """Never raises for what the user's code does."""
+        printed = _Tail(sys.__stderr__ or sys.stderr)
+        try:
+            with ExitStack() as stack:
+                if self._separate:
+                    stack.enter_context(redirect_stdout(printed))  # type: ignore[type-var]
+                    stack.enter_context(redirect_stderr(printed))  # type: ignore[type-var]
+                request = json.loads(line)
+                value = self._methods[request.pop("do")](**request)
+            return _line({"kind": "", "log": printed.text, **(value if isinstance(value, dict) else {"value": value})})
+        except BaseException as error:  # the user's code may raise anything, SystemExit too
+            return self._failure(error, printed.text)
+
+    def _failure(self, error: BaseException, printed: str) -> bytes:
+        kind = {UserError: "refused", _Refused: getattr(error, "kind", "")}.get(type(error), "exception")
+        trace = "".join(user_traceback(error).format()) if kind == "exception" else ""
+        try:
+            text = str(error) or type(error).__name__
+        except BaseException:
+            text = type(error).__name__
+        log = (printed + trace)[-_MOST_LOG:]
+        return _line({"error": self._cut(text)[0], "raised": type(error).__name__, "kind": kind, "log": log})
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"value": self._toolbox.describe()}
+
+    def open(self, environment: str | None, most_characters: int, memory: int) -> str:
+        """Makes the environment of this label. Returns its key if rewards of this process find it by that.
+
+        memory: bytes that this process may take from now on, 0 for no limit; of no effect if others share it.
+        """
+        self._most = most_characters
+        if memory and self._separate:
+            limit = memory + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        tools = [*self._toolbox.tools.values()]
+        if environment is not None:
+            self._label, self._environment = environment, self._toolbox.make(environment)
+            tools += [getattr(self._environment, name) for name in method_names(type(self._environment))]
+            if not self._separate:
+                self._key = secrets.token_hex()
+                LIVE[self._key] = self._environment
+        self._tools = {tool.__name__: tool for tool in tools}
+        return self._key
+
+    def close(self) -> None:
+        LIVE.pop(self._key, None)
+        self._loop.close()
+
+    def reset(self, columns: Mapping[str, Any], seed: int) -> str | None:
+        """Raises UserError for a row without a column that it requires."""
+        reset = self._environment.reset
+        parameters = inspect.signature(reset).parameters
+        if "seed" in parameters:
+            columns = {"seed": seed, **columns}
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            columns = {name: value for name, value in columns.items() if name in parameters}
+        if reason := accepts(reset, **columns):
+            raise UserError(f"environment: {self._label}.reset: {reason}; the columns of a row are its arguments")
+        self._go_home()
+        with self._resets:
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            shown = self._awaited(reset(**columns))
+        shown = _joined(shown)
+        if shown is None or isinstance(shown, str):
+            return None if shown is None else _encodable(shown)
+        raise TypeError(f"reset must return a text or None, got {type(shown).__name__}")
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, str]:
+        tool = self._tools[name]
+        if reason := accepts(tool, **arguments):
+            raise _Refused("wrong_arguments", f"{name}: {reason}")
+        if self._environment is None:
+            self._go_home()
+        text, left_out = self._cut(_encodable(str(_joined(self._awaited(tool(**arguments))))))
+        return {"value": text, "kind": "too_long" if left_out else ""}
+
+    def reward(self, method: str) -> float | None:
+        return checked(self._awaited(getattr(self._environment, method)()))
+
+    def get(self, name: str) -> Mapping[str, Any]:
+        """An attribute's value; of a method, only that it is one."""
+        value = getattr(self._environment, name)
+        if callable(value):
+            return {"method": "async" if inspect.iscoroutinefunction(value) else "plain"}
+        return {"value": _plain(value, name)}
+
+    def invoke(self, name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"value": _plain(self._awaited(getattr(self._environment, name)(*arguments, **keywords)), f"{name}()")}
+
+    def _awaited(self, result: Any) -> Any:
+        return self._loop.run(_wait(result)) if inspect.isawaitable(result) else result
+
+    def _go_home(self) -> None:
+        """Where the last rollout of this process began: it may have changed the working directory."""
+        if self._separate:
+            os.chdir(self._home)
+
+    def _cut(self, text: str) -> tuple[str, int]:
+        """The text, perhaps shortened, and how many characters were left out."""
+        left_out = len(text) - self._most
+        if left_out <= 0 or not self._most:
+            return text, 0
+        return f"{text[: self._most]}\n[{left_out} more characters were left out]", left_out
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, host: Host, *, watchdog: float = 0.0) -> None:
+    """Answers until the client disconnects. watchdog: seconds after which a call ends the process; 0 for never."""
+    process = os.getpid()
+    try:
+        for line in requests:
+            if watchdog:
+                faulthandler.dump_traceback_later(watchdog, exit=True)
+            answer = host.answer(line)
+            if os.getpid() != process:  # a tool has forked; only the original process may answer
+                os._exit(0)
+            answers.write(answer)
+            answers.flush()
+            if watchdog:
+                faulthandler.cancel_dump_traceback_later()
+    finally:
+        host.close()
+
+
+class _Tail:
+    """Standard error, whose last texts are kept."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text = (self.text + text)[-_MOST_LOG:]
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+async def _wait(result: Any) -> Any:
+    return await result
+
+
+def _joined(result: Any) -> Any:
+    """A list of content blocks as their text. Raises _Refused if there are pictures among them."""
+    blocks = result if isinstance(result, list) else []
+    if not blocks or not all(isinstance(each, dict) and "type" in each for each in blocks):
+        return result
+    if any(each["type"] != "text" for each in blocks):
+        raise _Refused("pictures", "it returned pictures, which the model does not get: return texts")
+    return "".join(str(each.get("text", "")) for each in blocks)
+
+
+def _encodable(text: str) -> str:
+    """Without the halves of characters that no tokenizer takes."""
+    return text.encode(errors="replace").decode()
+
+
+def _plain(value: Any, name: str) -> Any:
+    """As JSON types. Raises TypeError for a value that has none."""
+    try:
+        return to_jsonable_python(value, fallback=lambda array: array.tolist())
+    except (PydanticSerializationError, AttributeError, ValueError):
+        raise TypeError(f"{name} is {type(value).__name__}, which is no JSON value: rewards get only those") from None
+
+
+def _line(answer: Mapping[str, Any]) -> bytes:
+    return json.dumps(answer).encode() + b"\n"

@@ -1,0 +1,156 @@
+"""The process that imports the user's modules once, and forks a child for each session.
+
+It has no thread and does nothing else, so that forking is safe and takes milliseconds. The worker sends requests over a
+socket that no other process has, one at a time: `open` comes with the session's connection. The children end with their
+parent, and what they have started ends with them.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policy_trainer.environments.host import Host, serve
+from policy_trainer.environments.toolbox import Toolbox
+from shared.errors import UserError
+from shared.process import PARENT_VARIABLE
+
+# The worker kills a session that takes too long. A watchdog ends it after this many time limits, in case nobody does.
+_WATCHDOG_LIMITS = 3
+# How often the template looks for children that have ended, and whether its parent is there.
+_TICK = 0.2
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Template:
+    """seconds: time limit of one call."""
+
+    def __init__(self, control: socket.socket, toolbox: Toolbox, seconds: float) -> None:
+        self._control = control
+        self._toolbox = toolbox
+        self._seconds = seconds
+        self._parent = os.getppid()
+        self._pids: dict[int, int] = {}  # by session
+        self._codes: dict[int, int] = {}  # of sessions that ended by themselves
+        self._others = _children()  # what the user's modules have started
+
+    def run(self) -> None:
+        """Until the worker is gone."""
+        while os.getppid() == self._parent:
+            readable, _, _ = select.select([self._control], [], [], _TICK)
+            if readable:
+                message, descriptors, _, _ = socket.recv_fds(self._control, 1024, 1)
+                if not message:
+                    break
+                request = json.loads(message)
+                answer = self._open(request["open"], *descriptors) if descriptors else self._end(request["end"])
+                self._control.sendall(json.dumps(answer).encode() + b"\n")
+            for session, pid in [*self._pids.items()]:
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    self._codes[session] = self._end(session)
+        for session in [*self._pids]:
+            self._end(session)
+
+    def _open(self, session: int, descriptor: int) -> None:
+        if pid := os.fork():
+            self._pids[session] = pid
+            os.close(descriptor)
+            return
+        try:
+            self._serve(descriptor)
+        except ConnectionError:  # the worker has stopped waiting
+            pass
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _serve(self, descriptor: int) -> None:
+        """In a session's process."""
+        self._control.close()
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        np.random.seed()  # else all sessions had the same numbers
+        host = Host(self._toolbox, threading.Lock(), separate=True)
+        with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
+            serve(stream, stream, host, watchdog=_WATCHDOG_LIMITS * self._seconds)
+        os._exit(0)
+
+    def _end(self, session: int) -> int:
+        """Kills the session's process and all that it has started. Returns its exit code, negative for a signal."""
+        pid = self._pids.pop(session, None)
+        if pid is None:
+            return self._codes.pop(session, 0)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # its group's number stays reserved
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        if not ended:  # it may not have its group yet
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        self._kill_orphans()
+        return os.waitstatus_to_exitcode(status)
+
+    def _kill_orphans(self) -> None:
+        """Kills what a session has started in sessions of their own: it becomes this process's children."""
+        while orphans := _children() - self._others - {*self._pids.values()}:
+            for pid in orphans:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def main(descriptor: int, tools: Iterable[str], environments: Iterable[str], seconds: float) -> None:
+    """Imports the modules, says whether that went well, and serves. seconds: time limit of one call."""
+    os.environ.pop(PARENT_VARIABLE, None)  # what the tools start must not inherit it
+    with socket.socket(fileno=descriptor) as control:
+        try:
+            toolbox = Toolbox.load([*tools], [*environments])
+            if threads := [each.name for each in threading.enumerate() if each is not threading.main_thread()]:
+                raise UserError(
+                    f"tools: the modules of {', '.join([*tools, *environments])} start threads when they are imported "
+                    f"({', '.join(threads)}), which rollouts' processes would not have: start them at the first call"
+                )
+        except UserError as error:
+            refusal: Any = str(error)
+        except BaseException:  # a module may also raise SystemExit
+            refusal = f"tools: their modules cannot be loaded:\n{traceback.format_exc()}"
+        else:
+            refusal = None
+        control.sendall(json.dumps(refusal).encode() + b"\n")
+        if refusal is not None:
+            return
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        faulthandler.cancel_dump_traceback_later()
+        gc.freeze()  # the children share what is there now
+        Template(control, toolbox, seconds).run()
+
+
+def _prctl(option: int, value: int) -> None:
+    with suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _children() -> set[int]:
+    """Of this process, which has a single thread. Empty where the system does not say."""
+    with suppress(FileNotFoundError):
+        return {*map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())}
+    return set()
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(float(sys.argv[2]), exit=True)
+    main(int(sys.argv[1]), **json.loads(sys.argv[3]))

@@ -1,0 +1,78 @@
+"""The user's tools and environments, in the process that runs them, and how they are described to the model."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from policy_trainer.data.user_code import accepts, explained, import_named
+from shared.errors import UserError
+
+# Methods of an environment that are no tools.
+RESERVED = ("reset", "get_reward", "get_step_reward")
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """Functions and environment classes by their names in the settings: `module:name`, or `caller:name`.
+
+    A function that makes environments may take the place of a class.
+    """
+
+    tools: Mapping[str, Callable[..., Any]]
+    environments: Mapping[str, Callable[[], Any]]
+
+    @classmethod
+    def load(cls, tools: Sequence[str], environments: Sequence[str]) -> "Toolbox":
+        """Imports them. Raises UserError if that fails."""
+        return cls(
+            {label: import_named(label, "tools") for label in tools},
+            {label: import_named(label, "environment") for label in environments},
+        )
+
+    def make(self, label: str) -> Any:
+        """A new environment. Raises UserError if that fails."""
+        with explained("environment", f"{label}()"):
+            return self.environments[label]()
+
+    def describe(self) -> dict[str, Any]:
+        """tools: JSON schemas by label. environments: by label, the schemas of their tools, and which of `RESERVED`
+        they have. Raises UserError for what cannot be offered to the model."""
+        return {
+            "tools": {label: _schema("tools", label, tool) for label, tool in self.tools.items()},
+            "environments": {label: self._description(label) for label in self.environments},
+        }
+
+    def _description(self, label: str) -> dict[str, Any]:
+        made = self.environments[label]
+        cls = made if isinstance(made, type) else type(self.make(label))
+        reserved = [name for name in RESERVED if callable(getattr(cls, name, None))]
+        if "reset" not in reserved:
+            raise UserError(f"environment: {label} needs a method `reset`, which begins each rollout")
+        if isinstance(made, type) and (reason := accepts(made)):
+            raise UserError(f"environment: {label} is made without arguments, but {reason}; give a function that does")
+        # As methods of some object, so that their first parameter is left out; the class is not instantiated for it.
+        methods = {name: inspect.getattr_static(cls, name).__get__(object(), cls) for name in method_names(cls)}
+        schemas = [_schema("environment", f"{label}.{name}", method) for name, method in methods.items()]
+        return {"tools": schemas, "reserved": reserved}
+
+
+def method_names(cls: type) -> Iterator[str]:
+    """The methods that are tools: the public ones, but those that have a meaning of their own. TRL's rule."""
+    for name, _ in inspect.getmembers(cls, inspect.isfunction):
+        if not name.startswith("_") and name not in RESERVED:
+            yield name
+
+
+def _schema(setting: str, what: str, function: Callable[..., Any]) -> dict[str, Any]:
+    from transformers.utils import get_json_schema  # slow to import; no process that runs tools needs it
+
+    if not inspect.isroutine(function):
+        raise UserError(f"{setting}: {what} must be a function, got {type(function).__name__}")
+    try:
+        return get_json_schema(function)
+    except Exception as error:  # it evaluates the user's annotations, too
+        raise UserError(
+            f"{setting}: {what} cannot be described to the model: {error}; a tool needs a docstring in Google style, "
+            "and a type hint and a description of each argument"
+        ) from error

@@ -1,0 +1,60 @@
+"""The environments of rollouts, for rewards: they live in other processes, and are reached through the worker."""
+
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from policy_trainer.data.problem import EnvironmentReference
+
+# The environments that live in this process, by key.
+LIVE: dict[str, Any] = {}
+
+
+def environment(reference: EnvironmentReference | None) -> Any:
+    """What rewards get in their argument `environments`: the environment itself if it lives in this process."""
+    if reference is None:
+        return None
+    return LIVE[reference.key] if reference.key in LIVE else EnvironmentProxy(reference)
+
+
+class EnvironmentProxy:
+    """Reads attributes and calls methods of an environment in another process. Values must be JSON's.
+
+    Raises AttributeError for what the environment does not have and for private names, and RuntimeError for what its
+    code raises.
+    """
+
+    def __init__(self, reference: EnvironmentReference) -> None:
+        object.__setattr__(self, "_reference", reference)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{name}: rewards get only the public attributes of an environment")
+        answer = self._ask({"do": "get", "name": name})
+        if "method" not in answer:
+            return answer["value"]
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            request = {"do": "invoke", "name": name, "arguments": arguments, "keywords": keywords}
+            return self._ask(request)["value"]
+
+        async def call_async(*arguments: Any, **keywords: Any) -> Any:
+            return call(*arguments, **keywords)
+
+        return call_async if answer["method"] == "async" else call
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a reward cannot change the attributes of an environment")
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        reference: EnvironmentReference = object.__getattribute__(self, "_reference")
+        with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rwb") as stream:
+            connection.connect(reference.relay)
+            stream.write(json.dumps({"session": reference.session, **request}).encode() + b"\n")
+            stream.flush()
+            answer = json.loads(stream.readline() or b'{"error": "the worker does not answer"}')
+        if "error" in answer:
+            error = AttributeError if answer.get("raised") == "AttributeError" else RuntimeError
+            raise error(f"environment: {answer['error']}")
+        return answer

@@ -1,0 +1,147 @@
+"""Tools and environments that do what they should not."""
+
+import asyncio
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: the first number
+        b: the second number
+    """
+    return a + b
+
+
+async def add_slowly(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: the first number
+        b: the second number
+    """
+    await asyncio.sleep(0)
+    return a + b
+
+
+def do(what: str) -> object:
+    """Does something bad.
+
+    Args:
+        what: the name of it
+    """
+    return DEEDS[what]()
+
+
+def _exhaust() -> object:
+    return [bytearray(2**26) for _ in range(1000)]
+
+
+def _recurse() -> object:
+    return _recurse()
+
+
+def _raise(error: BaseException) -> object:
+    raise error
+
+
+def _fork() -> object:
+    if os.fork() == 0:
+        return "the child"
+    return "the parent"
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+DEEDS = {
+    "answer": lambda: "fine",
+    "megabytes": lambda: "x" * 2_000_000,
+    "hang": lambda: time.sleep(1000),
+    "hold": lambda: re.match(r"(a|aa)+$", "a" * 60 + "b"),
+    "fork": _fork,
+    "exit": lambda: os._exit(3),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "chdir": lambda: os.chdir("/"),
+    "where": os.getcwd,
+    "print": lambda: [print("line", number) for number in range(1000)] and "printed",
+    "exhaust": _exhaust,
+    "recurse": _recurse,
+    "leave": lambda: sys.exit(4),
+    "interrupt": lambda: _raise(KeyboardInterrupt()),
+    "raise": lambda: _raise(ValueError("a bad value")),
+    "unprintable": lambda: _raise(Unprintable()),
+    "object": object,
+    "surrogate": lambda: "\ud800",
+    "picture": lambda: [{"type": "image", "image": "..."}],
+    "texts": lambda: [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    "list": lambda: [1, 2],
+    "pid": os.getpid,
+    "spawn": lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
+    "spawn and hang": lambda: (subprocess.Popen(["sleep", "1001"], start_new_session=True), time.sleep(1000)),
+    "garbage": lambda: [os.write(fd, b"garbage\n") for fd in range(3, 12) if _is_socket(fd)],
+}
+
+
+def _is_socket(fd: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket")
+    except OSError:
+        return False
+
+
+class Counter:
+    """Counts how often it was made and reset."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.resets = 0
+        self.total = 0
+        self._secret = 1
+
+    def reset(self, start: int = 0, **columns: object) -> str:
+        self.resets += 1
+        self.total = start
+        return f"{random.randrange(10**9)} {np.random.randint(10**9)} {sorted(columns)}"
+
+    def increment(self, by: int) -> int:
+        """Increments.
+
+        Args:
+            by: how much
+        """
+        self.total += by
+        return self.total
+
+    async def misbehave(self, what: str) -> object:
+        """Does something bad.
+
+        Args:
+            what: the name of it
+        """
+        return DEEDS[what]()
+
+    def get_reward(self) -> float:
+        if self.total == 13:
+            raise ValueError("13")
+        if self.total == 14:
+            os._exit(1)
+        return float(self.total)
+
+    async def get_step_reward(self) -> float:
+        return self.total / 2
+
+    def _private(self) -> None: ...
