@@ -2,6 +2,7 @@
 
 from policy_trainer.config.commands import (
     ENV_PREFIX,
+    ENVIRONMENT,
     INLINE,
     CommonConfig,
     DemoChoices,

@@ -22,6 +22,8 @@ WeightsPlace = Literal["directory", "server"]
 ENV_PREFIX = "POLICY_TRAINER_"
 # The value of `server` for which the trainer starts one.
 INLINE = "inline"
+# The name of the reward that environments give themselves, and of the task whose problems are theirs.
+ENVIRONMENT = "environment"
 
 
 def _refuse_float16(dtype: object) -> object:
@@ -62,7 +64,8 @@ class CommonConfig(ModelConfig):
     """Random seed for drawing problems and sampling tokens."""
     task: Annotated[TaskName, Resume.FIXED, InHelp("train doctor eval")] = "arithmetic"
     """Source of the problems, and how an answer is judged: arithmetic, countdown, geometry3k, gsm8k, math, jsonl,
-    dataset, mixture, or module:name for your own task. Default: jsonl with data.path, dataset with data.dataset."""
+    dataset, environment, mixture, or module:name for your own task. Default: jsonl with data.path, dataset with
+    data.dataset, environment with `environment` and neither."""
     rewards: Annotated[CliVariadicArg[list[str]], Travel.NAME, Resume.FIXED, InHelp("train doctor eval")] = []
     """Names of reward functions, or module:function for your own, or the URL of a server that judges. Default: those of
     the task."""
@@ -99,12 +102,17 @@ class CommonConfig(ModelConfig):
     def _check_task(self) -> "CommonConfig":
         if "task" not in self.model_fields_set and (self.data.path or self.data.dataset):
             self.task = "jsonl" if self.data.path else "dataset"
+        elif "task" not in self.model_fields_set and self.environment:
+            self.task = ENVIRONMENT
         check_source(self.task, self.data)
         if self.task == "mixture" and not self.data.mixture:
             raise ValueError("data.mixture: task mixture needs a list of tasks")
         if self.sampling.regroup and self.judging.steps:
             raise ValueError("sampling.regroup: steps of completions are not regrouped: use it without judging.steps")
         self._check_turns()
+        if self.environment and ENVIRONMENT not in self.rewards:  # as in TRL, with the weight 1
+            self.reward_weights = [*self.reward_weights, 1.0] if self.reward_weights else []
+            self.rewards = [*self.rewards, ENVIRONMENT]
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
             raise ValueError(
                 f"reward_weights: there must be one for each of rewards {self.rewards}, got {self.reward_weights}: "

@@ -17,6 +17,7 @@ USED_SETTINGS: Mapping[str, Set[str]] = {
     "arithmetic": frozenset(),
     "countdown": _FILES | _DATASETS | {"countdown"},
     "dataset": _FILES | _DATASETS | _ANSWERS,
+    "environment": frozenset(),
     "geometry3k": _FILES | _DATASETS,
     "gsm8k": _FILES | _DATASETS,
     "jsonl": _FILES | _ANSWERS,

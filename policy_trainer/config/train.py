@@ -101,8 +101,11 @@ class TrainConfig(RunConfig):
         checks = (_single_completion_errors, _teacher_errors, _sampler_errors, _reference_errors)
         if message := next(chain.from_iterable(check(self) for check in checks), None):
             raise ValueError(message)
-        if self.loss.advantage == "process" and not self.judging.steps:
-            raise ValueError("loss.advantage: process supervision needs the rewards of steps: set judging.steps")
+        if self.loss.advantage == "process" and not (self.judging.steps or self.environment):
+            raise ValueError(
+                "loss.advantage: process supervision needs the rewards of steps: set judging.steps, or give an "
+                "environment that rewards turns"
+            )
         if self.loss.advantage == "gdpo" and self.reward_weights and not any(self.reward_weights):
             raise ValueError("reward_weights: gdpo takes rewards with a weight other than 0, and there is none")
         if self.minibatches > self.groups_per_step:

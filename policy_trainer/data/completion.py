@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
 from typing import Annotated
 
@@ -36,21 +35,22 @@ def loss_mask(completions: Sequence[Completion]) -> np.ndarray | None:
     return np.concatenate(masks) if masks else None
 
 
-def turn_rewards(completions: Sequence[Completion]) -> StepRewards | None:
-    """The rewards that environments gave after turns of a group's rollouts; None if they gave none.
+def turn_rewards(completions: Sequence[Completion], totals: np.ndarray) -> StepRewards:
+    """The rewards that environments gave after turns of a group's rollouts, and the total rewards, (G,), at their ends.
 
-    A turn's reward stands at its last sampled token. A last turn, after which no tool was called, has none.
+    A turn's reward stands at its last sampled token.
     """
-    rows = [each.conversation.step_rewards or () for each in completions if each.conversation]
-    if not any(rows):
-        return None
-    ends = [
-        each.conversation.turn_ends[: len(row)]
-        for each, row in zip(completions, rows, strict=True)
-        if each.conversation
-    ]
-    counts = np.array([len(row) for row in rows], np.int64)
-    return StepRewards(rewards=np.array([*chain(*rows)], np.float32), ends=np.concatenate(ends), counts=counts)
+    rows: list[dict[int, float]] = []
+    for completion, total in zip(completions, totals.tolist(), strict=True):
+        assert completion.conversation
+        ends = completion.conversation.turn_ends.tolist()
+        row = dict(zip(ends, completion.conversation.step_rewards, strict=False))
+        rows.append({**row, ends[-1]: row.get(ends[-1], 0.0) + total})
+    return StepRewards(
+        rewards=np.array([reward for row in rows for reward in row.values()], np.float32),
+        ends=np.array([end for row in rows for end in row], np.int64),
+        counts=np.array([len(row) for row in rows], np.int64),
+    )
 
 
 def group_tokens(prompt: EncodedPrompt, completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from policy_trainer.data.problem import EnvironmentReference
+
 # How a rollout ends. finished: by a turn without calls. truncated: at sampling.max_completion_length, or where the
 # answers of tools would exceed it. out_of_turns, out_of_time: at turns.max_tool_calling_iterations,
 # turns.rollout_seconds. no_bridge: the tokens that follow its last turn are not known.
@@ -28,7 +30,7 @@ class Conversation:
 
     mask: bool (T,), true for the tokens that the model sampled, false for those between its turns. messages: the
     assistant's and the tools', as TRL's rewards get them. calls: those after each of the model's turns. seconds: from
-    the first prompt to the end. session: where the environment still lives while rewards judge; None without any.
+    the first prompt to the end. environment: which still lives while rewards judge; None without any.
     reward, step_rewards: the environment's, of the rollout and after each turn; NaN where it failed.
     """
 
@@ -37,9 +39,9 @@ class Conversation:
     calls: tuple[tuple[CallRecord, ...], ...]
     end: End
     seconds: float
-    session: Any = None
+    environment: EnvironmentReference | None = None
     reward: float | None = None
-    step_rewards: tuple[float, ...] | None = None
+    step_rewards: tuple[float, ...] = ()
 
     @property
     def last_turn(self) -> int:

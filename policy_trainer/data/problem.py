@@ -88,6 +88,7 @@ class Sample:
     tokens: number of sampled tokens, with the EOS. finished: False if it was cut off at the length limit. start: the
     beginning of the answer that stood in the prompt, such as a prefill; `completion` begins with it. ids: the sampled
     tokens. messages, environment: of a rollout of several turns; its messages are the assistant's and the tools'.
+    environment_reward: what the environment's get_reward returned; None if it has none, NaN if it failed.
     """
 
     problem: Problem
@@ -98,6 +99,7 @@ class Sample:
     ids: tuple[int, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     environment: EnvironmentReference | None = None
+    environment_reward: float | None = None
 
     @property
     def sampled(self) -> str:

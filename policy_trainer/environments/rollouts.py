@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
-from policy_trainer.environments.sessions import Session, Sessions, ToolAnswer
+from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, TurnsConfig
 from policy_trainer.data.completion import Completion
@@ -21,6 +21,7 @@ from policy_trainer.data.conversation import CallRecord, Conversation, End
 from policy_trainer.data.problem import Problem, Tools
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
+from policy_trainer.environments.sessions import Session, Sessions, ToolAnswer
 from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams
 from shared.errors import UserError
 
@@ -75,12 +76,19 @@ class _Rollout:
             calls=tuple(self.calls),
             end=self.end,
             seconds=self.seconds,
-            session=self.session,
+            environment=self.session and self.session.reference,
             reward=self.reward,
-            step_rewards=tuple(self.step_rewards) or None,
+            step_rewards=tuple(self.step_rewards),
         )
         ids, logps = np.array(self.ids, np.int64), np.array(self.logps, np.float32)
         return Completion(ids, logps, self.end == "finished", self.last.eos, conversation)
+
+
+def make_rollouts(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> "Rollouts | None":
+    """None without tools and environments. eos: the ids that end a turn. Raises UserError for unusable ones."""
+    if not (config.tools or config.environment):
+        return None
+    return Rollouts(config, Dialogue(config, tokenizer, eos), Sessions(config))
 
 
 class Rollouts:
@@ -208,7 +216,7 @@ class Rollouts:
             if rollout.session is None:
                 session.release()
         rollout.calls.append(tuple(CallRecord(name, each.seconds, each.error, each.log) for name, each in answers))
-        if rollout.session is not None and (step := session.step_reward()) is not None:
+        if (step := session.step_reward()) is not None:
             rollout.step_rewards.append(step)
         messages = [{"role": "tool", "name": name, "content": each.content} for name, each in answers]
         between = self._dialogue.between(rollout.ids[-1], messages)

@@ -13,7 +13,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.pictures import data_url, small
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
-from policy_trainer.environments.rollouts import OpenProblem, Rollouts
+from policy_trainer.environments.rollouts import OpenProblem, Rollouts, make_rollouts
 from policy_trainer.reporting.conversations import SampledTurn, turns_of
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import MAX_SIDE, SampledCompletion, SampledGroup
@@ -22,6 +22,7 @@ from policy_trainer.rewards.judging import Groups, Judge, Judgement
 from policy_trainer.rewards.registry import NOTHING, measures_correctness
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
+from shared.models import eos_token_ids
 from shared.pictures import MAX_PICTURES
 
 # The normal quantile of a two-sided 95% interval.
@@ -236,7 +237,14 @@ def make_evaluator(
 ) -> Evaluator:
     """An evaluator whose prompts are at most as long as the configuration and the model's context allow."""
     encoder = prompt_encoder(config, tokenizer, limit=prompt_limit(model, config))
-    return Evaluator(encoder, judge, task, batch_size=batch_size, refuse_too_long=config.data.too_long == "refuse")
+    return Evaluator(
+        encoder,
+        judge,
+        task,
+        batch_size=batch_size,
+        refuse_too_long=config.data.too_long == "refuse",
+        rollouts=make_rollouts(config, tokenizer, eos_token_ids(model, tokenizer)),
+    )
 
 
 def _summarise(answered: Sequence[Transcript], params: SamplingParams, *, too_long: int) -> Evaluation:

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.conversation import Conversation
 from policy_trainer.data.problem import Problem, Score, Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards import Sample
@@ -102,7 +104,7 @@ class Judge:
                 completion.finished,
                 start=start,
                 ids=tuple(completion.ids.tolist()),
-                **({} if talk is None else {"messages": talk.messages, "environment": talk.session_reference}),
+                **({} if talk is None else _of_conversation(talk)),
             )
             for completion in completions
             for talk in [completion.conversation]
@@ -147,6 +149,11 @@ class Judge:
         sandbox = Sandbox(sandboxed, **limits, workers=self._config.workers)
         self._counting += [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallerReward | HttpReward))]
         return {name: _scorer(name, rule, sandbox) for name, rule in rules.items()}
+
+
+def _of_conversation(talk: Conversation) -> dict[str, Any]:
+    """A sample's fields that only rollouts of several turns have."""
+    return {"messages": talk.messages, "environment": talk.environment, "environment_reward": talk.reward}
 
 
 def _scorer(name: str, rule: Rule, sandbox: Sandbox) -> Scorer:

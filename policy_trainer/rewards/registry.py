@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 
-from policy_trainer.config import CommonConfig, PenaltyConfig
+from policy_trainer.config import ENVIRONMENT, CommonConfig, PenaltyConfig
 from policy_trainer.data.problem import Correct, Reward, Sample, Task
 from policy_trainer.rewards.answers import (
     format_reward,
@@ -79,10 +79,6 @@ NOTHING = "none"
 def no_reward(sample: Sample) -> float:
     """0 for every completion, which needs no gold answer."""
     return 0.0
-
-
-# The name of the reward that environments give themselves.
-ENVIRONMENT = "environment"
 
 
 def environment_reward(sample: Sample) -> float | None:

@@ -24,7 +24,6 @@ from policy_trainer.data.steps import step_judge, step_rewards
 from policy_trainer.environments.rollouts import OpenProblem, Rollouts
 from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
-from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.sampling.sampler import Sampler, sampling_params
@@ -238,18 +237,19 @@ class Rounds:
         judged = self._judge.judge([*zip(problems, sampled, strict=True)])
         for index, prompt, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):
             versions = np.full(len(completions), publication.version, np.int64)
-            steps = self._steps(judgement.samples, completions)
+            steps = self._steps(judgement, completions)
             group = JudgedGroup(index, prompt, completions, judgement, versions, steps, self._part_weights)
             current.groups.append(group)
         current.judging_seconds += time.monotonic() - began
         if self._rollouts is not None:
             self._rollouts.release()
 
-    def _steps(self, samples: Sequence[Sample], completions: Sequence[Completion]) -> StepRewards | None:
-        if self._config.judging.steps and (steps := turn_rewards(completions)) is not None:
-            return steps
+    def _steps(self, judgement: Judgement, completions: Sequence[Completion]) -> StepRewards | None:
+        if self._rollouts is not None and self._config.loss.advantage == "process":
+            return turn_rewards(completions, judgement.rewards)
         if self._step_judge is None:
             return None
+        samples = judgement.samples
         rows = [self._step_judge(sample.problem, sample.completion) for sample in samples]
         return step_rewards(
             rows, [np.array(sample.ids) for sample in samples], self._judge.decode, start=samples[0].start

@@ -7,6 +7,7 @@ import structlog
 
 from policy_trainer.config import INLINE, RolloutConfig, RunConfig
 from policy_trainer.data.prompts import prompt_encoder, prompt_limit
+from policy_trainer.environments.rollouts import make_rollouts
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match
@@ -25,7 +26,7 @@ from policy_trainer.weights.publication import PublishedWeights
 from shared.client.connection import OnWait
 from shared.devices import describe_device
 from shared.logprobs import embedding_rows
-from shared.models import load_tokenizer, use_threads
+from shared.models import eos_token_ids, load_tokenizer, use_threads
 
 log = structlog.get_logger()
 
@@ -59,7 +60,10 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     check_group_fits(reference, config.sampling, limit)
     encoder = prompt_encoder(config, tokenizer, limit=limit)
     vocabulary = embedding_rows(model)
-    rounds = Rounds(config, sampler, encoder, judge, task)
+    rollouts = make_rollouts(config, tokenizer, eos_token_ids(model, tokenizer))
+    if rollouts is not None:
+        stack.callback(rollouts.close)
+    rounds = Rounds(config, sampler, encoder, judge, task, rollouts)
     return RolloutWorker(config, sampler, vocabulary, rounds, client, weights, wait)
 
 

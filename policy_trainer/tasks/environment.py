@@ -3,15 +3,17 @@
 import math
 from collections.abc import Sequence
 
+from policy_trainer.config import ENVIRONMENT
 from policy_trainer.data.problem import Problem
+from policy_trainer.tasks.problem_set import user_message
 
 EVAL_PROBLEMS = 1000
-_NO_PROBLEM = Problem(answer="", messages=({"role": "user", "content": ""},))
+_NO_PROBLEM = Problem(answer="", messages=user_message(""))
 
 
 class EnvironmentTask:
-    name = "environment"
-    default_rewards = ("environment",)
+    name = ENVIRONMENT
+    default_rewards = (ENVIRONMENT,)
 
     def problem(self, index: int) -> Problem:
         """Nothing: the environment appends its text. Its random numbers follow from the run's seed and the index."""

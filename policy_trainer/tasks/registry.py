@@ -42,7 +42,7 @@ def make_task(config: CommonConfig) -> Task:
     Raises UserError for data that cannot be used, and for a task that does not judge steps if judging.steps is set.
     """
     task = _make(config)
-    if config.judging.steps and not step_judge(task) and not config.environment:
+    if config.judging.steps and not step_judge(task):
         raise UserError(
             f"judging.steps: task {task.name} does not judge steps; arithmetic does, your own can (docs/tasks.md)"
         )
@@ -61,7 +61,7 @@ def _make_one(name: str, source: SourceConfig, config: CommonConfig) -> Task:
     if ":" in name:
         return user_task(name, source, config.seed)
     if name in ROW_TASKS:
-        return row_task(name, source, config.seed, config.rewards)
+        return row_task(name, source, config.seed, config.rewards, prompt_needed=not config.environment)
     return TASKS[name](source, config.seed)
 
 

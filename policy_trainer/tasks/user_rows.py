@@ -22,11 +22,14 @@ PROMPT_COLUMNS = ("prompt", "messages", "problem")
 _SUITED_REWARDS = {"accuracy", "format", "tags"}
 
 
-def row_task(name: str, source: SourceConfig, seed: int, rewards: Sequence[str] = ()) -> ProblemSet:
+def row_task(
+    name: str, source: SourceConfig, seed: int, rewards: Sequence[str] = (), *, prompt_needed: bool = True
+) -> ProblemSet:
     """The task `jsonl` or `dataset`, whose rows have a prompt, messages or a problem.
 
     rewards: those of the run; none for the task's. Rows may lack answers that no reward needs. Problems ask for answer
-    tags if all rewards that look for tags know that form. Raises UserError, naming file and line, or dataset and row,
+    tags if all rewards that look for tags know that form. prompt_needed: False where an environment shows the problem.
+    Raises UserError, naming file and line, or dataset and row,
     for a row that cannot be used.
     """
     named, answer = source.columns.prompt, source.columns.answer
@@ -38,14 +41,16 @@ def row_task(name: str, source: SourceConfig, seed: int, rewards: Sequence[str] 
 
     def problem(row: Row, where: str) -> Problem:
         column = next((column for column in prompts if row.get(column) is not None), None)
-        if column is None:
+        if column is None and prompt_needed:
             raise UserError(f"{where}: must have a {' or '.join(prompts)}")
         gold = answer_of(row, answer, where) if answer_needed or can_be_answer(row.get(answer)) else ""
+        if column is None:
+            return Problem(gold, user_message(""), extras=row, system_prompt=system_prompt)
         if column == "messages" or isinstance(row.get(column), list):
             return Problem(gold, messages_of(row, column, where), extras=row, system_prompt=system_prompt)
         # In both forms: the text is a user's message if the model has a chat template.
         text = text_of(row, column, where)
         return Problem(gold, user_message(text), text, extras=row, system_prompt=system_prompt)
 
-    wanted = [prompts, *([(answer,)] if answer_needed else [])]
+    wanted = [*([prompts] if prompt_needed else []), *([(answer,)] if answer_needed else [])]
     return ProblemSet(name, read_split(source, problem, wanted, others="kept", pictures=True), correct, seed)
