@@ -15,8 +15,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -169,7 +170,7 @@ class Host:
         return f"{text[: self._most]}\n[{left_out} more characters were left out]", left_out
 
 
-def serve(requests: BinaryIO, answers: BinaryIO, host: Host, *, watchdog: float = 0.0) -> None:
+def serve(requests: BufferedIOBase, answers: BufferedIOBase, host: Host, *, watchdog: float = 0.0) -> None:
     """Answers until the client disconnects. watchdog: seconds after which a call ends the process; 0 for never."""
     process = os.getpid()
     try:
@@ -185,6 +186,11 @@ def serve(requests: BinaryIO, answers: BinaryIO, host: Host, *, watchdog: float 
                 faulthandler.cancel_dump_traceback_later()
     finally:
         host.close()
+
+
+def serve_here(toolbox: Toolbox, requests: BufferedIOBase, answers: BufferedIOBase, resets: threading.Lock) -> None:
+    """In a thread of the process that began the run."""
+    serve(requests, answers, Host(toolbox, resets, separate=False))
 
 
 class _Tail:

@@ -81,8 +81,8 @@ class Sessions:
         caller = next((Caller(label, setting) for setting, label in named if _is_callers(label)), None)
         if not here:
             return None, caller
-        chosen = [[label for setting, label in here if setting == kind] for kind in ("tools", "environment")]
-        return TemplateProcess(*chosen, self.limits.seconds), caller
+        chosen = {kind: [label for setting, label in here if setting == kind] for kind in ("tools", "environment")}
+        return TemplateProcess(chosen["tools"], chosen["environment"], self.limits.seconds), caller
 
     def _describe(self, tools: Sequence[str]) -> None:
         descriptions = [_description(place) for place in (self._here, self._caller) if place]

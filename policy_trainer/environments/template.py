@@ -46,6 +46,7 @@ class Template:
         self._parent = os.getppid()
         self._pids: dict[int, int] = {}  # by session
         self._codes: dict[int, int] = {}  # of sessions that ended by themselves
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._others = _children()  # what the user's modules have started
 
     def run(self) -> None:
@@ -117,6 +118,7 @@ def main(descriptor: int, tools: Iterable[str], environments: Iterable[str], sec
     """Imports the modules, says whether that went well, and serves. seconds: time limit of one call."""
     os.environ.pop(PARENT_VARIABLE, None)  # what the tools start must not inherit it
     with socket.socket(fileno=descriptor) as control:
+        template = None
         try:
             toolbox = Toolbox.load([*tools], [*environments])
             if threads := [each.name for each in threading.enumerate() if each is not threading.main_thread()]:
@@ -129,14 +131,13 @@ def main(descriptor: int, tools: Iterable[str], environments: Iterable[str], sec
         except BaseException:  # a module may also raise SystemExit
             refusal = f"tools: their modules cannot be loaded:\n{traceback.format_exc()}"
         else:
-            refusal = None
+            refusal, template = None, Template(control, toolbox, seconds)
         control.sendall(json.dumps(refusal).encode() + b"\n")
-        if refusal is not None:
+        if template is None:
             return
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         faulthandler.cancel_dump_traceback_later()
         gc.freeze()  # the children share what is there now
-        Template(control, toolbox, seconds).run()
+        template.run()
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,7 +1,7 @@
 """The user's tools and environments, in the process that runs them, and how they are described to the model."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ class Toolbox:
     A function that makes environments may take the place of a class.
     """
 
-    tools: Mapping[str, Callable[..., Any]]
-    environments: Mapping[str, Callable[[], Any]]
+    tools: dict[str, Callable[..., Any]]
+    environments: dict[str, Callable[..., Any]]
 
     @classmethod
     def load(cls, tools: Sequence[str], environments: Sequence[str]) -> "Toolbox":
@@ -65,7 +65,8 @@ def method_names(cls: type) -> Iterator[str]:
 
 
 def _schema(setting: str, what: str, function: Callable[..., Any]) -> dict[str, Any]:
-    from transformers.utils import get_json_schema  # slow to import; no process that runs tools needs it
+    # Slow to import, and no process that runs tools needs it.
+    from transformers.utils.chat_template_utils import get_json_schema
 
     if not inspect.isroutine(function):
         raise UserError(f"{setting}: {what} must be a function, got {type(function).__name__}")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from policy_trainer.cli.settings import HINTS
 from policy_trainer.config import ENV_PREFIX, TrainConfig
+from policy_trainer.environments.host import serve_here
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.presets import SETTINGS
 from policy_trainer.python_api.inputs import (
@@ -23,6 +24,7 @@ from policy_trainer.python_api.inputs import (
     placed,
     problem_input,
     reward_input,
+    turns_input,
     with_data,
 )
 from policy_trainer.reporting.metrics import Metrics, read_metrics
@@ -52,7 +54,9 @@ class GRPO:
     dataset: a datasets.Dataset, a list of dicts, a file, or the name of a Hugging Face dataset; its columns are
     `prompt` (a text, or messages), and whatever rewards use. eval_dataset: held-out problems; by default every tenth
     of the dataset. rewards: functions as TRL calls them, `f(prompts, completions, **columns)`, or of one `completion`,
-    and names. settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`.
+    and names. tools: functions that the model may call, with type hints and docstrings. environment_factory: a class,
+    or classes by name, whose methods the model may call, as in TRL. settings: those of `policy-trainer train`, groups
+    as dicts: `loss={"beta": 0.02}`.
 
     Raises UserError, with the setting's name, for what cannot be used.
 
@@ -68,6 +72,8 @@ class GRPO:
         dataset: Problems | None = None,
         eval_dataset: Problems | None = None,
         rewards: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = (),
+        tools: Iterable[str | Callable[..., Any]] = (),
+        environment_factory: str | Callable[..., Any] | Mapping[str, str | Callable[..., Any]] | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(model, str | Path):
@@ -80,8 +86,17 @@ class GRPO:
             kind: problem_input(problems, f"{kind}dataset") for kind, problems in given.items() if problems is not None
         }
         names, functions = reward_input(rewards)
-        self._functions = FunctionServer(functions)
-        values = {**with_data(settings, self._data), "model": str(model), **({"rewards": names} if names else {})}
+        turns, toolbox = turns_input(tools, environment_factory)
+        if "environment" in turns and "environment" in settings:
+            raise UserError("environment_factory: leave it out, or leave out the setting environment")
+        served = toolbox.tools or toolbox.environments
+        self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
+        values = {
+            **with_data(settings, self._data),
+            "model": str(model),
+            **({"rewards": names} if names else {}),
+            **turns,
+        }
         with _explained({}):
             self.config = placed(from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS), self._data)
 
@@ -137,7 +152,7 @@ class GRPO:
     def _environment(self, stack: ExitStack) -> dict[str, str]:
         """Variables for the run's processes: where this process's modules are, and the address of its functions."""
         modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
-        if not self._functions.functions:
+        if not self._functions.functions and self._functions.serve_session is None:
             return modules
         server = stack.enter_context(self._functions)
         return {**modules, ADDRESS_VARIABLE: f"{server.port}:{server.token}"}

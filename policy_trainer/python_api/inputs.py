@@ -1,7 +1,7 @@
-"""Problems and rewards as Python objects, for the settings and processes of a run.
+"""Problems, rewards, tools and environments as Python objects, for the settings and processes of a run.
 
-Problems go to a file in the run's directory. Rewards become names; functions that no other process can import stay
-here.
+Problems go to a file in the run's directory. Functions and classes become names; those that no other process can import
+stay here.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.pictures import with_readable_pictures
+from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.rewards.function_server import MODULE
 from policy_trainer.rewards.functions import RewardFunction, reward_function
 from shared.errors import UserError
@@ -153,11 +154,41 @@ def reward_input(rewards: str | Function | Iterable[str | Function]) -> tuple[li
         elif name := importable_name(reward):
             names.append(name)
         else:
-            name = getattr(reward, "__name__", type(reward).__name__)
-            name = _unused(name if name.isidentifier() else "function", here)
+            name = _local_name(reward, here)
             names.append(f"{MODULE}:{name}")
             here[name] = reward_function(name, reward)
     return names, here
+
+
+def turns_input(
+    tools: Iterable[str | Function], environments: str | Function | Mapping[str, str | Function] | None
+) -> tuple[dict[str, list[str]], Toolbox]:
+    """The settings `tools` and `environment`, those that are needed; and the objects that stay in this process.
+
+    Raises UserError for what is neither a name nor callable.
+    """
+    several = [] if isinstance(tools, str) else [*tools]
+    if isinstance(tools, str) or not all(isinstance(each, str) or callable(each) for each in several):
+        raise UserError(f"tools: must be a list of functions and names, got {tools!r}")
+    named = environments if isinstance(environments, Mapping) else {"": environments} if environments else {}
+    if wrong := [each for each in named.values() if not isinstance(each, str) and not callable(each)]:
+        raise UserError(f"environment_factory: must be a class, or a dict of classes by name, got {wrong[0]!r}")
+    here = Toolbox({}, {})
+    labels = [_label(each, here.tools) for each in several]
+    factories = [f"{name}={_label(each, here.environments)}".removeprefix("=") for name, each in named.items()]
+    settings = {"tools": labels, "environment": factories}
+    return {name: values for name, values in settings.items() if values}, here
+
+
+def _label(given: str | Function, here: dict[str, Function]) -> str:
+    """`module:name`, or `caller:name` of what cannot be imported, which is added to `here`."""
+    if isinstance(given, str):
+        return given
+    if name := importable_name(given):
+        return name
+    label = f"{MODULE}:{_local_name(given, [each.partition(':')[2] for each in here])}"
+    here[label] = given
+    return label
 
 
 def importable_name(function: Any) -> str | None:
@@ -173,6 +204,11 @@ def importable_name(function: Any) -> str | None:
     except (ImportError, ValueError):
         return None
     return f"{module}:{name}" if spec and spec.has_location else None  # else the module was made in this process
+
+
+def _local_name(function: Function, taken: Iterable[str]) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return _unused(name if name.isidentifier() else "function", taken)
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:

@@ -18,9 +18,10 @@ from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
+from io import BufferedIOBase
 from socketserver import ThreadingTCPServer
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
@@ -104,7 +105,7 @@ class CallerReward:
             connection.close()
 
 
-ServeSession = Callable[[BinaryIO, BinaryIO, threading.Lock], None]
+ServeSession = Callable[[BufferedIOBase, BufferedIOBase, threading.Lock], None]
 
 
 class FunctionServer:
