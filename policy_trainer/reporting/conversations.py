@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
@@ -30,8 +30,9 @@ _MOST_TOOLS = 32
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class Call(BaseModel):
-    """tool: index into the names of the batch. error: the kind of its failure. log: the end of what it printed."""
+class Call(NamedTuple):
+    """tool: index into the names of the batch. error: the kind of its failure. log: the end of what it printed. As JSON
+    a list, since a batch may have hundreds."""
 
     tool: Annotated[int, Field(ge=0)]
     seconds: _Seconds
@@ -80,11 +81,10 @@ def reported(completions: Sequence[Completion]) -> dict[str, Any]:
         logs, turns = False, turns if logs else turns // 2
 
 
-def _call(record: CallRecord, names: Sequence[str], *, logs: bool) -> dict[str, Any]:
-    name = record.name[:_MOST_NAME]
-    call = {"tool": names.index(name) if name in names else len(names), "seconds": round(record.seconds, 4)}
-    texts = {"error": record.error, "log": record.log[-_MOST_LOG:] if logs else ""}
-    return {**call, **{key: text for key, text in texts.items() if text}}
+def _call(record: CallRecord, names: Sequence[str], *, logs: bool) -> list[Any]:
+    name, log = record.name[:_MOST_NAME], record.log[-_MOST_LOG:] if logs else ""
+    call = [names.index(name) if name in names else len(names), round(record.seconds, 4), record.error, log]
+    return call if log else call[:3] if record.error else call[:2]
 
 
 def read_report(batch: RolloutBatch) -> Report | None:

@@ -1,0 +1,288 @@
+"""The loop of rollouts, with scripted turns and real processes of tools."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+    parse_response,
+)
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from policy_trainer.config import EvalConfig
+from policy_trainer.data.completion import Completion, loss_mask, turn_rewards
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.environments.dialogue import Dialogue
+from policy_trainer.environments.rollouts import Rollouts
+from policy_trainer.environments.sessions import Sessions
+from policy_trainer.reporting.conversations import KEY, Report, reported, turns_of
+from policy_trainer.sampling.sampler import sampling_params
+from shared.errors import UserError
+from tests.policy_trainer.environments import scripted
+from tests.policy_trainer.environments.scripted import Script
+from tests.policy_trainer.environments.templates import ends, make_tokenizer
+
+PLACE = scripted.__name__
+TOOLS = [f"{PLACE}:add", f"{PLACE}:shout", f"{PLACE}:fail"]
+END = "<|im_end|>"
+
+Run = Callable[..., list[list[Completion]]]
+
+
+class Talk:
+    """Rollouts with the settings of a test, and the tokenizer of a chat template."""
+
+    def __init__(self, template: str = "qwen3", **settings: Any) -> None:
+        self.tokenizer = make_tokenizer(template)
+        self.eos = ends(template, self.tokenizer)
+        self.config = EvalConfig(model="m", **settings)
+        self.rollouts = Rollouts(self.config, Dialogue(self.config, self.tokenizer, self.eos), Sessions(self.config))
+        self.encoder = PromptEncoder(self.tokenizer, self.config.data)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def run(self, *rows: Sequence[str], problem: Problem | None = None) -> list[Completion]:
+        """The rollouts of a problem, one for each row of turns."""
+        problem = problem or Problem("", ({"role": "user", "content": "q"},))
+        opened = self.rollouts.open(problem, 7, len(rows))
+        prompt = self.encoder.encode(opened.problem)
+        self.script = Script({row: [self.ids(turn) for turn in turns] for row, turns in enumerate(rows)}, self.eos)
+        params = sampling_params(self.config.sampling, num_generations=len(rows))
+        (completions,) = self.rollouts.sample(self.script, [(opened, prompt)], params, 0)  # type: ignore[arg-type]
+        return completions
+
+
+@pytest.fixture
+def talk() -> Iterator[Callable[..., Talk]]:
+    made: list[Talk] = []
+
+    def make(*args: Any, **settings: Any) -> Talk:
+        made.append(Talk(*args, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.rollouts.close()
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def answers(completion: Completion) -> list[str]:
+    assert completion.conversation
+    return [message["content"] for message in completion.conversation.messages if message["role"] == "tool"]
+
+
+class TestRollouts:
+    def test_by_hand(self, talk: Callable[..., Talk]) -> None:
+        it = talk(tools=TOOLS)
+        turns = [f"{call('add', a=2, b=3)}{END}", f"5{END}"]
+        (single, called) = it.run([f"four{END}"], turns)
+        between = "\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        first, gap, last = it.ids(turns[0]), it.ids(between), it.ids(turns[1])
+        assert called.ids.tolist() == [*first, *gap, *last]
+        assert called.conversation and single.conversation
+        assert called.conversation.mask.tolist() == [True] * len(first) + [False] * len(gap) + [True] * len(last)
+        expected = [*(-np.arange(1, len(first) + 1) / 16), *np.zeros(len(gap)), *(-np.arange(1, len(last) + 1) / 16)]
+        assert called.logps.tolist() == expected
+        assert (called.finished, called.eos, called.conversation.end) == (True, True, "finished")
+        assert it.script.prompts[1][1] == [*it.script.prompts[1][0], *first, *gap]
+        assert [message["role"] for message in called.conversation.messages] == ["assistant", "tool", "assistant"]
+        assert single.conversation.mask.all() and single.ids.tolist() == it.ids(f"four{END}")
+        mask = loss_mask([single, called])
+        assert mask is not None and mask.sum() == len(single.ids) + len(first) + len(last)
+        assert [turn.text for turn in turns_of(called, it.tokenizer.decode)][::2] == [it.tokenizer.decode(first), it.tokenizer.decode(last)]
+
+    def test_calls_that_go_wrong_become_messages(self, talk: Callable[..., Talk]) -> None:
+        it = talk(tools=TOOLS, sampling={"max_completion_length": 2000})
+        wrong = [call("nothing"), call("add", c=1), call("fail", reason="no luck"), "<tool_call>\n{]\n</tool_call>"]
+        (completion,) = it.run([*(f"{each}{END}" for each in wrong), f"done{END}"])
+        assert completion.conversation and completion.conversation.end == "finished"
+        assert [record.error for turn in completion.conversation.calls for record in turn] == [
+            "unknown_tool", "wrong_arguments", "exception", "unreadable",
+        ]  # fmt: skip
+        said = answers(completion)
+        assert "there is no tool 'nothing'" in said[0] and "no luck" in said[2] and "cannot be read" in said[3]
+        assert all(text.startswith("{'error': ") for text in said)
+
+    def test_two_calls_in_a_turn_are_answered_in_order(self, talk: Callable[..., Talk]) -> None:
+        (completion,) = talk(tools=TOOLS).run([f"{call('shout', text='a')}\n{call('add', a=1)}{END}", f"x{END}"])
+        assert answers(completion) == ["A", "1"]
+
+    def test_ends(self, talk: Callable[..., Talk]) -> None:
+        again = f"{call('add', a=1)}{END}"
+        it = talk(tools=TOOLS, turns={"max_tool_calling_iterations": 2}, sampling={"max_completion_length": 400})
+        cut, long, many = it.run(["a" * 500], [again, "b" * 500], [again] * 3)
+        assert [each.conversation and each.conversation.end for each in (cut, long, many)] == [
+            "truncated", "truncated", "out_of_turns",
+        ]  # fmt: skip
+        assert [len(each.ids) for each in (cut, long)] == [400, 400]
+        assert not any(each.finished for each in (cut, long, many))
+        assert [each.eos for each in (cut, long, many)] == [False, False, True]
+        assert many.conversation and len(many.conversation.calls) == 2
+
+    def test_answers_that_do_not_fit_end_a_rollout_before_them(self, talk: Callable[..., Talk]) -> None:
+        turn = f"{call('shout', text='a' * 100)}{END}"
+        it = talk(tools=TOOLS, sampling={"max_completion_length": 250})
+        (completion,) = it.run([turn])
+        assert completion.ids.tolist() == it.ids(turn)
+        assert completion.conversation and completion.conversation.end == "truncated" and not answers(completion)
+
+    def test_out_of_time(self, talk: Callable[..., Talk]) -> None:
+        it = talk(tools=TOOLS, turns={"rollout_seconds": 1e-6})
+        (completion,) = it.run([f"{call('add', a=1)}{END}"])
+        assert completion.conversation and completion.conversation.end == "out_of_time"
+
+
+class TestEnvironments:
+    def test_state_rewards_and_prompt(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Counter"])
+        problem = Problem("", ({"role": "user", "content": "Count."},), extras={"start": 3})
+        count = f"{call('increment', step=2)}{END}"
+        once, twice = it.run([count, f"x{END}"], [count, count, f"x{END}"], problem=problem)
+        assert "Count. It stands at 3." in it.tokenizer.decode(it.script.prompts[0][0])
+        assert (answers(once), answers(twice)) == (["5"], ["5", "7"])
+        assert once.conversation and twice.conversation
+        assert (once.conversation.reward, twice.conversation.reward) == (0.5, 0.7)
+        steps = turn_rewards([once, twice], np.array([0.5, 0.7], np.float32))
+        assert steps.rewards.tolist() == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.7])
+        assert steps.counts.tolist() == [2, 3]
+        ends = [*once.conversation.turn_ends, *twice.conversation.turn_ends]
+        assert steps.ends.tolist() == ends
+        assert [[*once.ids, *twice.ids][end + (len(once.ids) if n > 1 else 0)] for n, end in enumerate(ends)] == [it.eos[0]] * 5
+
+    def test_sessions_are_used_again(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Counter"])
+        count = f"{call('increment', step=1)}{END}"
+        for _ in range(2):
+            (completion,) = it.run([count, f"x{END}"])
+            assert answers(completion) == ["1"]
+            it.rollouts.release()
+
+    def test_random_numbers_are_those_of_the_group(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Dice"], rewards=["none"])
+        opened = [it.rollouts.open(Problem(""), index, 3).problem.messages for index in (1, 2, 1)]
+        assert opened[0] == opened[2] != opened[1]
+
+    def test_different_texts_in_a_group_are_refused(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Unseeded"], rewards=["none"])
+        with pytest.raises(UserError, match=r"^environment: reset\(\) showed different texts"):
+            it.rollouts.open(Problem(""), 0, 2)
+
+    def test_the_column_names_the_environment(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"a={PLACE}:Counter", f"b={PLACE}:Dice"])
+        row = Problem("", extras={"environment": "a"})
+        assert [tool["function"]["name"] for tool in it.rollouts.open(row, 0, 1).problem.tools] == ["increment"]
+        with pytest.raises(UserError, match="`environment` must be one of a, b, got 'c'"):
+            it.rollouts.open(Problem("", extras={"environment": "c"}), 0, 1)
+
+
+class TestReports:
+    def test_they_fit_into_a_batch(self, talk: Callable[..., Talk]) -> None:
+        """16 completions of 20 turns."""
+        turn = f"{call('fail', reason='x' * 300)}{END}"
+        it = talk(tools=TOOLS, sampling={"max_completion_length": 50_000})
+        completions = it.run(*[[*[turn] * 20, f"x{END}"]] * 16)
+        report = reported(completions)
+        assert len(json.dumps(report)) < 16 * 1024
+        read = Report.model_validate(report[KEY])
+        assert [len(rollout.calls) for rollout in read.rollouts] == [20] * 16
+        assert all(call.error == "exception" for rollout in read.rollouts for turn in rollout.calls for call in turn)
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [["answer"]],
+        [[("add", {"a": 1, "b": 2}), "three"], ["answer"]],
+        [[("add", {"a": 1}), ("shout", {"text": "hi\n there"}), "done"], [("fail", {"reason": "no"}), "oh"]],
+        [[("add", {"a": 1})] * 6],
+        [[("shout", {"text": "a" * 150}), "b" * 200, "c"], [("shout", {"text": "a" * 600}), "d"]],
+    ],
+    ids=["answers", "a call", "failures", "too many", "too long"],
+)
+@pytest.mark.parametrize("template", ["qwen3", "llama3_1"])
+def test_tokens_and_masks_are_those_of_trl(talk: Callable[..., Talk], template: str, turns: list[list[Any]]) -> None:
+    limits: dict[str, Any] = {"turns": {"max_tool_calling_iterations": 4}, "sampling": {"max_completion_length": 700}}
+    it = talk(template, tools=TOOLS, **limits)
+    end = it.tokenizer.decode(it.eos[:1])
+    written = [[f"{_written(template, turn)}{end}" for turn in row] for row in turns]
+    ours = it.run(*written)
+    ids, mask = trl_loop(it, [[it.ids(turn) for turn in row] for row in written], it.script.prompts)
+    assert [each.ids.tolist() for each in ours] == ids
+    assert [each.conversation.mask.tolist() for each in ours if each.conversation] == [[*map(bool, row)] for row in mask]
+
+
+def _written(template: str, turn: Any) -> str:
+    if isinstance(turn, str):
+        return turn
+    name, arguments = turn
+    if template == "qwen3":
+        return call(name, **arguments)
+    return json.dumps({"name": name, "parameters": arguments})
+
+
+def trl_loop(
+    it: Talk, turns: list[list[list[int]]], prompts: dict[int, list[list[int]]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """TRL's loop on the same turns: completion ids and masks."""
+    tokenizer: PreTrainedTokenizerFast = add_response_schema(it.tokenizer)
+    left = [list(row) for row in turns]
+    prompt = prompts[0][0]
+    starts = [prompt for _ in turns]
+    completions = [row.pop(0)[: it.config.sampling.max_completion_length] for row in left]
+    rows_of = {}
+
+    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        ids = []
+        for each in prompt_ids:
+            row = next(row for row, done in rows_of.items() if each[: len(done)] == done and left[row])
+            ids.append(left[row].pop(0))
+            rows_of[row] = [*each, *ids[-1]]
+        return ids, [[0.0] * len(each) for each in ids]
+
+    rows_of |= {row: [*prompt, *ids] for row, ids in enumerate(completions)}
+    functions = {"add": scripted.add, "fail": scripted.fail}
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    tools = [*functions.values(), scripted.shout]
+    preserving = is_chat_template_prefix_preserving(tokenizer)
+    trainer: Any = SimpleNamespace(
+        model=SimpleNamespace(training=True, config=SimpleNamespace(max_position_embeddings=10**6)),
+        _sync_tool_dicts=[functions for _ in turns],
+        _async_tool_dicts=[{"shout": scripted.shout} for _ in turns],
+        async_loop=loop,
+        max_tool_calling_iterations=it.config.turns.max_tool_calling_iterations,
+        max_completion_length=it.config.sampling.max_completion_length,
+        use_vllm=False,
+        _is_vlm=False,
+        environment_factories=None,
+        tools=tools,
+        _tokenizer=tokenizer,
+        processing_class=tokenizer,
+        chat_template=None if preserving else get_training_chat_template(tokenizer),
+        chat_template_kwargs={},
+        _generate_single_turn=generate,
+    )
+    trainer._get_tool_suffix_ids = lambda messages: GRPOTrainer._get_tool_suffix_ids(trainer, messages)
+    parsed = [[parse_response(tokenizer, ids, prefix=prompt, tools=tools)] for ids in completions]
+    question = [[{"role": "user", "content": "q"}] for _ in turns]
+    logps = [[0.0] * len(ids) for ids in completions]
+    mask, _, ids, *_ = GRPOTrainer._tool_call_loop(trainer, question, starts, completions, parsed, logps, None, {})
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    return ids, mask
