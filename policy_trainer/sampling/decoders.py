@@ -1,19 +1,21 @@
 """Decoders: compute the logits of one token per row and step, after prompts that were prefilled once per group.
 
-Most use a custom attention function, over keys and values that grow in place. All rows have sampled equally many
-tokens, so the only mask is that of the prompts' padding.
+Most use a custom attention function, over keys and values that grow in place. Rows that began together have sampled
+equally many tokens, so their only mask is that of the prompts' padding.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, PreTrainedModel
 
-from policy_trainer.sampling.kv_cache import GrowableLayer, PrefilledPrompts
+from policy_trainer.sampling.kv_cache import GrowableLayer, PrefilledPrompts, RowLengths, SlotLayer
 from shared.logprobs import attends_fully
-from shared.logprobs.attention import attention_of, refuse_extras
+from shared.logprobs.attention import attention_of, refuse_extras, set_attention
 
 ATTENTION = "tandem_decoding"
 # Shorter prompts are copied: reading so few tokens G times costs less than combining two parts of attention.
@@ -33,16 +35,39 @@ def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generati
     return (CopiedPromptDecoder if short else SharedPromptDecoder)(model, prompts, num_generations)
 
 
+@contextmanager
+def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Sets the attention implementation, and restores the previous one: the same model may be in training."""
+    previous = attention_of(model)
+    set_attention(model, name)
+    try:
+        yield
+    finally:
+        set_attention(model, previous)
+
+
+def fill_slots(kept: Tensor, count: int) -> Tensor:
+    """bool (B,), which rows of a batch are kept, `count` of them -> int64 (count,), those rows in their new order.
+
+    Tail rows fill the freed slots, so that few rows move.
+    """
+    rows = kept.nonzero()[:, 0]
+    slots = torch.arange(count, device=rows.device)
+    slots[~kept[:count]] = rows[rows >= count]
+    return slots
+
+
 class AttentionDecoder(ABC):
     """Decodes with models that support decoding attention.
 
-    B rows in the order of their prompts, at first num_generations for each. Rows can be dropped, never added.
+    B rows in the order of their prompts, at first num_generations for each. Rows can be dropped; only JoiningDecoder
+    adds some.
     attention: name of the attention implementation that the model must use while decoding.
     """
 
     attention = ATTENTION
 
-    def __init__(self, model: PreTrainedModel, positions: Tensor, layers: list[GrowableLayer]) -> None:
+    def __init__(self, model: PreTrainedModel, positions: Tensor, layers: Sequence[GrowableLayer | SlotLayer]) -> None:
         """positions: int64 (B, 1) of each row's last token. layers: the rows' keys and values."""
         self._model = model
         self._positions = positions
@@ -146,12 +171,58 @@ class CopiedPromptDecoder(AttentionDecoder):
             self._padding = self._padding[rows]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rows, heads, _, width = query.shape
-        scores = torch.bmm(query.reshape(len(key), -1, width), key.transpose(1, 2))
-        if self._padding is not None:
-            scores.view(rows, heads, -1)[:, :, : self._padding.shape[2]].add_(self._padding)
-        weights = scores.softmax(dim=2, dtype=torch.float32).to(value.dtype)
-        return torch.bmm(weights, value).view(rows, 1, heads, -1)
+        return _attend(query, key, value, self._padding)
+
+
+class JoiningDecoder(AttentionDecoder):
+    """Rows may join at any time: each has a copy of its prompt's keys and values, and a length.
+
+    A step computes as many columns as the longest row has.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts) -> None:
+        """Without rows. prompts: for the shapes of the layers."""
+        self._lengths = RowLengths(prompts.positions.new_empty(0))
+        layers = [SlotLayer(self._lengths, layer.keys, layer.values) for layer in prompts.cache.layers]
+        super().__init__(model, prompts.positions[:0], layers)
+        self._beyond: Tensor | None = None
+
+    def join(self, prompts: PrefilledPrompts, groups: Tensor) -> None:
+        """Adds a row after each of the prompts in `groups`, int64 (R,)."""
+        lengths = prompts.mask.sum(1)
+        for layer, prompt in zip(self._layers, prompts.cache.layers, strict=True):
+            layer.join(prompt.keys, prompt.values, lengths, groups)
+        self._lengths.rows = torch.cat([self._lengths.rows, lengths[groups]])
+        self._lengths.longest = max(self._lengths.longest, prompts.mask.shape[1])
+        self._positions = torch.cat([self._positions, prompts.positions[groups]])
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self._lengths.rows = self._lengths.rows[rows]
+        self._lengths.longest = int(self._lengths.rows.max())
+
+    def step(self, tokens: Tensor) -> Tensor:
+        ends = self._lengths.rows[:, None, None]
+        columns = torch.arange(self._lengths.longest + 1, device=ends.device)
+        bias = torch.zeros(len(ends), 1, len(columns), dtype=self._model.dtype, device=ends.device)
+        self._beyond = bias.masked_fill(columns > ends, -torch.inf)
+        logits = super().step(tokens)
+        self._lengths.rows = self._lengths.rows + 1
+        self._lengths.longest += 1
+        return logits
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _attend(query, key, value, self._beyond)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """Attention of rows that share nothing. bias: (B, 1, P) to add to the scores of the first P columns."""
+    rows, heads, _, width = query.shape
+    scores = torch.bmm(query.reshape(len(key), -1, width), key.transpose(1, 2))
+    if bias is not None:
+        scores.view(rows, heads, -1)[:, :, : bias.shape[2]].add_(bias)
+    weights = scores.softmax(dim=2, dtype=torch.float32).to(value.dtype)
+    return torch.bmm(weights, value).view(rows, 1, heads, -1)
 
 
 class SharedPromptDecoder(AttentionDecoder):

@@ -1,7 +1,7 @@
 """Samples with any Hugging Face language model: a prompt is computed once for its group, and finished rows are
 dropped."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -11,26 +11,19 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.adapters import MergedAdapters
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.sampling.decoders import make_decoder
+from policy_trainer.sampling.decoders import fill_slots, make_decoder, use_attention
+from policy_trainer.sampling.drawing import has_stop_text, sample_tokens, tail_length
 from policy_trainer.sampling.kv_cache import prefill
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.running import HFRunningBatch
+from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
 from shared.batch import TokenGroup
-from shared.devices import widest_float
 from shared.logprobs import LogprobForward, choose_forward
-from shared.logprobs.attention import attention_of, set_attention
+from shared.logprobs.attention import attention_of
 from shared.logprobs.vision import placeholders_of, vision_of
 from shared.models import eos_token_ids, is_adapter
 
@@ -47,9 +40,11 @@ class HFSampler:
         self._eos = torch.tensor(eos_token_ids(model, tokenizer), device=model.device)
         self._adapters = MergedAdapters(model)
         self._vision = vision_of(model)
+        self._running = False
         self._forbidden = torch.tensor(placeholders_of(model), dtype=torch.long, device=model.device)
 
     def load(self, model: Path) -> None:
+        self._check_idle()
         if is_adapter(model):
             self._adapters.load(model)
         else:
@@ -57,6 +52,7 @@ class HFSampler:
 
     @torch.inference_mode()
     def logps(self, group: TokenGroup) -> np.ndarray:
+        self._check_idle()
         return self._forward([group], [1.0]).cpu().numpy()
 
     @cached_property
@@ -65,6 +61,7 @@ class HFSampler:
 
     @torch.inference_mode()
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        self._check_idle()
         size = params.num_generations
         generator = torch.Generator(self._model.device).manual_seed(seed)
         ids = [prompt.ids for prompt in prompts]
@@ -87,66 +84,27 @@ class HFSampler:
         completions = buffer.completions(self._eos)
         return [completions[start : start + size] for start in range(0, len(completions), size)]
 
+    @contextmanager
+    def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
+        """The model must not be used otherwise within the block: it has another attention."""
+        self._running = True
+        try:
+            with use_attention(self._model, attention_of(self._model)):
+                yield HFRunningBatch(self._model, self._tokenizer, self._eos, params, seed)
+        finally:
+            self._running = False
+
+    def _check_idle(self) -> None:
+        assert not self._running, "a running batch has the model"
+
     def _ended(self, tokens: Tensor, buffer: "CompletionBuffer", stop: tuple[str, ...]) -> Tensor:
         """bool (B,): which batch rows end with the tokens (B,) that were just appended."""
         ended = torch.isin(tokens, self._eos)
         if stop:
-            # A token is at least one byte, so these tokens cover the longest stop text.
-            tails = buffer.last_tokens(max(len(text.encode()) for text in stop) + 1)
-            texts = [self._tokenizer.decode(tail) for tail in tails]
-            ended |= torch.tensor([any(part in text for part in stop) for text in texts], device=ended.device)
+            tails = buffer.last_tokens(tail_length(stop))
+            stopped = [has_stop_text(self._tokenizer, tail, stop) for tail in tails]
+            ended |= torch.tensor(stopped, device=ended.device)
         return ended
-
-
-def sample_tokens(
-    logits: Tensor,
-    params: SamplingParams,
-    generator: torch.Generator,
-    earlier: Callable[[], Tensor],
-    forbidden: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(B, V) logits -> int64 (B,) tokens and float32 (B,) log-probs.
-
-    The log-probs are the model's at the temperature: the repetition penalty, top-k, top-p and min-p change only which
-    tokens are drawn. earlier: returns int64 (B, T), the tokens of each row's prompt and completion so far, on which the
-    penalty falls as in transformers and vLLM (CTRL, arXiv 1909.05858). forbidden: int64 (F,) ids that are never drawn.
-    """
-    greedy = params.temperature == 0
-    temperature = 1.0 if greedy else params.temperature
-    logps = weighed = (logits.float() / temperature).log_softmax(dim=1)
-    if params.repetition_penalty != 1:
-        penalise = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
-        penalised = penalise(earlier(), logits.float())  # type: ignore[arg-type]
-        weighed = (penalised / temperature).log_softmax(dim=1)
-    if forbidden is not None and len(forbidden):
-        weighed = weighed.index_fill(1, forbidden, -torch.inf)
-    tokens = weighed.argmax(dim=1, keepdim=True) if greedy else _draw(_likeliest(weighed, params).exp(), generator)
-    return tokens[:, 0], logps.gather(1, tokens)[:, 0]
-
-
-def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, V) weights, not necessarily of sum 1 -> int64 (B, 1) indexes, each drawn in proportion to its weight.
-
-    Inverts the cumulative distribution with one random number per row; torch.multinomial draws one per token. float64,
-    since in float32 likely tokens would round unlikely ones away.
-    """
-    dtype = widest_float(weights.device)
-    sums = weights.cumsum(dim=1, dtype=dtype)
-    # A point lies below the last sum, so that a token of weight 0 is never chosen.
-    points = sums[:, -1:] * torch.rand(len(sums), 1, dtype=dtype, device=sums.device, generator=generator)
-    return torch.searchsorted(sums, points, right=True)
-
-
-def _likeliest(logps: Tensor, params: SamplingParams) -> Tensor:
-    """-inf for the tokens that top-k, top-p and min-p leave out, in transformers' order."""
-    warpers = LogitsProcessorList()
-    if params.top_k > 0:
-        warpers.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        warpers.append(TopPLogitsWarper(params.top_p))
-    if params.min_p > 0:
-        warpers.append(MinPLogitsWarper(params.min_p))
-    return warpers(logps.new_empty(0), logps)  # type: ignore[arg-type]
 
 
 def load_weights(model: PreTrainedModel, directory: Path) -> None:
@@ -167,17 +125,6 @@ def load_weights(model: PreTrainedModel, directory: Path) -> None:
     filled = {weights[name].data_ptr() for name in saved}  # tied weights are saved under one of their names
     if missing := [name for name, tensor in weights.items() if tensor.data_ptr() not in filled]:
         raise RuntimeError(f"{directory} has no weights for {', '.join(missing[:3])}")
-
-
-@contextmanager
-def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Sets the attention implementation, and restores the previous one: the same model may be in training."""
-    previous = attention_of(model)
-    set_attention(model, name)
-    try:
-        yield
-    finally:
-        set_attention(model, previous)
 
 
 class CompletionBuffer:
@@ -228,15 +175,10 @@ class CompletionBuffer:
             self._left -= len(ending)
 
     def drop_finished(self) -> Tensor | None:
-        """int64 (B',) batch rows that are kept, in their new order; None while too few are finished to drop.
-
-        Tail rows fill the freed slots, so that few rows move.
-        """
+        """int64 (B',) batch rows that are kept, in their new order; None while too few are finished to drop."""
         if len(self._rows) - self._left <= _DROP_SHARE * len(self._rows):
             return None
-        kept = self._unfinished.nonzero()[:, 0]
-        slots = torch.arange(self._left, device=kept.device)
-        slots[~self._unfinished[: self._left]] = kept[kept >= self._left]
+        slots = fill_slots(self._unfinished, self._left)
         self._rows = self._rows[slots]
         self._unfinished = self._unfinished[slots]
         return slots

@@ -19,7 +19,23 @@ from shared.logprobs.vision import Vision
 _FREE_TOKENS = 32
 
 
-class GrowableLayer(CacheLayerMixin):
+class _KeptLayer(CacheLayerMixin):
+    """What transformers asks of a layer that keeps all tokens."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    # The method's name before transformers 5.14, which also requires it.
+    get_max_cache_shape = get_max_length
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the constructor has allocated everything."""
+
+
+class GrowableLayer(_KeptLayer):
     """Keys and values of one layer, (B, K, T, D), with room for more tokens.
 
     before: number of earlier tokens whose keys and values are kept elsewhere.
@@ -50,18 +66,6 @@ class GrowableLayer(CacheLayerMixin):
     def get_seq_length(self) -> int:
         return self._before + self._length
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    # The method's name before transformers 5.14, which also requires it.
-    get_max_cache_shape = get_max_length
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the constructor has allocated everything."""
-
 
 def _with_room(part: Tensor, tokens: int) -> Tensor:
     """The same keys or values in a tensor with room for this many tokens."""
@@ -69,6 +73,75 @@ def _with_room(part: Tensor, tokens: int) -> Tensor:
     grown = part.new_empty(rows, heads, tokens, width)
     grown[:, :, :length] = part
     return grown
+
+
+@dataclass(eq=False)
+class RowLengths:
+    """How many tokens the layers of a cache have of each row, int64 (B,), and of the longest row."""
+
+    rows: Tensor
+    longest: int = 0
+
+
+class SlotLayer(_KeptLayer):
+    """Keys and values of one layer, (S, K, W, D), of rows that join and leave: row i fills slot i from column 0 on.
+
+    Beyond a row's end are zeros, or what an earlier row has left there. lengths: those before the next token, which all
+    layers share and their decoder maintains.
+    """
+
+    def __init__(self, lengths: RowLengths, keys: Tensor, values: Tensor) -> None:
+        """keys, values: (n, K, P, D) of prompts, whose shapes the layer takes; `join` adds their rows."""
+        super().__init__()
+        self._lengths = lengths
+        self._keys, self._values = keys[:0, :, :0], values[:0, :, :0]
+        self.is_initialized = True
+
+    def join(self, keys: Tensor, values: Tensor, lengths: Tensor, groups: Tensor) -> None:
+        """Adds a row for each of `groups`, int64 (R,): its prompt among n. keys, values: (n, K, P, D), left-padded.
+        lengths: int64 (n,), tokens of the prompts."""
+        first, width = len(self._lengths.rows), keys.shape[2]
+        after = first + len(groups)
+        slots, room = len(self._keys), self._keys.shape[2]
+        if after > slots or width > room:
+            slots = slots if after <= slots else after + first // 4
+            self._resize(slots, room if width <= room else width + _FREE_TOKENS)
+        columns = torch.arange(width, device=keys.device) + (width - lengths)[:, None]
+        columns = columns.clamp(max=width - 1)[:, None, :, None]
+        for part, added in ((self._keys, keys), (self._values, values)):
+            aligned = added.gather(2, columns.expand(-1, added.shape[1], -1, added.shape[3]))
+            part[first:after, :, :width] = aligned[groups]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Appends each row's next token, (B, K, 1, D). Returns all as (B K, T, D), where T is the longest row's."""
+        ends, width = self._lengths.rows, self._lengths.longest + 1
+        if width > self._keys.shape[2]:
+            self._resize(len(ends), width + width // 2)
+        rows = torch.arange(len(ends), device=ends.device)
+        self._keys[rows, :, ends] = key_states[:, :, 0]
+        self._values[rows, :, ends] = value_states[:, :, 0]
+        keys, values = self._keys[: len(rows)], self._values[: len(rows)]
+        return keys.flatten(0, 1)[:, :width], values.flatten(0, 1)[:, :width]
+
+    def select(self, count: int, source: Tensor, target: Tensor) -> None:
+        """Copies the rows at `source` to the rows `target`. The slots after the first `count` are free."""
+        width = self._lengths.longest
+        for part in (self._keys, self._values):
+            part[target, :, :width] = part[source, :, :width]
+
+    def get_seq_length(self) -> int:
+        return self._lengths.longest
+
+    def _resize(self, slots: int, columns: int) -> None:
+        count, width = len(self._lengths.rows), self._lengths.longest
+
+        def moved(part: Tensor) -> Tensor:
+            # Zeros: what no row has written has the weight 0, and 0 times an arbitrary number can be NaN.
+            wider = part.new_zeros(slots, part.shape[1], columns, part.shape[3])
+            wider[:count, :, :width] = part[:count, :, :width]
+            return wider
+
+        self._keys, self._values = moved(self._keys), moved(self._values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """The sampler protocol, and the parameters of one call."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -49,6 +50,26 @@ class WeightsLost(UserError):
     """The engine no longer has the weights that were loaded. A worker then loads the newest and continues."""
 
 
+class RunningBatch(Protocol):
+    """Rows that are sampled together. Rows join and leave at any time."""
+
+    def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
+        """Starts a completion of at most max_tokens >= 1 tokens for each row. They share the prompt, which is computed
+        once. rows: the caller's numbers, none of them in the batch."""
+        ...
+
+    def advance(self) -> list[tuple[int, Completion]]:
+        """Samples on, and returns the rows that have ended, each with what was sampled since `add`.
+
+        Returns at once if there are no rows, and otherwise soon, perhaps without any: the caller has other work, too.
+        """
+        ...
+
+    def __len__(self) -> int:
+        """Rows that have not ended."""
+        ...
+
+
 class Sampler(Protocol):
     def load(self, model: Path) -> None:
         """Loads the published weights in a Hugging Face model directory. Raises OSError if it cannot be read."""
@@ -60,6 +81,10 @@ class Sampler(Protocol):
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         """num_generations completions for each prompt, in the prompts' order."""
+        ...
+
+    def running_batch(self, params: SamplingParams, seed: int) -> AbstractContextManager[RunningBatch]:
+        """An empty batch. num_generations and max_completion_length are not used."""
         ...
 
 

@@ -49,6 +49,27 @@ def count(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, **params: 
     return counts
 
 
+def test_a_running_batch(tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Half of the rows join after the others have begun."""
+    counts: list[Counts] = [{}, {}]
+    with HFSampler(tiny, tokenizer).running_batch(SamplingParams(1, 1, temperature=1.0), seed=11) as batch:
+        for part in range(2):
+            for number, prompt in enumerate(texts(PROMPTS)):
+                first = (2 * part + number) * DRAWS
+                batch.add(range(first, first + DRAWS // 2), prompt, TOKENS)
+            while len(batch) > DRAWS // 2 * (1 - part):
+                for row, completion in batch.advance():
+                    ids = tuple(completion.ids.tolist())
+                    number = row // DRAWS % 2
+                    counts[number][ids] = counts[number].get(ids, 0) + 1
+                if not part:
+                    break
+    expected = expect(tiny, at(1.0))
+    assert sum(map(sum, (each.values() for each in counts))) == 2 * DRAWS
+    assert excess(counts, expected) < 1
+    assert excess(counts, expect(tiny, at(1.2))) > 2
+
+
 def expect(model: PreTrainedModel, warp: Warp, prompts: Any = PROMPTS) -> list[Counts]:
     """How often it should have been, from logits -> probabilities of the next token."""
     exact = copy.deepcopy(model).double()

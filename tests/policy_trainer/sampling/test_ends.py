@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
@@ -83,7 +84,23 @@ class TestEnds:
         prompts = [prompt] * len(scripts)
         params = SamplingParams(1, limit, temperature=0, stop=stop)
         groups = HFSampler(model, tokenizer).sample(texts(prompts), params, seed=0)
-        return [completion for (completion,) in groups], model
+        completions = [completion for (completion,) in groups]
+        again: Any = Scripted(scripts, vocabulary=len(tokenizer), eos=eos)
+        ended = self.run(HFSampler(again, tokenizer), texts(prompts), params)
+        for completion, same in zip(completions, ended, strict=True):
+            assert completion.ids.tolist() == same.ids.tolist()
+            assert (completion.finished, completion.eos) == (same.finished, same.eos)
+        return completions, model
+
+    def run(self, sampler: HFSampler, prompts: Sequence[EncodedPrompt], params: SamplingParams) -> list[Completion]:
+        """The same with a running batch."""
+        ended: dict[int, Completion] = {}
+        with sampler.running_batch(params, seed=0) as batch:
+            for row, prompt in enumerate(prompts):
+                batch.add([row], prompt, params.max_completion_length)
+            while len(batch):
+                ended |= dict(batch.advance())
+        return [ended[row] for row in range(len(prompts))]
 
     def test_every_eos_of_the_generation_config_ends(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Its list, and not the tokenizer's EOS, which is 1."""

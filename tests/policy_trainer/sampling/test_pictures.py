@@ -1,5 +1,6 @@
 """Sampling from prompts with pictures: log-probs, completions and forbidden tokens of each family."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from policy_trainer.config import EvalConfig
-from policy_trainer.data.completion import group_tokens
+from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.pictures import encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, prompt_encoder
@@ -62,6 +63,27 @@ def test_pictures_are_seen(directory: Path, sampler: HFSampler) -> None:
     other = {name: tensor * 0.5 if name == "pixel_values" else tensor for name, tensor in prompt.images.items()}
     group, logps, _ = group_tokens(EncodedPrompt(prompt.ids, other), completions)
     assert np.abs(sampler.logps(group) - logps).max() > 1e-3
+
+
+def test_rows_with_pictures_join_a_running_batch_at_any_time(directory: Path, sampler: HFSampler) -> None:
+    """Also with a longer prompt, after a turn."""
+    turns: list[EncodedPrompt] = []
+    ended: dict[int, Completion] = {}
+    with sampler.running_batch(SamplingParams(1, 1, temperature=1.0), seed=0) as batch:
+        for row, prompt in enumerate(prompts(directory, "?")):
+            batch.add([row], prompt, 6)
+            turns.append(prompt)
+            ended |= dict(batch.advance())
+        while len(batch):
+            for row, completion in batch.advance():
+                ended[row] = completion
+                if row < 3:
+                    turns.append(replace(turns[row], ids=[*turns[row].ids, *completion.ids.tolist(), 40]))
+                    batch.add([len(turns) - 1], turns[-1], 12)
+    assert len(ended) == len(turns) == 6
+    for row, completion in ended.items():
+        group, logps, _ = group_tokens(turns[row], [completion])
+        assert np.abs(sampler.logps(group) - logps).max() < 1e-5
 
 
 def generated(model: PreTrainedModel, prompt: EncodedPrompt, limit: int) -> list[int]:
