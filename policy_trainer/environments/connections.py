@@ -123,6 +123,7 @@ class TemplateProcess:
             if refusal := self._answer():
                 raise UserError(refusal)
         except EOFError:
+            self._control.close()
             status = exit_status(self._process.wait())
             raise UserError(f"tools: importing their modules took too long or ended the process, {status}") from None
         except BaseException:
