@@ -312,14 +312,16 @@ def _description(place: Place) -> Mapping[str, Any]:
 
 def _answered(connection: Connection, do: str, **arguments: Any) -> Mapping[str, Any]:
     """Raises UserError, and closes the connection, if the answer is a failure."""
+    label = arguments.get("environment")
+    what = f"environment: {label}()" if label else f"tools: to {do} them"
     try:
         answer = connection.ask(do, START_SECONDS, **arguments)
     except ProcessEnded as ended:
-        raise UserError(f"environment: making it {ended}") from None
+        raise UserError(f"{what} {ended}") from None
     if "error" in answer:
         connection.close()
         refused = answer["kind"] == "refused"
-        raise UserError(answer["error"] if refused else f"environment: it cannot be made:\n{answer['log']}")
+        raise UserError(answer["error"] if refused else f"{what} raised {answer['raised']}:\n{answer['log']}")
     return answer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import TrainConfig, TurnsConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.environments.host import serve_here
 from policy_trainer.environments.sessions import ResetFailed, Sessions
@@ -48,9 +48,6 @@ def local_add(a: int, b: int) -> int:
     return a + b
 
 
-LOCAL = "tests.policy_trainer.environments.test_caller_sessions"
-
-
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Sessions of a worker whose caller has these tools and environments."""
@@ -64,7 +61,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
         closing.append(lambda: server.__exit__(None, None, None))
         monkeypatch.setenv(ADDRESS_VARIABLE, f"{server.port}:{server.token}")
         names = [f"{name}=caller:{cls.__name__}".removeprefix("=") for name, cls in environments.items()]
-        sessions = Sessions(TrainConfig(model="m", tools=[*here.tools], environment=names, turns=turns))
+        sessions = Sessions(TrainConfig(model="m", tools=[*here.tools], environment=names, turns=TurnsConfig(**turns)))
         closing.append(sessions.close)
         return sessions
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.environments.host import Host
 from policy_trainer.environments.toolbox import Toolbox
+from policy_trainer.rewards.functions import reward_function
 from tests.policy_trainer.environments import hostile
-from tests.policy_trainer.environments.hostile import Counter, Fragile, Unprintable, add, add_slowly, do
+from tests.policy_trainer.environments.hostile import Counter, Fragile, add, add_slowly, do
 
 TOOLBOX = Toolbox({"m:add": add, "m:do": do, "m:add_slowly": add_slowly}, {"m:Counter": Counter, "m:Fragile": Fragile})
 
@@ -33,7 +35,7 @@ def opened(host: Host, environment: str | None = None) -> Host:
 
 def call(host: Host, name: str, **arguments: Any) -> tuple[str, str]:
     answer = ask(host, "call", name=name, arguments=arguments)
-    return answer.get("error", answer.get("value")), answer["kind"]
+    return answer["error"] if "error" in answer else answer["value"], answer["kind"]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +72,8 @@ def test_wrong_arguments_are_named(host: Host) -> None:
 
 def test_the_log_is_the_traceback_of_the_users_lines(host: Host) -> None:
     log = ask(opened(host), "call", name="do", arguments={"what": "raise"})["log"]
-    assert log.endswith("ValueError: a bad value\n") and "hostile.py" in log and "host.py" not in log.replace("hostile.py", "")
-    assert issubclass(Unprintable, Exception)
+    assert log.endswith("ValueError: a bad value\n")
+    assert "/hostile.py" in log and "/host.py" not in log
 
 
 def test_equal_seeds_show_equal_texts(host: Host) -> None:
@@ -125,6 +127,13 @@ def test_rewards_read_public_values_of_json(host: Host) -> None:
     assert ask(host, "invoke", name="increment", arguments=[4], keywords={})["value"] == 4
     answer = ask(host, "invoke", name="misbehave", arguments=["object"], keywords={})
     assert answer["error"] == "misbehave() is object, which is no JSON value: rewards get only those"
+
+
+def test_rewards_see_the_messages_of_all_turns() -> None:
+    messages = ({"role": "assistant", "tool_calls": []}, {"role": "tool", "name": "f", "content": "4"})
+    sample = Sample(Problem("", prompt="p"), "the last turn", messages=messages)
+    assert reward_function("f", hostile.rewards_turns).answers([sample]) == [{"score": 2.0}]
+    assert reward_function("f", lambda completion: len(completion)).answers([sample]) == [{"score": 13.0}]
 
 
 def test_arrays_become_lists(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

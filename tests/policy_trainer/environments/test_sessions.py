@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import TrainConfig, TurnsConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.environments.sessions import ResetFailed, Session, Sessions
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
@@ -27,7 +27,7 @@ ENVIRONMENTS = [f"count={HERE}:Counter", f"fragile={HERE}:Fragile", f"made={HERE
 
 
 def config(tools: list[str], environment: list[str], **turns: Any) -> TrainConfig:
-    return TrainConfig(model="m", tools=tools, environment=environment, turns=turns)
+    return TrainConfig(model="m", tools=tools, environment=environment, turns=TurnsConfig(**turns))
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_the_template_is_started_again(sessions: Sessions) -> None:
 def test_nothing_is_left_of_a_worker_that_was_killed(tmp_path: Path) -> None:
     script = f"""
 import threading
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import TrainConfig, TurnsConfig
 from policy_trainer.environments.sessions import Sessions
 sessions = Sessions(TrainConfig(model="m", tools=["{HERE}:do"], environment=["{HERE}:Counter"]))
 calls = [("", "misbehave", "hold"), ("", "misbehave", "spawn and hang"), (None, "do", "hang")]
@@ -279,7 +279,10 @@ def test_an_environment_that_cannot_be_made_is_named() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()", "start threads"),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+            "start threads",
+        ),
         ("raise SystemExit(3)", "their modules cannot be loaded"),
         ("import os\nos._exit(3)", "ended the process, with status 3"),
     ],

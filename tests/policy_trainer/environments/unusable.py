@@ -15,7 +15,7 @@ def without_docstring(a: int) -> int:
     return a
 
 
-def without_hint(a):  # type: ignore[no-untyped-def]  # noqa: ANN001
+def without_hint(a):  # type: ignore[no-untyped-def]
     """Has no type hint.
 
     Args:
