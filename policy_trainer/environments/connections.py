@@ -88,19 +88,21 @@ class TemplateProcess:
         self._start()
 
     def connect(self) -> Connection:
-        ours, theirs = socket.socketpair()
-        with self._lock, theirs:
+        with self._lock:
             if self._process.poll() is not None:  # killed, when the machine ran out of memory
                 self._stop()
                 self._start()
-            number = next(self._numbers)
+            number, process = next(self._numbers), self._process
             try:
-                socket.send_fds(self._control, [json.dumps({"open": number}).encode()], [theirs.fileno()])
-                self._answer()
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    socket.send_fds(self._control, [json.dumps({"open": number}).encode()], [theirs.fileno()])
+                if refusal := self._answer():
+                    ours.close()
+                    raise OSError(refusal)
             except (OSError, EOFError) as error:
-                ours.close()
-                raise UserError(f"tools: the process that starts their processes has ended: {error}") from error
-        return Connection(ours, lambda: self._end(number, self._process))
+                raise UserError(f"tools: no process can be started for a rollout: {error}") from error
+        return Connection(ours, lambda: self._end(number, process))
 
     def close(self) -> None:
         with self._lock:
@@ -123,6 +125,7 @@ class TemplateProcess:
             if refusal := self._answer():
                 raise UserError(refusal)
         except EOFError:
+            self._control.close()
             status = exit_status(self._process.wait())
             raise UserError(f"tools: importing their modules took too long or ended the process, {status}") from None
         except BaseException:

@@ -127,7 +127,10 @@ class Host:
             random.seed(seed)
             np.random.seed(seed % 2**32)
             shown = self._awaited(reset(**columns))
-        shown = _joined(shown)
+        try:
+            shown = _joined(shown)
+        except _Refused as error:
+            raise UserError(f"environment: {self._label}.reset: {error}") from None
         if shown is None or isinstance(shown, str):
             return None if shown is None else _encodable(shown)
         raise TypeError(f"reset must return a text or None, got {type(shown).__name__}")

@@ -189,8 +189,10 @@ class Session:
 
     def reset(self, columns: Mapping[str, Any], seed: int) -> str | None:
         """Begins a rollout. Returns what the environment shows. seed: of `random` and numpy. Raises ResetFailed."""
-        assert self._home is not None
-        what = f"environment: {self._description.label}.reset" if self._description else ""
+        assert self._home is not None and self._description is not None
+        what = f"environment: {self._description.label}.reset"
+        if self._broken:
+            raise ResetFailed(f"{what}: the environment is gone: {self._broken}")
         try:
             row = to_jsonable_python(dict(columns), bytes_mode="base64", inf_nan_mode="constants")
             answer = self._ask(self._home, "reset", self._limits.seconds, columns=row, seed=seed)
@@ -199,8 +201,8 @@ class Session:
         except ProcessEnded as ended:
             raise ResetFailed(f"{what} {_explained(ended)}") from None
         if "error" in answer:
-            refused = answer["kind"] == "refused"
-            raise ResetFailed(answer["error"] if refused else f"{what} raised {answer['raised']}:\n{answer['log']}")
+            unexpected = answer["kind"] == "exception"
+            raise ResetFailed(f"{what} raised {answer['raised']}:\n{answer['log']}" if unexpected else answer["error"])
         return answer["value"]
 
     def call(self, name: str, arguments: Mapping[str, Any], *, most_seconds: float = math.inf) -> ToolAnswer:
@@ -310,14 +312,16 @@ def _description(place: Place) -> Mapping[str, Any]:
 
 def _answered(connection: Connection, do: str, **arguments: Any) -> Mapping[str, Any]:
     """Raises UserError, and closes the connection, if the answer is a failure."""
+    label = arguments.get("environment")
+    what = f"environment: {label}()" if label else f"tools: to {do} them"
     try:
         answer = connection.ask(do, START_SECONDS, **arguments)
     except ProcessEnded as ended:
-        raise UserError(f"environment: making it {ended}") from None
+        raise UserError(f"{what} {ended}") from None
     if "error" in answer:
         connection.close()
         refused = answer["kind"] == "refused"
-        raise UserError(answer["error"] if refused else f"environment: it cannot be made:\n{answer['log']}")
+        raise UserError(answer["error"] if refused else f"{what} raised {answer['raised']}:\n{answer['log']}")
     return answer
 
 

@@ -66,11 +66,17 @@ class Template:
         for session in [*self._pids]:
             self._end(session)
 
-    def _open(self, session: int, descriptor: int) -> None:
-        if pid := os.fork():
+    def _open(self, session: int, descriptor: int) -> str | None:
+        """Starts the session's process. Returns why that failed, None if it did not."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(descriptor)
+            return str(error)
+        if pid:
             self._pids[session] = pid
             os.close(descriptor)
-            return
+            return None
         try:
             self._serve(descriptor)
         except ConnectionError:  # the worker has stopped waiting

@@ -100,6 +100,15 @@ class TestRefusals:
             (EvalConfig, ["--sampling.stop", ""], "sampling.stop.0"),
             (TrainConfig, ["--max-steps", "0"], "max_steps"),
             (TrainConfig, ["--sampling.regroup", "1", "--sampling.max-resamples", "1"], "sampling.regroup: "),
+            (TrainConfig, ["--tools", "search"], "tools: must be module:name, got 'search'"),
+            (TrainConfig, ["--tools", "a:f", "b:f"], "tools: the model knows tools by name, and two are called f"),
+            (TrainConfig, ["--tools", "a:f", "--judging.steps"], "tools: judging.steps"),
+            (TrainConfig, ["--environment", "x=Chess"], "environment: must be module:name, got 'Chess'"),
+            (TrainConfig, ["--environment", "a:Chess", "a:Go"], "environment: each of several has a name of its own"),
+            (TrainConfig, ["--environment", "x=a:Chess", "x=a:Go"], "environment: each of several has a name"),
+            (TrainConfig, ["--environment", "a:Chess", "--judging.steps"], "environment: judging.steps"),
+            (TrainConfig, ["--environment", "a:Chess", "--sampling.regroup", "1"], "environment: sampling.regroup"),
+            (TrainConfig, ["--turns.seconds", "0"], "turns.seconds"),
             (TrainConfig, ["--data.chat-template-kwargs", "enable_thinking=false"], "data.chat_template_kwargs"),
             (TrainConfig, ["--data.chat-template-kwargs", '{"tokenize": true}'], "data.chat_template_kwargs"),
             (TrainConfig, [*THINKING, "--data.prompt-style", "plain"], "data.chat_template_kwargs"),
@@ -148,6 +157,12 @@ class TestRefusals:
     )
     def test_are_for_those_who_would_suffer(self, cls: type[BaseSettings], arguments: list[str]) -> None:
         load(cls, "--model", "m", *arguments)
+
+
+def test_environments_by_name() -> None:
+    config = load(TrainConfig, "--model", "m", "--environment", "x=a:Chess", "y=b.c:Go", "--turns.rollout-seconds", "0")
+    assert config.named_environments() == {"x": "a:Chess", "y": "b.c:Go"} and config.turns.rollout_seconds is None
+    assert load(TrainConfig, "--model", "m", "--environment", "a:Chess").named_environments() == {"": "a:Chess"}
 
 
 # What TOML, the command line or pydantic could change: None, lists, nested groups, paths, quotes, other alphabets.

@@ -30,9 +30,9 @@ TEXTS = {
 REFUSED = {
     "model", "revision", "task", "rewards", "data.path", "data.eval_path", "data.dataset", "data.mixture.path",
     "data.mixture.eval_path", "data.mixture.dataset", "data.mixture.task", "judging.model.path",
-    "judging.model.revision", "loss.advantage",
+    "judging.model.revision", "loss.advantage", "tools", "environment", "turns.call_format",
 }  # fmt: skip
-LOCAL = {"judging.workers", "judging.memory_gib", "judging.model.device"}
+LOCAL = {"judging.workers", "judging.memory_gib", "turns.memory_gib", "judging.model.device"}
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

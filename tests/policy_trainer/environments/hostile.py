@@ -145,3 +145,33 @@ class Counter:
         return self.total / 2
 
     def _private(self) -> None: ...
+
+
+class Fragile:
+    """Its reset does what a row says."""
+
+    def reset(self, how: str) -> object:
+        return DEEDS[how]()
+
+    def get_reward(self) -> float:
+        return float("nan")
+
+
+def made_by_a_function() -> Counter:
+    counter = Counter()
+    counter.total = 5
+    return counter
+
+
+def rewards_totals(prompts: list[object], completions: list[object], environments: list[object]) -> list[float]:
+    return [environment.total for environment in environments]  # type: ignore[attr-defined]
+
+
+async def rewards_awaited(completions: list[object], environments: list[object]) -> list[float]:
+    return [await each.get_step_reward() + each.increment(by=1) for each in environments]  # type: ignore[attr-defined]
+
+
+def rewards_turns(completions: list[object], **columns: object) -> list[float]:
+    """Rewards of rollouts see the messages of all turns."""
+    assert "environments" not in columns
+    return [float(len(completion)) for completion in completions]  # type: ignore[arg-type]

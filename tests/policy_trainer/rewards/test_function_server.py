@@ -138,7 +138,7 @@ def test_a_function_that_always_fails_or_cannot_be_called_ends_the_run(serve: Ca
 
 def test_a_missing_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
-    with pytest.raises(UserError, match=r"caller:f is a function of the Python program that began the run.*GRPO"):
+    with pytest.raises(UserError, match=r"caller:f is part of the Python program that began the run.*GRPO"):
         CallerReward("caller:f", seconds=1)
     with FunctionServer({}) as server:
         monkeypatch.setenv(ADDRESS_VARIABLE, f"{server.port}:{server.token}")

@@ -1,0 +1,296 @@
+"""Hostile tools and environments in processes: each costs its own rollout, and leaves nothing behind."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from policy_trainer.config import TrainConfig, TurnsConfig
+from policy_trainer.data.problem import Problem, Sample
+from policy_trainer.environments.sessions import ResetFailed, Session, Sessions
+from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
+from shared.errors import UserError
+
+HERE = "tests.policy_trainer.environments.hostile"
+WRONG = "tests.policy_trainer.environments.unusable"
+TOOLS = [f"{HERE}:add", f"{HERE}:do", f"{HERE}:add_slowly"]
+ENVIRONMENTS = [f"count={HERE}:Counter", f"fragile={HERE}:Fragile", f"made={HERE}:made_by_a_function"]
+
+
+def config(tools: list[str], environment: list[str], **turns: Any) -> TrainConfig:
+    return TrainConfig(model="m", tools=tools, environment=environment, turns=TurnsConfig(**turns))
+
+
+@pytest.fixture(scope="module")
+def sessions() -> Iterator[Sessions]:
+    limits = {"seconds": 2.0, "memory_gib": 0.5, "max_answer_characters": 200}
+    with Sessions(config(TOOLS, ENVIRONMENTS, **limits)) as sessions:
+        yield sessions
+    assert processes() == []
+
+
+@pytest.fixture
+def counter(sessions: Sessions) -> Iterator[Session]:
+    session = sessions.open("count")
+    session.reset({}, 0)
+    yield session
+    session.release()
+
+
+def processes(of: int | None = None) -> list[psutil.Process]:
+    """Templates, and all that descends from them."""
+    return [
+        each
+        for child in psutil.Process(of).children()
+        if any("environments.template" in part for part in child.cmdline())
+        for each in [child, *child.children(recursive=True)]
+    ]
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def until(condition: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "content"),
+    [
+        ("hang", "too_slow", "took more than 2 s (turns.seconds)"),
+        ("hold", "too_slow", "took more than 2 s (turns.seconds)"),
+        ("exit", "crashed", "ended the process, with status 3"),
+        ("segfault", "crashed", "ended the process, killed by SIGSEGV"),
+        ("garbage", "crashed", "ended the process"),
+        ("exhaust", "exception", "MemoryError"),
+        ("recurse", "exception", "maximum recursion depth exceeded"),
+        ("leave", "exception", "4"),
+        ("fork", "", "the parent"),
+        ("print", "", "printed"),
+        ("megabytes", "too_long", "characters were left out"),
+    ],
+)
+def test_a_hostile_tool_costs_its_own_call(sessions: Sessions, what: str, kind: str, content: str) -> None:
+    session = sessions.open(None)
+    answer = session.call("do", {"what": what})
+    assert answer.error == kind and content in answer.content
+    assert answer.seconds < 4
+    assert session.alive and session.call("add", {"a": 1, "b": 1}).content == "2"
+    session.release()
+
+
+def test_the_log_has_the_end_of_what_was_printed(sessions: Sessions) -> None:
+    session = sessions.open(None)
+    assert session.call("do", {"what": "print"}).log.endswith("line 998\nline 999\n")
+    assert len(session.call("do", {"what": "print"}).log) == 2000
+    assert session.call("do", {"what": "answer"}).log == ""
+    session.release()
+
+
+def test_the_working_directory_is_that_of_the_start(sessions: Sessions, counter: Session) -> None:
+    assert counter.call("misbehave", {"what": "chdir"}).error == ""
+    assert counter.call("misbehave", {"what": "where"}).content == "/"
+    counter.reset({}, 0)
+    assert counter.call("misbehave", {"what": "where"}).content == os.getcwd()
+
+
+def test_a_group_starts_alike_and_instances_are_used_again(sessions: Sessions) -> None:
+    group = [sessions.open("count") for _ in range(3)]
+    assert len({session.reset({"start": 1, "more": None}, 5) for session in group}) == 1
+    pids = {session.call("misbehave", {"what": "pid"}).content for session in group}
+    for session in group:
+        session.release()
+    again = [sessions.open("count") for _ in range(3)]
+    assert {session.call("misbehave", {"what": "pid"}).content for session in again} == pids and len(pids) == 3
+    for session in again:
+        session.release()
+
+
+def test_a_factory_makes_environments(sessions: Sessions) -> None:
+    session = sessions.open("made")
+    assert session.call("increment", {"by": 1}).content == "6"
+    session.release()
+
+
+def test_an_environment_that_crashed_is_gone_and_its_reward_is_nan(sessions: Sessions) -> None:
+    session = sessions.open("count")
+    session.reset({"start": 14}, 0)
+    before = dict(sessions.failures.counts)
+    assert math.isnan(session.reward() or 0)
+    assert not session.alive
+    answer = session.call("increment", {"by": 1})
+    assert (answer.error, answer.content) == (
+        "crashed", str({"error": "the environment is gone: ended the process, with status 1"})
+    )  # fmt: skip
+    assert math.isnan(session.reward() or 0) and math.isnan(session.step_reward() or 0)
+    with pytest.raises(ResetFailed, match="is gone"):
+        session.reset({}, 0)
+    session.release()
+    failures = {name: count - before[name] for name, count in sessions.failures.counts.items()}
+    assert failures == {"environment": 2, "environment/turns": 1}
+
+
+def test_a_reward_that_raises_is_nan_and_the_environment_goes_on(counter: Session) -> None:
+    counter.reset({"start": 13}, 0)
+    assert math.isnan(counter.reward() or 0)
+    assert counter.call("increment", {"by": 1}).content == "14"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"how": "raise"}, "hostile:Fragile.reset raised ValueError"),
+        ({"how": "hang"}, r"hostile:Fragile.reset took more than 2 s \(turns.seconds\)"),
+        ({"how": "exit"}, "hostile:Fragile.reset ended the process, with status 3"),
+        ({"how": "picture"}, "pictures"),
+        ({}, "missing a required argument: 'how'"),
+        ({"how": object()}, "a column of the row cannot be sent"),
+    ],
+)
+def test_resets_that_fail_say_why(sessions: Sessions, columns: dict[str, Any], message: str) -> None:
+    session = sessions.open("fragile")
+    with pytest.raises(ResetFailed, match=message):
+        session.reset(columns, 0)
+    session.release()
+
+
+@pytest.mark.parametrize("what", ["spawn and hang", "spawn"])
+def test_what_a_session_has_started_ends_with_it(sessions: Sessions, what: str) -> None:
+    session = sessions.open("count")
+    session.call("misbehave", {"what": what})
+    session.close()
+    session.release()
+    assert not [each for each in processes() if each.name() == "sleep"]
+
+
+def test_a_process_that_died_while_free_is_replaced(sessions: Sessions) -> None:
+    session = sessions.open("count")
+    pid = int(session.call("misbehave", {"what": "pid"}).content)
+    session.release()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not psutil.pid_exists(pid))
+    session = sessions.open("count")
+    session.reset({}, 0)
+    assert session.alive
+    session.release()
+
+
+def test_many_sessions_run_at_once(sessions: Sessions) -> None:
+    def rollout(number: int) -> tuple[str, float | None]:
+        session = sessions.open("count")
+        session.reset({"start": number}, 0)
+        answers = [session.call("increment", {"by": 1}).content for _ in range(20)]
+        reward = session.reward()
+        session.release()
+        return answers[-1], reward
+
+    with ThreadPoolExecutor(32) as threads:
+        assert [*threads.map(rollout, range(100, 132))] == [(str(n + 20), n + 20.0) for n in range(100, 132)]
+
+
+@pytest.mark.parametrize("reward", ["rewards_totals", "rewards_awaited"])
+def test_rewards_of_the_sandbox_reach_environments(sessions: Sessions, counter: Session, reward: str) -> None:
+    counter.reset({"start": 4}, 0)
+    other = sessions.open("count")
+    other.reset({"start": 8}, 0)
+    samples = [Sample(Problem("", prompt="p"), "c", environment=each.reference) for each in (counter, other)]
+    sandbox = Sandbox({"r": Sandboxed(f"{HERE}:{reward}")}, seconds=30, memory=0)
+    assert sandbox.scores("r", samples) == ([4.0, 8.0] if reward == "rewards_totals" else [7.0, 13.0])
+    other.release()
+
+
+def test_the_template_is_started_again(sessions: Sessions) -> None:
+    before = processes()
+    session = sessions.open("count")
+    os.kill(before[0].pid, signal.SIGKILL)
+    until(lambda: all(gone(each) for each in before))
+    assert session.call("increment", {"by": 1}).error == "crashed"
+    session.release()
+    session = sessions.open("count")
+    assert session.call("increment", {"by": 1}).content == "1"
+    session.release()
+
+
+def test_nothing_is_left_of_a_worker_that_was_killed(tmp_path: Path) -> None:
+    script = f"""
+import threading
+from policy_trainer.config import TrainConfig, TurnsConfig
+from policy_trainer.environments.sessions import Sessions
+sessions = Sessions(TrainConfig(model="m", tools=["{HERE}:do"], environment=["{HERE}:Counter"]))
+calls = [("", "misbehave", "hold"), ("", "misbehave", "spawn and hang"), (None, "do", "hang")]
+for name, tool, what in calls:
+    threading.Thread(target=sessions.open(name).call, args=(tool, {{"what": what}})).start()
+print("started", flush=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
+    assert worker.stdout and worker.stdout.readline() == b"started\n"
+    until(lambda: len(processes(worker.pid)) == 5)  # the template, three sessions, and `sleep`
+    left = processes(worker.pid)
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    until(lambda: all(gone(each) for each in left))
+
+
+@pytest.mark.parametrize(
+    ("tools", "environment", "message"),
+    [
+        (["absent_module:f"], [], "tools: absent_module:f cannot be imported"),
+        ([f"{HERE}:absent"], [], "tools: .*hostile:absent cannot be imported"),
+        ([], [f"{HERE}:Absent"], "environment: .*hostile:Absent cannot be imported"),
+        ([f"{WRONG}:without_docstring"], [], "tools: .*without_docstring cannot be described .*no docstring"),
+        ([f"{WRONG}:without_hint"], [], "tools: .*missing a type hint"),
+        ([f"{WRONG}:without_description"], [], "tools: .*no description for the argument 'a'"),
+        ([f"{WRONG}:no_function"], [], "tools: .*no_function must be a function, got NoFunction"),
+        ([], [f"{WRONG}:WithoutReset"], "environment: .*WithoutReset needs a method `reset`"),
+        ([], [f"{WRONG}:WithArguments"], "environment: .*WithArguments is made without arguments.*'size'"),
+        ([], [f"{WRONG}:WithoutDocstring"], "environment: .*WithoutDocstring.move cannot be described"),
+        ([f"{HERE}:add"], [f"{WRONG}:WithTool"], "tools: add is the name of two"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tools: list[str], environment: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        Sessions(config(tools, environment))
+    assert not [each for each in processes() if each.status() == psutil.STATUS_ZOMBIE]
+
+
+def test_an_environment_that_cannot_be_made_is_named() -> None:
+    with (
+        Sessions(config([], [f"{WRONG}:Raising"])) as sessions,
+        pytest.raises(UserError, match=r"(?s)environment: .*Raising\(\) raised ValueError: no board"),
+    ):
+        sessions.open("")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+            "start threads",
+        ),
+        ("raise SystemExit(3)", "their modules cannot be loaded"),
+        ("import os\nos._exit(3)", "ended the process, with status 3"),
+    ],
+)
+def test_modules_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    (tmp_path / "user_tools.py").write_text(f"{source}\ndef f() -> None:\n    '''Does nothing.'''\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=message):
+        Sessions(config(["user_tools:f"], []))
