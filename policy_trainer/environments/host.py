@@ -19,7 +19,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
+from numpy import random as numpy_random  # numpy itself would import it in each process
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from policy_trainer.data.user_code import accepts, user_traceback
@@ -72,7 +72,13 @@ class Host:
                     stack.enter_context(redirect_stderr(printed))  # type: ignore[type-var]
                 request = json.loads(line)
                 value = self._methods[request.pop("do")](**request)
-            return _line({"kind": "", "log": printed.text, **(value if isinstance(value, dict) else {"value": value})})
+            return _line(
+                {
+                    "kind": "",
+                    "log": _encodable(printed.text),
+                    **(value if isinstance(value, dict) else {"value": value}),
+                }
+            )
         except BaseException as error:  # the user's code may raise anything, SystemExit too
             return self._failure(error, printed.text)
 
@@ -83,8 +89,10 @@ class Host:
             text = str(error) or type(error).__name__
         except BaseException:
             text = type(error).__name__
-        log = (printed + trace)[-_MOST_LOG:]
-        return _line({"error": self._cut(text)[0], "raised": type(error).__name__, "kind": kind, "log": log})
+        log = _encodable((printed + trace)[-_MOST_LOG:])
+        return _line(
+            {"error": self._cut(_encodable(text))[0], "raised": type(error).__name__, "kind": kind, "log": log}
+        )
 
     def describe(self) -> Mapping[str, Any]:
         return {"value": self._toolbox.describe()}
@@ -125,7 +133,7 @@ class Host:
         self._go_home()
         with self._resets:
             random.seed(seed)
-            np.random.seed(seed % 2**32)
+            numpy_random.seed(seed % 2**32)
             shown = self._awaited(reset(**columns))
         try:
             shown = _joined(shown)

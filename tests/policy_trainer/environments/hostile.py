@@ -81,6 +81,7 @@ DEEDS = {
     "leave": lambda: sys.exit(4),
     "interrupt": lambda: _raise(KeyboardInterrupt()),
     "raise": lambda: _raise(ValueError("a bad value")),
+    "raise surrogate": lambda: _raise(ValueError("\udfff")),
     "unprintable": lambda: _raise(Unprintable()),
     "object": object,
     "surrogate": lambda: "\ud800",
