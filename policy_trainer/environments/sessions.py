@@ -208,8 +208,8 @@ class Session:
     def call(self, name: str, arguments: Mapping[str, Any], *, most_seconds: float = math.inf) -> ToolAnswer:
         """The answer of a tool. Never raises for what a tool does. most_seconds: a limit besides turns.seconds."""
         began = time.monotonic()
-        error, kind, log = self._called(name, arguments, min(self._limits.seconds, most_seconds))
-        return ToolAnswer(error, time.monotonic() - began, kind, log)
+        content, error, log = self._called(name, arguments, min(self._limits.seconds, most_seconds))
+        return ToolAnswer(content, time.monotonic() - began, error, log)
 
     def _called(self, name: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, str, str]:
         """content, error and log of the answer."""
@@ -227,7 +227,7 @@ class Session:
         try:
             answer = self._ask(place, "call", seconds, name=name, arguments=arguments)
         except ProcessEnded as ended:
-            return _failure("too_slow" if ended.too_slow else "crashed", _explained(ended))
+            return _failure("too_slow" if ended.too_slow else "crashed", str(ended))
         except (TypeError, ValueError, RecursionError) as error:
             return _failure("wrong_arguments", f"the arguments are no JSON: {error}")
         if "error" not in answer:
