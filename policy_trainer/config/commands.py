@@ -74,11 +74,11 @@ class CommonConfig(ModelConfig):
     judging: Annotated[JudgingConfig, Travel.PUBLISHED, Resume.FIXED] = JudgingConfig()
     data: Annotated[DataConfig, Travel.PUBLISHED, Resume.FIXED] = DataConfig()
     sampling: Annotated[SamplingConfig, Travel.PUBLISHED, Resume.FIXED] = SamplingConfig()
-    tools: Annotated[CliVariadicArg[list[str]], Travel.PUBLISHED, Resume.FIXED, InHelp("train doctor eval")] = []
-    """Functions that the model may call, as module:function. Their type hints and docstrings describe them to it."""
-    environment: Annotated[CliVariadicArg[list[str]], Travel.PUBLISHED, Resume.FIXED, InHelp("train doctor eval")] = []
-    """Class whose methods the model may call, as module:Class, an instance for each rollout. Several as
-    NAME=module:Class; the column `environment` of a row then has the name."""
+    tools: Annotated[CliVariadicArg[list[str]], Travel.PUBLISHED, Resume.FIXED, InHelp("train eval")] = []
+    """Functions that the model may call, as module:function."""
+    environment: Annotated[CliVariadicArg[list[str]], Travel.PUBLISHED, Resume.FIXED, InHelp("train eval")] = []
+    """Class whose methods the model may call, as module:Class, or several as NAME=module:Class. The column
+    `environment` of a row then has the name."""
     turns: Annotated[TurnsConfig, Travel.PUBLISHED, Resume.FIXED] = TurnsConfig()
     sampler: SamplerName = "hf"
     """What samples. hf: transformers. vllm: vLLM in this process. vllm-server: a running `vllm serve`."""

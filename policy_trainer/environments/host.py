@@ -19,7 +19,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
+from numpy import random as numpy_random  # numpy itself would import it in each process
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from policy_trainer.data.user_code import accepts, user_traceback
@@ -71,8 +71,8 @@ class Host:
                     stack.enter_context(redirect_stdout(printed))  # type: ignore[type-var]
                     stack.enter_context(redirect_stderr(printed))  # type: ignore[type-var]
                 request = json.loads(line)
-                value = self._methods[request.pop("do")](**request)
-            return _line({"kind": "", "log": printed.text, **(value if isinstance(value, dict) else {"value": value})})
+                answer = self._methods[request.pop("do")](**request)
+            return _line({"kind": "", "log": _encodable(printed.text), **answer})
         except BaseException as error:  # the user's code may raise anything, SystemExit too
             return self._failure(error, printed.text)
 
@@ -83,14 +83,14 @@ class Host:
             text = str(error) or type(error).__name__
         except BaseException:
             text = type(error).__name__
-        log = (printed + trace)[-_MOST_LOG:]
-        return _line({"error": self._cut(text)[0], "raised": type(error).__name__, "kind": kind, "log": log})
+        text, log = self._cut(_encodable(text))[0], _encodable((printed + trace)[-_MOST_LOG:])
+        return _line({"error": text, "raised": type(error).__name__, "kind": kind, "log": log})
 
     def describe(self) -> Mapping[str, Any]:
         return {"value": self._toolbox.describe()}
 
-    def open(self, environment: str | None, most_characters: int, memory: int) -> str:
-        """Makes the environment of this label. Returns its key if rewards of this process find it by that.
+    def open(self, environment: str | None, most_characters: int, memory: int) -> Mapping[str, str]:
+        """Makes the environment of this label. Answers with its key if rewards of this process find it by that.
 
         memory: bytes that this process may take from now on, 0 for no limit; of no effect if others share it.
         """
@@ -106,13 +106,13 @@ class Host:
                 self._key = secrets.token_hex()
                 LIVE[self._key] = self._environment
         self._tools = {tool.__name__: tool for tool in tools}
-        return self._key
+        return {"value": self._key}
 
     def close(self) -> None:
         LIVE.pop(self._key, None)
         self._loop.close()
 
-    def reset(self, columns: Mapping[str, Any], seed: int) -> str | None:
+    def reset(self, columns: Mapping[str, Any], seed: int) -> Mapping[str, str | None]:
         """Raises UserError for a row without a column that it requires."""
         reset = self._environment.reset
         parameters = inspect.signature(reset).parameters
@@ -125,15 +125,15 @@ class Host:
         self._go_home()
         with self._resets:
             random.seed(seed)
-            np.random.seed(seed % 2**32)
+            numpy_random.seed(seed % 2**32)
             shown = self._awaited(reset(**columns))
         try:
             shown = _joined(shown)
         except _Refused as error:
             raise UserError(f"environment: {self._label}.reset: {error}") from None
-        if shown is None or isinstance(shown, str):
-            return None if shown is None else _encodable(shown)
-        raise TypeError(f"reset must return a text or None, got {type(shown).__name__}")
+        if shown is not None and not isinstance(shown, str):
+            raise TypeError(f"reset must return a text or None, got {type(shown).__name__}")
+        return {"value": None if shown is None else _encodable(shown)}
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, str]:
         tool = self._tools[name]
@@ -144,8 +144,8 @@ class Host:
         text, left_out = self._cut(_encodable(str(_joined(self._awaited(tool(**arguments))))))
         return {"value": text, "kind": "too_long" if left_out else ""}
 
-    def reward(self, method: str) -> float | None:
-        return checked(self._awaited(getattr(self._environment, method)()))
+    def reward(self, method: str) -> Mapping[str, float | None]:
+        return {"value": checked(self._awaited(getattr(self._environment, method)()))}
 
     def get(self, name: str) -> Mapping[str, Any]:
         """An attribute's value; of a method, only that it is one."""

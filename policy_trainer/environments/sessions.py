@@ -89,17 +89,15 @@ class Sessions:
         schemas = {label: schema for each in descriptions for label, schema in each["tools"].items()}
         described = {label: parts for each in descriptions for label, parts in each["environments"].items()}
         self._schemas = [schemas[label] for label in tools]
-        self.places: Mapping[str, Place] = {
-            _name(schemas[label]): self.place(label) for label in tools
-        }  # of the standalone tools
+        # Of the tools that belong to no environment.
+        self.places: Mapping[str, Place] = {_name(schemas[label]): self.place(label) for label in tools}
         self.environments: Mapping[str, EnvironmentDescription] = {
             name: EnvironmentDescription(label, **described[label]) for name, label in self._labels.items()
         }
-        for names in [self._labels, [None]]:
-            for name in names:
-                offered = [_name(schema) for schema in self.schemas(name)]
-                if twice := [each for each in offered if offered.count(each) > 1]:
-                    raise UserError(f"tools: {twice[0]} is the name of two that the model gets together: rename one")
+        for name in [None, *self._labels]:
+            offered = [_name(schema) for schema in self.schemas(name)]
+            if twice := [each for each in offered if offered.count(each) > 1]:
+                raise UserError(f"tools: {twice[0]} is the name of two that the model gets together: rename one")
 
     def place(self, label: str) -> Place:
         place = self._caller if _is_callers(label) else self._here
@@ -136,9 +134,10 @@ class Sessions:
             else:
                 self._sessions.pop(session.number, None)
 
-    def reference(self, session: "Session") -> EnvironmentReference | None:
-        """For rewards; None without an environment."""
-        return EnvironmentReference(self._relay.path, session.number, session.key) if self._relay else None
+    @property
+    def relay(self) -> str:
+        """Where rewards reach the environments."""
+        return self._relay.path if self._relay else ""
 
     def close(self) -> None:
         if self._relay:
@@ -185,7 +184,8 @@ class Session:
 
     @property
     def reference(self) -> EnvironmentReference | None:
-        return self._sessions.reference(self)
+        """For rewards; None without an environment."""
+        return EnvironmentReference(self._sessions.relay, self.number, self.key) if self._home else None
 
     def reset(self, columns: Mapping[str, Any], seed: int) -> str | None:
         """Begins a rollout. Returns what the environment shows. seed: of `random` and numpy. Raises ResetFailed."""
@@ -208,8 +208,8 @@ class Session:
     def call(self, name: str, arguments: Mapping[str, Any], *, most_seconds: float = math.inf) -> ToolAnswer:
         """The answer of a tool. Never raises for what a tool does. most_seconds: a limit besides turns.seconds."""
         began = time.monotonic()
-        error, kind, log = self._called(name, arguments, min(self._limits.seconds, most_seconds))
-        return ToolAnswer(error, time.monotonic() - began, kind, log)
+        content, error, log = self._called(name, arguments, min(self._limits.seconds, most_seconds))
+        return ToolAnswer(content, time.monotonic() - began, error, log)
 
     def _called(self, name: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, str, str]:
         """content, error and log of the answer."""
@@ -227,7 +227,7 @@ class Session:
         try:
             answer = self._ask(place, "call", seconds, name=name, arguments=arguments)
         except ProcessEnded as ended:
-            return _failure("too_slow" if ended.too_slow else "crashed", _explained(ended))
+            return _failure("too_slow" if ended.too_slow else "crashed", str(ended))
         except (TypeError, ValueError, RecursionError) as error:
             return _failure("wrong_arguments", f"the arguments are no JSON: {error}")
         if "error" not in answer:

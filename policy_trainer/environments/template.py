@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from numpy import random as numpy_random
 
 from policy_trainer.environments.host import Host, serve
 from policy_trainer.environments.toolbox import Toolbox
@@ -92,7 +92,7 @@ class Template:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        np.random.seed()  # else all sessions had the same numbers
+        numpy_random.seed()  # else all sessions had the same numbers
         host = Host(self._toolbox, threading.Lock(), separate=True)
         with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
             serve(stream, stream, host, watchdog=_WATCHDOG_LIMITS * self._seconds)

@@ -152,6 +152,7 @@ class FunctionServer:
 
 class _Server(ThreadingTCPServer):
     daemon_threads = True
+    request_queue_size = 512  # sessions of a round connect at once
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):  # a worker that was killed

@@ -81,6 +81,7 @@ DEEDS = {
     "leave": lambda: sys.exit(4),
     "interrupt": lambda: _raise(KeyboardInterrupt()),
     "raise": lambda: _raise(ValueError("a bad value")),
+    "raise surrogate": lambda: _raise(ValueError("\udfff")),
     "unprintable": lambda: _raise(Unprintable()),
     "object": object,
     "surrogate": lambda: "\ud800",
@@ -143,6 +144,11 @@ class Counter:
 
     async def get_step_reward(self) -> float:
         return self.total / 2
+
+    @property
+    def endless(self) -> int:
+        time.sleep(1000)
+        return 1
 
     def _private(self) -> None: ...
 

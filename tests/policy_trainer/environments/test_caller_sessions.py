@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from policy_trainer.environments.sessions import ResetFailed, Sessions
 from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.python_api.inputs import turns_input
 from policy_trainer.rewards.environments import LIVE, EnvironmentProxy, environment
-from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, CallerReward, FunctionServer
+from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, SESSIONS, CallerReward, FunctionServer
 from policy_trainer.rewards.functions import reward_function
 from shared.errors import UserError
 from tests.policy_trainer.environments.hostile import Counter, add
@@ -89,7 +91,7 @@ def test_a_thread_that_hangs_is_abandoned(begin: Opened) -> None:
     session = begin([], {"": Slow}, seconds=0.2).open("")
     session.reset({}, 0)
     answer = session.call("wait", {})
-    assert (answer.error, answer.content) == ("too_slow", "{'error': 'took more than 0.2 s (turns.seconds)'}")
+    assert (answer.error, answer.content) == ("too_slow", "{'error': 'took more than 0.2 s'}")
     assert not session.alive and session.call("wait", {}).error == "crashed"
     session.release()
 
@@ -177,6 +179,14 @@ def test_the_kinds_of_wrong_calls(begin: Opened) -> None:
     assert session.call("local_add", {"a": 1, "b": 2}, most_seconds=0).error == "too_slow"
     assert session.call("local_add", {"a": 1, "b": 2}).content == "3"
     assert session.reward() is None and session.reference is None
+
+
+def test_sessions_need_the_token_and_something_to_serve() -> None:
+    with FunctionServer({}) as server:
+        for token, status in (("wrong", 401), (server.token, 404)):
+            with closing(HTTPConnection("127.0.0.1", server.port)) as connection:
+                connection.request("POST", SESSIONS, b"", {"Authorization": f"Bearer {token}"})
+                assert connection.getresponse().status == status
 
 
 def test_no_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def call(host: Host, name: str, **arguments: Any) -> tuple[str, str]:
         ("megabytes", f"{'x' * 100}\n[1999900 more characters were left out]", "too_long"),
         ("picture", "it returned pictures, which the model does not get: return texts", "pictures"),
         ("raise", "a bad value", "exception"),
+        ("raise surrogate", "?", "exception"),
         ("unprintable", "Unprintable", "exception"),
         ("leave", "4", "exception"),
         ("interrupt", "KeyboardInterrupt", "exception"),

@@ -33,6 +33,15 @@ def test_arguments_precede_presets_and_files(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "run").exists()
 
 
+def test_tools_and_environments_become_names() -> None:
+    class Chess:
+        def reset(self) -> None: ...
+
+    config = GRPO(model="m", tools=["m:search", lambda: 1], environment_factory={"chess": Chess, "go": "m:Go"}).config
+    assert config.tools == ["m:search", "caller:function"]
+    assert config.named_environments() == {"chess": "caller:Chess", "go": "m:Go"}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -48,6 +57,9 @@ def test_arguments_precede_presets_and_files(tmp_path: Path, monkeypatch: pytest
         ({"dataset": []}, "dataset: must be a datasets.Dataset"),
         ({"eval_dataset": "openai/gsm8k"}, "eval_dataset: must be rows or a file"),
         ({"config": "missing.toml"}, "missing.toml"),
+        ({"tools": ["a:f", "b:f"]}, "tools: the model knows tools by name, and two are called f"),
+        ({"tools": "m:f"}, "tools: must be a list of functions and names"),
+        ({"environment_factory": str, "environment": ["m:C"]}, "environment_factory: leave it out, or leave out the"),
         ({"task": "jsonl"}, "data.path: task jsonl needs a file of problems: give data.path FILE"),
     ],
 )
