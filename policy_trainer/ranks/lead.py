@@ -7,8 +7,9 @@ pickles.
 import json
 import signal
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,7 @@ from policy_trainer.ranks.sharding import (
 )
 from policy_trainer.ranks.world import World
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
 from shared import wire
 from shared.batch import Array, TokenGroup
 from shared.errors import UserError
@@ -179,6 +180,19 @@ class LeadSampler:
         fields = [_prompt_fields(prompt) for prompt in prompts]
         return _execute(self._rank, "sample", prompts=fields, params=asdict(params), seed=seed)
 
+    @contextmanager
+    def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
+        """This rank samples all rows, and the others wait: they cannot know when rows join."""
+        world = self._rank.world
+        with world.together():
+            _send(self._rank, "stay_whole", ())
+            with whole_weights(self._rank.learner.model):
+                try:
+                    with self._rank.sampler.running_batch(params, seed) as batch:
+                        yield batch
+                finally:
+                    world.send("returned", {})
+
     def load(self, model: Path) -> None:
         raise NotImplementedError("the learner trains these weights")
 
@@ -265,6 +279,12 @@ def _sample(rank: Rank, prompts: Sequence[EncodedPrompt], params: SamplingParams
     return completions
 
 
+def _stay_whole(rank: Rank) -> None:
+    """Has all weights until rank 0 has sampled from them."""
+    with whole_weights(rank.learner.model):
+        rank.world.receive()
+
+
 def _prompt_fields(prompt: EncodedPrompt) -> dict[str, Any]:
     """What sampling with transformers takes of a prompt, as JSON can hold it."""
     images = {name: np.ascontiguousarray(tensor) for name, tensor in prompt.images.items()}
@@ -295,6 +315,7 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "whole": lambda rank, batches: _whole(rank),
     "parameters": lambda rank, batches: _parameters(rank),
     "write": lambda rank, batches, directory: write_shards(rank.learner, Path(directory), rank.world.files),
+    "stay_whole": lambda rank, batches: _stay_whole(rank),
     "sample": lambda rank, batches, prompts, params, seed: _sample(
         rank,
         [_prompt(**fields) for fields in prompts],

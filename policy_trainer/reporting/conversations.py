@@ -20,7 +20,7 @@ from shared.errors import printable
 
 # In a batch's `sample`, which is limited in size.
 KEY = "rollouts"
-_MOST_BYTES = 8 * 1024
+_MOST_BYTES = 9 * 1024
 _MOST_NAME = 64
 # Of what a call printed.
 _MOST_LOG = 200
@@ -31,11 +31,11 @@ _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Call(NamedTuple):
-    """tool: index into the names of the batch. error: the kind of its failure. log: the end of what it printed. As JSON
+    """tool: index into the names of the batch. milliseconds: it took. error: the kind of its failure. log: the end of what it printed. As JSON
     a list, since a batch may have hundreds."""
 
     tool: Annotated[int, Field(ge=0)]
-    seconds: _Seconds
+    milliseconds: Annotated[int, Field(ge=0, le=10**12)]
     error: Annotated[str, Field(max_length=_MOST_NAME)] = ""
     log: Annotated[str, Field(max_length=_MOST_LOG)] = ""
 
@@ -83,7 +83,7 @@ def reported(completions: Sequence[Completion]) -> dict[str, Any]:
 
 def _call(record: CallRecord, names: Sequence[str], *, logs: bool) -> list[Any]:
     name, log = record.name[:_MOST_NAME], record.log[-_MOST_LOG:] if logs else ""
-    call = [names.index(name) if name in names else len(names), round(record.seconds, 4), record.error, log]
+    call = [names.index(name) if name in names else len(names), round(1000 * record.seconds), record.error, log]
     return call if log else call[:3] if record.error else call[:2]
 
 
@@ -134,7 +134,7 @@ def turns_of(completion: Completion, decode: Callable[[list[int]], str]) -> tupl
 def _described(report: Report, call: Call) -> str:
     failure = f", {printable(call.error)}" if call.error else ""
     printed = f"; printed: {printable(call.log)}" if call.log else ""
-    return f"{report.named(call)} {call.seconds:.3g} s{failure}{printed}"
+    return f"{report.named(call)} {call.milliseconds / 1000:.3g} s{failure}{printed}"
 
 
 def rollout_metrics(batches: Sequence[RolloutBatch]) -> Metrics:

@@ -22,7 +22,7 @@ from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.run_files.locks import hold, is_held, let_go
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.engines import LoadedSampler, load_sampler, server_url
-from policy_trainer.sampling.sampler import Sampler, SamplingParams, Sleeper
+from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams, Sleeper
 from policy_trainer.sampling.vllm_server import put_to_sleep
 from shared.batch import TokenGroup
 from shared.client.connection import OnWait
@@ -162,6 +162,12 @@ class SamplerInTurns:
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         with self._turns.turn():
             return self._sampler.sample(prompts, params, seed)
+
+    @contextmanager
+    def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
+        """Has the device for the whole block."""
+        with self._turns.turn(), self._sampler.running_batch(params, seed) as batch:
+            yield batch
 
 
 def load_rollout_sampler(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:

@@ -5,7 +5,7 @@ reads in a step is up to the longest row.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
@@ -36,18 +36,21 @@ Draw = Callable[[Tensor, Callable[[], Tensor]], tuple[Tensor, Tensor]]
 
 @dataclass(eq=False)
 class _Row:
-    """A completion. number: the caller's. prompt: its length. limit: of the ids. ids, logps: what was sampled."""
+    """A completion. number: the caller's. limit: of the ids. ids, logps: what was sampled so far."""
 
     number: int
-    prompt: int
+    prompt: EncodedPrompt
     limit: int
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.ids)
+
 
 @dataclass(frozen=True, eq=False)
 class _Joining:
-    """Rows that will continue the same prompt."""
+    """Rows that will continue the same tokens."""
 
     prompt: EncodedPrompt
     rows: list[_Row]
@@ -72,8 +75,9 @@ class HFRunningBatch:
     """Samples a token for each row in every call of `advance`.
 
     All rows are one batch if every layer of the model attends to all tokens. Other models, with sliding windows or
-    recurrent layers, keep the rows that joined together as a batch of their own, and a call computes a forward for
-    each: rows that join one by one are as slow as if they were sampled one by one.
+    recurrent layers, keep the rows that joined together as a batch of their own, and a call computes a forward for each
+    of them. They are few, since small ones begin again with the rows that join: for R rows that join one by one there
+    are at most log2(R) + 1, and each row is prefilled about as often.
     """
 
     def __init__(
@@ -96,10 +100,12 @@ class HFRunningBatch:
         return sum(len(each.rows) for each in (*self._joining, *self._batches))
 
     def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
-        self._joining.append(_Joining(prompt, [_Row(number, len(prompt), max_tokens) for number in rows]))
+        self._joining.append(_Joining(prompt, [_Row(number, prompt, max_tokens) for number in rows]))
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, Completion]]:
+        if self._joining and not self._joins:
+            self._begin_again()
         for batch in self._batches:
             self._use(batch.attention)
             batch.step()
@@ -116,6 +122,20 @@ class HFRunningBatch:
     def _use(self, attention: str) -> None:
         if attention_of(self._model) != attention:  # setting it visits all modules
             set_attention(self._model, attention)
+
+    def _begin_again(self) -> None:
+        """Adds the rows of batches that are no larger than what joins to it, as far as a prefill allows."""
+        count = sum(len(each.rows) for each in self._joining)
+        longest = max(len(each.prompt) for each in self._joining)
+        for batch in sorted(self._batches, key=lambda batch: len(batch.rows)):
+            longest = max(longest, *map(len, batch.rows))
+            if len(batch.rows) > count or (count + len(batch.rows)) * longest > _PREFILL_TOKENS:
+                break
+            self._batches.remove(batch)
+            count += len(batch.rows)
+            for row in batch.rows:
+                so_far = replace(row.prompt, ids=[*row.prompt.ids, *row.ids])
+                self._joining.append(_Joining(so_far, [row]))
 
     def _join(self) -> None:
         """Prefills what joins, as far as the limit of a prefill allows; the rest joins in later calls."""
@@ -187,7 +207,7 @@ class _Together:
         self.rows = [self.rows[place] for place in kept.tolist()]
         if self.rows:
             self._decoder.select(kept)
-            longest = max(row.prompt + len(row.ids) for row in self.rows)
+            longest = max(map(len, self.rows))
             self._tokens, self._earlier = self._tokens[kept], self._earlier[kept, -longest:]
 
 

@@ -1,7 +1,7 @@
 """Samples with vLLM in this process. The only file that imports vllm."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -15,8 +15,9 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.pictures import decode
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.data.vision import picture_sizes
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
 from policy_trainer.sampling.vllm_requests import (
+    RowOptions,
     adapter_name,
     completion_logps,
     make_completion,
@@ -116,9 +117,27 @@ class VllmSampler:
             lora_request=self._adapter,
         )
         for prompt, answer in zip(prompts, answers, strict=True):
-            if problem := other_pictures(prompt, answer.prompt_token_ids):
-                raise UserError(f"sampler: vLLM does not see what the run does: {problem}")
-        return [make_group([self._completion(output) for output in answer.outputs], params) for answer in answers]
+            _check_pictures(prompt, answer)
+        groups = [[_completion(output, self._eos) for output in answer.outputs] for answer in answers]
+        return [make_group(group, params) for group in groups]
+
+    @contextmanager
+    def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
+        """The engine must not be used otherwise within the block. It raises UserError as `sample` does."""
+        options = RowOptions(params, self._eos, seed, self._placeholders)
+
+        def request(row: int, prompt: EncodedPrompt, max_tokens: int) -> str:
+            wanted = vllm.SamplingParams(**options.of(row, max_tokens), detokenize=bool(params.stop))
+            (number,) = self._engine.enqueue(
+                [self._input(prompt)], [wanted], use_tqdm=False, lora_request=self._adapter
+            )
+            return number
+
+        batch = VllmRunningBatch(self._engine.llm_engine, request, self._eos)
+        try:
+            yield batch
+        finally:
+            batch.abort()
 
     def _input(self, prompt: EncodedPrompt) -> dict[str, Any]:
         pictures = [decode(picture) for picture in prompt.pictures]
@@ -139,9 +158,51 @@ class VllmSampler:
     def wake_up(self) -> None:
         self._engine.wake_up()
 
-    def _completion(self, output: Any) -> Completion:
-        logps = _token_logps(output.token_ids, output.logprobs)
-        return make_completion(output.token_ids, logps, output.finish_reason, self._eos)
+
+class VllmRunningBatch:
+    """Each row is a request. `advance` computes one step of the engine."""
+
+    def __init__(self, engine: Any, request: Callable[[int, EncodedPrompt, int], str], eos: Sequence[int]) -> None:
+        """request: sends a row's prompt and its max_tokens, and returns the id of the request within the engine. eos:
+        the ids that end a completion."""
+        self._engine = engine
+        self._request = request
+        self._eos = eos
+        # By the id that is in the answer.
+        self._rows: dict[str, tuple[int, EncodedPrompt, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
+        for row in rows:
+            inner = self._request(row, prompt, max_tokens)
+            self._rows[inner.partition("-")[0]] = row, prompt, inner  # vLLM has appended "-" and random characters
+
+    def advance(self) -> list[tuple[int, Completion]]:
+        if not self._rows:
+            return []
+        return [self._ended(answer) for answer in self._engine.step() if answer.finished]
+
+    def _ended(self, answer: Any) -> tuple[int, Completion]:
+        row, prompt, _ = self._rows.pop(answer.request_id)
+        _check_pictures(prompt, answer)
+        return row, _completion(answer.outputs[0], self._eos)
+
+    def abort(self) -> None:
+        """Ends the rows that are left."""
+        self._engine.abort_request([inner for _, _, inner in self._rows.values()], internal=True)
+        self._rows.clear()
+
+
+def _check_pictures(prompt: EncodedPrompt, answer: Any) -> None:
+    if problem := other_pictures(prompt, answer.prompt_token_ids):
+        raise UserError(f"sampler: vLLM does not see what the run does: {problem}")
+
+
+def _completion(output: Any, eos: Sequence[int]) -> Completion:
+    logps = _token_logps(output.token_ids, output.logprobs)
+    return make_completion(output.token_ids, logps, output.finish_reason, eos)
 
 
 def _token_logps(ids: Sequence[int], steps: Sequence[Any]) -> list[float]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +43,7 @@ class Refused(Exception):
 
 
 class VllmClient:
-    """Sends the requests of one `persist` call. Raises Unavailable, Refused."""
+    """Sends requests to a server. Raises Unavailable, Refused."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -105,16 +106,21 @@ def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:
     """The result of `work`, which gets a new client."""
 
     async def run() -> T:
-        timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
-        limits = httpx.Limits(max_connections=None)
-        # trust_env: a proxy of the environment is for the internet, and would not reach this server.
-        plain = {"Accept-Encoding": "identity"}  # see `_ANSWER_BYTES`: no answer is decompressed
-        async with httpx.AsyncClient(
-            base_url=url, headers=plain, timeout=timeout, limits=limits, trust_env=False
-        ) as http:
-            return await work(VllmClient(http))
+        async with connected(url) as client:
+            return await work(client)
 
     return asyncio.run(run())
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[VllmClient]:
+    """A client with connections of its own. Nothing is sent yet."""
+    timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
+    limits = httpx.Limits(max_connections=None)
+    # trust_env: a proxy of the environment is for the internet, and would not reach this server.
+    plain = {"Accept-Encoding": "identity"}  # see `_ANSWER_BYTES`: no answer is decompressed
+    async with httpx.AsyncClient(base_url=url, headers=plain, timeout=timeout, limits=limits, trust_env=False) as http:
+        yield VllmClient(http)
 
 
 async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -135,8 +141,13 @@ def persist(url: str, work: Callable[[VllmClient], Awaitable[T]], on_wait: OnWai
         try:
             return ask(url, work)
         except Unavailable as error:
-            on_wait(f"the vLLM server at {url} to answer ({error})", time.monotonic() - began)
-            time.sleep(_RETRY_SECONDS)
+            wait_to_retry(url, error, began, on_wait)
+
+
+def wait_to_retry(url: str, error: Unavailable, began: float, on_wait: OnWait) -> None:
+    """Reports what is waited for, and waits a moment. began: monotonic seconds. Raises what on_wait raises."""
+    on_wait(f"the vLLM server at {url} to answer ({error})", time.monotonic() - began)
+    time.sleep(_RETRY_SECONDS)
 
 
 def _error_message(response: httpx.Response) -> str:

@@ -1,6 +1,8 @@
 """Requests to vLLM and its answers: options, completions and adapters, the same in process and over HTTP."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,6 +117,24 @@ def sampling_options(
         "logprobs": 0,  # of the sampled tokens only
         **forbidden,
     }
+
+
+class RowOptions:
+    """The options of requests for a completion of one row. A row has another seed each time."""
+
+    def __init__(self, params: SamplingParams, eos: Sequence[int], seed: int, placeholders: Sequence[int]) -> None:
+        """Arguments as of `sampling_options`."""
+        self._params = replace(params, num_generations=1)
+        self._eos = eos
+        self._seed = seed
+        self._placeholders = placeholders
+        self._requests: Counter[int] = Counter()
+
+    def of(self, row: int, max_tokens: int) -> dict[str, Any]:
+        self._requests[row] += 1
+        seed = int(np.random.SeedSequence((self._seed, row)).generate_state(1)[0])
+        params = replace(self._params, max_completion_length=max_tokens)
+        return sampling_options(params, self._eos, seed, self._requests[row], self._placeholders)
 
 
 def scoring_options() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Samples with a running `vllm serve`, over HTTP: token ids go there, and token ids with log-probs come back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.sampler import RunningBatch, SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_client import (
     Refused,
     Unavailable,
@@ -24,6 +24,7 @@ from policy_trainer.sampling.vllm_requests import (
     ENDS,
     Choice,
     Completions,
+    RowOptions,
     adapter_name,
     completion_logps,
     completion_request,
@@ -35,6 +36,7 @@ from policy_trainer.sampling.vllm_requests import (
     sequences,
     weights_mark,
 )
+from policy_trainer.sampling.vllm_running import Request, ServerRunningBatch
 from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.batch import TokenGroup
 from shared.client.connection import OnWait
@@ -142,6 +144,27 @@ class VllmServerSampler:
         ]
         answers = self._complete(prompts, options)
         return [make_group([self._completion(choice) for choice in answer], params) for answer in answers]
+
+    @contextmanager
+    def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
+        """Raises what `sample` raises."""
+
+        async def complete(client: VllmClient, request: Request, ended: Callable[[int, Completion], None]) -> None:
+            async def complete_row(row: int, options: Mapping[str, Any]) -> None:
+                (choice,) = await self._choices(client, request.prompt, options)
+                ended(row, self._completion(choice))
+
+            with self._explained():
+                await self._wake(client)
+                await self._check_weights(client)
+                await all_of(complete_row(row, options) for row, options in request.options.items())
+
+        options = RowOptions(params, self._eos, seed, self._placeholders)
+        batch = ServerRunningBatch(self._url, complete, options, self._on_wait)
+        try:
+            yield batch
+        finally:
+            batch.close()
 
     def logps(self, group: TokenGroup) -> np.ndarray:
         """Raises WeightsLost like `sample`."""

@@ -86,6 +86,20 @@ class Ours:
         return self._sample(SamplingParams(1, self._shape.max_completion_length, 0.0), 0)
 
 
+class Running(Ours):
+    """Rows in a running batch, all added at the start."""
+
+    def _sample(self, params: SamplingParams, seed: int) -> list[Completion]:
+        size, ended = params.num_generations, dict[int, Completion]()
+        with self._sampler.running_batch(params, seed) as batch:
+            for place, prompt in enumerate(self._prompts):
+                rows = range(place * size, (place + 1) * size)
+                batch.add(rows, EncodedPrompt(prompt), params.max_completion_length)
+            while len(batch):
+                ended |= dict(batch.advance())
+        return [ended[row] for row in sorted(ended)]
+
+
 class Generate:
     """transformers' generate, without log-probs."""
 
@@ -127,6 +141,7 @@ class GenerateWithLogps(Generate):
 
 SIDES: dict[str, Callable[[Shape], Side]] = {
     "ours": Ours,
+    "ours, running batch": Running,
     "generate": GenerateWithLogps,
     "generate, no log-probs": Generate,
 }

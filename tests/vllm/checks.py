@@ -44,6 +44,7 @@ def check_sampling(sampler: Sampler, model: Path) -> None:
     ]
     check_ends(sampler, tokenizer)
     check_many(sampler)
+    check_running(sampler, model, expected)
 
 
 def check_many(sampler: Sampler) -> None:
@@ -51,6 +52,37 @@ def check_many(sampler: Sampler) -> None:
     prompts = [[*range(5 + number, 99), *range(5, 99)] for number in range(60)]
     groups = sampler.sample(texts(prompts), SamplingParams(2, 3, temperature=1.0), 1)
     assert [len(group) for group in groups] == [2] * len(prompts)
+
+
+def check_running(sampler: Sampler, model: Path, expected: Sequence[Sequence[Completion]]) -> None:
+    """Rows join and leave at any time; what is left is aborted. expected: greedy completions of up to 24 tokens."""
+    ended: dict[int, Completion] = {}
+    with sampler.running_batch(SamplingParams(1, 1, temperature=0), 0) as batch:
+        assert (len(batch), batch.advance()) == (0, [])
+        for row, prompt in enumerate(texts(PROMPTS)):
+            batch.add([2 * row, 2 * row + 1], prompt, 24)
+            ended |= dict(batch.advance())
+        while len(batch):
+            ended |= dict(batch.advance())
+    assert [ended[row].ids.tolist() for row in range(10)] == [item.ids.tolist() for group in expected for item in group]
+    turns = running_turns(sampler, 5)
+    assert plain([turns]) == plain([running_turns(sampler, 5)]) != plain([running_turns(sampler, 6)])
+    assert len({tuple(item.ids.tolist()) for item in turns}) > 1
+    with sampler.running_batch(PARAMS, 5) as batch:
+        batch.add([0, 1], texts(PROMPTS)[0], 24)
+        batch.advance()
+    assert distance(model, sampler.sample(texts(PROMPTS), PARAMS, 5), 0.7) < TOLERANCE
+
+
+def running_turns(sampler: Sampler, seed: int) -> list[Completion]:
+    """Two turns of the same prompt for each of three rows."""
+    turns: dict[tuple[int, int], Completion] = {}
+    with sampler.running_batch(PARAMS, seed) as batch:
+        for turn in range(2):
+            batch.add([0, 1, 2], texts(PROMPTS)[0], 12)
+            while len(batch):
+                turns |= {(row, turn): completion for row, completion in batch.advance()}
+    return [turns[key] for key in sorted(turns)]
 
 
 def check_ends(sampler: Sampler, tokenizer: PreTrainedTokenizerBase) -> None:

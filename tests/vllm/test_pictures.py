@@ -97,10 +97,23 @@ def distance(
     return largest
 
 
+def running(sampler: Sampler, prompts: Sequence[EncodedPrompt]) -> list[list[Completion]]:
+    """Completions of rows that join one after the other."""
+    ended: dict[int, Completion] = {}
+    with sampler.running_batch(PARAMS, 5) as batch:
+        for row, prompt in enumerate(prompts):
+            batch.add([row], prompt, 8)
+            ended |= dict(batch.advance())
+        while len(batch):
+            ended |= dict(batch.advance())
+    return [[ended[row]] for row in range(len(prompts))]
+
+
 def check(config: TrainConfig, other: Path) -> None:
     """Samples about pictures are those of transformers, before and after an update of the weights."""
     sampler, prompts = sampler_of(config), prompts_of(config)
     before = sampler.sample(prompts, PARAMS, 5)
+    assert distance(loaded(Path(config.model)), prompts, running(sampler, prompts)) < TOLERANCE
     base, updated = loaded(Path(config.model)), loaded(other)
     assert distance(base, prompts, before) < TOLERANCE
     sampler.load(other)

@@ -176,7 +176,7 @@ COMMON: dict[str, Any] = {
     "data": DataConfig(
         path=Path("a b/ü.jsonl"),
         columns=ColumnsConfig(prompt="question", answer="gold"),
-        chat_template_kwargs={"enable_thinking": False, "tools": ["a", "b"], "effort": "low"},
+        chat_template_kwargs={"enable_thinking": False, "documents": ["a", "b"], "effort": "low"},
         assistant_prefill="<think>\n",
         eval_path=Path("/held"),
         system_prompt='Say "yes".\nOr \\ no.',

@@ -14,7 +14,7 @@ import safetensors.torch
 from policy_trainer.config import TrainConfig
 from policy_trainer.ranks.lead import follow, load_lead
 from policy_trainer.ranks.world import World, join_world
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared import wire
 from shared.models import load_tokenizer
 from tests.policy_trainer.sampling.architectures import texts
@@ -34,6 +34,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         stats.append(asdict(loaded.learner.step([wire.decode(body.read_bytes()) for body in bodies], step=step)))
     batches = [wire.decode(body.read_bytes()) for body in sorted((directory / "step-0").iterdir())]
     sampled = loaded.sampler.sample(texts([[1, 2, 3], [4, 5], [6]]), SamplingParams(1, 6, 0.0), 0)
+    running = sample_running(loaded.sampler)
     (checkpoint := directory / f"checkpoint-{last}{'-again' * (first == last)}").mkdir()
     writing = loaded.write(checkpoint)
     results = {
@@ -42,6 +43,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         "probe": loaded.learner.probe(batches).logps,
         "logps": [values.tolist() for values in loaded.learner.logps(batches)],
         "sampled": [group[0].ids.tolist() for group in sampled],
+        "running": running,
         "form": loaded.form,
         "bonus": [loaded.learner.bonus.coef, loaded.learner.bonus.entropy],
     }
@@ -52,6 +54,19 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
     safetensors.torch.save_file(loaded.learner.parameters(), directory / f"parameters-{last}.safetensors")
     state = {name: tensor.clone() for name, tensor in loaded.learner.state().items()}
     safetensors.torch.save_file(state, directory / f"state-{last}.safetensors")
+
+
+def sample_running(sampler: Sampler) -> list[list[int]]:
+    """Greedy completions of rows that join one after the other, in two batches."""
+    ended = {}
+    for part in ([0, 1], [2]):
+        with sampler.running_batch(SamplingParams(1, 1, 0.0), 0) as batch:
+            for row in part:
+                batch.add([row], texts([[1, 2, 3], [4, 5], [6]])[row], 6)
+                ended |= dict(batch.advance())
+            while len(batch):
+                ended |= dict(batch.advance())
+    return [ended[row].ids.tolist() for row in range(3)]
 
 
 def main() -> None:

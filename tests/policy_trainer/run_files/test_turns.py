@@ -7,13 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from policy_trainer.run_files.turns import DeviceTurns
+from policy_trainer.run_files.turns import DeviceTurns, SamplerInTurns
+from policy_trainer.sampling.sampler import SamplingParams
 from tests.waiting import until
 
 # A process that takes turns without end, and writes down when each began and ended.
@@ -197,3 +200,24 @@ def test_a_child_process_that_was_forked_in_a_turn_does_not_keep_the_device(make
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_running_batch_has_the_device_for_its_whole_block(make_turns: Make) -> None:
+    waits, order = threading.Event(), list[str]()
+    mine = make_turns(end=lambda: order.append("end"))
+    other = make_turns(lambda reason, seconds: waits.set(), begin=lambda: order.append("other"))
+    sampler: Any = SimpleNamespace(running_batch=lambda params, seed: nullcontext([params, seed]))
+    params = SamplingParams(1, 1, 1.0)
+
+    def take() -> None:
+        with other.turn():
+            pass
+
+    thread = threading.Thread(target=take)
+    with SamplerInTurns(sampler, mine).running_batch(params, 3) as batch:
+        assert batch == [params, 3]
+        thread.start()
+        assert waits.wait(60)
+        order.append("block")
+    thread.join()
+    assert order == ["block", "end", "other"]

@@ -70,7 +70,7 @@ class FakeVllm:
         self._model = model
         self._tokenizer = tokenizer
         self._sampler = HFSampler(model, tokenizer)
-        self._lock = threading.Lock()
+        self.busy = threading.Lock()
         self.site = Site(self._respond, port)
         self.url = self.site.url
 
@@ -86,7 +86,7 @@ class FakeVllm:
     def _respond(self, request: Request) -> Answer | None:
         path = request.path.partition("?")[0]
         sleeps = self._sleeps_so_far
-        with self._lock:
+        with self.busy:
             self.calls.append(request.path)
             routes = {"/v1/models": self._models, "/v1/completions": self._completions}
             if self.updating:

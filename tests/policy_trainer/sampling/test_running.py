@@ -190,6 +190,25 @@ def test_a_turn_ends_and_goes_on_as_one_long_completion(make_tiny: Make, tokeniz
     assert ids == generate(model, [5, 6], 53)
 
 
+def test_there_are_few_batches_of_rows_that_cannot_join_others(tokenizer: PreTrainedTokenizerFast) -> None:
+    """16 rows that join one by one, of a model with sliding windows; each is what it is by itself."""
+    model = made("gemma2", eos=20)
+    model.generation_config = GenerationConfig(eos_token_id=NO_TOKEN, pad_token_id=0)
+    widths: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, arguments, given: widths.append(len(given["input_ids"])), with_kwargs=True
+    )
+    ended: dict[int, Completion] = {}
+    with HFSampler(model, tokenizer).running_batch(GREEDY, 0) as batch:
+        for row in range(16):
+            batch.add([row], texts([[5 + row, 6]])[0], 20)
+            before = len(widths)
+            ended |= dict(batch.advance())
+            assert len(widths) - before == (row + 1).bit_count()
+        ended |= finish(batch)
+    assert [ended[row].ids.tolist() for row in range(16)] == [generate(model, [5 + row, 6], 20) for row in range(16)]
+
+
 def test_an_empty_batch(make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
     with HFSampler(make_tiny(eos=NO_TOKEN), tokenizer).running_batch(GREEDY, 0) as batch:
         assert (len(batch), batch.advance()) == (0, [])

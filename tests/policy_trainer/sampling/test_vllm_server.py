@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +33,6 @@ PROMPTS = [[3, 4, 5], [6, 7], [3, 4, 5]]
 PARAMS = SamplingParams(4, 12, temperature=0.7)
 UPDATE = ["/pause?mode=keep", "/update_weight_version", "/collective_rpc", "/update_weight_version",
           "/reset_prefix_cache", "/resume"]  # fmt: skip
-
-
-@pytest.fixture
-def make_fake(make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
-    made: list[FakeVllm] = []
-
-    def make(**options: Any) -> FakeVllm:
-        made.append(FakeVllm(make_tiny(), tokenizer, **options))
-        return made[-1]
-
-    yield make
-    for fake in made:
-        fake.close()
-
-
-@pytest.fixture
-def fake(make_fake: Make) -> FakeVllm:
-    return make_fake()
 
 
 @pytest.fixture
