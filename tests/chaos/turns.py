@@ -26,7 +26,7 @@ from tests.policy_trainer.tasks.formats import write
 BAR = f"{kill.BAR}; no problem skipped or repeated, 0 processes of tools left"
 
 _PROBLEMS = 500
-_QUESTION, _CALL, _ANSWER = "knock", "<call>knock{}</call>", "in"
+_CALL, _ANSWER = "<call>knock{}</call>", "in"
 _STEPS, _BATCH = 80, 8
 _LONGEST_CALL = 0.3
 # In which a tool's processes end after their worker.
@@ -58,8 +58,8 @@ def run(stage: Stage) -> Proof:
     _save_model(stage.directory / "model")
     processes = stage.directory / "processes"
     processes.mkdir()
-    row = {"prompt": _QUESTION, "answer": "", "processes": str(processes)}
-    path = write(stage.directory / "problems.jsonl", *[row] * _PROBLEMS)
+    rows = [{"prompt": f"{number}?", "answer": "1", "processes": str(processes)} for number in range(_PROBLEMS)]
+    path = write(stage.directory / "problems.jsonl", *rows)
     events = kill.killed(
         stage, "--task", "jsonl", "--data.path", str(path), "--data.system-prompt", "", "--rewards", "environment",
         "--environment", f"{__name__}:{Gate.__name__}", "--sampling.max-completion-length", "40",
@@ -108,9 +108,9 @@ def _save_model(path: Path) -> None:
 
 
 def _demonstrations(tokenizer: Any) -> Iterator[Demonstration]:
-    messages = [{"role": "user", "content": _QUESTION}]
-    answered = [*messages, {"role": "assistant", "content": _CALL}, {"role": "tool", "content": _ANSWER}]
-    for _ in range(_STEPS * _BATCH // 2):
+    for number in range(_STEPS * _BATCH // 2):
+        messages = [{"role": "user", "content": f"{number}?"}]
+        answered = [*messages, {"role": "assistant", "content": _CALL}, {"role": "tool", "content": _ANSWER}]
         yield Demonstration(Problem("", tuple(messages)), _CALL)
         text = tokenizer.apply_chat_template(answered, tokenize=False, add_generation_prompt=True)
         yield Demonstration(Problem("", prompt=text), _ANSWER)
