@@ -6,28 +6,24 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from policy_trainer.config import PromptConfig
-from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.demo.base_model import imitate, make_model
-from policy_trainer.demo.tool_model import make_tool_tokenizer
-from policy_trainer.sft import Demonstration
 from shared.models import save_model
 from tests.chaos import kill
 from tests.chaos.history import Event, check_kills
 from tests.chaos.stage import Proof, Stage, broken
+from tests.policy_trainer.environments.calling_model import make_calling_model
 from tests.policy_trainer.tasks.formats import write
 
 BAR = f"{kill.BAR}; no problem skipped or repeated, 0 processes of tools left"
 
 _PROBLEMS = 500
 _CALL, _ANSWER = "<call>knock{}</call>", "in"
-_STEPS, _BATCH = 80, 8
+_STEPS = 80
 _LONGEST_CALL = 0.3
 # In which a tool's processes end after their worker.
 _GRACE = 5.0
@@ -99,18 +95,4 @@ def _is_running(pid: int) -> bool:
 
 def _save_model(path: Path) -> None:
     """A model that calls the tool once, and repeats what it says."""
-    tokenizer = make_tool_tokenizer()
-    model = make_model(0, len(tokenizer))
-    encoder = PromptEncoder(tokenizer, PromptConfig())
-    shown = _demonstrations(tokenizer)
-    imitate(model, tokenizer, encoder, shown, lambda done, of: None, steps=_STEPS, batch=_BATCH, peak=3e-3)
-    save_model(model, tokenizer, path)
-
-
-def _demonstrations(tokenizer: Any) -> Iterator[Demonstration]:
-    for number in range(_STEPS * _BATCH // 2):
-        messages = [{"role": "user", "content": f"{number}?"}]
-        answered = [*messages, {"role": "assistant", "content": _CALL}, {"role": "tool", "content": _ANSWER}]
-        yield Demonstration(Problem("", tuple(messages)), _CALL)
-        text = tokenizer.apply_chat_template(answered, tokenize=False, add_generation_prompt=True)
-        yield Demonstration(Problem("", prompt=text), _ANSWER)
+    save_model(*make_calling_model(repeat((_CALL, _ANSWER)), _ANSWER, _STEPS), path)
