@@ -11,6 +11,7 @@ from rich.console import Console
 from policy_trainer.config import DemoConfig, TrainConfig
 from policy_trainer.demo.demo import demo
 from policy_trainer.demo.drawn_sums import DRAWN_SUMS
+from policy_trainer.demo.products import PRODUCTS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 
@@ -24,8 +25,7 @@ def without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(*_: object) -> Path:
         raise Begun
 
-    for make in ("cached_base_model", "cached_vision_model"):
-        monkeypatch.setattr(f"policy_trainer.demo.demo.{make}", begin)
+    monkeypatch.setattr("policy_trainer.demo.demo._base_model", begin)
 
 
 def begin(run_dir: Path, **settings: Any) -> str:
@@ -42,6 +42,7 @@ def begin(run_dir: Path, **settings: Any) -> str:
         (0, "arithmetic", "`make demo RESUME=1`"),
         (2, "arithmetic", "`make demo SEED=2 RESUME=1`"),
         (0, DRAWN_SUMS, "`make demo VISION=1 RESUME=1`"),
+        (1, PRODUCTS, "`make demo TOOLS=1 SEED=1 RESUME=1`"),
     ],
 )
 def test_what_would_have_continued_an_interrupted_demo(seed: int, task: str, advice: str, tmp_path: Path) -> None:
@@ -53,12 +54,12 @@ def test_what_would_have_continued_an_interrupted_demo(seed: int, task: str, adv
     assert not RunDirectory(run_dir).config.exists()
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"vision": True}])
+@pytest.mark.parametrize("other", [{"seed": 1}, {"vision": True}, {"tools": True}])
 def test_only_the_same_demo_is_resumed(other: dict[str, Any], tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     begin(run_dir)
     RunDirectory(run_dir).write_config(TrainConfig(model="base", seed=0))
-    with pytest.raises(UserError, match=r"--resume: .*another --seed or --vision.*: make demo RESUME=1"):
+    with pytest.raises(UserError, match=r"--resume: .*another --seed, --vision or --tools.*: make demo RESUME=1"):
         demo(DemoConfig(run_dir=run_dir, resume=True, **other), Console(quiet=True))
     begin(run_dir, resume=True)
 

@@ -6,7 +6,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 _CHATML = ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
-_LLAMA = ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>")
+_LLAMA = (
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|begin_of_text|>",
+)
 _GLM = ("<|observation|>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "[gMASK]", "<sop>")
 _GPT_OSS = ("<|call|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
 # Added tokens that are not special.
@@ -38,7 +45,9 @@ def template(name: str) -> str:
 
 def make_tokenizer(name: str, special: tuple[str, ...] | None = None) -> PreTrainedTokenizerFast:
     special = special or FAMILIES[name]
-    tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    tokenizer = Tokenizer(
+        models.BPE({byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])

@@ -97,7 +97,11 @@ class TestTemplates:
         assert between is not None
         messages = [
             {"role": "user", "content": "q"},
-            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}],
+            },
             *answer("7"),
         ]
         whole = tokenizer.apply_chat_template(messages, tokenize=False, tools=[ADD], add_generation_prompt=True)  # type: ignore[list-item]
@@ -193,7 +197,10 @@ class TestRefusals:
     def test_a_template_that_drops_the_answers(self) -> None:
         tokenizer = make_tokenizer("qwen3")
         marks = '{#<tool_call> "name" "arguments"#}'
-        tokenizer.chat_template = marks + "{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        tokenizer.chat_template = (
+            marks
+            + "{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        )
         with pytest.raises(UserError, match="does not take the answers of tools"):
             dialogue("qwen3", tokenizer)
 

@@ -93,7 +93,10 @@ class TestRollouts:
         assert single.conversation.mask.all() and single.ids.tolist() == it.ids(f"four{END}")
         mask = loss_mask([single, called])
         assert mask is not None and mask.sum() == len(single.ids) + len(first) + len(last)
-        assert [turn.text for turn in turns_of(called, it.tokenizer.decode)][::2] == [it.tokenizer.decode(first), it.tokenizer.decode(last)]
+        assert [turn.text for turn in turns_of(called, it.tokenizer.decode)][::2] == [
+            it.tokenizer.decode(first),
+            it.tokenizer.decode(last),
+        ]
 
     def test_calls_that_go_wrong_become_messages(self, talk: Callable[..., Talk]) -> None:
         it = talk(tools=TOOLS, sampling={"max_completion_length": 2000})
@@ -103,9 +106,9 @@ class TestRollouts:
         assert [record.error for turn in completion.conversation.calls for record in turn] == [
             "unknown_tool", "wrong_arguments", "exception", "unreadable",
         ]  # fmt: skip
-        said = answers(completion)
-        assert "there is no tool 'nothing'" in said[0] and "no luck" in said[2] and "cannot be read" in said[3]
-        assert all(text.startswith("{'error': ") for text in said)
+        texts = answers(completion)
+        assert "there is no tool 'nothing'" in texts[0] and "no luck" in texts[2] and "cannot be read" in texts[3]
+        assert all(text.startswith("{'error': ") for text in texts)
 
     def test_two_calls_in_a_turn_are_answered_in_order(self, talk: Callable[..., Talk]) -> None:
         (completion,) = talk(tools=TOOLS).run([f"{call('shout', text='a')}\n{call('add', a=1)}{END}", f"x{END}"])
@@ -151,7 +154,9 @@ class TestEnvironments:
         assert steps.counts.tolist() == [2, 3]
         ends = [*once.conversation.turn_ends, *twice.conversation.turn_ends]
         assert steps.ends.tolist() == ends
-        assert [[*once.ids, *twice.ids][end + (len(once.ids) if n > 1 else 0)] for n, end in enumerate(ends)] == [it.eos[0]] * 5
+        assert [[*once.ids, *twice.ids][end + (len(once.ids) if n > 1 else 0)] for n, end in enumerate(ends)] == [
+            it.eos[0]
+        ] * 5
 
     def test_sessions_are_used_again(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Counter"])
@@ -212,7 +217,9 @@ def test_tokens_and_masks_are_those_of_trl(talk: Callable[..., Talk], template: 
     ours = it.run(*written)
     ids, mask = trl_loop(it, [[it.ids(turn) for turn in row] for row in written], it.script.prompts)
     assert [each.ids.tolist() for each in ours] == ids
-    assert [each.conversation.mask.tolist() for each in ours if each.conversation] == [[*map(bool, row)] for row in mask]
+    assert [each.conversation.mask.tolist() for each in ours if each.conversation] == [
+        [*map(bool, row)] for row in mask
+    ]
 
 
 def _written(template: str, turn: Any) -> str:

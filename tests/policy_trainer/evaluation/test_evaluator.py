@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from policy_trainer.evaluation.standalone import evaluation_table
 from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
 from shared.batch import TokenGroup
 from shared.errors import UserError
 
@@ -67,6 +68,9 @@ class Parrot:
         raise AssertionError
 
     def logps(self, group: TokenGroup) -> np.ndarray:
+        raise AssertionError
+
+    def running_batch(self, params: SamplingParams, seed: int) -> AbstractContextManager[RunningBatch]:
         raise AssertionError
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.rounds import Rounds
-from policy_trainer.sampling.sampler import Sampler, SamplingParams
+from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams
 from policy_trainer.weights.publication import Publication
 from shared.api import QueueView, State, Uploaded
 from shared.batch import TokenGroup
@@ -48,6 +49,9 @@ class Scripted:
         raise AssertionError
 
     def logps(self, group: TokenGroup) -> np.ndarray:
+        raise AssertionError
+
+    def running_batch(self, params: SamplingParams, seed: int) -> AbstractContextManager[RunningBatch]:
         raise AssertionError
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
