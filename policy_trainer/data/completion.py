@@ -28,6 +28,11 @@ class Completion:
     eos: bool = False
     conversation: Conversation | None = None
 
+    @property
+    def sampled(self) -> int:
+        """Tokens that the model sampled: all but those between the turns."""
+        return len(self.ids) if self.conversation is None else int(self.conversation.mask.sum())
+
 
 def loss_mask(completions: Sequence[Completion]) -> np.ndarray | None:
     """bool (C,): false for tokens that the model did not sample. None if it sampled all."""

@@ -214,8 +214,8 @@ class Learner:
         )
 
     def kl(self, batches: Sequence[Batch]) -> float:
-        """Mean k3 per token between the current policy and the reference, over whole batches, without training. NaN
-        if a batch lacks the reference's log-probs."""
+        """Mean k3 per sampled token between the current policy and the reference, over whole batches, without training.
+        NaN if a batch lacks the reference's log-probs."""
         total, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:
@@ -223,8 +223,8 @@ class Learner:
                 if group.ref_logps is None:
                     return math.nan
                 logps = self._forward([group.tokens], [group.temperature])
-                total += _sum(k3(torch.tensor(group.ref_logps, device=logps.device) - logps))
-                count += len(logps)
+                differences = _sampled(torch.tensor(group.ref_logps, device=logps.device) - logps, group.loss_mask)
+                total, count = total + _sum(k3(differences)), count + len(differences)
         return total / max(count, 1)
 
     def logps(self, batches: Sequence[Batch]) -> list[Array]:
@@ -251,28 +251,36 @@ class Learner:
         return {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in stepped}
 
     def noise_floor(self, batches: Sequence[Batch]) -> float:
-        """Mean k3 per token between two forwards of the policy: packed as in training, and half a group at a time,
-        since training also packs a large group by itself.
+        """Mean k3 per sampled token between two forwards of the policy: packed as in training, and half a group at a
+        time, since training also packs a large group by itself.
 
         A KL to the reference that is no larger than this is noise: in half precision a matrix product depends on its
         shapes.
         """
         rollouts = [rollout_of(batch) for batch in batches]
         groups = [(rollout.group, rollout.temperature) for rollout in rollouts]
+        masks = [rollout.loss_mask for rollout in rollouts]
         total, count = 0.0, 0
         with torch.no_grad():
             for part in cut([group.tokens for group, _ in groups], self._config.micro_batch_tokens):
                 packed = self._forward(*zip(*groups[part], strict=True))
                 halves = [(half, temperature) for group, temperature in groups[part] for half in group.halves()]
                 in_halves = torch.cat([self._forward([half], [temperature]) for half, temperature in halves])
-                total += _sum(k3(packed - in_halves))
-                count += len(packed)
+                lengths = [len(group.completion_ids) for group, _ in groups[part]]
+                differences = zip((packed - in_halves).split(lengths), masks[part], strict=True)
+                sampled = torch.cat([_sampled(values, mask) for values, mask in differences])
+                total, count = total + _sum(k3(sampled)), count + len(sampled)
         return total / max(count, 1)
 
 
 def _inputs(groups: Sequence[Group]) -> tuple[list[TokenGroup], list[float]]:
     """The tokens and the temperature of each group."""
     return [group.tokens for group in groups], [group.temperature for group in groups]
+
+
+def _sampled(values: Tensor, loss_mask: Array | None) -> Tensor:
+    """(C,) -> those of the tokens that the policy sampled: the others say nothing of its KL."""
+    return values if loss_mask is None else values[torch.from_numpy(loss_mask).to(values.device)]
 
 
 def _sum(values: Tensor) -> float:

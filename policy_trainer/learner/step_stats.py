@@ -129,7 +129,8 @@ def step_stats(
     count = sums["tokens"] or math.nan  # without tokens there is no mean
     negative_min, largest, difference_max = (total[len(_SUMS) :] * (count / count)).tolist()
     means = {name: value / count for name, value in sums.items()}
-    completion_advantages = [advantage for group in trained for advantage in group.completion_advantages]
+    advantages = np.concatenate([np.zeros(0), *(group.completion_advantages for group in trained)])
+    advantages = advantages[~np.isnan(advantages)]
     return StepStats(
         loss=sums["loss"] / len(updates) if updates else math.nan,
         kl=means["kl"],
@@ -146,7 +147,7 @@ def step_stats(
         importance_sampling_ratio_mean=means["weight"],
         importance_sampling_clip_ratio=means["weight_clipped"],
         masked_ratio=means["untrusted"],
-        advantage_std=float(np.nanstd(completion_advantages)) if trained else math.nan,
+        advantage_std=float(np.std(advantages)) if len(advantages) else math.nan,
         frac_reward_zero_std=float(np.mean([not group.has_variance for group in groups])) if groups else math.nan,
         grad_norm=float(np.mean([update.grad_norm for update in updates])) if updates else 0.0,
         learning_rate=learning_rate,

@@ -76,15 +76,13 @@ class Group:
 
     @property
     def completion_advantages(self) -> Array:
-        """float64 (G,), mean advantage of each completion's tokens that train; NaN where it does not train."""
+        """float64 (G,), mean advantage of each completion's tokens that train; NaN where none does."""
         if not len(self.advantages):
             return np.full(len(self.lengths), np.nan)
-        starts, advantages, counts = np.cumsum(self.lengths) - self.lengths, self.advantages, self.lengths
-        if self.loss_mask is not None:
-            advantages = np.where(self.loss_mask, advantages, 0)
-            counts = np.maximum(np.add.reduceat(self.loss_mask, starts, dtype=np.int64), 1)
-        sums = np.add.reduceat(advantages.astype(np.float64), starts)
-        return np.where(self.sequence_mask, sums / counts, np.nan)
+        starts = np.cumsum(self.lengths) - self.lengths
+        sums = np.add.reduceat(np.where(self.mask, self.advantages, 0).astype(np.float64), starts)
+        counts = np.add.reduceat(self.mask, starts, dtype=np.int64)
+        return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
     @property
     def compared_rewards(self) -> Array:

@@ -296,7 +296,8 @@ def _prompt(ids: list[int], images: str) -> EncodedPrompt:
 
 
 def _fields(completion: Completion) -> dict[str, Any]:
-    return {**vars(completion), "ids": completion.ids.tolist(), "logps": completion.logps.tolist()}
+    ids, logps = completion.ids.tolist(), completion.logps.tolist()
+    return {"ids": ids, "logps": logps, "finished": completion.finished, "eos": completion.eos}
 
 
 def _completion(ids: list[int], logps: list[float], finished: bool, eos: bool) -> Completion:

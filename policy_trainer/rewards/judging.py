@@ -100,7 +100,7 @@ class Judge:
             Sample(
                 problem,
                 start + self.text(completion),
-                len(completion.ids) if talk is None else int(talk.mask.sum()),
+                completion.sampled,
                 completion.finished,
                 start=start,
                 ids=tuple(completion.ids.tolist()),

@@ -127,7 +127,7 @@ class Round:
         dropped = [group for group in self.groups if not has_variance(group.compared_rewards)]
         self.groups = [group for group in self.groups if group not in dropped]
         self.wasted.resampled_groups += len(dropped)
-        self.wasted.resampled_tokens += sum(len(item.ids) for group in dropped for item in group.completions)
+        self.wasted.resampled_tokens += sum(item.sampled for group in dropped for item in group.completions)
         return len(dropped)
 
 

@@ -3,12 +3,13 @@
 import argparse
 from collections.abc import Callable
 
-from tests.bench import pictures, queue, sampling, scoring, service
+from tests.bench import pictures, queue, sampling, scoring, service, turns
 
 BENCHES: dict[str, Callable[[], None]] = {
     "scoring": scoring.run,
     "pictures": pictures.run,
     "sampling": sampling.run,
+    "turns": turns.run,
     "service": service.run,
     "queue": queue.run,
     "leases": queue.run_leases,

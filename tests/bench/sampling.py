@@ -121,11 +121,11 @@ class Generate:
     def sample(self, seed: int) -> list[Completion]:
         torch.manual_seed(seed)
         output = self._generate(sampled=True)
-        return _cut(output.sequences[:, self._width :])
+        return cut(output.sequences[:, self._width :])
 
     def greedy(self) -> list[Completion]:
         output = self._generate(sampled=False)
-        return _cut(output.sequences[:, self._width :])
+        return cut(output.sequences[:, self._width :])
 
 
 class GenerateWithLogps(Generate):
@@ -136,7 +136,7 @@ class GenerateWithLogps(Generate):
         output = self._generate(sampled=True, output_logits=True)
         ids = output.sequences[:, self._width :]
         logps = torch.stack(output.logits, dim=1).log_softmax(dim=2).gather(2, ids[:, :, None])[:, :, 0]
-        return _cut(ids, logps)
+        return cut(ids, logps)
 
 
 SIDES: dict[str, Callable[[Shape], Side]] = {
@@ -147,7 +147,7 @@ SIDES: dict[str, Callable[[Shape], Side]] = {
 }
 
 
-def _cut(ids: Tensor, logps: Tensor | None = None) -> list[Completion]:
+def cut(ids: Tensor, logps: Tensor | None = None) -> list[Completion]:
     """Completions up to and including EOS."""
     rows = ids.cpu().numpy()
     ended = rows == EOS

@@ -20,13 +20,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.chaos import clock, database, disk, engine, frozen, kill, linear, network, ranks, resume, weights
+from tests.chaos import clock, database, disk, engine, frozen, kill, linear, network, ranks, resume, turns, weights
 from tests.chaos.stage import BACKENDS, Proof, Stage
 
 # By name: the test, what it promises, and the stores that it is for.
 CHAOS: Mapping[str, tuple[Callable[[Stage], Proof], str, Sequence[str]]] = {
     "kill": (kill.run, kill.BAR, BACKENDS),
     "pictures": (kill.run_pictures, kill.BAR, BACKENDS),
+    "turns": (turns.run, turns.BAR, BACKENDS),
     "linear": (linear.run, linear.BAR, BACKENDS),
     "network": (network.run, network.BAR, BACKENDS),
     "resume": (resume.run, resume.BAR, BACKENDS),

@@ -107,13 +107,13 @@ class Cast:
 
 
 def run(stage: Stage) -> Proof:
-    return check_kills(_history(stage))
+    return check_kills(killed(stage))
 
 
 def run_pictures(stage: Stage) -> Proof:
     save_vision_model("qwen2_vl", stage.directory / "model")
     path = _write_problems(stage.directory / "problems", stage.chance)
-    events = _history(stage, "--task", "jsonl", "--data.path", str(path), "--data.system-prompt", "")
+    events = killed(stage, "--task", "jsonl", "--data.path", str(path), "--data.system-prompt", "")
     proof = check_kills(events)
     sent = {id for event in events if event.get("pictures") for id in event["ids"]}
     trained = {id for event in events if event["kind"] == "step" for id in event["batch_ids"]}
@@ -133,7 +133,8 @@ def _write_problems(directory: Path, chance: random.Random) -> Path:
     return write(directory / "problems.jsonl", *rows)
 
 
-def _history(stage: Stage, *task: str) -> list[Event]:
+def killed(stage: Stage, *task: str) -> list[Event]:
+    """The history of such a run. task: options of the trainer."""
     port = free_port()
     with (
         History(stage.directory / "history.jsonl") as history,

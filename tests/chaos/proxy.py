@@ -53,6 +53,10 @@ class Request:
         """Whether it uploads a batch with tensors of images."""
         return self.verb == "upload" and any(name.startswith("image/") for name in self._header())
 
+    def sample(self) -> dict[str, Any]:
+        """What a worker says of the batch that it uploads."""
+        return json.loads(self._header().get("__metadata__", {}).get("sample", "{}")) if self.verb == "upload" else {}
+
     def _header(self) -> dict[str, Any]:
         """Of a safetensors body; empty if it cannot be read."""
         with suppress(ValueError):
@@ -192,7 +196,9 @@ class Proxy(LoopbackProxy):
         fault = self._chance.choice(list(Fault)) if self._chance.random() < self._share else None
         known = {"verb": request.verb, "number": self._requests}
         if request.verb != "look":
-            self._history.record("request", **known, ids=request.ids(), pictures=request.has_pictures())
+            sample = request.sample()
+            about = {"problem": sample.get("index"), "calls": bool(sample.get("rollouts", {}).get("tools"))}
+            self._history.record("request", **known, ids=request.ids(), pictures=request.has_pictures(), **about)
         if fault is Fault.LATENCY:
             await asyncio.sleep(self._chance.uniform(*_LATENCY_SECONDS))
         try:

@@ -1,22 +1,11 @@
 """The loop of rollouts, with scripted turns and real processes of tools."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
-from trl.chat_template_utils import (
-    add_response_schema,
-    get_training_chat_template,
-    is_chat_template_prefix_preserving,
-    parse_response,
-)
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from policy_trainer.config import EvalConfig
 from policy_trainer.data.completion import Completion, loss_mask, turn_rewards
@@ -31,6 +20,7 @@ from shared.errors import UserError
 from tests.policy_trainer.environments import scripted
 from tests.policy_trainer.environments.scripted import Script
 from tests.policy_trainer.environments.templates import ends, make_tokenizer
+from tests.policy_trainer.environments.trl_rollouts import Trl
 
 PLACE = scripted.__name__
 TOOLS = [f"{PLACE}:add", f"{PLACE}:shout", f"{PLACE}:fail"]
@@ -245,51 +235,19 @@ def trl_loop(
     it: Talk, turns: list[list[list[int]]], prompts: dict[int, list[list[int]]]
 ) -> tuple[list[list[int]], list[list[int]]]:
     """TRL's loop on the same turns: completion ids and masks."""
-    tokenizer: PreTrainedTokenizerFast = add_response_schema(it.tokenizer)
     left = [list(row) for row in turns]
     prompt = prompts[0][0]
-    starts = [prompt for _ in turns]
     completions = [row.pop(0)[: it.config.sampling.max_completion_length] for row in left]
-    rows_of = {}
+    rows_of = {row: [*prompt, *ids] for row, ids in enumerate(completions)}
 
-    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+    def generate(prompt_ids: list[list[int]]) -> list[list[int]]:
         ids = []
         for each in prompt_ids:
             row = next(row for row, done in rows_of.items() if each[: len(done)] == done and left[row])
             ids.append(left[row].pop(0))
             rows_of[row] = [*each, *ids[-1]]
-        return ids, [[0.0] * len(each) for each in ids]
+        return ids
 
-    rows_of |= {row: [*prompt, *ids] for row, ids in enumerate(completions)}
-    functions = {"add": scripted.add, "fail": scripted.fail}
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    tools = [*functions.values(), scripted.shout]
-    preserving = is_chat_template_prefix_preserving(tokenizer)
-    trainer: Any = SimpleNamespace(
-        model=SimpleNamespace(training=True, config=SimpleNamespace(max_position_embeddings=10**6)),
-        _sync_tool_dicts=[functions for _ in turns],
-        _async_tool_dicts=[{"shout": scripted.shout} for _ in turns],
-        async_loop=loop,
-        max_tool_calling_iterations=it.config.turns.max_tool_calling_iterations,
-        max_completion_length=it.config.sampling.max_completion_length,
-        use_vllm=False,
-        _is_vlm=False,
-        environment_factories=None,
-        tools=tools,
-        _tokenizer=tokenizer,
-        processing_class=tokenizer,
-        chat_template=None if preserving else get_training_chat_template(tokenizer),
-        chat_template_kwargs={},
-        _generate_single_turn=generate,
-    )
-    trainer._get_tool_suffix_ids = lambda messages: GRPOTrainer._get_tool_suffix_ids(trainer, messages)
-    parsed = [[parse_response(tokenizer, ids, prefix=prompt, tools=tools)] for ids in completions]
-    question = [[{"role": "user", "content": "q"}] for _ in turns]
-    logps = [[0.0] * len(ids) for ids in completions]
-    mask, _, ids, *_ = GRPOTrainer._tool_call_loop(trainer, question, starts, completions, parsed, logps, None, {})
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-    return ids, mask
+    rows = [({"add": scripted.add, "fail": scripted.fail}, {"shout": scripted.shout})] * len(turns)
+    trl = Trl(it.tokenizer, rows, generate, it.config)
+    return trl.run([prompt] * len(turns), completions)

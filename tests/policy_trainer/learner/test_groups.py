@@ -97,6 +97,15 @@ class TestParticipation:
         assert not made(varying).has_variance and made(varying, advantage="process").has_variance
 
 
+class TestAdvantagesOfCompletions:
+    def test_are_means_over_the_tokens_that_train(self, make_scored: Make) -> None:
+        """A completion whose tokens are all a tool's has none, nor has one without a reward."""
+        mask = [True, False, False, False, True, True]
+        batch = make_scored([3], [[4, 5, 6], [7], [8], [9]], [0.0, 1.0, 2.0, NAN], loss_mask=mask)
+        group = replace(made(batch), advantages=np.array([1, 90, 90, 90, 3, 90], np.float32))
+        assert group.completion_advantages.tolist() == pytest.approx([1, NAN, 3, NAN], nan_ok=True)
+
+
 class TestMissingInput:
     @pytest.mark.parametrize(
         ("missing", "settings", "word"),

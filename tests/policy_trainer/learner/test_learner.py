@@ -287,14 +287,14 @@ class TestKl:
         assert learns.step([batch], step=0).kl < 1e-9
         assert learns.kl([batch]) > 1e-6
 
-    def test_is_the_mean_over_all_tokens(self, model: PreTrainedModel, make_scored: Make) -> None:
-        first = make_scored([3], [[4, 5], [6]], [0.0, 1.0], ref_logps=[-2, -3, -4])
+    def test_is_the_mean_over_sampled_tokens(self, model: PreTrainedModel, make_scored: Make) -> None:
+        first = make_scored([3], [[4, 5], [6]], [0.0, 1.0], ref_logps=[-2, -3, -4], loss_mask=[1, 0, 1])
         two = make_scored([7, 8], [[9]], [0.0], ref_logps=[-1], temperature=2.0)
         with torch.no_grad():
             logps = torch.cat(
                 [row_logps(model, [3], [4, 5], 1), row_logps(model, [3], [6], 1), row_logps(model, [7, 8], [9], 2)]
             ).numpy()
-        x = np.array([-2, -3, -4, -1]) - logps
+        x = (np.array([-2, -3, -4, -1]) - logps)[[0, 2, 3]]
         before = weights(model)
         assert learner(model).kl([first, two]) == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-6)
         assert torch.equal(weights(model), before)
@@ -357,7 +357,10 @@ class TestNoiseFloor:
             for place, length in enumerate(rows):
                 half = first if place < first else len(rows) - first
                 x += [0.1 * (together[number] - half)] * length
-        expected = np.mean(np.exp(x) - np.array(x) - 1)
+        masks = [batch.rollout.loss_mask for batch in batches]
+        sampled = [np.ones(sum(lengths[i]), bool) if mask is None else mask for i, mask in enumerate(masks)]
+        x = np.array(x)[np.concatenate(sampled)]
+        expected = np.mean(np.exp(x) - x - 1)
         got = learner(model, forward=Noisy, micro_batch_tokens=micro_batch_tokens).noise_floor(batches)
         assert got == pytest.approx(expected, rel=1e-5)
 
@@ -545,7 +548,10 @@ class TestStatistics:
             x = (batch.ref_logps - logps)[mask]
             kls.append(np.exp(x) - x - 1)
             known = rollout.rewards[~np.isnan(rollout.rewards)].astype(np.float64)
-            advantages.append((known - known.mean()) / (known.std(ddof=1) + 1e-4))
+            starts = np.cumsum(rollout.group.completion_lengths) - rollout.group.completion_lengths
+            trains = np.add.reduceat(mask, starts) > 0
+            normalised = (rollout.rewards - known.mean()) / (known.std(ddof=1) + 1e-4)
+            advantages.append(normalised[trains])
             above = np.repeat(rollout.rewards > known.mean(), rollout.group.completion_lengths)[mask]
             clipped.append(np.where(above, ratios[-1] > 1.2, ratios[-1] < 0.8))
         rho = np.concatenate(ratios)

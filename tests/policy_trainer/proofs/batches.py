@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.learner.groups import rollout_of
 from shared.batch import Array, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
-from tests.policy_trainer.proofs.cases import REWARDS, WEIGHTS
+from tests.policy_trainer.proofs.cases import REWARDS, WEIGHTS, mask_of_turns
 from tests.policy_trainer.proofs.oracle import Completion
 
 # Steps before the one that trains on the batches.
@@ -35,15 +35,24 @@ def row_logps_and_entropies(
     return torch.stack([logps[t, token] for t, token in enumerate(completion)]), entropies
 
 
-def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3) -> list[ScoredBatch]:
+def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3, longest: int = 6) -> list[ScoredBatch]:
     """Ragged, of unlike sizes and temperatures, with everything that a completion may lack."""
-    return [_random_batch(rng, model, number) for number in range(count)]
+    return [_random_batch(rng, model, number, longest) for number in range(count)]
 
 
-def _random_batch(rng: random.Random, model: PreTrainedModel, number: int) -> ScoredBatch:
+def with_turns(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
+    """The batch with the mask of completions with tools, whose answers have the sampler's log-probs 0."""
+    lengths = batch.rollout.group.completion_lengths.tolist()
+    mask = np.array([trained for length in lengths for trained in mask_of_turns(rng, length)])
+    assert batch.rollout.sampler_logps is not None
+    logps = np.where(mask, batch.rollout.sampler_logps, np.float32(0))
+    return replace(batch, rollout=replace(batch.rollout, loss_mask=mask, sampler_logps=logps))
+
+
+def _random_batch(rng: random.Random, model: PreTrainedModel, number: int, longest: int) -> ScoredBatch:
     size, words = rng.randint(2, 4), range(2, model.config.vocab_size)
     prompt = rng.choices(words, k=rng.randint(1, 4))
-    rows = [rng.choices(words, k=rng.randint(1, 6)) for _ in range(size)]
+    rows = [rng.choices(words, k=rng.randint(1, longest)) for _ in range(size)]
     temperature = rng.choice((0.75, 1.0, 1.25))  # which float32 holds exactly, as forwards may do
     with torch.no_grad():
         logps_of_rows = torch.cat([row_logps(model, prompt, row, temperature) for row in rows]).tolist()

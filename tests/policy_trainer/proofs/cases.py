@@ -1,4 +1,4 @@
-"""Random completions, as the proofs want them: ragged, some masked, not judged, cut off, or without any token."""
+"""Random completions, as the proofs want them: ragged, some masked, as by tools, not judged, cut off, or without any token."""
 
 import math
 import random
@@ -41,7 +41,7 @@ def random_completion(rng: random.Random, unrewarded: float, unfinished: float, 
         old=[logp + rng.gauss(0, noise) for logp in logps],
         sampler=[logp + rng.gauss(0, noise) for logp in logps],
         reference=[logp + rng.gauss(0, noise) for logp in logps],
-        mask=[rng.random() < trained for _ in range(length)],
+        mask=mask_of_turns(rng, length) if rng.random() < 0.3 else [rng.random() < trained for _ in range(length)],
         entropies=[rng.uniform(0, 4) for _ in range(length)],
         finished=rng.random() >= unfinished,
         steps=[(rng.choice(REWARDS), end) for end in ends],
@@ -49,6 +49,17 @@ def random_completion(rng: random.Random, unrewarded: float, unfinished: float, 
         parts=parts,
         teacher=[logp + rng.gauss(0, noise) for logp in logps],
     )
+
+
+def mask_of_turns(rng: random.Random, length: int) -> list[bool]:
+    """As tools leave it: false from the end of a turn to the begin of the next one, and in some nearly everywhere."""
+    if length < 3:
+        return [True] * length
+    if rng.random() < 0.3:
+        trained = rng.randrange(length)
+        return [t == trained for t in range(length)]
+    cuts = sorted(rng.sample(range(1, length), 2 * rng.randint(1, (length - 1) // 2)))
+    return [sum(cut <= t for cut in cuts) % 2 == 0 for t in range(length)]
 
 
 def without_tokens(completion: Completion) -> Completion:

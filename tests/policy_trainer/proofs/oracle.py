@@ -48,15 +48,12 @@ def step_loss(
     groups: Sequence[Group], config: LossConfig, *, max_tokens: int, minibatch: int = 0, minibatches: int = 1
 ) -> Tensor:
     """The one number that an update descends: of the whole step, or of one minibatch of it."""
-    groups = [group for group in groups if teaches(group, config)]
-    everything = list(zip(groups, advantages(groups, config), strict=True))
-    start, end = (len(groups) * part // minibatches for part in (minibatch, minibatch + 1))
-    per_completion: list[tuple[Completion, list[Any]]] = []
-    threshold = entropy_threshold([group for group, _ in everything[start:end]], config)
-    for group, group_advantages in everything[start:end]:
-        for completion, per_token in zip(group, group_advantages, strict=True):
-            if trains(completion, config):
-                per_completion.append((completion, token_losses(completion, per_token, config, threshold)))
+    taking_part = minibatch_of(groups, config, minibatch, minibatches)
+    threshold = entropy_threshold([group for group, _ in taking_part], config)
+    per_completion = [
+        (completion, token_losses(completion, per_token, config, threshold))
+        for completion, per_token in completions_that_train(taking_part, config)
+    ]
     total: Any = torch.zeros(())
     tokens = sum(len(completion.trained) for completion, _ in per_completion)
     for completion, losses in per_completion:
@@ -70,6 +67,27 @@ def step_loss(
             else:
                 total = total + losses[t] / (len(per_completion) * max_tokens)
     return total - entropy_bonus([completion for completion, _ in per_completion], config, threshold)
+
+
+def minibatch_of(
+    groups: Sequence[Group], config: LossConfig, minibatch: int, minibatches: int
+) -> list[tuple[Group, list[list[float]]]]:
+    """Its groups, with the advantages of their tokens, which come from the whole step."""
+    groups = [group for group in groups if teaches(group, config)]
+    everything = list(zip(groups, advantages(groups, config), strict=True))
+    start, end = (len(groups) * part // minibatches for part in (minibatch, minibatch + 1))
+    return everything[start:end]
+
+
+def completions_that_train(
+    groups: Sequence[tuple[Group, list[list[float]]]], config: LossConfig
+) -> list[tuple[Completion, list[float]]]:
+    return [
+        (completion, per_token)
+        for group, group_advantages in groups
+        for completion, per_token in zip(group, group_advantages, strict=True)
+        if trains(completion, config)
+    ]
 
 
 def entropy_threshold(groups: Sequence[Group], config: LossConfig) -> float:
@@ -117,16 +135,18 @@ def trains(completion: Completion, config: LossConfig) -> bool:
 
 def teaches(group: Group, config: LossConfig) -> bool:
     """Whether a group takes part in the step. Its raw rewards are looked at, before any KL is taken off."""
-    if config.advantage == "gdpo":
-        varied = [len(set(part_of(group, place, config).values())) > 1 for place in range(len(group[0].parts))]
-        dropped = not any(varied) and config.drop_zero_variance and not coefficient(config)
-        return any(trains(completion, config) for completion in group) and not dropped
-    raw = set()
-    for completion in group:
-        if counts(completion, config):
-            raw |= {reward for reward, _ in completion.steps} if config.advantage == "process" else {completion.reward}
-    dropped = len(raw) < 2 and config.drop_zero_variance and not coefficient(config)
+    dropped = not varies(group, config) and config.drop_zero_variance and not coefficient(config)
     return any(trains(completion, config) for completion in group) and not dropped
+
+
+def varies(group: Group, config: LossConfig) -> bool:
+    """Whether the rewards that are compared differ."""
+    if config.advantage == "gdpo":
+        return any(len(set(part_of(group, place, config).values())) > 1 for place in range(len(group[0].parts)))
+    judged = [completion for completion in group if counts(completion, config)]
+    if config.advantage == "process":
+        return len({reward for completion in judged for reward, _ in completion.steps}) > 1
+    return len({completion.reward for completion in judged}) > 1
 
 
 # Advantages.

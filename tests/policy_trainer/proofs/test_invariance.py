@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import cycle, product
 from typing import Any
@@ -18,10 +18,11 @@ from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
 from tests.policy_trainer.learner.steps import make_learner
-from tests.policy_trainer.proofs.batches import STEP, completions_of, permuted, random_batches
+from tests.policy_trainer.proofs.batches import STEP, completions_of, permuted, random_batches, with_turns
 from tests.policy_trainer.proofs.cases import WEIGHTS
-from tests.policy_trainer.proofs.oracle import step_loss, teaches
+from tests.policy_trainer.proofs.oracle import Completion, step_loss, teaches
 from tests.policy_trainer.proofs.settings import choices, is_refused, random_settings
+from tests.policy_trainer.proofs.statistics import seen_tokens, statistics
 
 MAX_NEW_TOKENS = 8
 LR = 0.01
@@ -139,24 +140,22 @@ def test_an_adaptive_bonus_moves_alike_however_a_step_is_cut(model: PreTrainedMo
 
 def naive_step(
     model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, num_iterations: int, minibatches: int
-) -> tuple[list[float], Tensor]:
-    """The loss of each update, and how far the weights of a copy of the model went."""
+) -> tuple[list[float], dict[str, Any], Tensor]:
+    """The loss of each update, the statistics, and how far the weights of a copy of the model went."""
     model = copy.deepcopy(model)
-    before, losses = weights(model), []
+    before, losses, seen = weights(model), [], []
     with torch.no_grad():
-        old = [[completion.logps for completion in group] for group in completions_of(model, batches)]
+        begun = [[_with_old(each, each.logps) for each in group] for group in completions_of(model, batches)]
     for _, minibatch in product(range(num_iterations), range(minibatches)):
         groups = [
-            [
-                replace(completion, old=[float(value) for value in before])
-                for completion, before in zip(*pair, strict=True)
-            ]
-            for pair in zip(completions_of(model, batches), old, strict=True)
+            [_with_old(completion, before.logps) for completion, before in zip(*pair, strict=True)]
+            for pair in zip(completions_of(model, batches), begun, strict=True)
         ]
         kept = sum(teaches(group, config) for group in groups)
         if kept * minibatch // minibatches == kept * (minibatch + 1) // minibatches:  # no group is in it
             continue
         loss = step_loss(groups, config, max_tokens=MAX_NEW_TOKENS, minibatch=minibatch, minibatches=minibatches)
+        seen.append(seen_tokens(groups, config, minibatch, minibatches))
         model.zero_grad()
         if loss.requires_grad:  # a completion whose tokens are all masked has no gradient
             loss.backward()
@@ -165,7 +164,26 @@ def naive_step(
                 if parameter.grad is not None:
                     parameter -= LR * parameter.grad
         losses.append(loss.item())
-    return losses, weights(model) - before
+    return losses, statistics(seen, begun, config), weights(model) - before
+
+
+def _with_old(completion: Completion, logps: Sequence[Any]) -> Completion:
+    return replace(completion, old=[float(value) for value in logps])
+
+
+def assert_as_the_naive_loop_says(
+    model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, num_iterations: int, minibatches: int
+) -> StepStats:
+    updates = {"num_iterations": num_iterations, "minibatches": minibatches}
+    stats, way = stepped(model, batches, config, forward=PackedForward, micro_batch_tokens=25, **updates)
+    losses, others, naive_way = naive_step(model, batches, config, num_iterations, minibatches)
+    assert_close(way, naive_way, config, 5e-6)  # ours rounds advantages to float32, the loop does not
+    assert stats.updates == len(losses)
+    if losses:
+        assert stats.loss == pytest.approx(np.mean(losses), rel=5e-6, abs=1e-7), config
+    got = {name: getattr(stats, name) for name in others}
+    assert got == pytest.approx(others, rel=5e-6, abs=1e-7, nan_ok=True), config
+    return stats
 
 
 @pytest.mark.parametrize(
@@ -177,17 +195,60 @@ def test_a_step_is_what_the_naive_loop_says(num_iterations: int, minibatches: in
     for number in range(16):
         config = random_settings(rng, old_logps=choices("old_logps")[number % 4])
         batches = random_batches(rng, model)
-        stats, way = stepped(
-            model,
-            batches,
-            config,
-            forward=PackedForward,
-            micro_batch_tokens=25,
-            num_iterations=num_iterations,
-            minibatches=minibatches,
-        )
-        losses, naive_way = naive_step(model, batches, config, num_iterations, minibatches)
-        assert_close(way, naive_way, config, 5e-6)  # ours rounds advantages to float32, the loop does not
-        assert stats.updates == len(losses)
-        if losses:
-            assert stats.loss == pytest.approx(np.mean(losses), rel=5e-6, abs=1e-7), config
+        assert_as_the_naive_loop_says(model, batches, config, num_iterations, minibatches)
+
+
+# Of completions with tools' answers in them.
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"advantage": "dr_grpo", "aggregation": "constant"},
+    "dapo": {"aggregation": "token_mean", "epsilon_high": 0.28, "beta": 0},
+    "gspo": {"importance_sampling_level": "sequence", "epsilon": 0.05},
+    "luspo": {"importance_sampling_level": "sequence", "aggregation": "luspo"},
+    "cispo": {"surrogate": "cispo", "aggregation": "token_mean", "ratio_max": 1.2},
+    "vespo": {"surrogate": "vespo", "aggregation": "token_mean"},
+    "rloo": {"advantage": "rloo", "importance_sampling_level": "sequence_sum", "kl": "k1", "kl_in": "reward"},
+    "reinforce++": {"advantage": "reinforce++", "kl_in": "reward"},
+    "gdpo": {"advantage": "gdpo"},
+    "KL in the reward": {"kl_in": "reward"},
+    "KL in both": {"kl_in": "both", "kl_weight": "ratio"},
+    "process": {"advantage": "process"},
+    "distill": {"advantage": "distill", "surrogate": "reinforce", "aggregation": "token_mean"},
+    "tis": {"old_logps": "recomputed", "importance_sampling_correction": "tis", "correction_max": 1.1},
+    "tis of sequences": {
+        "old_logps": "recomputed", "importance_sampling_correction": "tis", "correction_level": "sequence",
+        "correction_max": 1.1,
+    },
+    "log-linear": {"old_logps": "log_linear"},
+    "top entropy": {"top_entropy_quantile": 0.4, "entropy": {"coef": 0.1}},
+    "masks": {"mask": {"off_policy_sequence": 0.05, "geometric_high": 1.2, "ipo": 0.1}, "mismatch_penalty": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "grpo" else pytest.mark.slow) for name in ALGORITHMS]
+)
+def test_what_tools_wrote_does_not_train(name: str, model: PreTrainedModel) -> None:
+    """The naive loop says so, and nothing changes with their log-probs."""
+    rng = random.Random(name)
+    config = LossConfig.model_validate({"beta": 0.1, "drop_zero_variance": False, **ALGORITHMS[name]})
+    for _ in range(3):
+        batches = [with_turns(rng, batch) for batch in random_batches(rng, model, longest=10)]
+        stats = assert_as_the_naive_loop_says(model, batches, config, 2, 2)
+        assert stats.tokens > 0
+        updates = {"num_iterations": 2, "minibatches": 2}
+        want, got = (stepped(model, given, config, **updates) for given in (batches, [*map(_other_tools, batches)]))
+        assert got[0] == want[0] and torch.equal(got[1], want[1])
+
+
+def _other_tools(batch: ScoredBatch) -> ScoredBatch:
+    """With other log-probs where the batch must not train, as far from the policy's as the wire allows."""
+    rollout = batch.rollout
+    assert rollout.loss_mask is not None and rollout.sampler_logps is not None and batch.teacher_logps is not None
+    far = np.where(np.arange(len(rollout.loss_mask)) % 2, -1e30, -500.0).astype(np.float32)
+    sampler, reference, teacher = (
+        np.where(rollout.loss_mask, logps, far)
+        for logps in (rollout.sampler_logps, batch.ref_logps, batch.teacher_logps)
+    )
+    changed = replace(rollout, sampler_logps=sampler)
+    return ScoredBatch(changed, reference, batch.reference_version, teacher)
