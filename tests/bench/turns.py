@@ -1,4 +1,4 @@
-"""Rollouts of several turns: ours beside TRL's own loop, with tools that take their time.
+"""Rollouts of several turns: ours compared with TRL's own loop, with tools that take their time.
 
 A tiny model has learned to write a random number of digits, and then to call a tool or to end. Both sides sample from
 it, each in a process with one thread. TRL's loop samples with transformers' generate: all rows that called a tool wait
@@ -155,7 +155,13 @@ class Trl(_Loaded):
         began, width = time.monotonic(), max(map(len, prompts))
         ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        choice: Any = {"do_sample": True, "temperature": 1.0, "top_k": 0, "max_new_tokens": _MOST_TOKENS, "eos_token_id": EOS}
+        choice: Any = {
+            "do_sample": True,
+            "temperature": 1.0,
+            "top_k": 0,
+            "max_new_tokens": _MOST_TOKENS,
+            "eos_token_id": EOS,
+        }
         with torch.inference_mode():
             output = self.model.generate(ids, attention_mask=mask, pad_token_id=PAD, **choice)  # type: ignore[operator]
         turns = [completion.ids.tolist() for completion in cut(output[:, width:])]

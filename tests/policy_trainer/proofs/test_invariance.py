@@ -236,7 +236,7 @@ def test_what_tools_wrote_does_not_train(name: str, model: PreTrainedModel) -> N
         batches = [with_turns(rng, batch) for batch in random_batches(rng, model, longest=10)]
         stats = assert_as_the_naive_loop_says(model, batches, config, 2, 2)
         assert stats.tokens > 0
-        updates = {"num_iterations": 2, "minibatches": 2}
+        updates: Any = {"num_iterations": 2, "minibatches": 2}
         want, got = (stepped(model, given, config, **updates) for given in (batches, [*map(_other_tools, batches)]))
         assert got[0] == want[0] and torch.equal(got[1], want[1])
 
