@@ -37,7 +37,7 @@ export function showGroup(tokens, query, signal) {
   const watcher = pieceWatcher(signal);
   const classOf = (number) => (i) => scales[chosen.color].classOf(scales[chosen.color].columns[number]?.[i]);
   const texts = rows.map((row, number) => tokenText(row, watcher, classOf(number)));
-  const cards = rows.map((row, number) => card(row, number, texts[number]));
+  const cards = rows.map((row, number) => card(row, number, texts[number], rolloutOf(tokens.sample, number)));
   const legend = el("div", { class: "legend" });
   const grid = el("div", { class: "completions" });
   const status = el("p", { class: "quiet", role: "status" });
@@ -80,8 +80,18 @@ function promptText({ text, ids }) {
   return pre;
 }
 
-/** One completion: its rewards and length, then its tokens. */
-function card(row, number, text) {
+/** What the worker says of a completion of several turns; null without any. Clients may put any JSON into a sample. */
+function rolloutOf(sample, number) {
+  const report = sample?.rollouts;
+  const rollout = report?.rollouts?.[number];
+  if (!Array.isArray(rollout?.calls) || !Array.isArray(report.tools)) return null;
+  const described = (call) => (Array.isArray(call) ? `${report.tools[call[0]] ?? "?"} ${format(Number(call[1]))} ms${call[2] ? ` (${call[2]})` : ""}` : "?");
+  const turns = rollout.calls.map((turn) => (Array.isArray(turn) ? turn.map(described).join(", ") : "?"));
+  return { end: String(rollout.end), text: turns.length > 0 && `calls ${turns.join("; ")}` };
+}
+
+/** One completion: its rewards and length, then its tokens. rollout: as `rolloutOf` returns it. */
+function card(row, number, text, rollout) {
   const reward = row.reward === null ? "none" : format(row.reward);
   const parts = Object.entries(row.rewards).map(([name, value]) => el("span", { class: "part" }, `${name} `, el("b", {}, format(value))));
   const advantage = advantageOf(row);
@@ -90,7 +100,8 @@ function card(row, number, text) {
     el("header", {}, el("h3", {}, `${number}`), el("span", {}, "reward ", el("b", {}, reward)), parts,
       advantage !== null && el("span", {}, "advantage ", el("b", {}, format(advantage))),
       el("span", {}, count(row.ids.length, "token")),
-      el("span", { class: row.finished ? "tag" : "tag expired" }, row.finished ? "finished" : "cut off"),
+      el("span", { class: row.finished ? "tag" : "tag expired" }, row.finished ? "finished" : rollout?.end.replaceAll("_", " ") ?? "cut off"),
+      rollout?.text && el("span", { class: "part" }, rollout.text),
       row.step_rewards?.length > 0 && el("span", { class: "part" }, `steps ${row.step_rewards.map(format).join(", ")}`)),
     text.element);
 }

@@ -1,6 +1,8 @@
 """The group viewer."""
 
+import json
 import re
+from typing import Any
 
 import httpx
 import numpy as np
@@ -11,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from shared import wire
 from shared.batch import Training
 from tests.ref_server.dashboard.conftest import Tab
-from tests.ref_server.dashboard.content import TEXTS, group, kill, lease, upload
+from tests.ref_server.dashboard.content import MARKUP, TEXTS, group, kill, lease, upload
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -146,3 +148,18 @@ def test_a_payload_that_is_gone_leaves_the_history(
     tab.at(f"#/batch/{id}")
     expect(tab.page.get_by_text("Its tokens cannot be shown")).to_be_visible()
     expect(tab.page.locator(".history")).to_contain_text("given back")
+
+
+def test_the_calls_of_a_rollout_are_shown(tab: Tab, server: httpx.Client, tokenizer: PreTrainedTokenizerBase) -> None:
+    rollouts: list[Any] = [
+        {"calls": [[[0, 12]], [[1, 3, "exception"], [7, "x"]]], "end": "finished", "seconds": 1.2},
+        {"calls": [], "end": "finished", "seconds": 0},
+        {"calls": "no list", "end": {}, "seconds": []},
+        {"calls": [[]], "end": "out_of_turns", "seconds": 1},
+    ]
+    sample = json.dumps({"rollouts": {"tools": ["add", MARKUP], "rollouts": rollouts}})
+    tab.at(f"#/batch/{upload(server, group(tokenizer, run='tools', sample=sample))}")
+    expect(cards(tab).nth(0)).to_contain_text(f"calls add 12 ms; {MARKUP} 3 ms (exception), ? NaN ms")
+    expect(cards(tab).nth(1)).not_to_contain_text("calls")
+    expect(cards(tab).nth(2)).to_contain_text("finished")
+    expect(cards(tab).nth(3)).to_contain_text("out of turns")
