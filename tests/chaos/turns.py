@@ -69,7 +69,10 @@ def run(stage: Stage) -> Proof:
         "problems are skipped or repeated": _out_of_order(events),
         "no effect was one of tools": not called & trained,
     })  # fmt: skip
-    return Proof([*proof.faults, *faults], {**proof.figures, "effects of tools": len(called & trained), "their processes": len(noted)})
+    return Proof(
+        [*proof.faults, *faults],
+        {**proof.figures, "effects of tools": len(called & trained), "their processes": len(noted)},
+    )
 
 
 def _out_of_order(events: Sequence[Event]) -> set[int]:

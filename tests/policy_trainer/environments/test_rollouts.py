@@ -93,7 +93,7 @@ class TestRollouts:
         assert single.conversation.mask.all() and single.ids.tolist() == it.ids(f"four{END}")
         mask = loss_mask([single, called])
         assert mask is not None and mask.sum() == len(single.ids) + len(first) + len(last)
-        assert [turn.text for turn in turns_of(called, it.tokenizer.decode)][::2] == [
+        assert [turn.text for turn in turns_of(called, lambda ids: str(it.tokenizer.decode(ids)))][::2] == [
             it.tokenizer.decode(first),
             it.tokenizer.decode(last),
         ]

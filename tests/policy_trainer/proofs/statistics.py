@@ -116,4 +116,3 @@ def _advantage_std(groups: Sequence[Group], config: LossConfig) -> float:
         return math.nan
     mean = sum(means) / len(means)
     return math.sqrt(sum((value - mean) ** 2 for value in means) / len(means))
-
