@@ -31,8 +31,8 @@ _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Call(NamedTuple):
-    """tool: index into the names of the batch. milliseconds: it took. error: the kind of its failure. log: the end of what it printed. As JSON
-    a list, since a batch may have hundreds."""
+    """tool: index into the names of the batch. milliseconds: it took. error: the kind of its failure. log: the end of
+    what it printed. As JSON a list, since a batch may have hundreds."""
 
     tool: Annotated[int, Field(ge=0)]
     milliseconds: Annotated[int, Field(ge=0, le=10**12)]

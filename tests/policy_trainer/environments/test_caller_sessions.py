@@ -74,6 +74,11 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     Slow.event.clear()
 
 
+@pytest.fixture(autouse=True)
+def _nothing_of_earlier_tests() -> None:
+    LIVE.clear()
+
+
 def test_a_session_lives_in_the_caller(begin: Opened) -> None:
     sessions = begin([local_add], {"": Counter})
     session = sessions.open("")

@@ -199,7 +199,8 @@ class TestRefusals:
         marks = '{#<tool_call> "name" "arguments"#}'
         tokenizer.chat_template = (
             marks
-            + "{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+            + "{% for m in messages %}{% if m.role != 'tool' %}"
+            + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
         )
         with pytest.raises(UserError, match="does not take the answers of tools"):
             dialogue("qwen3", tokenizer)
