@@ -1,4 +1,4 @@
-"""Rollouts of several turns: ours beside TRL's own loop, with tools that take their time.
+"""Rollouts of several turns: ours compared with TRL's loop, with tools that take their time.
 
 A tiny model has learned to write a random number of digits, and then to call a tool or to end. Both sides sample from
 it, each in a process with one thread. TRL's loop samples with transformers' generate: all rows that called a tool wait
