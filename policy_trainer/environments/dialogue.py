@@ -137,8 +137,8 @@ class Dialogue:
         """The turn with these sampled ids."""
         text = str(self._tokenizer.decode(list(ids)))
         try:
-            schemas = [dict(tool) for tool in tools]
-            message = self._tokenizer.parse_response(text, self._format, prefix=self._opening, tools=schemas)
+            schemas: Any = [dict(tool) for tool in tools]
+            message: Any = self._tokenizer.parse_response(text, self._format, prefix=self._opening, tools=schemas)
             calls = [_call(call) for call in message.get("tool_calls") or ()]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             return self._unreadable(ids, str(error))
@@ -197,7 +197,8 @@ class Dialogue:
 
     @cached_property
     def _added(self) -> re.Pattern[str]:
-        tokens = sorted((token for token in self._tokenizer.get_added_vocab() if len(token) > 1), key=len, reverse=True)
+        vocabulary: Any = self._tokenizer.get_added_vocab  # transformers gives it no usable type
+        tokens = sorted((token for token in vocabulary() if len(token) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
     @cached_property

@@ -280,7 +280,7 @@ def _inputs(groups: Sequence[Group]) -> tuple[list[TokenGroup], list[float]]:
 
 def _sampled(values: Tensor, loss_mask: Array | None) -> Tensor:
     """(C,) -> those of the tokens that the policy sampled: the others say nothing of its KL."""
-    return values if loss_mask is None else values[torch.from_numpy(loss_mask).to(values.device)]
+    return values if loss_mask is None else values[torch.tensor(loss_mask, device=values.device)]
 
 
 def _sum(values: Tensor) -> float:

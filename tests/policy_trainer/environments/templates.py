@@ -60,4 +60,4 @@ def make_tokenizer(name: str, special: tuple[str, ...] | None = None) -> PreTrai
 def ends(name: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """The ids that end a turn."""
     special = FAMILIES[name]
-    return [int(tokenizer.convert_tokens_to_ids(token)) for token in special[: _ENDS[special]]]
+    return [tokenizer.get_vocab()[token] for token in special[: _ENDS[special]]]

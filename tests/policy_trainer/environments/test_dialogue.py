@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from policy_trainer.config import EvalConfig
+from policy_trainer.config import EvalConfig, TurnsConfig
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
 from shared.errors import UserError
 from tests.policy_trainer.environments.templates import FAMILIES, ends, make_tokenizer, template
@@ -34,7 +34,7 @@ TRL_IS_WRONG = {"glm4moe"}
 
 def dialogue(name: str, tokenizer: PreTrainedTokenizerFast | None = None, **turns: Any) -> Dialogue:
     tokenizer = tokenizer or make_tokenizer(name)
-    return Dialogue(EvalConfig(model="m", turns=turns), tokenizer, ends(name, tokenizer))
+    return Dialogue(EvalConfig(model="m", turns=TurnsConfig(**turns)), tokenizer, ends(name, tokenizer))
 
 
 def answer(*contents: str) -> list[dict[str, str]]:
@@ -167,7 +167,7 @@ class TestWrongCalls:
 class TestRefusals:
     def test_a_template_that_is_not_known(self) -> None:
         tokenizer = make_tokenizer("qwen3")
-        tokenizer.chat_template = tokenizer.chat_template.replace("tool_call>", "call>")
+        tokenizer.chat_template = template("qwen3").replace("tool_call>", "call>")
         with pytest.raises(UserError, match=r"turns.call_format: the model's chat template is none of"):
             dialogue("qwen3", tokenizer)
         assert dialogue("qwen3", tokenizer, call_format="qwen3")
