@@ -32,9 +32,9 @@ class StepStats:
     mean of the correction weights w before truncation, logged even when the correction is off. effective_sample_size:
     (sum w)^2 / (n sum w^2), in (0, 1]. importance_sampling_clip_ratio: share of tokens whose weight was truncated or
     became 0. masked_ratio: share of tokens whose surrogate a mask of loss.mask took away. advantage_std: over
-    completions that train. frac_reward_zero_std: share of the step's groups. grad_norm: before clipping, mean over
-    updates. groups, tokens: that trained; with none there was no update. updates: of the optimizer. not_finite: a loss
-    or gradient was not finite, and its update was skipped.
+    completions with a token that trains. frac_reward_zero_std: share of the step's groups. grad_norm: before clipping,
+    mean over updates. groups, tokens: that trained; with none there was no update. updates: of the optimizer.
+    not_finite: a loss or gradient was not finite, and its update was skipped.
     """
 
     loss: float

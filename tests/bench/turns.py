@@ -1,8 +1,8 @@
-"""Rollouts of several turns: ours compared with TRL's own loop, with tools that take their time.
+"""Rollouts of several turns: ours compared with TRL's loop, with tools that take their time.
 
 A tiny model has learned to write a random number of digits, and then to call a tool or to end. Both sides sample from
 it, each in a process with one thread. TRL's loop samples with transformers' generate: all rows that called a tool wait
-until the slowest row of the turn has ended, and their tools are called one after another.
+until the slowest row of the turn has ended, and their tools are called one row after another.
 
 idle: the share of the rows' time, from the prompt to the end of the rollout, in which they neither sample nor wait for
 their tool. Where in a call of generate a row ends is taken from the number of its tokens.
@@ -17,29 +17,31 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from policy_trainer.config import EvalConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
+from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.environments.rollouts import Rollouts, make_rollouts
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import RunningBatch, SamplingParams, sampling_params
 from shared.models import load_model, load_tokenizer, save_model
 from tests.bench import measure
 from tests.bench.sampling import EOS, PAD, cut
+from tests.policy_trainer.environments import trl_rollouts
 from tests.policy_trainer.environments.calling_model import make_calling_model
 
 PROMPTS, SIZE = 2, 8
 # Of the tool, and how many rounds are measured.
-LATENCIES = ((0.0, 2), (0.1, 1))
+LATENCIES = ((0.0, 8), (0.1, 4), (2.0, 1))
 _CALL, _ANSWER = "<call>work{}</call>", "1"
-_LONGEST, _STEPS = 40, 300
-# More than eight calls need: TRL's loop would drop rows.
-_MOST_CALLS, _MOST_TOKENS = 8, 600
+_LONGEST, _STEPS = 25, 300
+# The model has room for more; where answers do not fit, TRL's loop drops rows.
+_MOST_CALLS, _MOST_TOKENS = 5, 240
 _CALLING = 0.6
 _VARIABLE = "TURNS_SECONDS"
 # Tokens, seconds, idle share.
@@ -62,11 +64,9 @@ def _rollouts() -> Iterator[Sequence[str]]:
         yield turns
 
 
-class Side(Protocol):
-    def round(self, seed: int) -> Figures: ...
+class Side:
+    """What all sides begin with."""
 
-
-class _Loaded:
     def __init__(self, directory: str, seconds: float) -> None:
         os.environ[_VARIABLE] = str(seconds)
         self.model = load_model(directory, revision=None, device="cpu", dtype="float32")
@@ -77,8 +77,11 @@ class _Loaded:
         self.problems = [Problem("", ({"role": "user", "content": f"{number}?"},)) for number in range(PROMPTS)]
         self.encoder = PromptEncoder(self.tokenizer, self.config.data)
 
+    def round(self, seed: int) -> Figures:
+        raise NotImplementedError
 
-class Ours(_Loaded):
+
+class Ours(Side):
     def __init__(self, directory: str, seconds: float) -> None:
         super().__init__(directory, seconds)
         self._sampler = _Timed(self.model, self.tokenizer)
@@ -106,30 +109,20 @@ class _Timed(HFSampler):
     @contextmanager
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
         with super().running_batch(params, seed) as batch:
-            yield _TimedBatch(self, batch)
+            advance = batch.advance
+
+            def timed() -> list[tuple[int, Completion]]:
+                rows, began = len(batch), time.monotonic()
+                ended = advance()
+                self.seconds += rows * (time.monotonic() - began)
+                return ended
+
+            batch.advance = timed
+            yield batch
 
 
-class _TimedBatch:
-    def __init__(self, sampler: _Timed, batch: RunningBatch) -> None:
-        self._sampler, self._batch = sampler, batch
-
-    def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
-        self._batch.add(rows, prompt, max_tokens)
-
-    def advance(self) -> list[tuple[int, Completion]]:
-        rows, began = len(self._batch), time.monotonic()
-        ended = self._batch.advance()
-        self._sampler.seconds += rows * (time.monotonic() - began)
-        return ended
-
-    def __len__(self) -> int:
-        return len(self._batch)
-
-
-class Trl(_Loaded):
+class Trl(Side):
     def round(self, seed: int) -> Figures:
-        from tests.policy_trainer.environments import trl_rollouts
-
         torch.manual_seed(seed)
         self._ends, self._busy = dict[int, float](), 0.0
         prompts = [self.encoder.encode(problem).ids for problem in self.problems for _ in range(SIZE)]
@@ -155,15 +148,10 @@ class Trl(_Loaded):
         began, width = time.monotonic(), max(map(len, prompts))
         ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        choice: Any = {
-            "do_sample": True,
-            "temperature": 1.0,
-            "top_k": 0,
-            "max_new_tokens": _MOST_TOKENS,
-            "eos_token_id": EOS,
-        }
+        limits: Any = {"max_new_tokens": _MOST_TOKENS, "pad_token_id": PAD, "eos_token_id": EOS}
+        config = GenerationConfig(do_sample=True, top_k=0, **limits)
         with torch.inference_mode():
-            output = self.model.generate(ids, attention_mask=mask, pad_token_id=PAD, **choice)  # type: ignore[operator]
+            output = self.model.generate(ids, attention_mask=mask, generation_config=config)  # type: ignore[operator]
         turns = [completion.ids.tolist() for completion in cut(output[:, width:])]
         step = (time.monotonic() - began) / max(map(len, turns))
         for row, turn in zip(self._rows, turns, strict=True):
@@ -173,7 +161,7 @@ class Trl(_Loaded):
         return turns
 
 
-class OneTurn(_Loaded):
+class OneTurn(Side):
     """Completions of one turn. running: by a running batch, as rollouts sample, else as runs without tools do."""
 
     def __init__(self, directory: str, running: bool) -> None:
@@ -210,18 +198,15 @@ def _compare(
 ) -> list[list[str]]:
     """Their rounds take turns; the first warms up."""
     children = {name: measure.Child(_start, make, directory, setting) for name, (make, setting) in sides.items()}
-    figures: dict[str, list[Figures]] = {name: [] for name in children}
-    for seed in range(rounds + 1):
-        for name, child in children.items():
-            figures[name].append(child.call(_round, seed))
-    rates, idle = {}, {}
+    figures = [(name, child.call(_round, seed)) for seed in range(rounds + 1) for name, child in children.items()]
+    rates, rows = {}, []
     for name, child in children.items():
         child.close()
-        measured = figures[name][1:]
+        measured = [each for side, each in figures[len(sides) :] if side == name]
         rates[name] = sum(tokens for tokens, _, _ in measured) / sum(seconds for _, seconds, _ in measured)
-        idle[name] = median(share for _, _, share in measured)
-    first = rates[next(iter(sides))]
-    return [[title, name, f"{rate:,.0f}", f"{first / rate:.2f}x", f"{idle[name]:.1%}"] for name, rate in rates.items()]
+        ratio, idle = next(iter(rates.values())) / rates[name], median(share for _, _, share in measured)
+        rows.append([title, name, f"{rates[name]:,.0f}", f"{ratio:.2f}x", f"{idle:.1%}"])
+    return rows
 
 
 def run() -> None:

@@ -89,6 +89,7 @@ class TestRollouts:
         assert called.logps.tolist() == expected
         assert (called.finished, called.eos, called.conversation.end) == (True, True, "finished")
         assert it.script.prompts[1][1] == [*it.script.prompts[1][0], *first, *gap]
+        assert called.sampled == len(first) + len(last) and single.sampled == len(single.ids)
         assert [message["role"] for message in called.conversation.messages] == ["assistant", "tool", "assistant"]
         assert single.conversation.mask.all() and single.ids.tolist() == it.ids(f"four{END}")
         mask = loss_mask([single, called])

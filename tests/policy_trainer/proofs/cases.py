@@ -1,4 +1,4 @@
-"""Random completions, as the proofs want them: ragged, some masked, not judged, cut off, or without any token."""
+"""Random completions, as the proofs want them: ragged, some masked (as by tools), not judged, cut off or empty."""
 
 import math
 import random

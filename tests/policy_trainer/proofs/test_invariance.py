@@ -174,7 +174,7 @@ def _with_old(completion: Completion, logps: Sequence[Any]) -> Completion:
 def assert_as_the_naive_loop_says(
     model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, num_iterations: int, minibatches: int
 ) -> StepStats:
-    updates = {"num_iterations": num_iterations, "minibatches": minibatches}
+    updates: dict[str, Any] = {"num_iterations": num_iterations, "minibatches": minibatches}
     stats, way = stepped(model, batches, config, forward=PackedForward, micro_batch_tokens=25, **updates)
     losses, others, naive_way = naive_step(model, batches, config, num_iterations, minibatches)
     assert_close(way, naive_way, config, 5e-6)  # ours rounds advantages to float32, the loop does not
@@ -236,7 +236,7 @@ def test_what_tools_wrote_does_not_train(name: str, model: PreTrainedModel) -> N
         batches = [with_turns(rng, batch) for batch in random_batches(rng, model, longest=10)]
         stats = assert_as_the_naive_loop_says(model, batches, config, 2, 2)
         assert stats.tokens > 0
-        updates: Any = {"num_iterations": 2, "minibatches": 2}
+        updates: dict[str, Any] = {"num_iterations": 2, "minibatches": 2}
         want, got = (stepped(model, given, config, **updates) for given in (batches, [*map(_other_tools, batches)]))
         assert got[0] == want[0] and torch.equal(got[1], want[1])
 
