@@ -218,6 +218,8 @@ class Dialogue:
                 f"({', '.join(FORMATS)}): name the format that the model writes, or give its tokenizer a "
                 "response_template, as transformers describes"
             )
+        if chosen not in FORMATS:
+            raise UserError(f"turns.call_format: must be one of {', '.join(FORMATS)}, got {chosen!r}")
         fields = {
             "content": {"close_pattern": "|".join(map(re.escape, self._ends)), "content": "text"},
             **FORMATS[chosen],
