@@ -171,7 +171,7 @@ class TestRefusals:
         with pytest.raises(UserError, match=r"turns.call_format: the model's chat template is none of"):
             dialogue("qwen3", tokenizer)
         assert dialogue("qwen3", tokenizer, call_format="qwen3")
-        with pytest.raises(UserError, match="^turns.call_format: must be one of .*qwen3.*, got 'qwen'"):
+        with pytest.raises(UserError, match=r"^turns\.call_format: must be one of .*qwen3.*, got 'qwen'"):
             dialogue("qwen3", tokenizer, call_format="qwen")
 
     def test_the_tokenizers_response_template_goes_first(self) -> None:
