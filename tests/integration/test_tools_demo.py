@@ -21,9 +21,10 @@ from tests.integration.processes import Process, steps_of, until
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a base model in its cache that was warmed up for a fifth of the usual time."""
-    monkeypatch.setattr(tool_model, "STEPS", 120)
-    monkeypatch.setattr(tool_model, "GUESSING_STEPS", 10)
+    """A directory with a base model in its cache that was warmed up for less than half the usual time, and only with
+    calls."""
+    monkeypatch.setattr(tool_model, "STEPS", 300)
+    monkeypatch.setattr(tool_model, "CALLING_SHARE_AT_END", 1.0)
     use_threads(1)
     cached_tool_model(tmp_path / "base_models", 0, lambda done, total: None)
     return tmp_path / "demo"
