@@ -134,8 +134,9 @@ class CommonConfig(ModelConfig):
         functions = [name.rpartition(":")[2] for name in self.tools]
         if twice := [name for name in functions if functions.count(name) > 1]:
             raise ValueError(f"tools: the model knows tools by name, and two are called {twice[0]}: rename one")
-        if self.environment and self.sampling.regroup:
-            raise ValueError("environment: sampling.regroup keeps prompts, but a reset shows a new one: leave one out")
+        if (self.tools or self.environment) and self.sampling.regroup:
+            setting = "environment" if self.environment else "tools"
+            raise ValueError(f"{setting}: sampling.regroup samples single answers again, not rollouts: leave one out")
 
     def named_environments(self) -> dict[str, str]:
         """`module:Class` of each environment by its name, which is empty for a single one without a name."""

@@ -108,6 +108,7 @@ class TestRefusals:
             (TrainConfig, ["--environment", "x=a:Chess", "x=a:Go"], "environment: each of several has a name"),
             (TrainConfig, ["--environment", "a:Chess", "--judging.steps"], "environment: judging.steps"),
             (TrainConfig, ["--environment", "a:Chess", "--sampling.regroup", "1"], "environment: sampling.regroup"),
+            (TrainConfig, ["--tools", "a:add", "--sampling.regroup", "1"], "tools: sampling.regroup"),
             (TrainConfig, ["--turns.seconds", "0"], "turns.seconds"),
             (TrainConfig, ["--data.chat-template-kwargs", "enable_thinking=false"], "data.chat_template_kwargs"),
             (TrainConfig, ["--data.chat-template-kwargs", '{"tokenize": true}'], "data.chat_template_kwargs"),
