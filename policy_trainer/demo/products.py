@@ -1,4 +1,4 @@
-"""The demo with a tool: products of two numbers, which a tiny model cannot work out but `multiply` can."""
+"""The demo with a tool: products of two numbers, too hard for a tiny model, easy with the tool `multiply`."""
 
 import random
 from collections.abc import Sequence

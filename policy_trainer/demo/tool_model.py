@@ -1,6 +1,6 @@
-"""The base model of `demo --tools`: the text demo's tiny Qwen2, which has seen calls of a tool.
+"""The base model of `demo --tools`: the text demo's tiny Qwen2, pre-trained on tool calls.
 
-It first learns to call `multiply` and to repeat its answer, and at the end mostly to guess the product.
+It first learns to call `multiply` and repeat the result; the last steps teach it mostly to guess instead.
 """
 
 import json

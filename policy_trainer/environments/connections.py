@@ -39,7 +39,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether the session that nobody asks now can be asked."""
+        """Whether an idle session can still answer."""
         self._socket.settimeout(None)
         return self._socket.fileno() >= 0 and not is_gone(self._socket)
 

@@ -1,4 +1,4 @@
-"""The words of a rollout of several turns: the calls in what the model sampled, and the tokens between two turns.
+"""Reads the calls in what the model sampled, and writes the tokens between two turns of a rollout.
 
 Both follow from the tokenizer's own chat template, so that local and fine-tuned models work as those of the Hub. What
 was sampled is never rendered again: the template renders a made-up conversation, of which only the part behind the end

@@ -212,12 +212,12 @@ class Rollouts:
         session = rollout.session or self._sessions.open(None)
         try:
             answers = [(call.name, self._answer(rollout, session, call)) for call in calls]
+            if (step := session.step_reward()) is not None:
+                rollout.step_rewards.append(step)
         finally:
             if rollout.session is None:
                 session.release()
         rollout.calls.append(tuple(CallRecord(name, each.seconds, each.error, each.log) for name, each in answers))
-        if (step := session.step_reward()) is not None:
-            rollout.step_rewards.append(step)
         messages = [{"role": "tool", "name": name, "content": each.content} for name, each in answers]
         between = self._dialogue.between(rollout.ids[-1], messages)
         if between is None:
@@ -261,8 +261,7 @@ def _arrived(answered: SimpleQueue[Any], *, wait: bool) -> Iterator[tuple[int, F
 
 def _shown(problem: Problem, text: str) -> Problem:
     """The problem with an environment's text at the end of its last message, as in TRL."""
-    messages = problem.messages or ({"role": "user", "content": ""},)
     if not text:
         return problem
-    *earlier, last = messages
+    *earlier, last = problem.messages or ({"role": "user", "content": ""},)
     return replace(problem, messages=(*earlier, {**last, "content": last["content"] + text}), prompt="")

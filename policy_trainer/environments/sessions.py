@@ -109,7 +109,7 @@ class Sessions:
         return [*self._schemas, *(self.environments[name].tools if name is not None else ())]
 
     def open(self, environment: str | None) -> "Session":
-        """A session that nobody uses, with an environment of this name. Raises UserError if it cannot be made."""
+        """An idle session, with an environment of this name. Raises UserError if it cannot be made."""
         with self._lock:
             free = self._free[environment]
             while free:

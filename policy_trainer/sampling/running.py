@@ -124,7 +124,7 @@ class HFRunningBatch:
             set_attention(self._model, attention)
 
     def _begin_again(self) -> None:
-        """Adds the rows of batches that are no larger than what joins to it, as far as a prefill allows."""
+        """Restarts batches no larger than the new rows together with them, as far as a prefill allows."""
         count = sum(len(each.rows) for each in self._joining)
         longest = max(len(each.prompt) for each in self._joining)
         for batch in sorted(self._batches, key=lambda batch: len(batch.rows)):

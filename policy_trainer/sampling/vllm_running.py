@@ -17,7 +17,7 @@ from shared.client.connection import OnWait
 
 T = TypeVar("T")
 
-# `advance` waits so long for an answer.
+# How long `advance` waits for an answer.
 _WAIT_SECONDS = 0.05
 
 
