@@ -30,8 +30,8 @@ class Conversation:
 
     mask: bool (T,), true for the tokens that the model sampled, false for those between its turns. messages: the
     assistant's and the tools', as TRL's rewards get them. calls: those after each of the model's turns. seconds: from
-    the first prompt to the end. environment: which still lives while rewards judge; None without any.
-    reward, step_rewards: the environment's, of the rollout and after each turn; NaN where it failed.
+    the first prompt to the end. environment: which lives until rewards have judged, unless it is lost; None without
+    any. reward, step_rewards: the environment's, of the rollout and after each turn; NaN where it failed.
     """
 
     mask: np.ndarray
@@ -40,6 +40,7 @@ class Conversation:
     end: End
     seconds: float
     environment: EnvironmentReference | None = None
+    environment_lost: bool = False
     reward: float | None = None
     step_rewards: tuple[float, ...] = ()
 

@@ -89,6 +89,7 @@ class Sample:
     beginning of the answer that stood in the prompt, such as a prefill; `completion` begins with it. ids: the sampled
     tokens. messages, environment: of a rollout of several turns; its messages are the assistant's and the tools'.
     environment_reward: what the environment's get_reward returned; None if it has none, NaN if it failed.
+    environment_lost: whether the environment's process has ended.
     """
 
     problem: Problem
@@ -100,6 +101,7 @@ class Sample:
     messages: tuple[Mapping[str, Any], ...] = ()
     environment: EnvironmentReference | None = None
     environment_reward: float | None = None
+    environment_lost: bool = False
 
     @property
     def sampled(self) -> str:

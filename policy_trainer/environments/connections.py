@@ -1,4 +1,4 @@
-"""Connections of sessions: to processes that a template forks, and to the process that began the run."""
+"""Connections of sessions: to processes of a fork server, and to the process that began the run."""
 
 import json
 import socket
@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any, Protocol
 
@@ -39,14 +39,21 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether an idle session can still answer."""
-        self._socket.settimeout(None)
-        return self._socket.fileno() >= 0 and not is_gone(self._socket)
+        """Whether the session can still answer, and is idle."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._socket.settimeout(None)
+            return not is_gone(self._socket)
+        except OSError:  # it was closed
+            return False
+        finally:
+            self._lock.release()
 
     def ask(self, do: str, seconds: float, **arguments: Any) -> dict[str, Any]:
         """The answer of `Host`, which has a method `do` with these arguments. Raises ProcessEnded if there is none
         within `seconds`, ValueError, TypeError or RecursionError for arguments that JSON cannot have."""
-        request = json.dumps({"do": do, **arguments}).encode() + b"\n"
+        request = json.dumps({"do": do, "seconds": seconds, **arguments}).encode() + b"\n"
         with self._lock:
             deadline = time.monotonic() + seconds
             try:
@@ -77,18 +84,21 @@ class Connection:
         return bytes(line)
 
 
-class TemplateProcess:
-    """A process that has imported the user's modules, and forks a child for each session: `template.py`."""
+class ForkedSessions:
+    """Sessions in processes of their own, which a process that has imported the user's modules forks."""
 
-    def __init__(self, tools: Sequence[str], environments: Sequence[str], seconds: float) -> None:
-        """seconds: time limit of one call. Raises UserError for what cannot be imported."""
-        self._settings = json.dumps({"tools": [*tools], "environments": [*environments], "seconds": seconds})
+    def __init__(self, tools: Sequence[str], environments: Sequence[str]) -> None:
+        """Raises UserError for what cannot be imported."""
+        self._modules = json.dumps({"tools": [*tools], "environments": [*environments]})
         self._lock = threading.Lock()
         self._numbers = count()
+        self._closed = False
         self._start()
 
     def connect(self) -> Connection:
         with self._lock:
+            if self._closed:
+                raise UserError("tools: no more rollouts can begin: the run is ending")
             if self._process.poll() is not None:  # killed, when the machine ran out of memory
                 self._stop()
                 self._start()
@@ -106,6 +116,7 @@ class TemplateProcess:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._stop()
 
     def _end(self, number: int, process: subprocess.Popen[bytes]) -> str:
@@ -119,8 +130,8 @@ class TemplateProcess:
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
-            arguments = theirs.fileno(), START_SECONDS, self._settings
-            self._process = start_python("policy_trainer.environments.template", *arguments)
+            arguments = theirs.fileno(), START_SECONDS, self._modules
+            self._process = start_python("policy_trainer.environments.fork_server", *arguments)
         try:
             if refusal := self._answer():
                 raise UserError(refusal)
@@ -133,7 +144,7 @@ class TemplateProcess:
             raise
 
     def _stop(self) -> None:
-        """The template ends once its socket is closed, and kills its children before."""
+        """The process ends once its socket is closed, and kills its children before."""
         self._control.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -142,7 +153,7 @@ class TemplateProcess:
             self._process.wait()
 
     def _answer(self) -> Any:
-        """Of one request. Raises EOFError if the template has ended."""
+        """Of one request. Raises EOFError if the process has ended."""
         answer = bytearray()
         while not answer.endswith(b"\n"):
             part = self._control.recv(2**16)
@@ -152,8 +163,8 @@ class TemplateProcess:
         return json.loads(answer)
 
 
-class Caller:
-    """The process that began the run, where each session has a thread. A thread that hangs is abandoned."""
+class CallerSessions:
+    """Sessions in the process that began the run, each in a thread. A thread that hangs is abandoned."""
 
     def __init__(self, label: str, setting: str) -> None:
         """label: of a tool or environment there, for errors. Raises UserError if there is no such process."""
@@ -161,25 +172,27 @@ class Caller:
         self._port, self._token = read_address(label, setting)
 
     def connect(self) -> Connection:
-        try:
-            connection = socket.create_connection(("127.0.0.1", self._port), timeout=START_SECONDS)
-            head = f"POST {SESSIONS} HTTP/1.1\r\nAuthorization: Bearer {self._token}\r\n\r\n"
-            connection.sendall(head.encode())
-            status = _head(connection)
-        except OSError as error:
-            raise UserError(
-                f"{self._setting}: the program that began the run does not answer for {self._label}: {error}"
-            ) from error
-        assert b" 200 " in status, status
+        with ExitStack() as stack:
+            try:
+                connection = socket.create_connection(("127.0.0.1", self._port), timeout=START_SECONDS)
+                stack.enter_context(connection)
+                self._begin(connection)
+            except OSError as error:
+                raise UserError(
+                    f"{self._setting}: the program that began the run does not answer for {self._label}: {error}"
+                ) from error
+            stack.pop_all()
         return Connection(connection, lambda: "closed the connection")
 
-
-def _head(connection: socket.socket) -> bytes:
-    """The status line and headers of an answer over HTTP."""
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        part = connection.recv(1)  # what follows belongs to the session
-        if not part:
-            raise ConnectionError("it closed the connection")
-        head += part
-    return head
+    def _begin(self, connection: socket.socket) -> None:
+        """Raises OSError if the session is refused."""
+        connection.sendall(f"POST {SESSIONS} HTTP/1.1\r\nAuthorization: Bearer {self._token}\r\n\r\n".encode())
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            part = connection.recv(1)  # what follows belongs to the session
+            if not part:
+                raise ConnectionError("it closed the connection")
+            head += part
+        status = head.partition(b"\r\n")[0].decode(errors="replace")
+        if " 200 " not in status:
+            raise ConnectionError(f"it answered {status}")

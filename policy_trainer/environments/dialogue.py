@@ -94,8 +94,8 @@ _MARKS = {
     "gpt_oss": ("<|channel|>", "functions.", "commentary"),
     "llama3": ("<|start_header_id|>", '"parameters"', "ipython"),
 }
-# What begins a call. A turn that has it and cannot be read made a wrong call.
-_OPENINGS = ("<tool_call>", '{"name":')
+# What begins a call, where that is shorter than the beginning of a call that can be read.
+_OPENINGS = {"qwen3_5": "<tool_call>", "glm4": "<tool_call>"}
 # The kind of failure of a call that cannot be read, and its tool's name.
 UNREADABLE = "unreadable"
 # A character for private use. It stands within an added token's text that a tool returned, so that the tokenizer
@@ -130,7 +130,7 @@ class Dialogue:
         self._kwargs = config.data.chat_template_kwargs
         self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in eos]
         self._eos = frozenset(eos)
-        self._format = self._choose_format(config.turns.call_format)
+        self._format, self._call_begins = self._choose_format(config.turns.call_format)
         self._check()
 
     def read(self, ids: Sequence[int], tools: Tools) -> Turn:
@@ -141,16 +141,14 @@ class Dialogue:
             message: Any = self._tokenizer.parse_response(text, self._format, prefix=self._opening, tools=schemas)
             calls = [_call(call) for call in message.get("tool_calls") or ()]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return self._unreadable(ids, str(error))
-        if not calls and any(opening in str(message.get("content")) for opening in _OPENINGS):
-            return self._unreadable(ids, "it does not end, or has another form")
-        return Turn({"content": "", **message}, calls)
-
-    def _unreadable(self, ids: Sequence[int], reason: str) -> Turn:
-        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-        turn = {"role": "assistant", "content": text}
-        wrote_call = any(opening in text for opening in _OPENINGS)
-        return Turn(turn, [Call(UNREADABLE, None, f"the call cannot be read: {reason:.200}")] if wrote_call else [])
+            reason = f"{error!s:.200}"
+        else:
+            if calls or not self._call_begins.search(str(message.get("content"))):
+                return Turn({"content": "", **message}, calls)
+            reason = "it does not end, or has another form"
+        turn = {"role": "assistant", "content": str(self._tokenizer.decode(list(ids), skip_special_tokens=True))}
+        wrote_call = self._call_begins.search(text)
+        return Turn(turn, [Call(UNREADABLE, None, f"the call cannot be read: {reason}")] if wrote_call else [])
 
     def between(self, last: int, answers: Sequence[Mapping[str, Any]]) -> list[int] | None:
         """The tokens between a turn and the next one, with the answers of tools: messages of role `tool`, at least one.
@@ -207,9 +205,10 @@ class Dialogue:
         before = self._render([_QUESTION])
         return self._render([_QUESTION], add_generation_prompt=True).removeprefix(before)
 
-    def _choose_format(self, name: str | None) -> dict[str, Any]:
+    def _choose_format(self, name: str | None) -> tuple[dict[str, Any], re.Pattern[str]]:
+        """A response template, and what begins a call. A turn that has it and cannot be read made a wrong call."""
         if name is None and (brought := getattr(self._tokenizer, "response_template", None)):
-            return brought
+            return brought, _call_begins(brought["fields"].get("tool_calls", {}))
         template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else ""
         recognised = (each for each, marks in _MARKS.items() if all(mark in template for mark in marks))
         if (chosen := name or next(recognised, None)) is None:
@@ -224,7 +223,9 @@ class Dialogue:
             "content": {"close_pattern": "|".join(map(re.escape, self._ends)), "content": "text"},
             **FORMATS[chosen],
         }
-        return {"defaults": {"role": "assistant"}, "start_anchor": self._opening_anchor, "fields": fields}
+        opening = {"open": _OPENINGS[chosen]} if chosen in _OPENINGS else fields["tool_calls"]
+        whole = {"defaults": {"role": "assistant"}, "start_anchor": self._opening_anchor, "fields": fields}
+        return whole, _call_begins(opening)
 
     @property
     def _opening_anchor(self) -> str:
@@ -241,6 +242,11 @@ class Dialogue:
                 "tools: the model's chat template does not take the answers of tools: what follows an assistant's turn "
                 "cannot be appended to it; use a model whose template has the role `tool`"
             )
+
+
+def _call_begins(tool_calls: Mapping[str, Any]) -> re.Pattern[str]:
+    """tool_calls: the field of a response template; without its beginning nothing is taken for a wrong call."""
+    return re.compile(tool_calls.get("open_pattern") or re.escape(tool_calls.get("open", "")) or r"(?!)")
 
 
 def _call(call: Mapping[str, Any]) -> Call:

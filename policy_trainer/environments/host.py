@@ -30,6 +30,9 @@ from shared.errors import UserError
 
 # Of what a call printed or raised, only the end is kept.
 _MOST_LOG = 2000
+# The client ends a session that takes too long. A watchdog ends its process after this many time limits, in case the
+# client does not.
+_WATCHDOG_LIMITS = 3
 
 
 class _Refused(Exception):
@@ -41,7 +44,8 @@ class _Refused(Exception):
 
 
 class Host:
-    """The tools, and perhaps an environment. A request names one of the methods in `do`, and has its arguments.
+    """The tools, and perhaps an environment. A request names one of the methods in `do`, and has its arguments and its
+    time limit, `seconds`.
 
     An answer has `value`, or `error` with the exception's text and `raised` with its type; `kind` of the failure, empty
     if there was none; and `log`, the end of what was printed or raised.
@@ -71,10 +75,18 @@ class Host:
                     stack.enter_context(redirect_stdout(printed))  # type: ignore[type-var]
                     stack.enter_context(redirect_stderr(printed))  # type: ignore[type-var]
                 request = json.loads(line)
+                self.watch(request.pop("seconds"))
                 answer = self._methods[request.pop("do")](**request)
             return _line({"kind": "", "log": _encodable(printed.text), **answer})
         except BaseException as error:  # the user's code may raise anything, SystemExit too
             return self._failure(error, printed.text)
+
+    def watch(self, seconds: float) -> None:
+        """Starts the watchdog of a call with this time limit; 0 ends it."""
+        if self._separate and seconds:
+            faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds, exit=True)
+        elif self._separate:
+            faulthandler.cancel_dump_traceback_later()
 
     def _failure(self, error: BaseException, printed: str) -> bytes:
         kind = {UserError: "refused", _Refused: getattr(error, "kind", "")}.get(type(error), "exception")
@@ -173,20 +185,17 @@ class Host:
         return f"{text[: self._most]}\n[{left_out} more characters were left out]", left_out
 
 
-def serve(requests: BufferedIOBase, answers: BufferedIOBase, host: Host, *, watchdog: float = 0.0) -> None:
-    """Answers until the client disconnects. watchdog: seconds after which a call ends the process; 0 for never."""
+def serve(requests: BufferedIOBase, answers: BufferedIOBase, host: Host) -> None:
+    """Answers until the client disconnects."""
     process = os.getpid()
     try:
         for line in requests:
-            if watchdog:
-                faulthandler.dump_traceback_later(watchdog, exit=True)
             answer = host.answer(line)
             if os.getpid() != process:  # a tool has forked; only the original process may answer
                 os._exit(0)
+            host.watch(0)
             answers.write(answer)
             answers.flush()
-            if watchdog:
-                faulthandler.cancel_dump_traceback_later()
     finally:
         host.close()
 

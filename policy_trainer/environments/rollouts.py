@@ -21,7 +21,8 @@ from policy_trainer.data.conversation import CallRecord, Conversation, End
 from policy_trainer.data.problem import Problem, Tools
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
-from policy_trainer.environments.sessions import Session, Sessions, ToolAnswer
+from policy_trainer.environments.sessions import REWARD, Session, Sessions, ToolAnswer
+from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams
 from shared.errors import UserError
 
@@ -39,10 +40,15 @@ class OpenProblem:
     problem: Problem
     sessions: Sequence[Session] = ()
 
+    def drop(self) -> None:
+        """Gives the sessions back; the problem is not sampled."""
+        for session in self.sessions:
+            session.release()
+
 
 @dataclass
 class _Rollout:
-    """A rollout under way. tools: those that the prompt lists."""
+    """A rollout under way. tools: those that the prompt lists. lost: whether its environment is gone."""
 
     prompt: EncodedPrompt
     tools: Tools
@@ -58,6 +64,7 @@ class _Rollout:
     end: End | None = None
     seconds: float = 0.0
     reward: float | None = None
+    lost: bool = False
 
     def append(self, ids: Sequence[int], logps: Sequence[float], *, sampled: bool) -> None:
         self.ids += ids
@@ -77,6 +84,7 @@ class _Rollout:
             end=self.end,
             seconds=self.seconds,
             environment=self.session and self.session.reference,
+            environment_lost=self.lost,
             reward=self.reward,
             step_rewards=tuple(self.step_rewards),
         )
@@ -84,15 +92,27 @@ class _Rollout:
         return Completion(ids, logps, self.end == "finished", self.last.eos, conversation)
 
 
-def make_rollouts(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> "Rollouts | None":
-    """None without tools and environments. eos: the ids that end a turn. Raises UserError for unusable ones."""
+def open_sessions(config: CommonConfig, judge: Judge) -> Sessions | None:
+    """None without tools and environments. judge: counts what fails in environments, too.
+
+    Raises UserError for tools and environments that cannot be used.
+    """
     if not (config.tools or config.environment):
         return None
-    return Rollouts(config, Dialogue(config, tokenizer, eos), Sessions(config))
+    sessions = Sessions(config)
+    judge.count(sessions.failures)
+    return sessions
+
+
+def make_rollouts(
+    config: CommonConfig, sessions: Sessions | None, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]
+) -> "Rollouts | None":
+    """None without sessions. eos: the ids that end a turn. Raises UserError for a model that cannot call tools."""
+    return None if sessions is None else Rollouts(config, Dialogue(config, tokenizer, eos), sessions)
 
 
 class Rollouts:
-    """Samples rollouts with the tools and environments of the configuration. Raises UserError for unusable ones."""
+    """Samples rollouts with the tools and environments of the configuration."""
 
     def __init__(self, config: CommonConfig, dialogue: Dialogue, sessions: Sessions) -> None:
         self._turns: TurnsConfig = config.turns
@@ -100,34 +120,23 @@ class Rollouts:
         self._limit = config.sampling.max_completion_length
         self._dialogue = dialogue
         self._sessions = sessions
-        self._used: list[Session] = []
+        self._has_begun = False
         self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="tools")
 
-    def open(self, problem: Problem, index: int, size: int) -> OpenProblem:
-        """Resets the environments of `size` rollouts of a problem. index: of the problem, for the random numbers.
+    def open(self, problems: Mapping[int, Problem], size: int) -> list[OpenProblem | None]:
+        """Resets the environments of `size` rollouts of each problem, all at once. The keys are the problems' indexes,
+        for the random numbers.
 
-        Raises UserError if reset fails, or shows different things to the rollouts, whose prompt is the same.
+        None for a problem whose environments cannot be reset, which is logged and counted. Raises UserError if none
+        ever could, and if reset shows different texts to the rollouts of a problem, whose prompt is the same.
         """
-        name = self._environment_of(problem)
-        schemas = tuple(self._sessions.schemas(name))
-        if name is None:
-            return OpenProblem(replace(problem, tools=schemas))
-        columns = dict(problem.extras)
-        if name:
-            columns.pop("environment")
-        seed = int(np.random.SeedSequence((self._seed, index)).generate_state(1)[0])
-        sessions = [
-            session.result() for session in [self._threads.submit(self._sessions.open, name) for _ in range(size)]
+        names = [self._environment_of(problem) for problem in problems.values()]
+        begun = [
+            [] if name is None else [self._threads.submit(self._begin, name, problem, index) for _ in range(size)]
+            for name, (index, problem) in zip(names, problems.items(), strict=True)
         ]
-        self._used += sessions
-        shown = [each.result() for each in [self._threads.submit(each.reset, columns, seed) for each in sessions]]
-        if len(set(shown)) > 1:
-            raise UserError(
-                f"environment: reset() showed different texts to rollouts of one problem, which share its prompt: "
-                f"{shown[0]!r:.200} and {next(text for text in shown if text != shown[0])!r:.200}; draw with `random` "
-                "or numpy's global generator, which are seeded alike, or from the columns"
-            )
-        return OpenProblem(replace(_shown(problem, shown[0] or ""), tools=schemas), sessions)
+        rows = zip(names, problems.values(), begun, strict=True)
+        return [self._opened(name, problem, futures) for name, problem, futures in rows]
 
     def sample(
         self,
@@ -138,27 +147,33 @@ class Rollouts:
     ) -> list[list[Completion]]:
         """num_generations completions for each problem. Their sessions stay open until `release`."""
         size = params.num_generations
-        rollouts = [
-            _Rollout(prompt, opened.problem.tools, session, time.monotonic())
-            for opened, prompt in problems
-            for session in (opened.sessions or [None] * size)
-        ]
-        with sampler.running_batch(params, seed) as batch:
-            for number, (_, prompt) in enumerate(problems):
-                batch.add(range(number * size, (number + 1) * size), prompt, self._limit)
-            self._run(batch, rollouts)
-        for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
-            reward.result()
+        try:
+            with sampler.running_batch(params, seed) as batch:  # the device is this process's from here on
+                rollouts = [
+                    _Rollout(prompt, opened.problem.tools, session, time.monotonic())
+                    for opened, prompt in problems
+                    for session in (opened.sessions or [None] * size)
+                ]
+                for number, (_, prompt) in enumerate(problems):
+                    batch.add(range(number * size, (number + 1) * size), prompt, self._limit)
+                self._run(batch, rollouts)
+            for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
+                reward.result()
+        except BaseException:  # calls may be under way, which must not meet the next rollout
+            for session in self._sessions.used:
+                session.close()
+            self.release()
+            raise
         completions = [rollout.completion() for rollout in rollouts]
         return [completions[start : start + size] for start in range(0, len(completions), size)]
 
     def release(self) -> None:
-        """Gives the sessions back: rewards have judged."""
-        for session in self._used:
+        """Gives all sessions back: rewards have judged."""
+        for session in self._sessions.used:
             session.release()
-        self._used.clear()
 
     def close(self) -> None:
+        """Closes the sessions, too."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._sessions.close()
 
@@ -175,6 +190,50 @@ class Rollouts:
                 f"environment: a row's column `environment` must be one of {', '.join(names)}, got {name!r}"
             )
         return str(name)
+
+    def _begin(self, name: str, problem: Problem, index: int) -> tuple[Session, str | None]:
+        """A session that has been reset, and what it shows. If that fails it is tried once more, with another one.
+
+        Raises UserError if it fails again.
+        """
+        columns = dict(problem.extras)
+        if name:
+            columns.pop("environment")
+        seed = int(np.random.SeedSequence((self._seed, index)).generate_state(1)[0])
+        with suppress(UserError):
+            return self._reset(name, columns, seed)
+        return self._reset(name, columns, seed)
+
+    def _reset(self, name: str, columns: Mapping[str, Any], seed: int) -> tuple[Session, str | None]:
+        session = self._sessions.open(name)
+        try:
+            return session, session.reset(columns, seed)
+        except BaseException:
+            session.close()
+            session.release()
+            raise
+
+    def _opened(
+        self, name: str | None, problem: Problem, begun: Sequence[Future[tuple[Session, str | None]]]
+    ) -> OpenProblem | None:
+        tools = tuple(self._sessions.schemas(name))
+        if failure := next((error for future in begun if (error := future.exception())), None):
+            if not (self._has_begun and isinstance(failure, UserError)):
+                raise failure
+            self._sessions.failures.lost(REWARD, str(failure), count=len(begun))
+            for future in begun:
+                if not future.exception():
+                    future.result()[0].release()
+            return None
+        self._has_begun = True
+        sessions, shown = [future.result()[0] for future in begun], [future.result()[1] for future in begun]
+        if len(set(shown)) > 1:
+            raise UserError(
+                f"environment: reset() showed different texts to rollouts of one problem, which share its prompt: "
+                f"{shown[0]!r:.200} and {next(text for text in shown if text != shown[0])!r:.200}; draw with `random` "
+                "or numpy's global generator, which are seeded alike, or from the columns"
+            )
+        return OpenProblem(replace(_shown(problem, shown[0] if shown else None), tools=tools), sessions)
 
     def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout]) -> None:
         """Samples until all rollouts have ended."""
@@ -219,6 +278,7 @@ class Rollouts:
                 session.release()
         rollout.calls.append(tuple(CallRecord(name, each.seconds, each.error, each.log) for name, each in answers))
         messages = [{"role": "tool", "name": name, "content": each.content} for name, each in answers]
+        rollout.messages += messages
         between = self._dialogue.between(rollout.ids[-1], messages)
         if between is None:
             return "no_bridge"
@@ -226,7 +286,6 @@ class Rollouts:
             return "truncated"
         if self._seconds_left(rollout) <= 0:
             return "out_of_time"
-        rollout.messages += messages
         return between
 
     def _answer(self, rollout: _Rollout, session: Session, call: Call) -> ToolAnswer:
@@ -244,6 +303,7 @@ class Rollouts:
     def _judge(self, rollout: _Rollout) -> None:
         if rollout.session is not None:
             rollout.reward = rollout.session.reward()
+            rollout.lost = rollout.session.lost
 
     def _seconds_left(self, rollout: _Rollout) -> float:
         most = self._turns.rollout_seconds
@@ -259,7 +319,7 @@ def _arrived(answered: SimpleQueue[Any], *, wait: bool) -> Iterator[tuple[int, F
             yield answered.get_nowait()
 
 
-def _shown(problem: Problem, text: str) -> Problem:
+def _shown(problem: Problem, text: str | None) -> Problem:
     """The problem with an environment's text at the end of its last message, as in TRL."""
     if not text:
         return problem

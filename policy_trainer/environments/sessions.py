@@ -7,14 +7,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import EnvironmentReference
-from policy_trainer.environments.connections import START_SECONDS, Caller, Connection, Place, TemplateProcess
+from policy_trainer.environments.connections import START_SECONDS, CallerSessions, Connection, ForkedSessions, Place
 from policy_trainer.environments.relay import Relay
 from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.function_server import MODULE
@@ -27,10 +26,6 @@ REWARD, TURN_REWARD = "environment", "environment/turns"
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": Mapping,
 }  # fmt: skip
-
-
-class ResetFailed(UserError):
-    """An environment did not begin a rollout: its code raised, took too long, or ended its process."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Sessions:
         self._here, self._caller = self._make_places(config.tools)
         self._lock = threading.Lock()
         self._free: dict[str | None, list[Session]] = defaultdict(list)
-        self._sessions: dict[int, Session] = {}
+        self._used: dict[int, Session] = {}
         self._numbers = count()
         self._relay: Relay | None = None
         try:
@@ -75,14 +70,14 @@ class Sessions:
             self.close()
             raise
 
-    def _make_places(self, tools: Sequence[str]) -> tuple[TemplateProcess | None, Caller | None]:
+    def _make_places(self, tools: Sequence[str]) -> tuple[ForkedSessions | None, CallerSessions | None]:
         named = [("tools", label) for label in tools] + [("environment", label) for label in self._labels.values()]
         here = [(setting, label) for setting, label in named if not _is_callers(label)]
-        caller = next((Caller(label, setting) for setting, label in named if _is_callers(label)), None)
+        caller = next((CallerSessions(label, setting) for setting, label in named if _is_callers(label)), None)
         if not here:
             return None, caller
         chosen = {kind: [label for setting, label in here if setting == kind] for kind in ("tools", "environment")}
-        return TemplateProcess(chosen["tools"], chosen["environment"], self.limits.seconds), caller
+        return ForkedSessions(chosen["tools"], chosen["environment"]), caller
 
     def _describe(self, tools: Sequence[str]) -> None:
         descriptions = [_description(place) for place in (self._here, self._caller) if place]
@@ -111,28 +106,29 @@ class Sessions:
     def open(self, environment: str | None) -> "Session":
         """An idle session, with an environment of this name. Raises UserError if it cannot be made."""
         with self._lock:
-            free = self._free[environment]
-            while free:
-                session = free.pop()
-                if session.alive:
-                    return session
-                session.close()
-                del self._sessions[session.number]
-            number = next(self._numbers)
-        session = Session(self, number, environment)
+            number, free = next(self._numbers), self._free[environment]
+            while free and not free[-1].alive:
+                free.pop().close()
+            session = free.pop() if free else None
+        session = session or Session(self, environment)
+        session.number = number  # a reward that comes late must not reach the next rollout
         with self._lock:
-            self._sessions[number] = session
+            self._used[number] = session
         return session
 
-    def give_back(self, session: "Session") -> None:
-        alive = session.alive
-        if not alive:
-            session.close()
+    @property
+    def used(self) -> "list[Session]":
+        """Those that were opened and not given back."""
         with self._lock:
-            if alive:
+            return [*self._used.values()]
+
+    def give_back(self, session: "Session") -> None:
+        with self._lock:
+            self._used.pop(session.number, None)
+            if session.alive:
                 self._free[session.environment].append(session)
-            else:
-                self._sessions.pop(session.number, None)
+                return
+        session.close()
 
     @property
     def relay(self) -> str:
@@ -142,31 +138,25 @@ class Sessions:
     def close(self) -> None:
         if self._relay:
             self._relay.close()
-        for session in [*self._sessions.values()]:
+        with self._lock:
+            free = [session for sessions in self._free.values() for session in sessions]
+        for session in (*self.used, *free):
             session.close()
         if self._here:
             self._here.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _inspect(self, number: int, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to a reward's request."""
-        session = self._sessions.get(number)
+        session = self._used.get(number)
         return session.inspect(**request) if session else {"error": "its rollout has ended"}
 
 
 class Session:
     """A rollout's environment and tools, or the tools without an environment. Not for several rollouts at a time."""
 
-    def __init__(self, sessions: Sessions, number: int, environment: str | None) -> None:
-        """Use Sessions.open."""
-        self.number, self.environment, self.key = number, environment, ""
+    def __init__(self, sessions: Sessions, environment: str | None) -> None:
+        """Use Sessions.open, which gives a number to each use."""
+        self.number, self.environment, self.key = -1, environment, ""
         self._sessions = sessions
         self._limits = sessions.limits
         self._description = None if environment is None else sessions.environments[environment]
@@ -183,26 +173,34 @@ class Session:
         return not self._broken and (self._home is None or self._connections[self._home].alive)
 
     @property
+    def lost(self) -> bool:
+        """Whether its environment is gone."""
+        return bool(self._broken)
+
+    @property
     def reference(self) -> EnvironmentReference | None:
         """For rewards; None without an environment."""
         return EnvironmentReference(self._sessions.relay, self.number, self.key) if self._home else None
 
     def reset(self, columns: Mapping[str, Any], seed: int) -> str | None:
-        """Begins a rollout. Returns what the environment shows. seed: of `random` and numpy. Raises ResetFailed."""
+        """Begins a rollout. Returns what the environment shows. seed: of `random` and numpy.
+
+        Raises UserError if its code raises, takes too long or ends its process.
+        """
         assert self._home is not None and self._description is not None
         what = f"environment: {self._description.label}.reset"
         if self._broken:
-            raise ResetFailed(f"{what}: the environment is gone: {self._broken}")
+            raise UserError(f"{what}: the environment is gone: {self._broken}")
         try:
             row = to_jsonable_python(dict(columns), bytes_mode="base64", inf_nan_mode="constants")
             answer = self._ask(self._home, "reset", self._limits.seconds, columns=row, seed=seed)
         except PydanticSerializationError as error:
-            raise ResetFailed(f"{what}: a column of the row cannot be sent to it: {error}") from None
+            raise UserError(f"{what}: a column of the row cannot be sent to it: {error}") from None
         except ProcessEnded as ended:
-            raise ResetFailed(f"{what} {_explained(ended)}") from None
+            raise UserError(f"{what} {_explained(ended)}") from None
         if "error" in answer:
             unexpected = answer["kind"] == "exception"
-            raise ResetFailed(f"{what} raised {answer['raised']}:\n{answer['log']}" if unexpected else answer["error"])
+            raise UserError(f"{what} raised {answer['raised']}:\n{answer['log']}" if unexpected else answer["error"])
         return answer["value"]
 
     def call(self, name: str, arguments: Mapping[str, Any], *, most_seconds: float = math.inf) -> ToolAnswer:
@@ -228,6 +226,8 @@ class Session:
             answer = self._ask(place, "call", seconds, name=name, arguments=arguments)
         except ProcessEnded as ended:
             return _failure("too_slow" if ended.too_slow else "crashed", str(ended))
+        except UserError as error:
+            return _failure("crashed", str(error))
         except (TypeError, ValueError, RecursionError) as error:
             return _failure("wrong_arguments", f"the arguments are no JSON: {error}")
         if "error" not in answer:
@@ -236,7 +236,8 @@ class Session:
         return _failure("wrong_arguments" if wrong else answer["kind"], answer["error"], answer["log"])
 
     def reward(self) -> float | None:
-        """What get_reward returns; NaN if it failed, which is logged and counted, None if there is none.
+        """What get_reward returns; NaN if it failed or the environment is gone, which is logged and counted; else None
+        if there is none.
 
         Raises RewardsFailed if it has failed in every rollout.
         """
@@ -247,7 +248,9 @@ class Session:
         return self._reward("get_step_reward", TURN_REWARD)
 
     def _reward(self, method: str, name: str) -> float | None:
-        if self._home is None or self._description is None or method not in self._description.reserved:
+        if self._home is None or self._description is None:
+            return None
+        if method not in self._description.reserved and not (self._broken and name == REWARD):
             return None
         reason = self._broken
         if not reason:
@@ -259,7 +262,7 @@ class Session:
                 failure = {"error": answer.get("log") or answer.get("error"), "kind": answer.get("raised")}
                 judged = failure if "error" in answer else {"score": answer["value"]}
                 return self._sessions.failures.scores(name, [judged])[0]
-        self._sessions.failures.lost(name, f"{method}: the environment {reason}", count=1)
+        self._sessions.failures.lost(name, f"the environment {reason}", count=1)
         return math.nan
 
     def inspect(self, do: str, **request: Any) -> Mapping[str, Any]:

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
@@ -14,6 +13,7 @@ from policy_trainer.data.pictures import data_url, small
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
 from policy_trainer.environments.rollouts import OpenProblem, Rollouts, make_rollouts
+from policy_trainer.environments.sessions import Sessions
 from policy_trainer.reporting.conversations import SampledTurn, turns_of
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import MAX_SIDE, SampledCompletion, SampledGroup
@@ -162,12 +162,16 @@ class Evaluator:
         on_progress: called with the number of answered problems and the number of all, too long ones too.
         """
         chosen = self._task.eval_problems()[:problems]
-        encoded = self._encode(chosen)
+        too_long = ""
         answered: list[Transcript] = []
         before = self._judge.failures
         on_progress(0, len(chosen))
         # Encoded a batch at a time: tensors of all pictures could fill the memory.
-        while chunk := list(islice(encoded, self._batch_size)):
+        for start in range(0, len(chosen), self._batch_size):
+            chunk, reason = self._encode(chosen[start : start + self._batch_size], start)
+            too_long = reason or too_long
+            if not chunk:
+                continue
             completions = self._sample(sampler, chunk, params, seed + len(answered))
             groups = [(opened.problem, answers) for (opened, _), answers in zip(chunk, completions, strict=True)]
             judged = self._judged(groups)
@@ -176,10 +180,11 @@ class Evaluator:
             # All pictures could fill the memory, and only the first are shown.
             answered.extend(judged if len(answered) < _WITH_IMAGES else [replace(item, images=()) for item in judged])
             on_progress(len(answered), len(chosen))
-        too_long = len(chosen) - len(answered)
         failures = self._judge.failures_since(before)
+        if too_long and not answered and not failures:
+            raise UserError(f"data: none of the {len(chosen)} held-out problems can be answered: {too_long}")
         return replace(
-            _summarise(answered, params, too_long=too_long),
+            _summarise(answered, params, too_long=len(chosen) - len(answered)),
             failed={name: error for name, (count, error) in failures.items() if count == len(answered)},
             failures=tuple(
                 f"{name} failed on {count} of {len(answered)} answers; the first error: {summary(error)}"
@@ -208,22 +213,25 @@ class Evaluator:
             _transcript(item, float(score), spoken) for score, item, spoken in zip(right, judged, turns, strict=True)
         ]
 
-    def _encode(self, problems: Sequence[Problem]) -> Iterator[tuple[OpenProblem, EncodedPrompt]]:
-        """The problems whose prompts are not too long. Raises UserError at the end if all are."""
-        encoded, too_long = 0, ""
-        for place, problem in enumerate(problems):
-            opened = self._rollouts.open(problem, _FIRST_INDEX + place, 1) if self._rollouts else OpenProblem(problem)
+    def _encode(self, problems: Sequence[Problem], start: int) -> tuple[list[tuple[OpenProblem, EncodedPrompt]], str]:
+        """The problems whose environments can be reset and whose prompts are not too long, and why a prompt is, if any
+        is. start: place of the first problem."""
+        numbered = dict(enumerate(problems, _FIRST_INDEX + start))
+        opened = self._rollouts.open(numbered, 1) if self._rollouts else [OpenProblem(each) for each in problems]
+        encoded, too_long = [], ""
+        for each in filter(None, opened):
             try:
-                prompt = self._encoder.encode(opened.problem)
+                encoded.append((each, self._encoder.encode(each.problem)))
             except PromptTooLong as error:
+                each.drop()
                 if self._refuse_too_long:
                     raise
-                too_long = str(error)  # `evaluate` counts it
-                continue
-            encoded += 1
-            yield opened, prompt
-        if too_long and not encoded:
-            raise UserError(f"data: none of the {len(problems)} held-out problems can be answered: {too_long}")
+                too_long = str(error)
+        return encoded, too_long
+
+    def close(self) -> None:
+        if self._rollouts is not None:
+            self._rollouts.close()
 
 
 def make_evaluator(
@@ -231,19 +239,23 @@ def make_evaluator(
     task: Task,
     judge: Judge,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    sessions: Sessions | None = None,
     *,
     batch_size: int,
 ) -> Evaluator:
-    """An evaluator whose prompts are at most as long as the configuration and the model's context allow."""
-    encoder = prompt_encoder(config, tokenizer, limit=prompt_limit(model, config))
+    """An evaluator whose prompts are at most as long as the configuration and the model's context allow.
+
+    sessions: with the tools and environments, which the evaluator closes; None if there are none. Raises UserError for
+    a model that cannot call tools.
+    """
+    encoder = prompt_encoder(config, judge.tokenizer, limit=prompt_limit(model, config))
     return Evaluator(
         encoder,
         judge,
         task,
         batch_size=batch_size,
         refuse_too_long=config.data.too_long == "refuse",
-        rollouts=make_rollouts(config, tokenizer, eos_token_ids(model, tokenizer)),
+        rollouts=make_rollouts(config, sessions, judge.tokenizer, eos_token_ids(model, judge.tokenizer)),
     )
 
 

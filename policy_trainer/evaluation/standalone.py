@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from policy_trainer.config import EvalConfig
+from policy_trainer.environments.rollouts import open_sessions
 from policy_trainer.evaluation.evaluator import Evaluation, make_evaluator
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import NOTHING
@@ -29,18 +31,21 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
-    sampler, model = load_sampler(config, tokenizer, _give_up)
-    evaluator = make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size)
-    return [
-        evaluator.evaluate(
-            sampler,
-            sampling_params(config.sampling, num_generations=1, temperature=temperature),
-            config.evaluation.problems,
-            seed=config.seed,
-            on_progress=partial(on_progress, decoding),
-        )
-        for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature))
-    ]
+    with ExitStack() as stack:
+        if sessions := open_sessions(config, judge):
+            stack.callback(sessions.close)
+        sampler, model = load_sampler(config, tokenizer, _give_up)
+        evaluator = make_evaluator(config, task, judge, model, sessions, batch_size=config.evaluation.batch_size)
+        return [
+            evaluator.evaluate(
+                sampler,
+                sampling_params(config.sampling, num_generations=1, temperature=temperature),
+                config.evaluation.problems,
+                seed=config.seed,
+                on_progress=partial(on_progress, decoding),
+            )
+            for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature))
+        ]
 
 
 def _give_up(reason: str, seconds: float) -> None:

@@ -5,15 +5,15 @@ The texts of the turns follow from the batch's tokens, and the turns' borders fr
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from policy_trainer.data.completion import Completion
-from policy_trainer.data.conversation import CallRecord
+from policy_trainer.data.conversation import CallRecord, Conversation
 from policy_trainer.reporting.metrics import Metrics, sample_fields
 from shared.batch import RolloutBatch
 from shared.errors import printable
@@ -24,48 +24,65 @@ _MOST_BYTES = 9 * 1024
 _MOST_NAME = 64
 # Of what a call printed.
 _MOST_LOG = 200
-# Of a run: models and clients may invent names.
+# Of a batch and of a step: models and clients may invent names.
 _MOST_TOOLS = 32
 
+_Name = Annotated[str, Field(max_length=_MOST_NAME)]
+_Count = Annotated[int, Field(ge=0, le=10**9)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class Call(NamedTuple):
+class ReportedCall(NamedTuple):
     """tool: index into the names of the batch. milliseconds: it took. error: the kind of its failure. log: the end of
     what it printed. As JSON a list, since a batch may have hundreds."""
 
     tool: Annotated[int, Field(ge=0)]
     milliseconds: Annotated[int, Field(ge=0, le=10**12)]
-    error: Annotated[str, Field(max_length=_MOST_NAME)] = ""
+    error: _Name = ""
     log: Annotated[str, Field(max_length=_MOST_LOG)] = ""
 
 
 class RolloutReport(BaseModel):
     """calls: those after each of the model's turns. end: how the rollout ended."""
 
-    calls: list[list[Call]]
-    end: Annotated[str, Field(max_length=_MOST_NAME)]
+    calls: list[list[ReportedCall]]
+    end: _Name
     seconds: _Seconds
 
 
-class Report(BaseModel):
-    """Of the rollouts of a batch, in their order."""
+class Totals(BaseModel):
+    """Of all rollouts of a batch. turns: the model's. seconds: their sum; slowest: the largest. ends: rollouts by how
+    they ended. calls: of each tool, and how many of them failed. failures: by kind."""
 
-    tools: list[Annotated[str, Field(max_length=_MOST_NAME)]]
+    turns: _Count
+    seconds: _Seconds
+    slowest: _Seconds
+    ends: dict[_Name, _Count]
+    calls: list[tuple[_Count, _Count]]
+    failures: dict[_Name, _Count]
+
+
+class Report(BaseModel):
+    """rollouts: the first ones of the batch. tools: names; a call of another tool has a larger index."""
+
+    tools: Annotated[list[_Name], Field(max_length=_MOST_TOOLS)]
+    totals: Totals
     rollouts: list[RolloutReport]
 
-    def named(self, call: Call) -> str:
-        return printable(self.tools[call.tool]) if call.tool < len(self.tools) else "?"
+    def name(self, tool: int) -> str:
+        return printable(self.tools[tool]) if tool < len(self.tools) else "?"
 
 
-def reported(completions: Sequence[Completion]) -> dict[str, Any]:
-    """For the `sample` of a group's batch. Where it is too long, what was printed is left out, then later turns."""
+def report(completions: Sequence[Completion]) -> dict[str, Any]:
+    """For the `sample` of a group's batch. Where it is too long, what was printed is left out, then later turns, then
+    rollouts; the totals are always those of all."""
     talks = [completion.conversation for completion in completions if completion.conversation]
     if not talks:
         return {}
-    names = [*dict.fromkeys(call.name[:_MOST_NAME] for talk in talks for turn in talk.calls for call in turn)]
-    names = names[:_MOST_TOOLS]
-    logs, turns = True, max(len(talk.calls) for talk in talks)
+    called = Counter(call.name[:_MOST_NAME] for talk in talks for turn in talk.calls for call in turn)
+    names = [name for name, _ in called.most_common(_MOST_TOOLS)]
+    totals = _totals(talks, names)
+    logs, turns, listed = True, max(len(talk.calls) for talk in talks), len(talks)
     while True:
         rollouts = [
             {
@@ -73,27 +90,45 @@ def reported(completions: Sequence[Completion]) -> dict[str, Any]:
                 "end": talk.end,
                 "seconds": round(talk.seconds, 3),
             }
-            for talk in talks
+            for talk in talks[:listed]
         ]
-        report = {"tools": names, "rollouts": rollouts}
-        if len(json.dumps(report)) <= _MOST_BYTES or not (turns or logs):
-            return {KEY: report}
-        logs, turns = False, turns if logs else turns // 2
+        sent = {"tools": names, "totals": totals, "rollouts": rollouts}
+        if len(json.dumps(sent)) <= _MOST_BYTES or not listed:
+            return {KEY: sent}
+        logs, turns, listed = False, turns if logs else turns // 2, listed if logs or turns else listed // 2
+
+
+def _totals(talks: Sequence[Conversation], names: Sequence[str]) -> dict[str, Any]:
+    calls = [(_index(call, names), call.error) for talk in talks for turn in talk.calls for call in turn]
+    by_tool, failed = Counter(tool for tool, _ in calls), Counter(tool for tool, error in calls if error)
+    return {
+        "turns": sum(len(talk.turn_ends) for talk in talks),
+        "seconds": round(sum(talk.seconds for talk in talks), 3),
+        "slowest": round(max(talk.seconds for talk in talks), 3),
+        "ends": Counter(talk.end for talk in talks),
+        "calls": [(by_tool[tool], failed[tool]) for tool in range(max(by_tool, default=-1) + 1)],
+        "failures": Counter(error for _, error in calls if error),
+    }
+
+
+def _index(call: CallRecord, names: Sequence[str]) -> int:
+    name = call.name[:_MOST_NAME]
+    return names.index(name) if name in names else len(names)
 
 
 def _call(record: CallRecord, names: Sequence[str], *, logs: bool) -> list[Any]:
-    name, log = record.name[:_MOST_NAME], record.log[-_MOST_LOG:] if logs else ""
-    call = [names.index(name) if name in names else len(names), round(1000 * record.seconds), record.error, log]
+    log = record.log[-_MOST_LOG:] if logs else ""
+    call = [_index(record, names), round(1000 * record.seconds), record.error, log]
     return call if log else call[:3] if record.error else call[:2]
 
 
 def read_report(batch: RolloutBatch) -> Report | None:
     """What the worker says of a batch's rollouts. An outside client may have put any JSON there."""
     try:
-        report = Report.model_validate(sample_fields(batch).get(KEY))
+        sent = Report.model_validate(sample_fields(batch).get(KEY))
     except ValidationError:
         return None
-    return report if len(report.rollouts) == batch.group.size else None
+    return sent if len(sent.rollouts) <= batch.group.size else None
 
 
 @dataclass(frozen=True)
@@ -106,65 +141,83 @@ class SampledTurn:
     calls: tuple[str, ...] = ()
 
 
-def sampled_turns(ids: Sequence[int], mask: np.ndarray, decode: Callable[[list[int]], str]) -> list[SampledTurn]:
-    """The turns of a completion with these ids and this loss_mask, (T,)."""
-    borders = np.flatnonzero(np.diff(mask.astype(np.int8))) + 1
-    parts = np.split(np.arange(len(mask)), borders)
-    return [SampledTurn(decode([ids[place] for place in part]), bool(mask[part[0]])) for part in parts]
+Decode = Callable[[list[int]], str]
 
 
-def with_calls(turns: Sequence[SampledTurn], report: Report, rollout: RolloutReport) -> tuple[SampledTurn, ...]:
-    """The turns with the calls that followed each of the model's."""
-    calls = iter(rollout.calls)
-    return tuple(
-        replace(turn, calls=tuple(_described(report, call) for call in next(calls, ()))) if turn.sampled else turn
-        for turn in turns
-    )
-
-
-def turns_of(completion: Completion, decode: Callable[[list[int]], str]) -> tuple[SampledTurn, ...]:
+def turns_of(completion: Completion, decode: Decode) -> tuple[SampledTurn, ...]:
     """The turns of a rollout with their calls; empty for a single answer."""
-    if completion.conversation is None:
+    if (talk := completion.conversation) is None:
         return ()
-    report = Report.model_validate(reported([completion])[KEY])
-    turns = sampled_turns(completion.ids.tolist(), completion.conversation.mask, decode)
-    return with_calls(turns, report, report.rollouts[0])
+    described = [
+        [_described(printable(call.name), call.seconds, call.error, call.log[-_MOST_LOG:]) for call in turn]
+        for turn in talk.calls
+    ]
+    return _sampled_turns(completion.ids.tolist(), talk.mask, decode, described)
 
 
-def _described(report: Report, call: Call) -> str:
-    failure = f", {printable(call.error)}" if call.error else ""
-    printed = f"; printed: {printable(call.log)}" if call.log else ""
-    return f"{report.named(call)} {call.milliseconds / 1000:.3g} s{failure}{printed}"
+def turns_of_batch(
+    batch: RolloutBatch, completions: Sequence[list[int]], decode: Decode
+) -> list[tuple[SampledTurn, ...]]:
+    """The turns of each of the batch's completions; empty where none has several."""
+    if batch.loss_mask is None or (sent := read_report(batch)) is None:
+        return [()] * len(completions)
+    masks = np.split(batch.loss_mask, np.cumsum(batch.group.completion_lengths)[:-1])
+    described = [
+        [
+            [_described(sent.name(call.tool), call.milliseconds / 1000, call.error, call.log) for call in turn]
+            for turn in rollout.calls
+        ]
+        for rollout in sent.rollouts
+    ]
+    described += [[]] * (len(completions) - len(described))
+    rows = zip(completions, masks, described, strict=True)
+    return [_sampled_turns(ids, mask, decode, calls) for ids, mask, calls in rows]
+
+
+def _sampled_turns(
+    ids: Sequence[int], mask: np.ndarray, decode: Decode, calls: Iterable[Iterable[str]]
+) -> tuple[SampledTurn, ...]:
+    """ids, mask: of a completion, (T,). calls: after each of the model's turns."""
+    borders = np.flatnonzero(np.diff(mask.astype(np.int8))) + 1
+    after, turns = iter(calls), []
+    for part in np.split(np.arange(len(mask)), borders):
+        sampled = bool(mask[part[0]])
+        turns.append(
+            SampledTurn(decode([ids[place] for place in part]), sampled, tuple(next(after, ())) if sampled else ())
+        )
+    return tuple(turns)
+
+
+def _described(name: str, seconds: float, error: str, log: str) -> str:
+    failure = f", {printable(error)}" if error else ""
+    printed = f"; printed: {printable(log)}" if log else ""
+    return f"{name} {seconds:.3g} s{failure}{printed}"
 
 
 def rollout_metrics(batches: Sequence[RolloutBatch]) -> Metrics:
     """tools/call_frequency and tools/failure_frequency as TRL's; the same by tool; failures by kind; turns, seconds and
     ends of the rollouts. Empty without rollouts of several turns."""
-    reports = [report for batch in batches if (report := read_report(batch))]
-    rollouts = [rollout for report in reports for rollout in report.rollouts]
-    if not rollouts:
+    reports = [sent for batch in batches if (sent := read_report(batch))]
+    count = sum(sum(sent.totals.ends.values()) for sent in reports)
+    if not count:
         return {}
-    calls = [
-        (report.named(call), call.error)
-        for report in reports
-        for rollout in report.rollouts
-        for turn in rollout.calls
-        for call in turn
-    ]
-    by_tool, failed = Counter(name for name, _ in calls), Counter(name for name, error in calls if error)
-    kinds, ends = Counter(error for _, error in calls if error), Counter(rollout.end for rollout in rollouts)
-    seconds = [rollout.seconds for rollout in rollouts]
+    by_tool, failed, kinds, ends = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for sent in reports:
+        for tool, (calls, failures) in enumerate(sent.totals.calls):
+            by_tool[sent.name(tool)] += calls
+            failed[sent.name(tool)] += failures
+        kinds.update(sent.totals.failures)
+        ends.update(sent.totals.ends)
+    calls = by_tool.total()
+    tools = [(name, called) for name, called in by_tool.most_common(_MOST_TOOLS) if called]
     return {
-        "tools/call_frequency": len(calls) / len(rollouts),
-        "tools/failure_frequency": failed.total() / len(calls) if calls else 0.0,
-        **{f"tools/call_frequency/{name}": count / len(rollouts) for name, count in by_tool.most_common(_MOST_TOOLS)},
-        **{
-            f"tools/failure_frequency/{name}": failed[name] / by_tool[name]
-            for name, _ in by_tool.most_common(_MOST_TOOLS)
-        },
-        **{f"tools/failures/{kind}": count for kind, count in kinds.most_common(_MOST_TOOLS)},
-        "turns_mean": float(np.mean([len(rollout.calls) + 1 for rollout in rollouts])),
-        "rollout_seconds_mean": float(np.mean(seconds)),
-        "rollout_seconds_max": max(seconds),
-        **{f"rollouts/{end}": count / len(rollouts) for end, count in ends.most_common(_MOST_TOOLS)},
+        "tools/call_frequency": calls / count,
+        "tools/failure_frequency": failed.total() / calls if calls else 0.0,
+        **{f"tools/call_frequency/{name}": called / count for name, called in tools},
+        **{f"tools/failure_frequency/{name}": failed[name] / called for name, called in tools},
+        **{f"tools/failures/{kind}": failures for kind, failures in kinds.most_common(_MOST_TOOLS)},
+        "turns_mean": sum(sent.totals.turns for sent in reports) / count,
+        "rollout_seconds_mean": sum(sent.totals.seconds for sent in reports) / count,
+        "rollout_seconds_max": max(sent.totals.slowest for sent in reports),
+        **{f"rollouts/{end}": number / count for end, number in ends.most_common(_MOST_TOOLS)},
     }

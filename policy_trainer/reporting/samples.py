@@ -12,13 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from policy_trainer.config import SamplesConfig
 from policy_trainer.data.pictures import PNG_URL, data_url
 from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.objective.group import Group
-from policy_trainer.reporting.conversations import SampledTurn, read_report, sampled_turns, with_calls
+from policy_trainer.reporting.conversations import SampledTurn, turns_of_batch
 from policy_trainer.reporting.metrics import sample_fields, trained_lengths, without_nan
 from shared.batch import RolloutBatch
 from shared.pictures import pictures, png
@@ -132,7 +130,7 @@ class Samples:
         about = sample_fields(batch)
         start = _if(str, about.get("start")) or ""  # rewards saw it, but it is in the prompt
         completions = [ids.tolist() for ids in batch.group.completions()]
-        turns = self._turns(batch, completions)
+        turns = turns_of_batch(batch, completions, self._text)
         lengths = trained_lengths(batch)
         advantages = group.completion_advantages.tolist()
         return SampledGroup(
@@ -160,16 +158,6 @@ class Samples:
 
     def _text(self, ids: list[int]) -> str:
         return self._decode(ids[:-1] if ids[-1] in self._eos else ids)
-
-    def _turns(self, batch: RolloutBatch, completions: Sequence[list[int]]) -> list[tuple[SampledTurn, ...]]:
-        """Of each completion; empty where none has several."""
-        if batch.loss_mask is None or (report := read_report(batch)) is None:
-            return [()] * len(completions)
-        masks = np.split(batch.loss_mask, np.cumsum(batch.group.completion_lengths)[:-1])
-        return [
-            with_calls(sampled_turns(ids, mask, self._text), report, rollout)
-            for ids, mask, rollout in zip(completions, masks, report.rollouts, strict=True)
-        ]
 
 
 def as_json(group: SampledGroup) -> dict[str, Any]:

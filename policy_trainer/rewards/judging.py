@@ -16,6 +16,7 @@ from policy_trainer.data.problem import Problem, Score, Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.answers import needs_sandbox
+from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.function_server import CallerReward
 from policy_trainer.rewards.http_reward import HttpReward
 from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards, part_weights
@@ -35,8 +36,9 @@ Scorer = Callable[[Sequence[Sample]], Sequence[Score]]
 class Judgement:
     """samples: the G completions as they were judged.
 
-    rewards: float32 (G,) weighted totals, NaN where a reward with a weight other than 0 could not be judged, and where
-    none of them applied. parts: float32 (G,) scores of each reward, by name; NaN for none.
+    rewards: float32 (G,) weighted totals, NaN where a reward with a weight other than 0 could not be judged, where none
+    of them applied, and where the rollout's environment was lost. parts: float32 (G,) scores of each reward, by name;
+    NaN for none.
     """
 
     rewards: np.ndarray
@@ -59,7 +61,7 @@ class Judge:
         self._config = config.judging
         self._task = task
         self._weights = part_weights(config, task)
-        self._counting: list[Sandbox | CallerReward | HttpReward] = []
+        self._failures: list[Failures] = []
         self._scorers = self._make_scorers(choose_rewards(config, task))
 
     def judge(self, groups: Groups) -> list[Judgement]:
@@ -85,6 +87,7 @@ class Judge:
                 f"reward_weights: a completion's weighted total is {np.nanmax(np.abs(total)):g} in magnitude; "
                 f"a batch takes {MAX_REWARD:g} at most: give smaller weights, or scale the rewards"
             )
+        applies &= ~np.array([sample.environment_lost for sample in samples], dtype=np.bool_)
         return Judgement(np.where(applies, total, np.float32(np.nan)), parts, samples)
 
     def right(self, samples: Sequence[Sample]) -> np.ndarray:
@@ -112,13 +115,18 @@ class Judge:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Number of completions so far that rewards judged elsewhere (sandbox, caller, server) failed on, by name."""
-        return {name: count for judge in self._counting for name, count in judge.failures.counts.items()}
+        """Number of completions so far that rewards judged elsewhere (sandbox, caller, server, environment) failed on,
+        by name."""
+        return {name: count for each in self._failures for name, count in each.counts.items()}
+
+    def count(self, failures: Failures) -> None:
+        """Counts failures of others among those of rewards."""
+        self._failures.append(failures)
 
     def failures_since(self, before: Mapping[str, int]) -> dict[str, tuple[int, str]]:
         """Of each reward that has failed since `failures` was `before`: on how many completions, and its first error
         ever, as a traceback or a reason."""
-        errors = {name: error for judge in self._counting for name, error in judge.failures.errors.items()}
+        errors = {name: error for each in self._failures for name, error in each.errors.items()}
         counts = {name: count - before.get(name, 0) for name, count in self.failures.items()}
         return {name: (count, errors[name]) for name, count in counts.items() if count}
 
@@ -147,13 +155,19 @@ class Judge:
         sandboxed = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
         limits = {"seconds": self._config.seconds, "memory": int(self._config.memory_gib * _GIB)}
         sandbox = Sandbox(sandboxed, **limits, workers=self._config.workers)
-        self._counting += [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallerReward | HttpReward))]
+        counting = [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallerReward | HttpReward))]
+        self._failures += [each.failures for each in counting]
         return {name: _scorer(name, rule, sandbox) for name, rule in rules.items()}
 
 
 def _of_conversation(talk: Conversation) -> dict[str, Any]:
     """A sample's fields that only rollouts of several turns have."""
-    return {"messages": talk.messages, "environment": talk.environment, "environment_reward": talk.reward}
+    return {
+        "messages": talk.messages,
+        "environment": talk.environment,
+        "environment_reward": talk.reward,
+        "environment_lost": talk.environment_lost,
+    }
 
 
 def _scorer(name: str, rule: Rule, sandbox: Sandbox) -> Scorer:

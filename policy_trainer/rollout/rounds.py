@@ -33,6 +33,8 @@ from shared.errors import UserError
 
 # After this many too long prompts in a row the worker gives up.
 _MAX_DROPPED_IN_A_ROW = 10_000
+# Seconds between attempts to reset environments, at most.
+_MAX_PAUSE = 10.0
 # Longer texts are cut in a batch's `sample`, which is for people and limited in size: gold answers keep their first
 # characters, beginnings of answers their last.
 _ANSWER_CHARACTERS = 1000
@@ -40,12 +42,11 @@ _START_CHARACTERS = 200
 
 
 class Drawn(NamedTuple):
-    """problem_index: of the problem. opened: with its environments, in rollouts of several turns."""
+    """problem_index: of the problem."""
 
     problem_index: int
-    problem: Problem
+    opened: OpenProblem
     prompt: EncodedPrompt
-    opened: OpenProblem | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +149,7 @@ class Pool:
         if self._source != (publication.lineage, publication.epoch):
             self._kept.clear()
             self._source = publication.lineage, publication.epoch
-        waiting = [Drawn(group.index, group.problem, group.prompt) for group, _ in self._kept.values()]
+        waiting = [Drawn(group.index, OpenProblem(group.problem), group.prompt) for group, _ in self._kept.values()]
         return waiting[: self._config.prompts_per_round - 1]
 
     def sift(self, groups: list[JudgedGroup]) -> list[JudgedGroup]:
@@ -227,14 +228,14 @@ class Rounds:
 
     def _sample(self, current: Round, drawn: list[Drawn], publication: Publication) -> None:
         """Adds the groups of these problems to a round. The first one is new: its index makes the seed."""
-        indexes, problems, prompts, opened = zip(*drawn, strict=True)
+        indexes, opened, prompts = zip(*drawn, strict=True)
         seed = int(np.random.SeedSequence((self._config.seed, indexes[0])).generate_state(1)[0])
         if self._rollouts is None:
             sampled = self._sampler.sample(prompts, self._params, seed)
         else:
             sampled = self._rollouts.sample(self._sampler, [*zip(opened, prompts, strict=True)], self._params, seed)
         began = time.monotonic()
-        judged = self._judge.judge([*zip(problems, sampled, strict=True)])
+        judged = self._judge.judge([*zip([each.problem for each in opened], sampled, strict=True)])
         for index, prompt, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):
             versions = np.full(len(completions), publication.version, np.int64)
             steps = self._steps(judgement, completions)
@@ -256,23 +257,33 @@ class Rounds:
         )
 
     def _draw(self, draw: Callable[[], int], count: int, current: Round) -> list[Drawn]:
-        """The next `count` problems whose prompts are not too long."""
+        """The next `count` problems whose prompts are not too long, and whose environments could be reset."""
         drawn: list[Drawn] = []
-        dropped_in_a_row = 0
+        dropped_in_a_row, pause = 0, 0.5
         while len(drawn) < count:
-            index = draw()
-            problem, opened = self._task.problem(index), None
-            if self._rollouts is not None:
-                opened = self._rollouts.open(problem, index, self._params.num_generations)
-                problem = opened.problem
-            try:
-                drawn.append(Drawn(index, problem, self._encoder.encode(problem), opened))
-                dropped_in_a_row = 0
-            except PromptTooLong as error:
-                if self._config.data.too_long == "refuse":
-                    raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None
-                current.wasted.dropped_prompts += 1
-                dropped_in_a_row += 1
-                if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
-                    raise UserError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
+            problems = {index: self._task.problem(index) for index in (draw() for _ in range(count - len(drawn)))}
+            opened = self._open(problems)
+            if not any(opened):  # what they need may be back soon
+                pause = min(2 * pause, _MAX_PAUSE)
+                time.sleep(pause)
+            for index, each in zip(problems, opened, strict=True):
+                if each is None:
+                    continue
+                try:
+                    drawn.append(Drawn(index, each, self._encoder.encode(each.problem)))
+                    dropped_in_a_row = 0
+                except PromptTooLong as error:
+                    each.drop()
+                    if self._config.data.too_long == "refuse":
+                        raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None
+                    current.wasted.dropped_prompts += 1
+                    dropped_in_a_row += 1
+                    if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
+                        raise UserError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
         return drawn
+
+    def _open(self, problems: Mapping[int, Problem]) -> Sequence[OpenProblem | None]:
+        """None for each whose environments could not be reset."""
+        if self._rollouts is None:
+            return [OpenProblem(problem) for problem in problems.values()]
+        return self._rollouts.open(problems, self._params.num_generations)

@@ -7,7 +7,7 @@ import structlog
 
 from policy_trainer.config import INLINE, RolloutConfig, RunConfig
 from policy_trainer.data.prompts import prompt_encoder, prompt_limit
-from policy_trainer.environments.rollouts import make_rollouts
+from policy_trainer.environments.rollouts import make_rollouts, open_sessions
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match
@@ -52,6 +52,8 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
+    if sessions := open_sessions(config, judge):
+        stack.callback(sessions.close)
     sampler, model = load_rollout_sampler(config, tokenizer, wait)
     url = find_server(config, wait)
     client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))
@@ -60,9 +62,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     check_group_fits(reference, config.sampling, limit)
     encoder = prompt_encoder(config, tokenizer, limit=limit)
     vocabulary = embedding_rows(model)
-    rollouts = make_rollouts(config, tokenizer, eos_token_ids(model, tokenizer))
-    if rollouts is not None:
-        stack.callback(rollouts.close)
+    rollouts = make_rollouts(config, sessions, tokenizer, eos_token_ids(model, tokenizer))
     rounds = Rounds(config, sampler, encoder, judge, task, rollouts)
     return RolloutWorker(config, sampler, vocabulary, rounds, client, weights, wait)
 

@@ -145,7 +145,7 @@ class RolloutWorker:
         }
         once = {**asdict(sampled.wasted), **reported(sampled.failures)}  # only in the round's first batch
         for group in sampled.groups:
-            turns = conversations.reported(group.completions)
+            turns = conversations.report(group.completions)
             sample = json.dumps({**group.about, **about, **once, **turns}, ensure_ascii=False)
             sample = sample.encode(errors="replace").decode()  # lone surrogates of a problem, which servers refuse
             delivery.send(group.index, wire.encode(self._batch(publication, group, sample)))

@@ -1,7 +1,7 @@
 """Loads the policy of a training run, with its learner, sampler and evaluator."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_encoder
+from policy_trainer.environments.rollouts import open_sessions
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.adapters import adapt, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
@@ -101,20 +102,28 @@ def load_policy(
 ) -> Policy:
     """Loads the policy from the checkpoint, or from config.model without one. world: the ranks that share its weights.
 
-    Raises UserError for a model that cannot be used.
+    The caller closes its evaluator. Raises UserError for a model that cannot be used.
     """
     source, revision = _source(config, checkpoint)
     tokenizer = judge.tokenizer
     if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
         display.note(TEXTS_ARE_MESSAGES)
-    display.note(f"loading the model {source}")
-    weights = part_weights(config, task)
-    loaded = (
-        load_in_one_process(config, source, revision, checkpoint, tokenizer, weights)
-        if world is None
-        else load_lead(config, source, revision, checkpoint, tokenizer, world, weights)
-    )
-    learner = loaded.learner
+    with ExitStack() as stack:
+        # Mistakes in tools show before the model is loaded.
+        if sessions := open_sessions(config, judge):
+            stack.callback(sessions.close)
+        display.note(f"loading the model {source}")
+        weights = part_weights(config, task)
+        loaded = (
+            load_in_one_process(config, source, revision, checkpoint, tokenizer, weights)
+            if world is None
+            else load_lead(config, source, revision, checkpoint, tokenizer, world, weights)
+        )
+        learner = loaded.learner
+        evaluator = make_evaluator(
+            config, task, judge, learner.model, sessions, batch_size=config.evaluation.batch_size
+        )
+        stack.pop_all()
     display.note(f"checked: log-probs, computed in the {loaded.form} form, equal those of a plain forward")
     if learner.model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
         display.note(PURE_BFLOAT16)
@@ -128,9 +137,7 @@ def load_policy(
         sampler=loaded.sampler,
         write=loaded.write,
         save=loaded.save,
-        evaluator=make_evaluator(
-            config, task, judge, learner.model, tokenizer, batch_size=config.evaluation.batch_size
-        ),
+        evaluator=evaluator,
         tagged_rewards=tagged_rewards(config.rewards or task.default_rewards, task.correct),
         part_weights=weights,
         turns=turns,

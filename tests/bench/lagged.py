@@ -165,8 +165,6 @@ def _drift(batches: Sequence[RolloutBatch], policy: PreTrainedModel, first: PreT
 def _accuracy(config: TrainConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
     task = make_task(config)
     evaluation = config.evaluation
-    evaluator = make_evaluator(
-        config, task, Judge(tokenizer, task, config), policy, tokenizer, batch_size=evaluation.batch_size
-    )
+    evaluator = make_evaluator(config, task, Judge(tokenizer, task, config), policy, batch_size=evaluation.batch_size)
     greedy = sampling_params(config.sampling, num_generations=1, temperature=0)
     return evaluator.evaluate(HFSampler(policy, tokenizer), greedy, evaluation.problems).accuracy

@@ -26,7 +26,9 @@ from policy_trainer.config import EvalConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.environments.rollouts import Rollouts, make_rollouts
+from policy_trainer.environments.dialogue import Dialogue
+from policy_trainer.environments.rollouts import Rollouts
+from policy_trainer.environments.sessions import Sessions
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import RunningBatch, SamplingParams, sampling_params
 from shared.models import load_model, load_tokenizer, save_model
@@ -85,13 +87,12 @@ class Ours(Side):
     def __init__(self, directory: str, seconds: float) -> None:
         super().__init__(directory, seconds)
         self._sampler = _Timed(self.model, self.tokenizer)
-        rollouts = make_rollouts(self.config, self.tokenizer, [EOS])
-        assert rollouts is not None
-        self._rollouts: Rollouts = rollouts
+        dialogue = Dialogue(self.config, self.tokenizer, [EOS])
+        self._rollouts = Rollouts(self.config, dialogue, Sessions(self.config))
 
     def round(self, seed: int) -> Figures:
-        opened = [self._rollouts.open(problem, seed, SIZE) for problem in self.problems]
-        problems = [(each, self.encoder.encode(each.problem)) for each in opened]
+        opened = self._rollouts.open(dict(enumerate(self.problems)), SIZE)
+        problems = [(each, self.encoder.encode(each.problem)) for each in opened if each]
         self._sampler.seconds, began = 0.0, time.monotonic()
         groups = self._rollouts.sample(self._sampler, problems, sampling_params(self.config.sampling), seed)
         seconds = time.monotonic() - began

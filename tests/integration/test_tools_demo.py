@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings: dict[str, Any] = {"tools": ["my_tools:multiply"], "environment": ["my_game:GuessTheNumber"]}
-    with Sessions(EvalConfig(model="m", **settings)) as sessions:
+    with closing(Sessions(EvalConfig(model="m", **settings))) as sessions:
         session = sessions.open("")
         assert session.reset({}, 3) == "Guess my number, from 1 to 100."
         assert session.call("multiply", {"a": 6, "b": 7}).content == "42"

@@ -153,6 +153,13 @@ class Counter:
     def _private(self) -> None: ...
 
 
+class SlowToMake:
+    def __init__(self) -> None:
+        time.sleep(1.5)
+
+    def reset(self) -> None: ...
+
+
 class Fragile:
     """Its reset does what a row says."""
 

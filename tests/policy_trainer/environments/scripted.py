@@ -1,7 +1,10 @@
 """A sampler that says what a script tells it, and the tools and environments of the tests."""
 
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,17 @@ from policy_trainer.sampling.sampler import SamplingParams
 class Script:
     """turns: of each row, the ids of its turns. A turn that does not end with an id of `eos` is cut off."""
 
-    def __init__(self, turns: Mapping[int, Sequence[Sequence[int]]], eos: Sequence[int]) -> None:
+    def __init__(
+        self,
+        turns: Mapping[int, Sequence[Sequence[int]]],
+        eos: Sequence[int],
+        *,
+        fails_after: int | None = None,
+        device_seconds: float = 0.0,
+    ) -> None:
+        """fails_after: calls of `advance`. device_seconds: how long it waits for its device."""
+        self._left = fails_after
+        self._device_seconds = device_seconds
         self.turns = {row: list(each) for row, each in turns.items()}
         self.prompts: dict[int, list[list[int]]] = {row: [] for row in turns}
         self._eos = eos
@@ -22,6 +35,7 @@ class Script:
 
     @contextmanager
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator["Script"]:
+        time.sleep(self._device_seconds)
         yield self
 
     def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
@@ -33,11 +47,15 @@ class Script:
             self._ready.append((row, Completion(np.array(ids, np.int64), logps, ended, ended)))
 
     def advance(self) -> list[tuple[int, Completion]]:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise RuntimeError("the sampler is gone")
         ready, self._ready = self._ready, []
         return ready
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._ready) + (self._left is not None)
 
 
 def add(a: int, b: int = 0) -> int:
@@ -91,11 +109,39 @@ class Counter:
         self.count += step
         return self.count
 
+    def wait(self, seconds: float) -> None:
+        """
+        Waits.
+
+        Args:
+            seconds: How long.
+        """
+        time.sleep(seconds)
+
     def get_reward(self) -> float:
         return self.count / 10
 
     def get_step_reward(self) -> float:
         return 0.5
+
+
+class Fragile:
+    """Its resets fail as often as the row says, in all processes together; a file counts them."""
+
+    def reset(self, fails: int = 0, file: str = "", **columns: Any) -> None:
+        if fails:
+            with suppress(OSError), open(file, "a") as tries:
+                tries.write("x")
+            if fails > 1 or Path(file).stat().st_size <= fails:
+                raise ValueError("not now")
+
+
+class Mortal:
+    def reset(self, **columns: Any) -> None: ...
+
+    def leave(self) -> None:
+        """Ends the process."""
+        os._exit(3)
 
 
 class Dice:

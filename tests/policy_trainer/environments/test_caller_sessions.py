@@ -13,7 +13,7 @@ import pytest
 from policy_trainer.config import TrainConfig, TurnsConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.environments.host import serve_here
-from policy_trainer.environments.sessions import ResetFailed, Sessions
+from policy_trainer.environments.sessions import Sessions
 from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.python_api.inputs import turns_input
 from policy_trainer.rewards.environments import LIVE, EnvironmentProxy, environment
@@ -103,7 +103,7 @@ def test_a_thread_that_hangs_is_abandoned(begin: Opened) -> None:
 
 def test_a_reset_that_hangs_fails(begin: Opened) -> None:
     session = begin([], {"": Slow}, seconds=0.2).open("")
-    with pytest.raises(ResetFailed, match=r"caller:Slow.reset took more than 0.2 s \(turns.seconds\)"):
+    with pytest.raises(UserError, match=r"caller:Slow.reset took more than 0.2 s \(turns.seconds\)"):
         session.reset({"wait": True}, 0)
     assert not session.alive
 

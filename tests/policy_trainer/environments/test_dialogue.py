@@ -163,6 +163,41 @@ class TestWrongCalls:
         turn = dialogue("qwen3", tokenizer).read(tokenizer.encode("<think>\nhm\n</think>\n\nfour<|im_end|>"), [ADD])
         assert (turn.message["content"], turn.message["reasoning_content"], turn.calls) == ("four", "hm", [])
 
+    @pytest.mark.parametrize(
+        ("name", "text", "wrong"),
+        [
+            ("qwen3", '{"name": "Ada", "born": 1815}', False),
+            ("llama3_1", '{"name": "Ada", "born": 1815}', False),
+            ("llama3_1", '{"name": "add", "parameters": {"a": 3', True),
+            ("qwen3_5_nothink", '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', True),
+            ("gptoss", "to=functions.add<|channel|>commentary json<|message|>{]<|call|>", True),
+        ],
+    )
+    def test_an_answer_in_json_is_no_call(self, name: str, text: str, wrong: bool) -> None:
+        tokenizer = make_tokenizer(name)
+        end = tokenizer.decode(ends(name, tokenizer)[:1])
+        turn = dialogue(name, tokenizer).read(tokenizer.encode(f"{text}{end}", add_special_tokens=False), [ADD])
+        assert [call.name for call in turn.calls] == [UNREADABLE] * wrong
+
+    def test_of_the_tokenizers_own_format(self) -> None:
+        tokenizer = make_tokenizer("qwen3")
+        tokenizer.response_template = RESPONSE_TEMPLATE  # type: ignore[attr-defined]
+        turn = dialogue("qwen3", tokenizer).read(tokenizer.encode("CALL add {3;<|im_end|>"), [ADD])
+        assert [call.name for call in turn.calls] == [UNREADABLE]
+
+
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"CALL (?P<name>\w+) ", "close_pattern": r";", "repeats": True, "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
+    },
+}  # fmt: skip
+
 
 class TestRefusals:
     def test_a_template_that_is_not_known(self) -> None:
@@ -176,17 +211,7 @@ class TestRefusals:
 
     def test_the_tokenizers_response_template_goes_first(self) -> None:
         tokenizer = make_tokenizer("qwen3")
-        tokenizer.response_template = {  # type: ignore[attr-defined]
-            "defaults": {"role": "assistant"},
-            "start_anchor": "<|im_start|>assistant\n",
-            "fields": {
-                "tool_calls": {
-                    "open_pattern": r"CALL (?P<name>\w+) ", "close_pattern": r";", "repeats": True, "content": "json",
-                    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-                },
-                "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
-            },
-        }  # fmt: skip
+        tokenizer.response_template = RESPONSE_TEMPLATE  # type: ignore[attr-defined]
         turn = dialogue("qwen3", tokenizer).read(tokenizer.encode('CALL add {"a": 3};<|im_end|>'), [ADD])
         assert turn.calls == [Call("add", {"a": 3})]
 

@@ -1,7 +1,10 @@
 """The loop of rollouts, with scripted turns and real processes of tools."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,12 @@ from policy_trainer.data.completion import Completion, loss_mask, turn_rewards
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.environments.dialogue import Dialogue
-from policy_trainer.environments.rollouts import Rollouts
+from policy_trainer.environments.rollouts import OpenProblem, Rollouts
 from policy_trainer.environments.sessions import Sessions
-from policy_trainer.reporting.conversations import KEY, Report, reported, turns_of
+from policy_trainer.reporting.conversations import KEY, Report, read_report, report, rollout_metrics, turns_of
+from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import sampling_params
+from policy_trainer.tasks.registry import make_task
 from shared.errors import UserError
 from tests.policy_trainer.environments import scripted
 from tests.policy_trainer.environments.scripted import Script
@@ -36,16 +41,22 @@ class Talk:
         self.tokenizer = make_tokenizer(template)
         self.eos = ends(template, self.tokenizer)
         self.config = EvalConfig(model="m", **settings)
-        self.rollouts = Rollouts(self.config, Dialogue(self.config, self.tokenizer, self.eos), Sessions(self.config))
+        self.sessions = Sessions(self.config)
+        self.rollouts = Rollouts(self.config, Dialogue(self.config, self.tokenizer, self.eos), self.sessions)
         self.encoder = PromptEncoder(self.tokenizer, self.config.data)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def open(self, problem: Problem, index: int, size: int) -> OpenProblem:
+        (opened,) = self.rollouts.open({index: problem}, size)
+        assert opened is not None
+        return opened
+
     def run(self, *rows: Sequence[str], problem: Problem | None = None) -> list[Completion]:
         """The rollouts of a problem, one for each row of turns."""
         problem = problem or Problem("", ({"role": "user", "content": "q"},))
-        opened = self.rollouts.open(problem, 7, len(rows))
+        opened = self.open(problem, 7, len(rows))
         prompt = self.encoder.encode(opened.problem)
         self.script = Script({row: [self.ids(turn) for turn in turns] for row, turns in enumerate(rows)}, self.eos)
         params = sampling_params(self.config.sampling, num_generations=len(rows))
@@ -132,7 +143,8 @@ class TestRollouts:
         it = talk(tools=TOOLS, sampling={"max_completion_length": 250})
         (completion,) = it.run([turn])
         assert completion.ids.tolist() == it.ids(turn)
-        assert completion.conversation and completion.conversation.end == "truncated" and not answers(completion)
+        assert completion.conversation and completion.conversation.end == "truncated"
+        assert answers(completion) == ["A" * 100]  # rewards see it, the model did not
 
     def test_out_of_time(self, talk: Callable[..., Talk]) -> None:
         it = talk(tools=TOOLS, turns={"rollout_seconds": 1e-6})
@@ -169,31 +181,123 @@ class TestEnvironments:
 
     def test_random_numbers_are_those_of_the_group(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Dice"], rewards=["none"])
-        opened = [it.rollouts.open(Problem(""), index, 3).problem.messages for index in (1, 2, 1)]
+        opened = [it.open(Problem(""), index, 3).problem.messages for index in (1, 2, 1)]
         assert opened[0] == opened[2] != opened[1]
 
     def test_different_texts_in_a_group_are_refused(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Unseeded"], rewards=["none"])
         with pytest.raises(UserError, match=r"^environment: reset\(\) showed different texts"):
-            it.rollouts.open(Problem(""), 0, 2)
+            it.open(Problem(""), 0, 2)
 
     def test_the_column_names_the_environment(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"a={PLACE}:Counter", f"b={PLACE}:Dice"])
         row = Problem("", extras={"environment": "a"})
-        assert [tool["function"]["name"] for tool in it.rollouts.open(row, 0, 1).problem.tools] == ["increment"]
+        assert [tool["function"]["name"] for tool in it.open(row, 0, 1).problem.tools] == ["increment", "wait"]
         with pytest.raises(UserError, match="`environment` must be one of a, b, got 'c'"):
-            it.rollouts.open(Problem("", extras={"environment": "c"}), 0, 1)
+            it.open(Problem("", extras={"environment": "c"}), 0, 1)
+
+
+class TestTrouble:
+    def test_a_reset_that_fails_once_is_tried_again(self, talk: Callable[..., Talk], tmp_path: Path) -> None:
+        it = talk(environment=[f"{PLACE}:Fragile"])
+        problem = Problem("", extras={"fails": 1, "file": str(tmp_path / "f")})
+        assert it.open(problem, 0, 1).sessions[0].alive
+
+    def test_problems_whose_environments_cannot_be_reset_are_set_aside(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Fragile"])
+        good, bad = Problem(""), Problem("", extras={"fails": 9, "file": "/nowhere/f"})
+        with pytest.raises(UserError, match=r"(?s)Fragile.reset raised ValueError:.*not now"):
+            it.rollouts.open({1: bad}, 2)  # none has ever begun
+        opened = it.rollouts.open({0: good, 1: bad, 2: good}, 2)
+        assert [each is not None for each in opened] == [True, False, True]
+        assert it.sessions.failures.counts["environment"] == 2
+        assert "not now" in it.sessions.failures.errors["environment"]
+        it.rollouts.release()
+        assert not it.sessions.used
+
+    def test_sessions_of_dropped_problems_are_used_again(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Counter"])
+        dropped = it.open(Problem(""), 0, 2)
+        dropped.drop()
+        assert {*it.open(Problem(""), 1, 2).sessions} == {*dropped.sessions}
+
+    def test_calls_under_way_when_sampling_fails_do_not_meet_the_next_rollout(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Counter"])
+        count = f"{call('wait', seconds=30.0)}{END}"
+        opened = it.open(Problem("", ({"role": "user", "content": "q"},)), 0, 2)
+        script = Script({0: [it.ids(count)], 1: [it.ids(count)]}, it.eos, fails_after=1)
+        params = sampling_params(it.config.sampling, num_generations=2)
+        prompt, began = it.encoder.encode(opened.problem), time.monotonic()
+        with pytest.raises(RuntimeError, match="the sampler is gone"):
+            it.rollouts.sample(script, [(opened, prompt)], params, 0)  # type: ignore[arg-type]
+        assert time.monotonic() - began < 15
+        assert not it.sessions.used and not any(session.alive for session in opened.sessions)
+        (completion,) = it.run([f"{call('increment', step=1)}{END}", f"x{END}"])
+        assert answers(completion) == ["1"]
+
+    def test_a_lost_environment_has_no_reward_even_without_get_reward(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Mortal"])
+        lost, kept = it.run([f"{call('leave')}{END}", f"x{END}"], [f"x{END}"])
+        assert lost.conversation and kept.conversation
+        assert (lost.conversation.environment_lost, kept.conversation.environment_lost) == (True, False)
+        task = make_task(it.config.model_copy(update={"task": "environment"}))
+        judged = Judge(it.tokenizer, task, it.config.model_copy(update={"rewards": ["none"]}))
+        (judgement,) = judged.judge([(Problem(""), [lost, kept])])
+        assert np.isnan(judgement.rewards).tolist() == [True, False]
+        assert it.sessions.failures.counts["environment"] == 1
+
+    def test_the_time_of_a_rollout_begins_with_the_device(self, talk: Callable[..., Talk]) -> None:
+        it = talk(tools=TOOLS, turns={"rollout_seconds": 0.5})
+        opened = it.open(Problem("", ({"role": "user", "content": "q"},)), 0, 1)
+        script = Script({0: [it.ids(f"{call('add', a=1)}{END}"), it.ids(f"x{END}")]}, it.eos, device_seconds=1.0)
+        params = sampling_params(it.config.sampling, num_generations=1)
+        ((completion,),) = it.rollouts.sample(script, [(opened, it.encoder.encode(opened.problem))], params, 0)  # type: ignore[arg-type]
+        assert completion.conversation and completion.conversation.end == "finished"
+        assert completion.conversation.seconds < 0.5
 
 
 class TestReports:
+    def test_totals_are_those_of_all_rollouts(self, talk: Callable[..., Talk]) -> None:
+        """Of 400, whose list is cut, with failures, one that ends with a call, and calls of tools without a name."""
+        it = talk(tools=TOOLS, turns={"max_tool_calling_iterations": 1}, sampling={"max_completion_length": 2000})
+        add, fail = f"{call('add', a=1)}{END}", f"{call('fail', reason='x' * 200)}{END}"
+        some = it.run(
+            [add, add], [fail, f"x{END}"], [f"{call('add', a=1)}{call('nothing')}{END}", f"x{END}"], [f"x{END}"]
+        )
+        completions = some * 100
+        sample = json.dumps(report(completions))
+        assert len(sample) < 10 * 1024
+        batch: Any = SimpleNamespace(sample=sample, group=SimpleNamespace(size=400))
+        received = read_report(batch)
+        assert received is not None and 0 < len(received.rollouts) < 400
+        metrics = rollout_metrics([batch, batch])
+        assert {name: value for name, value in metrics.items() if "seconds" not in name} == {
+            "tools/call_frequency": 1.0,
+            "tools/failure_frequency": 0.5,
+            "tools/call_frequency/add": 0.5,
+            "tools/call_frequency/fail": 0.25,
+            "tools/call_frequency/nothing": 0.25,
+            "tools/failure_frequency/add": 0.0,
+            "tools/failure_frequency/fail": 1.0,
+            "tools/failure_frequency/nothing": 1.0,
+            "tools/failures/exception": 200,
+            "tools/failures/unknown_tool": 200,
+            "turns_mean": 1.75,
+            "rollouts/out_of_turns": 0.25,
+            "rollouts/finished": 0.75,
+        }
+        seconds = [each.conversation.seconds for each in some if each.conversation]
+        assert metrics["rollout_seconds_mean"] == pytest.approx(np.mean(seconds), abs=1e-3)
+        assert metrics["rollout_seconds_max"] == pytest.approx(max(seconds), abs=1e-3)
+
     def test_they_fit_into_a_batch(self, talk: Callable[..., Talk]) -> None:
         """16 completions of 20 turns."""
         turn = f"{call('fail', reason='x' * 300)}{END}"
         it = talk(tools=TOOLS, sampling={"max_completion_length": 50_000})
         completions = it.run(*[[*[turn] * 20, f"x{END}"]] * 16)
-        report = reported(completions)
-        assert len(json.dumps(report)) < 10 * 1024
-        read = Report.model_validate(report[KEY])
+        sent = report(completions)
+        assert len(json.dumps(sent)) < 10 * 1024
+        read = Report.model_validate(sent[KEY])
         assert [len(rollout.calls) for rollout in read.rollouts] == [20] * 16
         assert all(call.error == "exception" for rollout in read.rollouts for turn in rollout.calls for call in turn)
 

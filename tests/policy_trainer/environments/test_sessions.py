@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 from policy_trainer.config import TrainConfig, TurnsConfig
 from policy_trainer.data.problem import Problem, Sample
-from policy_trainer.environments.sessions import ResetFailed, Session, Sessions
+from policy_trainer.environments.sessions import Session, Sessions
 from policy_trainer.rewards.environments import environment
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 from shared.errors import UserError
@@ -34,7 +36,7 @@ def config(tools: list[str], environment: list[str], **turns: Any) -> TrainConfi
 @pytest.fixture(scope="module")
 def sessions() -> Iterator[Sessions]:
     limits = {"seconds": 2.0, "memory_gib": 0.5, "max_answer_characters": 200}
-    with Sessions(config(TOOLS, ENVIRONMENTS, **limits)) as sessions:
+    with closing(Sessions(config(TOOLS, ENVIRONMENTS, **limits))) as sessions:
         yield sessions
     assert processes() == []
 
@@ -48,11 +50,11 @@ def counter(sessions: Sessions) -> Iterator[Session]:
 
 
 def processes(of: int | None = None) -> list[psutil.Process]:
-    """Templates, and all that descends from them."""
+    """Fork servers, and all that descends from them."""
     return [
         each
         for child in psutil.Process(of).children()
-        if any("environments.template" in part for part in child.cmdline())
+        if any("environments.fork_server" in part for part in child.cmdline())
         for each in [child, *child.children(recursive=True)]
     ]
 
@@ -137,7 +139,7 @@ def test_an_environment_that_crashed_is_gone_and_its_reward_is_nan(sessions: Ses
         "crashed", str({"error": "the environment is gone: ended the process, with status 1"})
     )  # fmt: skip
     assert math.isnan(session.reward() or 0) and math.isnan(session.step_reward() or 0)
-    with pytest.raises(ResetFailed, match="is gone"):
+    with pytest.raises(UserError, match="is gone"):
         session.reset({}, 0)
     session.release()
     failures = {name: count - before[name] for name, count in sessions.failures.counts.items()}
@@ -163,7 +165,7 @@ def test_a_reward_that_raises_is_nan_and_the_environment_goes_on(counter: Sessio
 )
 def test_resets_that_fail_say_why(sessions: Sessions, columns: dict[str, Any], message: str) -> None:
     session = sessions.open("fragile")
-    with pytest.raises(ResetFailed, match=message):
+    with pytest.raises(UserError, match=message):
         session.reset(columns, 0)
     session.release()
 
@@ -226,7 +228,49 @@ def test_an_environment_that_hangs_when_a_reward_calls_it_is_gone(sessions: Sess
         _ = proxy.total
 
 
-def test_the_template_is_started_again(sessions: Sessions) -> None:
+def test_a_late_reward_does_not_reach_the_next_rollout(sessions: Sessions) -> None:
+    session = sessions.open("count")
+    session.reset({"start": 4}, 0)
+    late: Any = environment(session.reference)
+    assert late.total == 4
+    session.release()
+    again = sessions.open("count")
+    assert again is session
+    again.reset({"start": 8}, 0)
+    with pytest.raises(RuntimeError, match="its rollout has ended"):
+        _ = late.total
+    again.release()
+
+
+def test_a_session_that_is_in_use_when_it_is_given_back_is_ended(sessions: Sessions) -> None:
+    session = sessions.open("count")
+    caller = threading.Thread(target=session.call, args=("misbehave", {"what": "hold"}))
+    caller.start()
+    until(lambda: not session.alive)
+    session.release()
+    caller.join()
+    again = sessions.open("count")
+    assert again is not session
+    again.release()
+
+
+def test_the_start_has_its_own_time_limit() -> None:
+    """Not that of a call, which may be short."""
+    with closing(Sessions(config([f"{HERE}:add"], [f"{HERE}:SlowToMake"], seconds=0.2))) as sessions:
+        session = sessions.open("")
+        assert session.call("add", {"a": 1, "b": 1}).content == "2"
+
+
+def test_nothing_begins_after_the_end() -> None:
+    before = processes()
+    sessions = Sessions(config([f"{HERE}:add"], []))
+    session = sessions.open(None)
+    sessions.close()
+    assert session.call("add", {"a": 1, "b": 1}).error == "crashed"
+    assert processes() == before
+
+
+def test_the_fork_server_is_started_again(sessions: Sessions) -> None:
     before = processes()
     session = sessions.open("count")
     os.kill(before[0].pid, signal.SIGKILL)
@@ -252,7 +296,7 @@ print("started", flush=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
     assert worker.stdout and worker.stdout.readline() == b"started\n"
-    until(lambda: len(processes(worker.pid)) == 5)  # the template, three sessions, and `sleep`
+    until(lambda: len(processes(worker.pid)) == 5)  # the fork server, three sessions, and `sleep`
     left = processes(worker.pid)
     worker.kill()
     worker.wait()
@@ -284,7 +328,7 @@ def test_what_cannot_be_used_is_named(tools: list[str], environment: list[str], 
 
 def test_an_environment_that_cannot_be_made_is_named() -> None:
     with (
-        Sessions(config([], [f"{WRONG}:Raising"])) as sessions,
+        closing(Sessions(config([], [f"{WRONG}:Raising"]))) as sessions,
         pytest.raises(UserError, match=r"(?s)environment: .*Raising\(\) raised ValueError: no board"),
     ):
         sessions.open("")

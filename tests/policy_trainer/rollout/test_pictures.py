@@ -78,6 +78,6 @@ def test_an_evaluation(directory: Path) -> None:
     config = EvalConfig.model_validate({**settings(directory), "sampling": {"max_completion_length": 8}})
     task, tokenizer = make_task(config), load_tokenizer(str(directory))
     model = load_model(str(directory), revision=None, device="cpu", dtype="float32")
-    evaluator = make_evaluator(config, task, Judge(tokenizer, task, config), model, tokenizer, batch_size=1)
+    evaluator = make_evaluator(config, task, Judge(tokenizer, task, config), model, batch_size=1)
     result = evaluator.evaluate(HFSampler(model, tokenizer), SamplingParams(1, 8, temperature=0), 10)
     assert result.problems == 2

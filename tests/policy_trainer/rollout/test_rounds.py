@@ -72,7 +72,7 @@ def test_too_long_prompts_are_dropped_and_counted_or_refused(made: Any, monkeypa
     result, _ = made(set(), draw=iter([8, 10, 9, 11, 7]), data=DataConfig(max_prompt_length=1))
     assert (indexes(result), result.wasted.dropped_prompts) == ([7, 8, 9], 2)
     with pytest.raises(UserError, match=r"^problem 10: .*has 2 tokens .*; raise it, or set data\.too_long = drop"):
-        made(set(), draw=iter([8, 10]), data=DataConfig(max_prompt_length=1, too_long="refuse"))
+        made(set(), draw=iter([8, 10, 9]), data=DataConfig(max_prompt_length=1, too_long="refuse"))
     monkeypatch.setattr("policy_trainer.rollout.rounds._MAX_DROPPED_IN_A_ROW", 5)
     with pytest.raises(UserError, match=r"^6 prompts in a row were too long: "):
         made(set(), draw=iter(range(10, 99)), data=DataConfig(max_prompt_length=1))

@@ -28,21 +28,16 @@ from policy_trainer.environments.toolbox import Toolbox
 from shared.errors import UserError
 from shared.process import PARENT_VARIABLE
 
-# The worker kills a session that takes too long. A watchdog ends it after this many time limits, in case nobody does.
-_WATCHDOG_LIMITS = 3
-# How often the template looks for children that have ended, and whether its parent is there.
+# How often it looks for children that have ended, and whether its parent is there.
 _TICK = 0.2
 # From linux/prctl.h.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-class Template:
-    """seconds: time limit of one call."""
-
-    def __init__(self, control: socket.socket, toolbox: Toolbox, seconds: float) -> None:
+class ForkServer:
+    def __init__(self, control: socket.socket, toolbox: Toolbox) -> None:
         self._control = control
         self._toolbox = toolbox
-        self._seconds = seconds
         self._parent = os.getppid()
         self._pids: dict[int, int] = {}  # by session
         self._codes: dict[int, int] = {}  # of sessions that ended by themselves
@@ -95,7 +90,7 @@ class Template:
         numpy_random.seed()  # else all sessions had the same numbers
         host = Host(self._toolbox, threading.Lock(), separate=True)
         with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
-            serve(stream, stream, host, watchdog=_WATCHDOG_LIMITS * self._seconds)
+            serve(stream, stream, host)
         os._exit(0)
 
     def _end(self, session: int) -> int:
@@ -120,11 +115,11 @@ class Template:
                 os.waitpid(pid, 0)
 
 
-def main(descriptor: int, tools: Iterable[str], environments: Iterable[str], seconds: float) -> None:
-    """Imports the modules, says whether that went well, and serves. seconds: time limit of one call."""
+def main(descriptor: int, tools: Iterable[str], environments: Iterable[str]) -> None:
+    """Imports the modules, says whether that went well, and serves."""
     os.environ.pop(PARENT_VARIABLE, None)  # what the tools start must not inherit it
     with socket.socket(fileno=descriptor) as control:
-        template = None
+        server = None
         try:
             toolbox = Toolbox.load([*tools], [*environments])
             if threads := [each.name for each in threading.enumerate() if each is not threading.main_thread()]:
@@ -137,13 +132,13 @@ def main(descriptor: int, tools: Iterable[str], environments: Iterable[str], sec
         except BaseException:  # a module may also raise SystemExit
             refusal = f"tools: their modules cannot be loaded:\n{traceback.format_exc()}"
         else:
-            refusal, template = None, Template(control, toolbox, seconds)
+            refusal, server = None, ForkServer(control, toolbox)
         control.sendall(json.dumps(refusal).encode() + b"\n")
-        if template is None:
+        if server is None:
             return
         faulthandler.cancel_dump_traceback_later()
         gc.freeze()  # the children share what is there now
-        template.run()
+        server.run()
 
 
 def _prctl(option: int, value: int) -> None:
