@@ -22,12 +22,12 @@ from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.tasks.registry import make_task
 from shared.errors import UserError
-from tests.policy_trainer.environments import scripted
+from tests.policy_trainer.environments import my_tools
 from tests.policy_trainer.environments.scripted import Script
 from tests.policy_trainer.environments.templates import ends, make_tokenizer
 from tests.policy_trainer.environments.trl_rollouts import Trl
 
-PLACE = scripted.__name__
+PLACE = my_tools.__name__
 TOOLS = [f"{PLACE}:add", f"{PLACE}:shout", f"{PLACE}:fail"]
 END = "<|im_end|>"
 
@@ -353,6 +353,6 @@ def trl_loop(
             rows_of[row] = [*each, *ids[-1]]
         return ids
 
-    rows = [({"add": scripted.add, "fail": scripted.fail}, {"shout": scripted.shout})] * len(turns)
+    rows = [({"add": my_tools.add, "fail": my_tools.fail}, {"shout": my_tools.shout})] * len(turns)
     trl = Trl(it.tokenizer, rows, generate, it.config)
     return trl.run([prompt] * len(turns), completions)
