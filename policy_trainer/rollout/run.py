@@ -16,9 +16,9 @@ from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.outbox import worker_directory
 from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, until_finished
+from policy_trainer.run_files.device_turns import load_rollout_sampler
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
-from policy_trainer.run_files.turns import load_rollout_sampler
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.download import DownloadedWeights

@@ -49,7 +49,7 @@ class _Row:
 
 
 @dataclass(frozen=True, eq=False)
-class _Joining:
+class _NewRows:
     """Rows that will continue the same tokens."""
 
     prompt: EncodedPrompt
@@ -93,23 +93,23 @@ class HFRunningBatch:
         self._forbidden = forbidden.to(model.device)
         self._params = params
         self._generator = torch.Generator(model.device).manual_seed(seed)
-        self._joining: list[_Joining] = []
-        self._batches: list[_Together] = []
+        self._new: list[_NewRows] = []
+        self._batches: list[_Rows] = []
 
     def __len__(self) -> int:
-        return sum(len(each.rows) for each in (*self._joining, *self._batches))
+        return sum(len(each.rows) for each in (*self._new, *self._batches))
 
     def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
-        self._joining.append(_Joining(prompt, [_Row(number, prompt, max_tokens) for number in rows]))
+        self._new.append(_NewRows(prompt, [_Row(number, prompt, max_tokens) for number in rows]))
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, Completion]]:
-        if self._joining and not self._joins:
+        if self._new and not self._joins:
             self._begin_again()
         for batch in self._batches:
             self._use(batch.attention)
             batch.step()
-        if self._joining:
+        if self._new:
             self._use(self._attention)
             self._join()
         ended = [self._completed(row) for batch in self._batches for row in batch.sample(self._draw, self._endings)]
@@ -125,8 +125,8 @@ class HFRunningBatch:
 
     def _begin_again(self) -> None:
         """Restarts batches no larger than the new rows together with them, as far as a prefill allows."""
-        count = sum(len(each.rows) for each in self._joining)
-        longest = max(len(each.prompt) for each in self._joining)
+        count = sum(len(each.rows) for each in self._new)
+        longest = max(len(each.prompt) for each in self._new)
         for batch in sorted(self._batches, key=lambda batch: len(batch.rows)):
             longest = max(longest, *map(len, batch.rows))
             if len(batch.rows) > count or (count + len(batch.rows)) * longest > _PREFILL_TOKENS:
@@ -135,18 +135,18 @@ class HFRunningBatch:
             count += len(batch.rows)
             for row in batch.rows:
                 so_far = replace(row.prompt, ids=[*row.prompt.ids, *row.ids])
-                self._joining.append(_Joining(so_far, [row]))
+                self._new.append(_NewRows(so_far, [row]))
 
     def _join(self) -> None:
         """Prefills what joins, as far as the limit of a prefill allows; the rest joins in later calls."""
-        widths = accumulate((len(each.prompt) for each in self._joining), max)
+        widths = accumulate((len(each.prompt) for each in self._new), max)
         count = sum(number * width <= _PREFILL_TOKENS for number, width in enumerate(widths, 1)) or 1
-        joining, self._joining = self._joining[:count], self._joining[count:]
+        joining, self._new = self._new[:count], self._new[count:]
         prefilled = prefill(self._model, [each.prompt for each in joining], self._vision)
         if not self._joins:
-            self._batches.append(_Together(RepeatedCacheDecoder(self._model, prefilled, 1)))
+            self._batches.append(_Rows(RepeatedCacheDecoder(self._model, prefilled, 1)))
         elif not self._batches:
-            self._batches.append(_Together(JoiningDecoder(self._model, prefilled)))
+            self._batches.append(_Rows(JoiningDecoder(self._model, prefilled)))
         self._batches[-1].join(prefilled, joining)
 
     def _completed(self, row: _Row) -> tuple[int, Completion]:
@@ -155,7 +155,7 @@ class HFRunningBatch:
         return row.number, Completion(ids, logps, finished, row.ids[-1] in self._endings.eos)
 
 
-class _Together:
+class _Rows:
     """B rows that are computed in one forward."""
 
     def __init__(self, decoder: JoiningDecoder | RepeatedCacheDecoder) -> None:
@@ -172,7 +172,7 @@ class _Together:
         """Computes the logits of the next tokens."""
         self._logits = self._decoder.step(self._tokens)
 
-    def join(self, prompts: PrefilledPrompts, joining: Sequence[_Joining]) -> None:
+    def join(self, prompts: PrefilledPrompts, joining: Sequence[_NewRows]) -> None:
         """Adds rows after these prompts. Their logits are known."""
         counts = torch.tensor([len(each.rows) for each in joining], device=prompts.mask.device)
         groups = torch.arange(len(joining), device=counts.device).repeat_interleave(counts)

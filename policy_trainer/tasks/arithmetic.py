@@ -3,7 +3,7 @@
 The steps that it judges are the equations of column addition, and the answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,23 +21,32 @@ _SPLIT_SEED = 20_260
 _MAX_STEPS = 16
 
 
-class Arithmetic:
-    name = "arithmetic"
+class Pairs:
+    """A problem of each ordered pair of numbers below `numbers`."""
+
     correct = ByAnswer(equal_text)
+
+    def __init__(self, numbers: int, make: Callable[[int, int], Problem], seed: int) -> None:
+        order = np.random.default_rng(_SPLIT_SEED).permutation(numbers * numbers)
+        self._eval, self._train = order[:EVAL_PROBLEMS], order[EVAL_PROBLEMS:]
+        self._shuffle = Shuffle(len(self._train), seed)
+        self._problem = lambda pair: make(*divmod(int(pair), numbers))
+
+    def problem(self, index: int) -> Problem:
+        """The training problem at this index: shuffled passes over the training pairs."""
+        return self._problem(self._train[self._shuffle.place(index)])
+
+    def eval_problems(self) -> Sequence[Problem]:
+        return [self._problem(pair) for pair in self._eval]
+
+
+class Arithmetic(Pairs):
+    name = "arithmetic"
     default_rewards = ("accuracy", "tags")
     training_problems = NUMBERS * NUMBERS - EVAL_PROBLEMS
 
     def __init__(self, seed: int) -> None:
-        order = np.random.default_rng(_SPLIT_SEED).permutation(NUMBERS * NUMBERS)
-        self._eval, self._train = order[:EVAL_PROBLEMS], order[EVAL_PROBLEMS:]
-        self._shuffle = Shuffle(len(self._train), seed)
-
-    def problem(self, index: int) -> Problem:
-        """The training problem at this index: shuffled passes over the training pairs."""
-        return _problem(int(self._train[self._shuffle.place(index)]))
-
-    def eval_problems(self) -> Sequence[Problem]:
-        return [_problem(int(pair)) for pair in self._eval]
+        super().__init__(NUMBERS, _problem, seed)
 
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
         """1 for each equation equal to column addition's at its place, else 0; then 1 for a correct answer, else 0."""
@@ -61,6 +70,5 @@ def work(problem: Problem) -> list[str]:
     return [f"{a % 10}+{b % 10}={ones}", f"{tens}={a // 10 + b // 10 + ones // 10}"]
 
 
-def _problem(pair: int) -> Problem:
-    a, b = divmod(pair, NUMBERS)
+def _problem(a: int, b: int) -> Problem:
     return Problem(answer=str(a + b), messages=({"role": "user", "content": f"{a}+{b}=?"},))

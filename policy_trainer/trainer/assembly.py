@@ -27,7 +27,7 @@ from policy_trainer.reporting.samples import Samples, append_samples
 from policy_trainer.reporting.server_metrics import ServerMetrics
 from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
 from policy_trainer.run_files.checkpoint import RunFiles
-from policy_trainer.run_files.turns import choose_turns, in_turn
+from policy_trainer.run_files.device_turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
 from policy_trainer.trainer.policy import Policy, load_judge, load_policy, warn_of_memory

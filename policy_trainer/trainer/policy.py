@@ -28,7 +28,7 @@ from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import part_weights, tagged_rewards
 from policy_trainer.run_files.checkpoint import restore, write_weights
-from policy_trainer.run_files.turns import DeviceTurns, in_turn
+from policy_trainer.run_files.device_turns import DeviceTurns, in_turn
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.trainer.plan import load_teacher_outline, plan, shortages
