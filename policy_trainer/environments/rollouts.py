@@ -5,7 +5,7 @@ answer. Tokens are only appended: what was sampled is never rendered again.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +28,8 @@ from shared.errors import UserError
 
 # Threads that wait for tools, at most.
 _MOST_THREADS = 512
+# How long it waits for an answer at a time.
+_WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,12 @@ class Rollouts:
         problems: Sequence[tuple[OpenProblem, EncodedPrompt]],
         params: SamplingParams,
         seed: int,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> list[list[Completion]]:
-        """num_generations completions for each problem. Their sessions stay open until `release`."""
+        """num_generations completions for each problem. Their sessions stay open until `release`.
+
+        on_wait: called again and again while there is nothing to do but to wait for tools; may raise.
+        """
         size = params.num_generations
         try:
             with sampler.running_batch(params, seed) as batch:  # the device is this process's from here on
@@ -156,7 +162,7 @@ class Rollouts:
                 ]
                 for number, (_, prompt) in enumerate(problems):
                     batch.add(range(number * size, (number + 1) * size), prompt, self._limit)
-                self._run(batch, rollouts)
+                self._run(batch, rollouts, on_wait)
             for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
                 reward.result()
         except BaseException:  # calls may be under way, which must not meet the next rollout
@@ -235,7 +241,7 @@ class Rollouts:
             )
         return OpenProblem(replace(_shown(problem, shown[0] if shown else None), tools=tools), sessions)
 
-    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout]) -> None:
+    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout], on_wait: Callable[[], None]) -> None:
         """Samples until all rollouts have ended."""
         answered: SimpleQueue[tuple[int, Future[list[int] | End]]] = SimpleQueue()
         waiting = 0
@@ -245,7 +251,10 @@ class Rollouts:
                     waiting += 1
                     future = self._threads.submit(self._call, rollouts[row], calls)
                     future.add_done_callback(lambda done, row=row: answered.put((row, done)))
-            for row, future in _arrived(answered, wait=waiting > 0 and not len(batch)):
+            idle = waiting > 0 and not len(batch)
+            if idle:
+                on_wait()
+            for row, future in _arrived(answered, _WAIT_SECONDS if idle else 0):
                 waiting -= 1
                 self._go_on(batch, row, rollouts[row], future.result())
 
@@ -310,11 +319,11 @@ class Rollouts:
         return np.inf if most is None else rollout.began + most - time.monotonic()
 
 
-def _arrived(answered: SimpleQueue[Any], *, wait: bool) -> Iterator[tuple[int, Future[Any]]]:
-    """What tools have answered; waits for the first answer if there is nothing else to do."""
-    if wait:
-        yield answered.get()
+def _arrived(answered: SimpleQueue[Any], seconds: float) -> Iterator[tuple[int, Future[Any]]]:
+    """What tools have answered. Waits so long for the first answer."""
     with suppress(Empty):
+        if seconds:
+            yield answered.get(timeout=seconds)
         while True:
             yield answered.get_nowait()
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -159,7 +160,8 @@ class Evaluator:
     ) -> Evaluation:
         """Evaluates on the first `problems` held-out problems. params.num_generations must be 1.
 
-        on_progress: called with the number of answered problems and the number of all, too long ones too.
+        on_progress: called with the number of answered problems and the number of all, too long ones too; again and
+        again while tools run. It may raise.
         """
         chosen = self._task.eval_problems()[:problems]
         too_long = ""
@@ -172,7 +174,8 @@ class Evaluator:
             too_long = reason or too_long
             if not chunk:
                 continue
-            completions = self._sample(sampler, chunk, params, seed + len(answered))
+            on_wait = partial(on_progress, len(answered), len(chosen))
+            completions = self._sample(sampler, chunk, params, seed + len(answered), on_wait)
             groups = [(opened.problem, answers) for (opened, _), answers in zip(chunk, completions, strict=True)]
             judged = self._judged(groups)
             if self._rollouts is not None:
@@ -193,10 +196,15 @@ class Evaluator:
         )
 
     def _sample(
-        self, sampler: Sampler, chunk: Sequence[tuple[OpenProblem, EncodedPrompt]], params: SamplingParams, seed: int
+        self,
+        sampler: Sampler,
+        chunk: Sequence[tuple[OpenProblem, EncodedPrompt]],
+        params: SamplingParams,
+        seed: int,
+        on_wait: Callable[[], None],
     ) -> list[list[Completion]]:
         if self._rollouts is not None:
-            return self._rollouts.sample(sampler, chunk, params, seed)
+            return self._rollouts.sample(sampler, chunk, params, seed, on_wait)
         return sampler.sample([prompt for _, prompt in chunk], params, seed)
 
     def _judged(self, groups: Groups) -> list[Transcript]:

@@ -235,6 +235,16 @@ class TestTrouble:
         (completion,) = it.run([f"{call('increment', step=1)}{END}", f"x{END}"])
         assert answers(completion) == ["1"]
 
+    def test_waiting_for_a_tool_can_be_interrupted(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Counter"])
+        opened = it.open(Problem("", ({"role": "user", "content": "q"},)), 0, 1)
+        script = Script({0: [it.ids(f"{call('wait', seconds=30.0)}{END}")]}, it.eos)
+        params, waits = sampling_params(it.config.sampling, num_generations=1), iter([None, None])
+        problems, began = [(opened, it.encoder.encode(opened.problem))], time.monotonic()
+        with pytest.raises(StopIteration):
+            it.rollouts.sample(script, problems, params, 0, lambda: next(waits))  # type: ignore[arg-type]
+        assert time.monotonic() - began < 15 and not it.sessions.used
+
     def test_a_lost_environment_has_no_reward_even_without_get_reward(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Mortal"])
         lost, kept = it.run([f"{call('leave')}{END}", f"x{END}"], [f"x{END}"])
