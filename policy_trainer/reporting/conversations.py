@@ -5,7 +5,7 @@ The texts of the turns follow from the batch's tokens, and the turns' borders fr
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -24,6 +24,12 @@ _MOST_BYTES = 9 * 1024
 _MOST_NAME = 64
 # Of what a call printed.
 _MOST_LOG = 200
+# The settings that end a rollout early, by how it ended. The first one also ends single answers.
+_LIMITS = {
+    "truncated": "sampling.max_completion_length",
+    "out_of_turns": "turns.max_tool_calling_iterations",
+    "out_of_time": "turns.rollout_seconds",
+}
 # Of a batch and of a step: models and clients may invent names.
 _MOST_TOOLS = 32
 
@@ -192,6 +198,11 @@ def _described(name: str, seconds: float, error: str, log: str) -> str:
     failure = f", {printable(error)}" if error else ""
     printed = f"; printed: {printable(log)}" if log else ""
     return f"{name} {seconds:.3g} s{failure}{printed}"
+
+
+def limit_of(metrics: Mapping[str, Any]) -> str:
+    """The setting that cut most completions off. metrics: of a step."""
+    return _LIMITS[max(_LIMITS, key=lambda end: metrics.get(f"rollouts/{end}") or 0.0)]
 
 
 def rollout_metrics(batches: Sequence[RolloutBatch]) -> Metrics:

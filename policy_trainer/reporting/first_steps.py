@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
+from policy_trainer.reporting.conversations import limit_of, rollout_metrics
 from policy_trainer.reporting.health import Trouble
 from shared.batch import RolloutBatch
 
@@ -82,12 +83,29 @@ class _Evidence:
         }
         self.alike = not any(has_variance(_compared(batch, apart)) for batch in batches)
         self.cut_off = sum(int((~batch.finished).sum()) for batch in batches)
+        self.limit = _limit(batches)
         self.tagged = sorted(tagged & names)
-        texts = [decode(ids) for batch in batches for ids in batch.group.completions()]
+        texts = [decode(ids) for batch in batches for ids in _sampled(batch)]
         self.without_answer = bool(self.tagged) and not any(ANSWER in text for text in texts)
         self.tags_requested = any(ANSWER in decode(batch.group.prompt_ids) for batch in batches)
         self.count = len(self.rewards)
         self.example = f"One begins: {shorten(texts[0], _SHOWN, placeholder=' …') or '(empty)'!r}"
+
+
+def _sampled(batch: RolloutBatch) -> Iterator[np.ndarray]:
+    """Of each completion the ids that the model sampled."""
+    if batch.loss_mask is None:
+        yield from batch.group.completions()
+        return
+    masks = np.split(batch.loss_mask, np.cumsum(batch.group.completion_lengths)[:-1])
+    for ids, mask in zip(batch.group.completions(), masks, strict=True):
+        yield ids[mask]
+
+
+def _limit(batches: Sequence[RolloutBatch]) -> str:
+    """The option that cut most completions off."""
+    setting = limit_of(rollout_metrics(batches))
+    return f"--{setting.replace('_', '-')}"
 
 
 def _compared(batch: RolloutBatch, apart: Mapping[str, float] | None) -> np.ndarray:
@@ -112,7 +130,7 @@ def _remedies(evidence: _Evidence, loss: LossConfig) -> Iterator[str]:
         )
     if evidence.cut_off >= _MOSTLY * count and (evidence.alike or evidence.without_answer):
         cut = f"all {count}" if evidence.cut_off == count else f"{evidence.cut_off} of {count}"
-        yield f"{cut} completions were cut off before their end: raise --sampling.max-completion-length. {example}"
+        yield f"{cut} completions were cut off before their end: raise {evidence.limit}. {example}"
     if evidence.without_answer:
         yield (
             f"the prompts ask for {ANSWER} tags, which the rewards {tagged} look for, and none of the {count} "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from policy_trainer.config import LossConfig
+from policy_trainer.reporting.conversations import limit_of
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -137,7 +138,7 @@ def _variance(latest: Records, loss: LossConfig) -> list[Trouble]:
     if not seen > 0.8 or _unrewarded(latest) or loss.distillation:
         return []
     if _mean(latest, "truncated") > 0.5:
-        remedy = "completions are cut off before they can earn anything: raise sampling.max_completion_length"
+        remedy = f"completions are cut off before they can earn anything: raise {limit_of(latest[-1])}"
     else:
         remedy = (
             "most groups have equal rewards: use harder or easier prompts, or raise sampling.num_generations or "
@@ -203,7 +204,7 @@ def _truncation(first: Records, latest: Records) -> list[Trouble]:
     start, seen = _mean(first, "truncated"), _mean(latest, "truncated")
     if not seen > start + 0.1:
         return []
-    remedy = "raise sampling.max_completion_length, add the reward soft_overlong, or set loss.truncated = mask"
+    remedy = f"raise {limit_of(latest[-1])}, add the reward soft_overlong, or set loss.truncated = mask"
     return [Trouble("truncated", seen, f"not growing from the {start:.0%} it began with", remedy)]
 
 

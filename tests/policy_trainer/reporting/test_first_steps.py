@@ -1,5 +1,6 @@
 """After the first steps a run that cannot learn is reported, with the cause to fix first."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -61,6 +62,20 @@ def test_rewards_that_are_compared_apart_may_have_equal_sums(tokenizer: Any, mak
     assert len(troubles(tokenizer, [batch], [batch])) == 1
     first = FirstSteps(2, tokenizer, TAGS, LOSS, apart={"a": 1.0, "b": 1.0})
     assert [*first.observe(1, [batch]), *first.observe(2, [batch])] == []
+
+
+def test_rollouts_of_several_turns(tokenizer: Any, make_batch: Any) -> None:
+    """What tools say is no answer, and the limit that ended most rollouts is named."""
+    ends = {"out_of_turns": 2}
+    totals = {"turns": 2, "seconds": 1.0, "slowest": 1.0, "ends": ends, "calls": [], "failures": {}}
+    batch = make_batch(["so <answer>1</answer>", "<answer>2</answer>"], [0.0, 0.0], finished=False)
+    mask = np.zeros(len(batch.group.completion_ids), np.bool_)
+    mask[:2] = mask[-1] = True
+    sample = json.dumps({"rollouts": {"tools": [], "totals": totals, "rollouts": []}})
+    (trouble,) = troubles(tokenizer, *[[replace(batch, loss_mask=mask, sample=sample)]] * 2, tagged=frozenset())
+    assert "raise --turns.max-tool-calling-iterations" in trouble
+    (trouble,) = troubles(tokenizer, *[[replace(batch, loss_mask=mask, sample=sample)]] * 2)
+    assert "look for <answer> tags" in trouble
 
 
 PLAIN = {"texts": ["it is 42", "41"], "rewards": [0.0, 0.0]}
