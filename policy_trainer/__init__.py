@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from policy_trainer.python_api import GRPO, GRPOResult, RunFailed, UserError
+    from policy_trainer.python_api import GRPO, GRPOResult, RunFailed, StopTraining, UserError
 
-__all__ = ["GRPO", "GRPOResult", "RunFailed", "UserError"]
+__all__ = ["GRPO", "GRPOResult", "RunFailed", "StopTraining", "UserError"]
 
 
 def __getattr__(name: str) -> Any:

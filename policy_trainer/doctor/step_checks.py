@@ -24,6 +24,7 @@ from policy_trainer.queue_client.server import connect, token_of
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.parts import Observer
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.run import train
 from shared.api import QueueView, State
@@ -134,7 +135,7 @@ def group(subject: Subject) -> Iterator[Finding]:
     """
     trial, stopwatch = _trial(subject), _ReportingStopwatch(subject)
     try:
-        result = train(trial, Console(quiet=True), stopwatch, subject.world, trial=True)
+        result = train(trial, Console(quiet=True), Observer(stopwatch), subject.world, trial=True)
     except RefServerError as error:
         if error.status != HTTPStatus.FORBIDDEN:
             raise

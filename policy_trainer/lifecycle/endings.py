@@ -22,6 +22,10 @@ class Stopped(Exception):
     """A user asked this process to stop while it was waiting."""
 
 
+class StopTraining(Exception):
+    """A caller's function ends the run, with a checkpoint."""
+
+
 class RunFailed(Exception):
     """The run cannot continue for a reason outside the code. The message says why and what to try."""
 

@@ -24,6 +24,7 @@ from policy_trainer.python_api.inputs import (
     placed,
     problem_input,
     reward_input,
+    step_input,
     turns_input,
     with_data,
 )
@@ -55,8 +56,9 @@ class GRPO:
     `prompt` (a text, or messages), and whatever rewards use. eval_dataset: held-out problems; by default every tenth
     of the dataset. rewards: functions as TRL calls them, `f(prompts, completions, **columns)`, or of one `completion`,
     and names. tools: functions that the model may call, with type hints and docstrings. environment_factory: a class,
-    or classes by name, whose methods the model may call, as in TRL. settings: those of `policy-trainer train`, groups
-    as dicts: `loss={"beta": 0.02}`.
+    or classes by name, whose methods the model may call, as in TRL. on_step: called after each step as `f(metrics)` or
+    `f(metrics, groups)`, the groups with texts, rewards and advantages; returning False, or raising StopTraining, ends
+    the run with a checkpoint. settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`.
 
     Raises UserError, with the setting's name, for what cannot be used.
 
@@ -74,6 +76,7 @@ class GRPO:
         rewards: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = (),
         tools: Iterable[str | Callable[..., Any]] = (),
         environment_factory: str | Callable[..., Any] | Mapping[str, str | Callable[..., Any]] | None = None,
+        on_step: Callable[..., object] | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(model, str | Path):
@@ -89,6 +92,7 @@ class GRPO:
         turns, toolbox = turns_input(tools, environment_factory)
         if "environment" in turns and "environment" in settings:
             raise UserError("environment_factory: leave it out, or leave out the setting environment")
+        self._on_step = on_step and step_input(on_step)
         served = toolbox.tools or toolbox.environments
         self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
         values = {
@@ -106,14 +110,15 @@ class GRPO:
 
         Raises UserError for what cannot be used, RunFailed for a run that cannot go on.
         """
-        from policy_trainer.trainer.run import train  # late, as in the commands: wrong settings fail at once
+        from policy_trainer.trainer.parts import Observer  # late, as in the commands: wrong settings fail at once
+        from policy_trainer.trainer.run import train
 
         console = _console()
         if not self.config.resume:  # before its data is written there
             RunDirectory(self.config.run_dir).refuse_trained("give resume=True to continue it, or another run_dir")
         with self._run_environment():
             console.print(f"device: {describe_device(self.config.device)}", highlight=False)
-            outcome = train(self.config, console)
+            outcome = train(self.config, console, Observer(on_step=self._on_step))
         result = _result(self.config, outcome)
         console.print(str(result), highlight=False, soft_wrap=True)
         return result

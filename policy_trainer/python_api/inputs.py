@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.pictures import with_readable_pictures
+from policy_trainer.data.user_code import accepts
 from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.rewards.function_server import MODULE
 from policy_trainer.rewards.functions import RewardFunction, reward_function
@@ -23,6 +24,8 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from policy_trainer.trainer.parts import OnStep
 
 Problems = Union["Dataset", Sequence[Mapping[str, Any]], str, Path]
 
@@ -178,6 +181,17 @@ def turns_input(
     factories = [f"{name}={_label(each, here.environments)}".removeprefix("=") for name, each in named.items()]
     settings = {"tools": labels, "environment": factories}
     return {name: values for name, values in settings.items() if values}, here
+
+
+def step_input(function: Callable[..., object]) -> "OnStep":
+    """Raises UserError for what takes neither a step's metrics nor its metrics and groups."""
+    if not callable(function):
+        raise UserError(f"on_step: must be a function of a step's metrics, got {type(function).__name__}")
+    if accepts(function, {}, []) is None:
+        return lambda metrics, groups: function(metrics, groups())
+    if reason := accepts(function, {}):
+        raise UserError(f"on_step: is called as f(metrics) or f(metrics, groups), but {reason}")
+    return lambda metrics, groups: function(metrics)
 
 
 def _label(given: str | Function, here: dict[str, Function]) -> str:

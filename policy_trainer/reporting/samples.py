@@ -114,8 +114,12 @@ class Samples:
         if not self._config.every or (step > 1 and step % self._config.every):
             return []
         pairs = list(zip(batches, groups, strict=True))[: self._config.prompts]
-        self._write([self._group(step, batch, group) for batch, group in pairs])
+        self._write(self.groups(step, batches[: len(pairs)], groups[: len(pairs)]))
         return pairs
+
+    def groups(self, step: int, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> list[SampledGroup]:
+        """The groups of a step as they were sampled. groups: of these batches, with their advantages."""
+        return [self._group(step, batch, group) for batch, group in zip(batches, groups, strict=True)]
 
     def of_evaluation(self, groups: Iterable[SampledGroup]) -> None:
         """Writes the first groups of an evaluation."""

@@ -9,7 +9,6 @@ from rich.console import Console
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
-from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_first_kl, check_server
@@ -29,7 +28,7 @@ from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
 from policy_trainer.run_files.checkpoint import RunFiles
 from policy_trainer.run_files.device_turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
-from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
+from policy_trainer.trainer.parts import BatchSource, Observer, Reporters, choose_workers
 from policy_trainer.trainer.policy import Policy, load_judge, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import choose_server
 from policy_trainer.trainer.train import Trainer
@@ -45,7 +44,7 @@ def build_trainer(
     files: RunFiles,
     console: Console,
     stack: ExitStack,
-    stopwatch: Stopwatch,
+    observer: Observer,
     world: World | None = None,
 ) -> Trainer:
     """A trainer that is ready to run. The stack closes all that was opened, also after an error.
@@ -80,18 +79,18 @@ def build_trainer(
     turns = choose_turns(config, wait)
     if turns is not None:
         stack.callback(turns.close)
-    with stopwatch("load model"), in_turn(turns):
+    with observer.stopwatch("load model"), in_turn(turns):
         policy = load_policy(config, task(), files.resumed_from, judge, turns, display, world)
         stack.callback(policy.evaluator.close)
         if files.state.last_entropy is not None:
             policy.learner.restore_bonus(files.state.entropy_coef, files.state.last_entropy)
     stop.check()
-    reporters = _make_reporters(config, server.url, files, policy, display, console, stopwatch)
+    reporters = _make_reporters(config, server.url, files, policy, display, console, observer)
     stack.callback(reporters.metrics.close)
     display.start()  # after the trackers, one of which may ask for a login
     client = connect(config, server.url, outage)
     stack.callback(client.close)
-    with stopwatch("server"):
+    with observer.stopwatch("server"):
         server.await_answer(outage)
         reference, queue = check_server(client, config, policy.learner.model, policy.tokenizer)
     located = config.reference.model_copy(update={"snapshot_root": server.snapshot_root})
@@ -143,7 +142,7 @@ def _make_reporters(
     policy: Policy,
     display: Display,
     console: Console,
-    stopwatch: Stopwatch,
+    observer: Observer,
 ) -> Reporters:
     """url: of the server."""
     past = read_metrics(files.directory.metrics)  # what an earlier process wrote
@@ -171,7 +170,7 @@ def _make_reporters(
         display=display,
         reward_failures=RewardFailures(last_of_first(config.groups_per_step, config.max_steps - files.state.step)),
         recording=config.record,
-        stopwatch=stopwatch,
+        observer=observer,
         evaluated=next((record for record in reversed(past) if record["kind"] == "evaluation"), {}),
     )
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.learner.step_stats import StepStats
+from policy_trainer.lifecycle.endings import StopTraining
 from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.objective.group import Group
@@ -18,9 +20,9 @@ from policy_trainer.reporting.conversations import rollout_metrics
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
-from policy_trainer.reporting.metrics import batch_metrics
+from policy_trainer.reporting.metrics import Metrics, batch_metrics
 from policy_trainer.reporting.reward_failures import RewardFailures
-from policy_trainer.reporting.samples import Samples
+from policy_trainer.reporting.samples import SampledGroup, Samples
 from policy_trainer.reporting.tracking import Recorder
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.publisher import BackgroundPublisher
@@ -94,9 +96,22 @@ class BatchSource:
     renewal: Renewal | None = None
 
 
+# Called after each step with its metrics, and a function that returns its groups as they were sampled.
+OnStep = Callable[[Metrics, Callable[[], list[SampledGroup]]], object]
+
+
+@dataclass(frozen=True)
+class Observer:
+    """What the caller of `train` wants to know while it runs. on_step: returning False, or raising StopTraining, ends
+    the run with a checkpoint."""
+
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    on_step: OnStep | None = None
+
+
 @dataclass(frozen=True)
 class Reporters:
-    """Reports a run to files, trackers and the terminal, with health warnings.
+    """Reports a run to files, trackers, the terminal and the caller, with health warnings.
 
     recording: directory for the batches of each step, if they are kept. evaluated: the metrics of the latest evaluation
     of an earlier process; empty if there was none.
@@ -109,11 +124,11 @@ class Reporters:
     display: Display
     reward_failures: RewardFailures
     recording: Path | None = None
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    observer: Observer = field(default_factory=Observer)
     evaluated: Mapping[str, Any] = field(default_factory=dict)
 
-    def step(self, record: Mapping[str, Any], batches: Sequence[RolloutBatch]) -> None:
-        """Reports a training step, and new health warnings."""
+    def step(self, record: Metrics, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> bool:
+        """Reports a training step, and new health warnings. Returns whether the run goes on."""
         self.metrics.write(record)
         self.display.step(record)
         for sentence in self.reward_failures.observe(batches):
@@ -121,6 +136,13 @@ class Reporters:
         for trouble in (*self.first_steps.observe(record["step"], batches), *self.health.observe(record)):
             self.metrics.write(health_record(trouble, record["step"]))
             self.display.note(f"step {record['step']}: {trouble}")
+        if self.observer.on_step is None:
+            return True
+        try:
+            texts = partial(self.samples.groups, record["step"], batches, groups)
+            return self.observer.on_step(record, texts) is not False
+        except StopTraining:
+            return False
 
 
 def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepStats, step: int) -> dict[str, Any]:

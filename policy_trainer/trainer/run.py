@@ -10,7 +10,6 @@ from rich.console import Console
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
-from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing
@@ -19,6 +18,7 @@ from policy_trainer.run_files.recording import open_recording
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.registry import make_task, steps_of_epochs
 from policy_trainer.trainer.assembly import build_trainer
+from policy_trainer.trainer.parts import Observer
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import use_threads
 
@@ -37,14 +37,14 @@ class TrainResult:
 def train(
     config: TrainConfig,
     console: Console,
-    stopwatch: Stopwatch | None = None,
+    observer: Observer | None = None,
     world: World | None = None,
     *,
     trial: bool = False,
 ) -> TrainResult:
     """Trains until the last step or a request to stop.
 
-    stopwatch: gets the seconds of the trainer's stages. world: the ranks that share the policy; this is rank 0.
+    observer: of the trainer's stages and steps. world: the ranks that share the policy; this is rank 0.
     trial: leave nothing on the server besides batches.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
@@ -56,7 +56,7 @@ def train(
         # `config`, not `counted`: config.toml keeps num_train_epochs, and a resumed run counts again.
         files = open_run(config, console, trial=trial)
         with ExitStack() as stack, suppress(Stopped):
-            build_trainer(counted, task, files, console, stack, stopwatch or Stopwatch(), world).run()
+            build_trainer(counted, task, files, console, stack, observer or Observer(), world).run()
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:

@@ -58,7 +58,7 @@ class Trainer:
         self._policy = policy
         self._source = source
         self._reporters = reporters
-        self._stopwatch = reporters.stopwatch
+        self._stopwatch = reporters.observer.stopwatch
         self._evaluated = reporters.evaluated
         self._stop = stop
         self._noise_floor: float | None = None
@@ -303,10 +303,10 @@ class Trainer:
             "refused_batches": count_refused(self._files.directory.workers),
             **self._source.watch.depth,
             "server_scoring_seconds": self._source.watch.scoring_seconds,
+            **({} if kl_at_step_0 is None else {"kl_at_step_0": kl_at_step_0}),
         }
-        if kl_at_step_0 is not None:
-            figures["kl_at_step_0"] = kl_at_step_0
-        self._reporters.step(figures, [lease.rollout for lease in leased])
+        if not self._reporters.step(figures, [lease.rollout for lease in leased], groups):
+            self._stop.set()
         self._source.workers.delivered()
 
     def _keep_samples(self, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:

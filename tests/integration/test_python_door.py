@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from policy_trainer import GRPO, RunFailed, UserError
+from policy_trainer import GRPO, RunFailed, StopTraining, UserError
 from shared.models import load_model
 from tests.docs.pages import texts
 from tests.integration.processes import processes_of, steps_of
@@ -75,6 +75,38 @@ def test_a_function_that_always_fails_ends_the_run_with_its_error(random_model: 
         GRPO(model=random_model, dataset=PROBLEMS, rewards=broken, max_steps=20, **QUICK).train()
     assert isinstance(failure.value.__cause__, KeyError)
     assert not processes_of(site / "runs") and not steps_of(site / "runs/default")
+
+
+def test_a_function_that_is_called_after_each_step_may_end_the_run(random_model: Path, site: Path) -> None:
+    seen: list[Any] = []
+
+    def looks(metrics: dict[str, Any], groups: list[Any]) -> bool:
+        seen.append((metrics["step"], [completion.text for group in groups for completion in group.completions]))
+        return metrics["step"] < 2
+
+    def stops(metrics: dict[str, Any]) -> None:
+        seen.append(metrics["step"])
+        raise StopTraining
+
+    def breaks(metrics: dict[str, Any]) -> None:
+        raise KeyError("my mistake")
+
+    given: dict[str, Any] = {"model": random_model, "dataset": PROBLEMS, "rewards": [len_reward], **QUICK}
+    result = GRPO(**given, max_steps=20, on_step=looks).train()
+    assert (result.finished, result.steps, [step for step, _ in seen]) == (False, 2, [1, 2])
+    assert [len(completions) for _, completions in seen] == [8, 8]
+    result = GRPO(**given, max_steps=20, on_step=stops, resume=True).train()
+    assert (result.finished, result.steps, seen[2:]) == (False, 3, [3])
+    assert result.model and load_model(result.model, revision=None, device="cpu", dtype="auto")
+    with pytest.raises(KeyError, match="my mistake"):
+        GRPO(**given, max_steps=20, on_step=breaks, resume=True).train()
+    result = GRPO(**given, max_steps=5, on_step=lambda metrics: None, resume=True).train()
+    assert result.finished and [record["step"] for record in result.history] == [1, 2, 3, 4, 5]
+    assert not processes_of(site / "runs")
+
+
+def len_reward(completion: str) -> float:
+    return float(len(completion))
 
 
 def test_a_function_that_hangs_ends_the_run_with_its_name_and_limit(

@@ -60,6 +60,8 @@ def test_tools_and_environments_become_names() -> None:
         ({"tools": ["a:f", "b:f"]}, "tools: the model knows tools by name, and two are called f"),
         ({"tools": "m:f"}, "tools: must be a list of functions and names"),
         ({"environment_factory": str, "environment": ["m:C"]}, "environment_factory: leave it out, or leave out the"),
+        ({"on_step": 3}, "on_step: must be a function of a step's metrics, got int"),
+        ({"on_step": lambda: None}, "on_step: is called as f(metrics) or f(metrics, groups), but too many"),
         ({"task": "jsonl"}, "data.path: task jsonl needs a file of problems: give data.path FILE"),
     ],
 )
