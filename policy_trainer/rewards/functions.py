@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # a sandbox process without async rewards needs none of it
 
 # Only the end of a traceback is sent: it names the error.
 _MAX_CHARACTERS = 4000
+# Arguments that only a call with many completions has. TRL's functions may name any of them and take the rest by `**`.
+_OF_MANY = {"completions", "completion_ids", "environments"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class RewardFunction:
 
 
 def reward_function(name: str, function: Callable[..., Any]) -> RewardFunction:
-    """The function with the way in which it is called: with many completions if it has a parameter `completions`.
+    """The function with the way in which it is called: with many completions if it has a parameter of `_OF_MANY`.
 
     name: for errors. Raises UserError for a function that cannot be called by name.
     """
@@ -135,7 +137,7 @@ def reward_function(name: str, function: Callable[..., Any]) -> RewardFunction:
 
 
 def _calls(function: Callable[..., Any], parameters: set[str]) -> Literal["each", "concurrent", "together"]:
-    if "completions" in parameters:
+    if "completions" in parameters or ("completion" not in parameters and parameters & _OF_MANY):
         return "together"
     call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is awaited, too
     return "concurrent" if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call) else "each"
