@@ -30,7 +30,8 @@ class Place(Protocol):
 
 
 class Connection:
-    """One request at a time, from any thread. end: ends the session's process, and says in words how it ended."""
+    """A session's. It takes one request at a time, from any thread. end: ends the session's process, and says in words
+    how it ended."""
 
     def __init__(self, connection: socket.socket, end: Callable[[], str]) -> None:
         self._socket = connection
@@ -68,7 +69,7 @@ class Connection:
 
     def close(self) -> str:
         """Ends the session, and says how its process ended."""
-        with suppress(OSError):  # a thread that waits for an answer goes on
+        with suppress(OSError):  # wakes a thread that waits for an answer
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         return self._end()
@@ -144,7 +145,7 @@ class ForkedSessions:
             raise
 
     def _stop(self) -> None:
-        """The process ends once its socket is closed, and kills its children before."""
+        """The process ends once its socket is closed, after it has killed its children."""
         self._control.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -153,7 +154,7 @@ class ForkedSessions:
             self._process.wait()
 
     def _answer(self) -> Any:
-        """Of one request. Raises EOFError if the process has ended."""
+        """The answer to one request. Raises EOFError if the process has ended."""
         answer = bytearray()
         while not answer.endswith(b"\n"):
             part = self._control.recv(2**16)

@@ -206,7 +206,7 @@ class Dialogue:
         return self._render([_QUESTION], add_generation_prompt=True).removeprefix(before)
 
     def _choose_format(self, name: str | None) -> tuple[dict[str, Any], re.Pattern[str]]:
-        """A response template, and what begins a call. A turn that has it and cannot be read made a wrong call."""
+        """A response template, and what begins a call. A turn that has it and cannot be read is a wrong call."""
         if name is None and (brought := getattr(self._tokenizer, "response_template", None)):
             return brought, _call_begins(brought["fields"].get("tool_calls", {}))
         template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else ""
@@ -224,8 +224,8 @@ class Dialogue:
             **FORMATS[chosen],
         }
         opening = {"open": _OPENINGS[chosen]} if chosen in _OPENINGS else fields["tool_calls"]
-        whole = {"defaults": {"role": "assistant"}, "start_anchor": self._opening_anchor, "fields": fields}
-        return whole, _call_begins(opening)
+        template = {"defaults": {"role": "assistant"}, "start_anchor": self._opening_anchor, "fields": fields}
+        return template, _call_begins(opening)
 
     @property
     def _opening_anchor(self) -> str:
@@ -245,7 +245,7 @@ class Dialogue:
 
 
 def _call_begins(tool_calls: Mapping[str, Any]) -> re.Pattern[str]:
-    """tool_calls: the field of a response template; without its beginning nothing is taken for a wrong call."""
+    """tool_calls: the field of a response template; without an opening no turn is a wrong call."""
     return re.compile(tool_calls.get("open_pattern") or re.escape(tool_calls.get("open", "")) or r"(?!)")
 
 

@@ -6,7 +6,7 @@ answer. Tokens are only appended: what was sampled is never rendered again.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -21,14 +21,14 @@ from policy_trainer.data.conversation import CallRecord, Conversation, End
 from policy_trainer.data.problem import Problem, Tools
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
-from policy_trainer.environments.sessions import REWARD, Session, Sessions, ToolAnswer
+from policy_trainer.environments.sessions import RESET, Session, Sessions, ToolAnswer
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams
 from shared.errors import UserError
 
 # Threads that wait for tools, at most.
 _MOST_THREADS = 512
-# How long it waits for an answer at a time.
+# How long it waits for tools at a time.
 _WAIT_SECONDS = 0.5
 
 
@@ -95,14 +95,14 @@ class _Rollout:
 
 
 def open_sessions(config: CommonConfig, judge: Judge) -> Sessions | None:
-    """None without tools and environments. judge: counts what fails in environments, too.
+    """None without tools and environments. judge: reports what fails in environments, too.
 
     Raises UserError for tools and environments that cannot be used.
     """
     if not (config.tools or config.environment):
         return None
     sessions = Sessions(config)
-    judge.count(sessions.failures)
+    judge.include(sessions.failures)
     return sessions
 
 
@@ -122,21 +122,29 @@ class Rollouts:
         self._limit = config.sampling.max_completion_length
         self._dialogue = dialogue
         self._sessions = sessions
-        self._has_begun = False
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="tools")
+        self._any_was_reset = False
+        self._threads = _threads()
 
-    def open(self, problems: Mapping[int, Problem], size: int) -> list[OpenProblem | None]:
+    def open(
+        self, problems: Mapping[int, Problem], size: int, on_wait: Callable[[], None] = lambda: None
+    ) -> list[OpenProblem | None]:
         """Resets the environments of `size` rollouts of each problem, all at once. The keys are the problems' indexes,
         for the random numbers.
 
-        None for a problem whose environments cannot be reset, which is logged and counted. Raises UserError if none
-        ever could, and if reset shows different texts to the rollouts of a problem, whose prompt is the same.
+        None for a problem whose environments cannot be reset, which is logged and counted. on_wait: as of `sample`.
+        Raises UserError if no environment ever could be reset, and if reset shows different texts to the rollouts of a
+        problem, whose prompt is the same.
         """
         names = [self._environment_of(problem) for problem in problems.values()]
         begun = [
             [] if name is None else [self._threads.submit(self._begin, name, problem, index) for _ in range(size)]
             for name, (index, problem) in zip(names, problems.items(), strict=True)
         ]
+        left = {future for futures in begun for future in futures}
+        while left:
+            on_wait()
+            left = wait(left, _WAIT_SECONDS).not_done
+        self._any_was_reset |= any(not future.exception() for futures in begun for future in futures)
         rows = zip(names, problems.values(), begun, strict=True)
         return [self._opened(name, problem, futures) for name, problem, futures in rows]
 
@@ -150,7 +158,7 @@ class Rollouts:
     ) -> list[list[Completion]]:
         """num_generations completions for each problem. Their sessions stay open until `release`.
 
-        on_wait: called again and again while there is nothing to do but to wait for tools; may raise.
+        on_wait: called again and again while there is nothing to do but wait for tools; may raise.
         """
         size = params.num_generations
         try:
@@ -166,6 +174,8 @@ class Rollouts:
             for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
                 reward.result()
         except BaseException:  # calls may be under way, which must not meet the next rollout
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = _threads()
             for session in self._sessions.used:
                 session.close()
             self.release()
@@ -224,14 +234,13 @@ class Rollouts:
     ) -> OpenProblem | None:
         tools = tuple(self._sessions.schemas(name))
         if failure := next((error for future in begun if (error := future.exception())), None):
-            if not (self._has_begun and isinstance(failure, UserError)):
+            if not (self._any_was_reset and isinstance(failure, UserError)):
                 raise failure
-            self._sessions.failures.lost(REWARD, str(failure), count=len(begun))
+            self._sessions.failures.lost(RESET, str(failure), count=len(begun), at_fault=False)
             for future in begun:
                 if not future.exception():
                     future.result()[0].release()
             return None
-        self._has_begun = True
         sessions, shown = [future.result()[0] for future in begun], [future.result()[1] for future in begun]
         if len(set(shown)) > 1:
             raise UserError(
@@ -319,8 +328,12 @@ class Rollouts:
         return np.inf if most is None else rollout.began + most - time.monotonic()
 
 
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="tools")
+
+
 def _arrived(answered: SimpleQueue[Any], seconds: float) -> Iterator[tuple[int, Future[Any]]]:
-    """What tools have answered. Waits so long for the first answer."""
+    """The answers that have arrived. Waits at most so long for the first."""
     with suppress(Empty):
         if seconds:
             yield answered.get(timeout=seconds)

@@ -9,23 +9,21 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import EnvironmentReference
 from policy_trainer.environments.connections import START_SECONDS, CallerSessions, Connection, ForkedSessions, Place
 from policy_trainer.environments.relay import Relay
+from policy_trainer.environments.toolbox import misfits
 from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.function_server import MODULE
 from policy_trainer.rewards.sandbox import ProcessEnded
 from shared.errors import UserError
 
 _GIB = 2**30
-# Names of an environment's rewards, in counts of failures.
-REWARD, TURN_REWARD = "environment", "environment/turns"
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": Mapping,
-}  # fmt: skip
+# Names of an environment's rewards and of its reset, in counts of failures.
+REWARD, TURN_REWARD, RESET = "environment", "environment/turns", "environment/reset"
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Sessions:
     def __init__(self, config: CommonConfig) -> None:
         """Raises UserError for tools and environments that cannot be imported, or described to the model."""
         self.limits = config.turns
-        self.failures = Failures([REWARD, TURN_REWARD])
+        self.failures = Failures([REWARD, TURN_REWARD, RESET])
         self._labels = config.named_environments()
         self._here, self._caller = self._make_places(config.tools)
         self._lock = threading.Lock()
@@ -104,7 +102,10 @@ class Sessions:
         return [*self._schemas, *(self.environments[name].tools if name is not None else ())]
 
     def open(self, environment: str | None) -> "Session":
-        """An idle session, with an environment of this name. Raises UserError if it cannot be made."""
+        """A session with an environment of this name, an idle one if there is any. None: only tools.
+
+        Raises UserError if it cannot be made.
+        """
         with self._lock:
             number, free = next(self._numbers), self._free[environment]
             while free and not free[-1].alive:
@@ -118,13 +119,15 @@ class Sessions:
 
     @property
     def used(self) -> "list[Session]":
-        """Those that were opened and not given back."""
+        """The sessions that are open and not given back."""
         with self._lock:
             return [*self._used.values()]
 
     def give_back(self, session: "Session") -> None:
+        """Keeps it for another rollout; closes it if it cannot go on, or a call is under way."""
         with self._lock:
-            self._used.pop(session.number, None)
+            if self._used.pop(session.number, None) is not session:
+                return  # it was given back already
             if session.alive:
                 self._free[session.environment].append(session)
                 return
@@ -190,11 +193,11 @@ class Session:
         assert self._home is not None and self._description is not None
         what = f"environment: {self._description.label}.reset"
         if self._broken:
-            raise UserError(f"{what}: the environment is gone: {self._broken}")
+            raise UserError(f"{what}: the environment is gone: it {self._broken}")
         try:
             row = to_jsonable_python(dict(columns), bytes_mode="base64", inf_nan_mode="constants")
             answer = self._ask(self._home, "reset", self._limits.seconds, columns=row, seed=seed)
-        except PydanticSerializationError as error:
+        except ValueError as error:
             raise UserError(f"{what}: a column of the row cannot be sent to it: {error}") from None
         except ProcessEnded as ended:
             raise UserError(f"{what} {_explained(ended)}") from None
@@ -217,7 +220,7 @@ class Session:
         if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
             return _failure("wrong_arguments", "the arguments must be a JSON object")
         if self._broken:
-            return _failure("crashed", f"the environment is gone: {self._broken}")
+            return _failure("crashed", f"the environment is gone: it {self._broken}")
         if seconds <= 0:
             return _failure("too_slow", "there is no time left")
         place = self._sessions.places.get(name, self._home)
@@ -232,19 +235,19 @@ class Session:
             return _failure("wrong_arguments", f"the arguments are no JSON: {error}")
         if "error" not in answer:
             return answer["value"], answer["kind"], answer["log"]
-        wrong = answer["raised"] == "TypeError" and _misfits(self._schemas[name], arguments)
+        wrong = answer["raised"] == "TypeError" and misfits(self._schemas[name], arguments)
         return _failure("wrong_arguments" if wrong else answer["kind"], answer["error"], answer["log"])
 
     def reward(self) -> float | None:
-        """What get_reward returns; NaN if it failed or the environment is gone, which is logged and counted; else None
-        if there is none.
+        """What get_reward returns, None if there is no such method; NaN if it failed or the environment is gone, which
+        is logged and counted.
 
         Raises RewardsFailed if it has failed in every rollout.
         """
         return self._reward("get_reward", REWARD)
 
     def step_reward(self) -> float | None:
-        """What get_step_reward returns, as `reward`."""
+        """What get_step_reward returns, as `reward`; None without that method, even if the environment is gone."""
         return self._reward("get_step_reward", TURN_REWARD)
 
     def _reward(self, method: str, name: str) -> float | None:
@@ -252,8 +255,8 @@ class Session:
             return None
         if method not in self._description.reserved and not (self._broken and name == REWARD):
             return None
-        reason = self._broken
-        if not reason:
+        reason, gone = self._broken, self.lost
+        if not gone:
             try:
                 answer = self._ask(self._home, "reward", self._limits.seconds, method=method)
             except ProcessEnded as ended:
@@ -262,13 +265,13 @@ class Session:
                 failure = {"error": answer.get("log") or answer.get("error"), "kind": answer.get("raised")}
                 judged = failure if "error" in answer else {"score": answer["value"]}
                 return self._sessions.failures.scores(name, [judged])[0]
-        self._sessions.failures.lost(name, f"the environment {reason}", count=1)
+        self._sessions.failures.lost(name, f"the environment {reason}", count=1, at_fault=not gone)
         return math.nan
 
     def inspect(self, do: str, **request: Any) -> Mapping[str, Any]:
         """Answers a reward: `get` or `invoke` of `Host`."""
         if self._home is None or self._broken or do not in ("get", "invoke"):
-            return {"error": f"it is gone: {self._broken}"}
+            return {"error": f"it is gone: it {self._broken}"}
         try:
             return self._ask(self._home, do, self._limits.seconds, **request)
         except ProcessEnded as ended:
@@ -279,7 +282,8 @@ class Session:
         self._sessions.give_back(self)
 
     def close(self) -> None:
-        self._broken = self._broken or "it was closed"
+        """Ends its processes. Calls under way fail."""
+        self._broken = self._broken or "was closed"
         for connection in [*self._connections.values()]:
             connection.close()
 
@@ -343,10 +347,3 @@ def _explained(ended: ProcessEnded) -> str:
 def _failure(kind: str, reason: str, log: str = "") -> tuple[str, str, str]:
     """As TRL, which gives the model the text of a dict."""
     return str({"error": reason}), kind, log
-
-
-def _misfits(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    """Whether an argument is of another JSON kind than its type hint."""
-    hints = schema["function"]["parameters"]["properties"]
-    kinds = {name: _KINDS.get(str(hints.get(name, {}).get("type"))) for name in arguments}
-    return any(kind is not None and not isinstance(arguments[name], kind) for name, kind in kinds.items())

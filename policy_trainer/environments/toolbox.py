@@ -1,7 +1,7 @@
 """The user's tools and environments, in the process that runs them, and how they are described to the model."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,10 @@ from shared.errors import UserError
 
 # Methods of an environment that are no tools.
 RESERVED = ("reset", "get_reward", "get_step_reward")
+# JSON's types in Python.
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": Mapping,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,3 +81,10 @@ def _schema(setting: str, what: str, function: Callable[..., Any]) -> dict[str, 
             f"{setting}: {what} cannot be described to the model: {error}; a tool needs a docstring in Google style, "
             "and a type hint and a description of each argument"
         ) from error
+
+
+def misfits(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Whether an argument is of another JSON kind than its type hint."""
+    hints = schema["function"]["parameters"]["properties"]
+    kinds = {name: _KINDS.get(str(hints.get(name, {}).get("type"))) for name in arguments}
+    return any(kind is not None and not isinstance(arguments[name], kind) for name, kind in kinds.items())

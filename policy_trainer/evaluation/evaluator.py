@@ -14,7 +14,7 @@ from policy_trainer.data.pictures import data_url, small
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
 from policy_trainer.environments.rollouts import OpenProblem, Rollouts, make_rollouts
-from policy_trainer.environments.sessions import Sessions
+from policy_trainer.environments.sessions import RESET, Sessions
 from policy_trainer.reporting.conversations import SampledTurn, turns_of
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import MAX_SIDE, SampledCompletion, SampledGroup
@@ -73,9 +73,9 @@ class Evaluation:
     right answers among those to problems with a gold answer, NaN where no problem has one and where no reward judges
     correctness. low, high: its 95% Wilson interval. reward: mean of the weighted totals. rewards: mean of each reward
     part. Both are over the answers that could be judged, and NaN where there are none. finished: share of answers that
-    were not cut off. mean_tokens: mean length of the answers. left_out: problems whose prompt was too long or whose
-    gold answer cannot be judged. failed: the rewards that failed on every answer, with their first error. failures: a
-    sentence for each reward that failed on some.
+    were not cut off. mean_tokens: mean length of the answers. left_out: problems whose environment could not be reset,
+    whose prompt was too long, or whose gold answer cannot be judged. failed: the rewards that failed on every answer,
+    with their first error. failures: a sentence for each reward that failed on some, and for resets that failed.
     """
 
     decoding: str
@@ -128,6 +128,10 @@ class Evaluation:
         return ", ".join([*(accuracy if self.has_accuracy else ()), *rewards])
 
 
+class NothingAnswered(UserError):
+    """No held-out problem could be answered."""
+
+
 class Evaluator:
     """Samples answers to held-out problems, and judges them."""
 
@@ -170,11 +174,11 @@ class Evaluator:
         on_progress(0, len(chosen))
         # Encoded a batch at a time: tensors of all pictures could fill the memory.
         for start in range(0, len(chosen), self._batch_size):
-            chunk, reason = self._encode(chosen[start : start + self._batch_size], start)
+            on_wait = partial(on_progress, len(answered), len(chosen))
+            chunk, reason = self._encode(chosen[start : start + self._batch_size], start, on_wait)
             too_long = reason or too_long
             if not chunk:
                 continue
-            on_wait = partial(on_progress, len(answered), len(chosen))
             completions = self._sample(sampler, chunk, params, seed + len(answered), on_wait)
             groups = [(opened.problem, answers) for (opened, _), answers in zip(chunk, completions, strict=True)]
             judged = self._judged(groups)
@@ -184,14 +188,21 @@ class Evaluator:
             answered.extend(judged if len(answered) < _WITH_IMAGES else [replace(item, images=()) for item in judged])
             on_progress(len(answered), len(chosen))
         failures = self._judge.failures_since(before)
-        if too_long and not answered and not failures:
-            raise UserError(f"data: none of the {len(chosen)} held-out problems can be answered: {too_long}")
+        not_reset, reason = failures.pop(RESET, (0, ""))
+        resets = f"the environments of {not_reset} problems could not be reset; the first error: {summary(reason)}"
+        if not answered and (too_long or not_reset):
+            raise NothingAnswered(
+                f"data: none of the {len(chosen)} held-out problems can be answered: {too_long or resets}"
+            )
         return replace(
-            _summarise(answered, params, too_long=len(chosen) - len(answered)),
+            _summarise(answered, params, left_out=len(chosen) - len(answered)),
             failed={name: error for name, (count, error) in failures.items() if count == len(answered)},
-            failures=tuple(
-                f"{name} failed on {count} of {len(answered)} answers; the first error: {summary(error)}"
-                for name, (count, error) in failures.items()
+            failures=(
+                *([resets] if not_reset else ()),
+                *(
+                    f"{name} failed on {count} of {len(answered)} answers; the first error: {summary(error)}"
+                    for name, (count, error) in failures.items()
+                ),
             ),
         )
 
@@ -221,11 +232,15 @@ class Evaluator:
             _transcript(item, float(score), spoken) for score, item, spoken in zip(right, judged, turns, strict=True)
         ]
 
-    def _encode(self, problems: Sequence[Problem], start: int) -> tuple[list[tuple[OpenProblem, EncodedPrompt]], str]:
-        """The problems whose environments can be reset and whose prompts are not too long, and why a prompt is, if any
-        is. start: place of the first problem."""
+    def _encode(
+        self, problems: Sequence[Problem], start: int, on_wait: Callable[[], None]
+    ) -> tuple[list[tuple[OpenProblem, EncodedPrompt]], str]:
+        """The problems whose environments can be reset and whose prompts are not too long, and the error of one that
+        is, empty if none is. start: place of the first problem."""
         numbered = dict(enumerate(problems, _FIRST_INDEX + start))
-        opened = self._rollouts.open(numbered, 1) if self._rollouts else [OpenProblem(each) for each in problems]
+        opened = (
+            self._rollouts.open(numbered, 1, on_wait) if self._rollouts else [OpenProblem(each) for each in problems]
+        )
         encoded, too_long = [], ""
         for each in filter(None, opened):
             try:
@@ -267,15 +282,15 @@ def make_evaluator(
     )
 
 
-def _summarise(answered: Sequence[Transcript], params: SamplingParams, *, too_long: int) -> Evaluation:
+def _summarise(answered: Sequence[Transcript], params: SamplingParams, *, left_out: int) -> Evaluation:
     graded = [item.right for item in answered if not math.isnan(item.right)]
     # A problem without a gold answer has only rewards. One whose gold answer cannot be judged is left out.
     judged = [item for item in answered if item.was_judged]
     count = len(judged)
     if not count:
         raise UserError(
-            f"data: none of the {too_long + len(answered)} held-out problems can be answered and judged: "
-            f"{too_long} prompts are too long (data.max_prompt_length, or the model's context less sampling."
+            f"data: none of the {left_out + len(answered)} held-out problems can be answered and judged: "
+            f"{left_out} prompts are too long (data.max_prompt_length, or the model's context less sampling."
             f"max_completion_length), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
         )
     right = sum(graded)
@@ -290,7 +305,7 @@ def _summarise(answered: Sequence[Transcript], params: SamplingParams, *, too_lo
         rewards={name: _mean([item.parts[name] for item in judged]) for name in judged[0].parts},
         finished=sum(item.finished for item in judged) / count,
         mean_tokens=sum(item.tokens for item in judged) / count,
-        left_out=too_long + len(answered) - count,
+        left_out=left_out + len(answered) - count,
         transcripts=tuple(judged),
     )
 

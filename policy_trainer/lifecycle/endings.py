@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 
 class StopTraining(Exception):
-    """A caller's function ends the run, with a checkpoint."""
+    """Raised by a caller's function to end the run with a checkpoint."""
 
 
 class RunFailed(Exception):

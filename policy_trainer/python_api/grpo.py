@@ -92,7 +92,7 @@ class GRPO:
         turns, toolbox = turns_input(tools, environment_factory)
         if "environment" in turns and "environment" in settings:
             raise UserError("environment_factory: leave it out, or leave out the setting environment")
-        self._on_step = on_step and step_input(on_step)
+        self._on_step = None if on_step is None else step_input(on_step)
         served = toolbox.tools or toolbox.environments
         self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
         values = {

@@ -5,6 +5,7 @@ stay here.
 """
 
 import hashlib
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -184,14 +185,21 @@ def turns_input(
 
 
 def step_input(function: Callable[..., object]) -> "OnStep":
-    """Raises UserError for what takes neither a step's metrics nor its metrics and groups."""
-    if not callable(function):
-        raise UserError(f"on_step: must be a function of a step's metrics, got {type(function).__name__}")
-    if accepts(function, {}, []) is None:
-        return lambda metrics, groups: function(metrics, groups())
-    if reason := accepts(function, {}):
-        raise UserError(f"on_step: is called as f(metrics) or f(metrics, groups), but {reason}")
-    return lambda metrics, groups: function(metrics)
+    """The function as the trainer calls it. Groups are made only for a function that needs them, or names them.
+
+    Raises UserError for what takes neither a step's metrics nor its metrics and groups.
+    """
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        kind = "an async function" if callable(function) else type(function).__name__
+        raise UserError(f"on_step: must be a function of a step's metrics, got {kind}")
+    reason = accepts(function, {})
+    if reason is None and "groups" not in inspect.signature(function).parameters:
+        return lambda metrics, groups: function(metrics)
+    if accepts(function, {}, []) is not None:
+        raise UserError(
+            f"on_step: is called as f(metrics) or f(metrics, groups), but {reason or 'groups is keyword-only'}"
+        )
+    return lambda metrics, groups: function(metrics, groups())
 
 
 def _label(given: str | Function, here: dict[str, Function]) -> str:

@@ -39,8 +39,8 @@ _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class ReportedCall(NamedTuple):
-    """tool: index into the names of the batch. milliseconds: it took. error: the kind of its failure. log: the end of
-    what it printed. As JSON a list, since a batch may have hundreds."""
+    """tool: index into the names of the batch. milliseconds: how long it took. error: the kind of its failure. log: the
+    end of what it printed. As JSON a list, since a batch may have hundreds."""
 
     tool: Annotated[int, Field(ge=0)]
     milliseconds: Annotated[int, Field(ge=0, le=10**12)]
@@ -80,14 +80,13 @@ class Report(BaseModel):
 
 
 def report(completions: Sequence[Completion]) -> dict[str, Any]:
-    """For the `sample` of a group's batch. Where it is too long, what was printed is left out, then later turns, then
-    rollouts; the totals are always those of all."""
+    """For the `sample` of a group's batch. Where it is too long, what was printed is left out, then later turns,
+    rollouts, and names of tools; the totals are always those of all."""
     talks = [completion.conversation for completion in completions if completion.conversation]
     if not talks:
         return {}
     called = Counter(call.name[:_MOST_NAME] for talk in talks for turn in talk.calls for call in turn)
     names = [name for name, _ in called.most_common(_MOST_TOOLS)]
-    totals = _totals(talks, names)
     logs, turns, listed = True, max(len(talk.calls) for talk in talks), len(talks)
     while True:
         rollouts = [
@@ -98,10 +97,17 @@ def report(completions: Sequence[Completion]) -> dict[str, Any]:
             }
             for talk in talks[:listed]
         ]
-        sent = {"tools": names, "totals": totals, "rollouts": rollouts}
-        if len(json.dumps(sent)) <= _MOST_BYTES or not listed:
+        sent = {"tools": names, "totals": _totals(talks, names), "rollouts": rollouts}
+        if len(json.dumps(sent)) <= _MOST_BYTES:
             return {KEY: sent}
-        logs, turns, listed = False, turns if logs else turns // 2, listed if logs or turns else listed // 2
+        if logs:
+            logs = False
+        elif turns:
+            turns //= 2
+        elif listed:
+            listed //= 2
+        else:
+            names = names[: len(names) // 2]
 
 
 def _totals(talks: Sequence[Conversation], names: Sequence[str]) -> dict[str, Any]:
@@ -131,10 +137,10 @@ def _call(record: CallRecord, names: Sequence[str], *, logs: bool) -> list[Any]:
 def read_report(batch: RolloutBatch) -> Report | None:
     """What the worker says of a batch's rollouts. An outside client may have put any JSON there."""
     try:
-        sent = Report.model_validate(sample_fields(batch).get(KEY))
+        received = Report.model_validate(sample_fields(batch).get(KEY))
     except ValidationError:
         return None
-    return sent if len(sent.rollouts) <= batch.group.size else None
+    return received if len(received.rollouts) <= batch.group.size else None
 
 
 @dataclass(frozen=True)
@@ -164,16 +170,16 @@ def turns_of(completion: Completion, decode: Decode) -> tuple[SampledTurn, ...]:
 def turns_of_batch(
     batch: RolloutBatch, completions: Sequence[list[int]], decode: Decode
 ) -> list[tuple[SampledTurn, ...]]:
-    """The turns of each of the batch's completions; empty where none has several."""
-    if batch.loss_mask is None or (sent := read_report(batch)) is None:
+    """The turns of each of the batch's completions; empty for single answers, and where the worker sent no report."""
+    if batch.loss_mask is None or (received := read_report(batch)) is None:
         return [()] * len(completions)
     masks = np.split(batch.loss_mask, np.cumsum(batch.group.completion_lengths)[:-1])
     described = [
         [
-            [_described(sent.name(call.tool), call.milliseconds / 1000, call.error, call.log) for call in turn]
+            [_described(received.name(call.tool), call.milliseconds / 1000, call.error, call.log) for call in turn]
             for turn in rollout.calls
         ]
-        for rollout in sent.rollouts
+        for rollout in received.rollouts
     ]
     described += [[]] * (len(completions) - len(described))
     rows = zip(completions, masks, described, strict=True)
@@ -208,17 +214,17 @@ def limit_of(metrics: Mapping[str, Any]) -> str:
 def rollout_metrics(batches: Sequence[RolloutBatch]) -> Metrics:
     """tools/call_frequency and tools/failure_frequency as TRL's; the same by tool; failures by kind; turns, seconds and
     ends of the rollouts. Empty without rollouts of several turns."""
-    reports = [sent for batch in batches if (sent := read_report(batch))]
-    count = sum(sum(sent.totals.ends.values()) for sent in reports)
+    reports = [received for batch in batches if (received := read_report(batch))]
+    count = sum(sum(received.totals.ends.values()) for received in reports)
     if not count:
         return {}
     by_tool, failed, kinds, ends = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    for sent in reports:
-        for tool, (calls, failures) in enumerate(sent.totals.calls):
-            by_tool[sent.name(tool)] += calls
-            failed[sent.name(tool)] += failures
-        kinds.update(sent.totals.failures)
-        ends.update(sent.totals.ends)
+    for received in reports:
+        for tool, (calls, failures) in enumerate(received.totals.calls):
+            by_tool[received.name(tool)] += calls
+            failed[received.name(tool)] += failures
+        kinds.update(received.totals.failures)
+        ends.update(received.totals.ends)
     calls = by_tool.total()
     tools = [(name, called) for name, called in by_tool.most_common(_MOST_TOOLS) if called]
     return {
@@ -227,8 +233,8 @@ def rollout_metrics(batches: Sequence[RolloutBatch]) -> Metrics:
         **{f"tools/call_frequency/{name}": called / count for name, called in tools},
         **{f"tools/failure_frequency/{name}": failed[name] / called for name, called in tools},
         **{f"tools/failures/{kind}": failures for kind, failures in kinds.most_common(_MOST_TOOLS)},
-        "turns_mean": sum(sent.totals.turns for sent in reports) / count,
-        "rollout_seconds_mean": sum(sent.totals.seconds for sent in reports) / count,
-        "rollout_seconds_max": max(sent.totals.slowest for sent in reports),
+        "turns_mean": sum(received.totals.turns for received in reports) / count,
+        "rollout_seconds_mean": sum(received.totals.seconds for received in reports) / count,
+        "rollout_seconds_max": max(received.totals.slowest for received in reports),
         **{f"rollouts/{end}": number / count for end, number in ends.most_common(_MOST_TOOLS)},
     }

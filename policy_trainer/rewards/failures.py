@@ -56,6 +56,7 @@ class Failures:
         self.counts = dict.fromkeys(names, 0)
         self.errors: dict[str, str] = {}  # the first of each reward: a traceback, or a reason
         self._judged = dict.fromkeys(self.counts, 0)
+        self._failed = dict.fromkeys(self.counts, 0)
         self._calls = dict.fromkeys(self.counts, 0)
         self._logged: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
@@ -78,10 +79,16 @@ class Failures:
                 self._keep_error(name, errors[0]["error"])
         return [answer.get("score", math.nan) for answer in answers]
 
-    def lost(self, name: str, reason: str, *, count: int) -> None:
-        """Counts and logs a call on `count` completions that was given up, or in which the process ended."""
+    def lost(self, name: str, reason: str, *, count: int, at_fault: bool = True) -> None:
+        """Counts and logs a call on `count` completions that was given up, or in which the process ended.
+
+        at_fault: whether that says something about the reward, which has failed if it never gives a score.
+        """
         with self._lock:
-            self._count(name, count, count)
+            if at_fault:
+                self._count(name, count, count)
+            else:
+                self.counts[name] += count
             size = {"completions": count} if count > 1 else {}
             _log(name, self.counts[name], reason=reason, **size)
             self._keep_error(name, reason)
@@ -89,11 +96,12 @@ class Failures:
     def _count(self, name: str, judged: int, failed: int) -> None:
         self._judged[name] += judged
         self._calls[name] += 1
+        self._failed[name] += failed
         self.counts[name] += failed
 
     def _keep_error(self, name: str, error: str) -> None:
         first = self.errors.setdefault(name, error)
-        failed = self.counts[name]
+        failed = self._failed[name]
         if failed == self._judged[name] >= _MAX_FAILURES and self._calls[name] >= _MAX_FAILED_CALLS:
             raise RewardsFailed(name, f"each of the first {failed} completions", first)
 

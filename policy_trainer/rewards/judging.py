@@ -119,8 +119,8 @@ class Judge:
         by name."""
         return {name: count for each in self._failures for name, count in each.counts.items()}
 
-    def count(self, failures: Failures) -> None:
-        """Counts failures of others among those of rewards."""
+    def include(self, failures: Failures) -> None:
+        """Reports these failures together with those of the rewards."""
         self._failures.append(failures)
 
     def failures_since(self, before: Mapping[str, int]) -> dict[str, tuple[int, str]]:

@@ -29,6 +29,7 @@ from policy_trainer.rewards.registry import part_weights
 from policy_trainer.sampling.sampler import Sampler, sampling_params
 from policy_trainer.weights.publication import Publication
 from shared.batch import StepRewards
+from shared.client.connection import OnWait
 from shared.errors import UserError
 
 # After this many too long prompts in a row the worker gives up.
@@ -42,7 +43,7 @@ _START_CHARACTERS = 200
 
 
 class Drawn(NamedTuple):
-    """problem_index: of the problem."""
+    """A problem that is ready to be sampled."""
 
     problem_index: int
     opened: OpenProblem
@@ -192,8 +193,11 @@ class Rounds:
         judge: Judge,
         task: Task,
         rollouts: Rollouts | None = None,
+        wait: OnWait = lambda reason, seconds: None,
     ) -> None:
-        """rollouts: of several turns, with tools or environments; None: completions are single answers."""
+        """rollouts: of several turns, with tools or environments; None: completions are single answers. wait: called
+        while no environment can be reset; may raise."""
+        self._wait = wait
         self._config = config
         self._sampler = sampler
         self._rollouts = rollouts
@@ -259,11 +263,12 @@ class Rounds:
     def _draw(self, draw: Callable[[], int], count: int, current: Round) -> list[Drawn]:
         """The next `count` problems whose prompts are not too long, and whose environments could be reset."""
         drawn: list[Drawn] = []
-        dropped_in_a_row, pause = 0, 0.5
+        dropped_in_a_row, pause, began = 0, 0.5, time.monotonic()
         while len(drawn) < count:
             problems = {index: self._task.problem(index) for index in (draw() for _ in range(count - len(drawn)))}
             opened = self._open(problems)
             if not any(opened):  # what they need may be back soon
+                self._wait("environments that can be reset", time.monotonic() - began)
                 pause = min(2 * pause, _MAX_PAUSE)
                 time.sleep(pause)
             for index, each in zip(problems, opened, strict=True):

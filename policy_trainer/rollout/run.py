@@ -63,7 +63,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     encoder = prompt_encoder(config, tokenizer, limit=limit)
     vocabulary = embedding_rows(model)
     rollouts = make_rollouts(config, sessions, tokenizer, eos_token_ids(model, tokenizer))
-    rounds = Rounds(config, sampler, encoder, judge, task, rollouts)
+    rounds = Rounds(config, sampler, encoder, judge, task, rollouts, wait)
     return RolloutWorker(config, sampler, vocabulary, rounds, client, weights, wait)
 
 

@@ -22,7 +22,7 @@ _MAX_STEPS = 16
 
 
 class Pairs:
-    """A problem of each ordered pair of numbers below `numbers`."""
+    """One problem for each ordered pair of numbers below `numbers`."""
 
     correct = ByAnswer(equal_text)
 

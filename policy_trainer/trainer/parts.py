@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import StopTraining
@@ -79,6 +81,16 @@ def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, no
     return Workers(RestartedChild(child, note, futile=" without delivering a batch in between"))
 
 
+# By default workers pause when the groups of this many steps wait for training.
+_WAITING_STEPS = 3
+
+
+def max_waiting(config: TrainConfig) -> int:
+    """How many groups may wait for training: by default at most max_lag + 1 steps of them, since more would expire."""
+    steps = _WAITING_STEPS if config.max_lag is None else min(_WAITING_STEPS, config.max_lag + 1)
+    return config.max_waiting or steps * config.groups_per_step
+
+
 @dataclass(frozen=True)
 class BatchSource:
     """The source of batches.
@@ -102,8 +114,8 @@ OnStep = Callable[[Metrics, Callable[[], list[SampledGroup]]], object]
 
 @dataclass(frozen=True)
 class Observer:
-    """What the caller of `train` wants to know while it runs. on_step: returning False, or raising StopTraining, ends
-    the run with a checkpoint."""
+    """What the caller of `train` wants to know while it runs. stopwatch: gets the seconds of the trainer's stages.
+    on_step: returning False, or raising StopTraining, ends the run with a checkpoint."""
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     on_step: OnStep | None = None
@@ -140,7 +152,8 @@ class Reporters:
             return True
         try:
             texts = partial(self.samples.groups, record["step"], batches, groups)
-            return self.observer.on_step(record, texts) is not False
+            answer = self.observer.on_step(dict(record), texts)
+            return not isinstance(answer, bool | np.bool_) or bool(answer)
         except StopTraining:
             return False
 

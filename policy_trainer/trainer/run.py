@@ -44,7 +44,7 @@ def train(
 ) -> TrainResult:
     """Trains until the last step or a request to stop.
 
-    observer: of the trainer's stages and steps. world: the ranks that share the policy; this is rank 0.
+    observer: gets the trainer's seconds and steps. world: the ranks that share the policy; this is rank 0.
     trial: leave nothing on the server besides batches.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.evaluator import sampled_groups
+from policy_trainer.evaluation.evaluator import NothingAnswered, sampled_groups
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
@@ -22,22 +22,13 @@ from policy_trainer.run_files.checkpoint import RunFiles, Saving
 from policy_trainer.run_files.recording import record
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe
-from policy_trainer.trainer.parts import BatchSource, Reporters, step_record
+from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.publication import Publication
 from shared import wire
 from shared.atomic_files import whole_directory
 from shared.batch import RolloutBatch
 from shared.client import Leased
-
-# By default workers pause when the groups of this many steps wait for training.
-_WAITING_STEPS = 3
-
-
-def max_waiting(config: TrainConfig) -> int:
-    """How many groups may wait for training: by default at most max_lag + 1 steps of them, since more would expire."""
-    steps = _WAITING_STEPS if config.max_lag is None else min(_WAITING_STEPS, config.max_lag + 1)
-    return config.max_waiting or steps * config.groups_per_step
 
 
 class Trainer:
@@ -194,9 +185,15 @@ class Trainer:
         """Samples held-out problems greedily. True if their scores are the best so far, and not those of step 0."""
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
         with self._stopwatch("evaluate"), self._policy.turn():
-            evaluation = self._policy.evaluator.evaluate(
-                self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
-            )
+            try:
+                evaluation = self._policy.evaluator.evaluate(
+                    self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
+                )
+            except NothingAnswered as error:
+                if not self._evaluated:
+                    raise
+                self._reporters.display.note(f"step {self._state.step}: this evaluation is left out: {error}")
+                return False
         if evaluation.failed and not self._evaluated:
             name, error = next(iter(evaluation.failed.items()))
             raise RewardsFailed(name, "every answer of the first evaluation", error)
@@ -305,7 +302,8 @@ class Trainer:
             "server_scoring_seconds": self._source.watch.scoring_seconds,
             **({} if kl_at_step_0 is None else {"kl_at_step_0": kl_at_step_0}),
         }
-        if not self._reporters.step(figures, [lease.rollout for lease in leased], groups):
+        goes_on = self._reporters.step(figures, [lease.rollout for lease in leased], groups)
+        if not goes_on and state.step < self._config.max_steps:
             self._stop.set()
         self._source.workers.delivered()
 

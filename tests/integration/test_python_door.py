@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets.config
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 
@@ -80,9 +81,9 @@ def test_a_function_that_always_fails_ends_the_run_with_its_error(random_model: 
 def test_a_function_that_is_called_after_each_step_may_end_the_run(random_model: Path, site: Path) -> None:
     seen: list[Any] = []
 
-    def looks(metrics: dict[str, Any], groups: list[Any]) -> bool:
+    def looks(metrics: dict[str, Any], groups: list[Any]) -> np.bool_:
         seen.append((metrics["step"], [completion.text for group in groups for completion in group.completions]))
-        return metrics["step"] < 2
+        return np.bool_(metrics["step"] < 2)
 
     def stops(metrics: dict[str, Any]) -> None:
         seen.append(metrics["step"])

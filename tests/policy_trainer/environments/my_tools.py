@@ -44,7 +44,8 @@ class Counter:
     def __init__(self) -> None:
         self.count = 0
 
-    def reset(self, start: int = 0, **columns: Any) -> str:
+    def reset(self, start: int = 0, seconds: float = 0.0, **columns: Any) -> str:
+        time.sleep(seconds)
         self.count = start
         return f" It stands at {start}."
 

@@ -210,10 +210,32 @@ class TestTrouble:
             it.rollouts.open({1: bad}, 2)  # none has ever begun
         opened = it.rollouts.open({0: good, 1: bad, 2: good}, 2)
         assert [each is not None for each in opened] == [True, False, True]
-        assert it.sessions.failures.counts["environment"] == 2
-        assert "not now" in it.sessions.failures.errors["environment"]
+        assert it.sessions.failures.counts["environment/reset"] == 2
+        assert "not now" in it.sessions.failures.errors["environment/reset"]
         it.rollouts.release()
         assert not it.sessions.used
+        for number in range(3, 23):  # however many: the environment works
+            assert it.rollouts.open({number: bad}, 4) == [None]
+
+    def test_the_first_problem_need_not_be_a_good_one(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Fragile"])
+        opened = it.rollouts.open({1: Problem("", extras={"fails": 9, "file": "/nowhere/f"}), 2: Problem("")}, 2)
+        assert [each is not None for each in opened] == [False, True]
+
+    def test_a_column_that_is_no_json(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Counter"])
+        circular: list[Any] = []
+        circular.append(circular)
+        with pytest.raises(UserError, match="a column of the row cannot be sent"):
+            it.rollouts.open({1: Problem("", extras={"start": circular})}, 1)
+
+    def test_many_lost_environments_do_not_end_the_run(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Mortal"])
+        for _ in range(4):
+            completions = it.run(*[[f"{call('leave')}{END}", f"x{END}"]] * 20)
+            assert all(each.conversation and each.conversation.environment_lost for each in completions)
+            it.rollouts.release()
+        assert it.sessions.failures.counts["environment"] == 80
 
     def test_sessions_of_dropped_problems_are_used_again(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Counter"])
@@ -234,6 +256,13 @@ class TestTrouble:
         assert not it.sessions.used and not any(session.alive for session in opened.sessions)
         (completion,) = it.run([f"{call('increment', step=1)}{END}", f"x{END}"])
         assert answers(completion) == ["1"]
+
+    def test_waiting_for_a_reset_can_be_interrupted(self, talk: Callable[..., Talk]) -> None:
+        it = talk(environment=[f"{PLACE}:Counter"])
+        waits, began = iter([None]), time.monotonic()
+        with pytest.raises(StopIteration):
+            it.rollouts.open({0: Problem("", extras={"start": 0, "seconds": 20.0})}, 1, lambda: next(waits))
+        assert time.monotonic() - began < 10
 
     def test_waiting_for_a_tool_can_be_interrupted(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Counter"])
@@ -296,6 +325,8 @@ class TestReports:
             "rollouts/out_of_turns": 0.25,
             "rollouts/finished": 0.75,
         }
+        invented = it.run(*[[f"{call(chr(number) * 64)}{END}", f"x{END}"] for number in range(0x1F600, 0x1F640)])
+        assert len(json.dumps(report(invented))) < 10 * 1024
         seconds = [each.conversation.seconds for each in some if each.conversation]
         assert metrics["rollout_seconds_mean"] == pytest.approx(np.mean(seconds), abs=1e-3)
         assert metrics["rollout_seconds_max"] == pytest.approx(max(seconds), abs=1e-3)

@@ -136,14 +136,14 @@ def test_an_environment_that_crashed_is_gone_and_its_reward_is_nan(sessions: Ses
     assert not session.alive
     answer = session.call("increment", {"by": 1})
     assert (answer.error, answer.content) == (
-        "crashed", str({"error": "the environment is gone: ended the process, with status 1"})
+        "crashed", str({"error": "the environment is gone: it ended the process, with status 1"})
     )  # fmt: skip
     assert math.isnan(session.reward() or 0) and math.isnan(session.step_reward() or 0)
     with pytest.raises(UserError, match="is gone"):
         session.reset({}, 0)
     session.release()
     failures = {name: count - before[name] for name, count in sessions.failures.counts.items()}
-    assert failures == {"environment": 2, "environment/turns": 1}
+    assert failures == {"environment": 2, "environment/turns": 1, "environment/reset": 0}
 
 
 def test_a_reward_that_raises_is_nan_and_the_environment_goes_on(counter: Session) -> None:

@@ -42,6 +42,9 @@ def test_tools_and_environments_become_names() -> None:
     assert config.named_environments() == {"chess": "caller:Chess", "go": "m:Go"}
 
 
+async def asynchronous(metrics: dict[str, Any]) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -61,7 +64,9 @@ def test_tools_and_environments_become_names() -> None:
         ({"tools": "m:f"}, "tools: must be a list of functions and names"),
         ({"environment_factory": str, "environment": ["m:C"]}, "environment_factory: leave it out, or leave out the"),
         ({"on_step": 3}, "on_step: must be a function of a step's metrics, got int"),
+        ({"on_step": []}, "on_step: must be a function of a step's metrics, got list"),
         ({"on_step": lambda: None}, "on_step: is called as f(metrics) or f(metrics, groups), but too many"),
+        ({"on_step": asynchronous}, "on_step: must be a function of a step's metrics, got an async function"),
         ({"task": "jsonl"}, "data.path: task jsonl needs a file of problems: give data.path FILE"),
     ],
 )

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policy_trainer.config import CheckpointConfig, LossConfig, TrainConfig
-from policy_trainer.evaluation.evaluator import Transcript
+from policy_trainer.evaluation.evaluator import NothingAnswered, Transcript
 from policy_trainer.learner.adapters import save_whole
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
@@ -108,11 +108,11 @@ class Nothing:
 
 @dataclass
 class Evaluator:
-    """Answers with these scores in turn, until the evaluation at which a stop is requested."""
+    """Answers with these scores in turn, None for no answers, until the evaluation at which a stop is requested."""
 
     stop: StopRequest
     stops_at: int | None
-    scores: Sequence[tuple[float, ...]] = ((0.5, 0.7),)
+    scores: Sequence[tuple[float, ...] | None] = ((0.5, 0.7),)
     evaluations: int = 0
 
     def evaluate(self, *_: Any, on_progress: Callable[[int, int], None], **__: Any) -> Any:
@@ -120,7 +120,10 @@ class Evaluator:
             self.stop.set()
         self.evaluations += 1
         on_progress(1, 2)
-        return Measured(self.scores[(self.evaluations - 1) % len(self.scores)])
+        scores = self.scores[(self.evaluations - 1) % len(self.scores)]
+        if scores is None:
+            raise NothingAnswered("the environments of 2 problems could not be reset")
+        return Measured(scores)
 
 
 @dataclass
@@ -147,7 +150,7 @@ def make_trainer(
         *,
         stops_at: int | None = None,
         ref_logp: float | None = None,
-        evaluated: Sequence[tuple[float, ...]] = ((0.5, 0.7),),
+        evaluated: Sequence[tuple[float, ...] | None] = ((0.5, 0.7),),
         background: bool = False,
     ) -> tuple[Trainer, Feed, RunDirectory, Metrics]:
         loss, checkpoint = LossConfig(beta=0.1), CheckpointConfig(save_steps=1 if background else 20)
@@ -231,6 +234,15 @@ def test_a_stop_in_the_last_evaluation_leaves_a_checkpoint_acks_and_the_model(ma
         trainer.run()
     assert [entry.split()[-1] for entry in feed.settled[-2:]] == ["step-00000002"] * 2
     AutoModelForCausalLM.from_pretrained(directory.model)
+
+
+def test_an_evaluation_without_answers_is_left_out_after_the_first(make_trainer: Any) -> None:
+    trainer, feed, _, metrics = make_trainer(evaluated=((0.5, 0.7), None))
+    assert trainer.run() and feed.finished
+    assert [record["step"] for record in metrics if record["kind"] == "evaluation"] == [0]
+    trainer, *_ = make_trainer(evaluated=(None,))
+    with pytest.raises(NothingAnswered, match="could not be reset"):
+        trainer.run()
 
 
 def test_a_finished_run_is_acked_and_ended(make_trainer: Any) -> None:
