@@ -65,14 +65,13 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     settings: dict[str, Any] = {"tools": ["my_tools:multiply"], "environment": ["my_game:GuessTheNumber"]}
     with closing(Sessions(EvalConfig(model="m", **settings))) as sessions:
         session = sessions.open("")
-        assert session.reset({}, 3) == "Guess my number, from 1 to 100."
+        assert session.reset({}, 3) == "Guess my number, 1 to 9."
         assert session.call("multiply", {"a": 6, "b": 7}).content == "42"
-        low, high = 1, 100
-        while low < high:
-            answer = session.call("guess", {"number": (low + high) // 2}).content
-            low, high = {
-                "right": ((low + high) // 2,) * 2,
-                "higher": ((low + high) // 2 + 1, high),
-                "lower": (low, (low + high) // 2 - 1),
-            }[answer]
-        assert 0 < (session.reward() or 0) <= 1
+        assert session.reward() == 0
+        low, high, guesses = 1, 9, 0
+        answer = ""
+        while answer != "right":
+            number, guesses = (low + high) // 2, guesses + 1
+            answer = session.call("guess", {"number": number}).content
+            low, high = (number + 1, high) if answer == "higher" else (low, number - 1)
+        assert session.reward() == 1 - guesses / 10

@@ -1,0 +1,33 @@
+"""The game of docs/tools.md, walked as it stands: GRPO makes a player who guesses at random need fewer guesses."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tests.docs.pages import ROOT, blocks, commands, texts
+from tests.integration.processes import steps_of
+from tests.integration.test_reward_model_road import run
+
+PAGE = ROOT / "docs" / "tools.md"
+
+
+def mean(steps: Sequence[dict[str, Any]], name: str) -> float:
+    return fmean(step[name] for step in steps)
+
+
+def test_the_game_is_learnt(tmp_path: Path) -> None:
+    for code in texts(PAGE.name, "python"):
+        name = re.match(r"# (\w+\.py)", code)
+        assert name, "a block begins with its file"
+        (tmp_path / name[1]).write_text(code)
+    *_, last = (block for block in blocks(PAGE) if block.language == "sh")
+    for command in commands(last):
+        run(command.words, tmp_path)
+
+    steps = steps_of(tmp_path / "runs/game/grpo")
+    first, after = steps[:10], steps[-10:]  # 1,280 games each
+    assert mean(after, "reward") > mean(first, "reward") + 0.12
+    assert mean(after, "rollouts/finished") > mean(first, "rollouts/finished") + 0.15
+    assert mean(after, "tools/call_frequency/guess") < mean(first, "tools/call_frequency/guess") - 0.3
