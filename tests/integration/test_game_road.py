@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pytest
+
 from tests.docs.pages import ROOT, blocks, commands, texts
 from tests.integration.processes import steps_of
 from tests.integration.test_reward_model_road import run
@@ -17,6 +19,7 @@ def mean(steps: Sequence[dict[str, Any]], name: str) -> float:
     return fmean(step[name] for step in steps)
 
 
+@pytest.mark.long
 def test_the_game_is_learnt(tmp_path: Path) -> None:
     for code in texts(PAGE.name, "python"):
         name = re.match(r"# (\w+\.py)", code)
