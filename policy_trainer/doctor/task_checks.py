@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from policy_trainer.config import ENVIRONMENT
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.doctor.findings import Finding, Subject, Verdict, ok, refused, warning, wrong
@@ -36,6 +37,9 @@ _REPAIR = "fix the reward: it must give a number for any text, an empty one too 
 def problems(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for data that cannot be read."""
     drawn = subject.drawn
+    if subject.task.name == ENVIRONMENT:
+        yield ok("the environment shows its problems when it is reset: `one group` has rollouts with it")
+        return
     for problem in drawn:
         answer = f"gold answer {_short(problem.answer, 60)}" if problem.answer else "no gold answer"
         yield ok(f"{_short(_question(problem), 100)}: {answer}")
@@ -53,6 +57,9 @@ def _short(text: str, most: int) -> str:
 
 def rewards(subject: Subject) -> Iterator[Finding]:
     """Each by itself, on three samples of the first problem."""
+    if subject.config.environment:
+        yield ok("judged in `one group`: made-up samples have no environment")
+        return
     answers = _Answers(subject)
     for name, weight in part_weights(subject.config, subject.task).items():
         try:

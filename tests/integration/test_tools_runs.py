@@ -56,3 +56,10 @@ def test_adapters_weights_from_the_server_a_teacher_and_replay(calling_model: Pa
     assert batches and not all(batch.rollout.loss_mask.all() for batch in batches)
     turns = [item.turns for group in read_samples(run_dir / "samples.jsonl") for item in group.completions]
     assert any(any(call.startswith("increment ") for turn in each for call in turn.calls) for each in turns)
+
+
+def test_the_doctor_rolls_out_with_the_environment(calling_model: Path, tmp_path: Path, start: Any) -> None:
+    model = ("--model", str(calling_model), "--environment", COUNTER, "--sampling.max-completion-length", "120")
+    process = start(Process("policy_trainer", "doctor", *model, *QUICK, log=tmp_path / "log"))
+    assert process.wait() == 0, process.output()
+    assert "the run may begin" in process.output() and "made-up samples have no environment" in process.output()
