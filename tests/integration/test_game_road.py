@@ -1,6 +1,5 @@
 """The game of docs/tools.md, walked as it stands: GRPO makes a player who guesses at random need fewer guesses."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -8,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks, commands, texts
+from tests.docs.pages import ROOT
 from tests.integration.processes import steps_of
-from tests.integration.test_reward_model_road import run
+from tests.integration.roads import walk
 
 PAGE = ROOT / "docs" / "tools.md"
 
@@ -21,13 +20,7 @@ def mean(steps: Sequence[dict[str, Any]], name: str) -> float:
 
 @pytest.mark.long
 def test_the_game_is_learnt(tmp_path: Path) -> None:
-    for code in texts(PAGE.name, "python"):
-        name = re.match(r"# (\w+\.py)", code)
-        assert name, "a block begins with its file"
-        (tmp_path / name[1]).write_text(code)
-    *_, last = (block for block in blocks(PAGE) if block.language == "sh")
-    for command in commands(last):
-        run(command.words, tmp_path)
+    walk(PAGE, tmp_path)
 
     steps = steps_of(tmp_path / "runs/game/grpo")
     first, after = steps[:10], steps[-10:]  # 1,280 games each
