@@ -104,7 +104,11 @@ class TokenGroup:
 
     def completions(self) -> list[Array]:
         """The token ids of each completion: G arrays, int64."""
-        return np.split(self.completion_ids, np.cumsum(self.completion_lengths)[:-1])
+        return self.split(self.completion_ids)
+
+    def split(self, values: Array) -> list[Array]:
+        """(C, ...) values of all completion tokens -> those of each completion."""
+        return np.split(values, np.cumsum(self.completion_lengths)[:-1])
 
     def halves(self) -> "list[TokenGroup]":
         """Two groups with half of the completions each, in order; a group of one completion is returned whole."""
@@ -186,10 +190,9 @@ class RolloutBatch:
         if self.steps is None:
             return
         check_tensor("step_rewards", self.steps.rewards, np.float32)
-        total = len(self.steps.rewards)
+        total, counts = len(self.steps.rewards), self.steps.counts
         check_tensor("step_ends", self.steps.ends, np.int64, total)
-        check_tensor("step_counts", self.steps.counts, np.int64, self.group.size)
-        counts = self.steps.counts
+        check_tensor("step_counts", counts, np.int64, self.group.size)
         if counts.min() < 0 or counts.max() > total or counts.sum() != total:
             raise BatchError("step_counts", f"must be >= 0 and sum to the {total} steps of step_rewards")
         _check_rewards("step_rewards", self.steps.rewards)

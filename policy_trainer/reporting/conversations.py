@@ -173,7 +173,7 @@ def turns_of_batch(
     """The turns of each of the batch's completions; empty for single answers, and where the worker sent no report."""
     if batch.loss_mask is None or (received := read_report(batch)) is None:
         return [()] * len(completions)
-    masks = np.split(batch.loss_mask, np.cumsum(batch.group.completion_lengths)[:-1])
+    masks = batch.group.split(batch.loss_mask)
     described = [
         [
             [_described(received.name(call.tool), call.milliseconds / 1000, call.error, call.log) for call in turn]

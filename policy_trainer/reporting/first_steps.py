@@ -97,8 +97,7 @@ def _sampled(batch: RolloutBatch) -> Iterator[np.ndarray]:
     if batch.loss_mask is None:
         yield from batch.group.completions()
         return
-    masks = np.split(batch.loss_mask, np.cumsum(batch.group.completion_lengths)[:-1])
-    for ids, mask in zip(batch.group.completions(), masks, strict=True):
+    for ids, mask in zip(batch.group.completions(), batch.group.split(batch.loss_mask), strict=True):
         yield ids[mask]
 
 

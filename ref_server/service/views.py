@@ -221,8 +221,7 @@ def _rows_of_tokens(batch: RolloutBatch | ScoredBatch, training: Training | None
         "logps": training and training.logps,
         "advantages": training and training.advantages,
     }
-    ends = np.cumsum(rollout.group.completion_lengths)[:-1]
-    return {name: np.split(each, ends) for name, each in values.items() if each is not None}
+    return {name: rollout.group.split(each) for name, each in values.items() if each is not None}
 
 
 def _rows_of_steps(rollout: RolloutBatch) -> tuple[Sequence[list[int] | None], Sequence[list[float | None] | None]]:

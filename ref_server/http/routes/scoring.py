@@ -4,7 +4,6 @@ import asyncio
 from functools import partial
 from typing import Any
 
-import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
@@ -85,7 +84,7 @@ def _group(service: Service, body: bytes) -> tuple[TokenGroup, float]:
 
 
 def _answer(service: Service, group: TokenGroup, scores: Scores) -> Response:
-    rows = np.split(scores.logps[0], np.cumsum(group.completion_lengths)[:-1])
+    rows = group.split(scores.logps[0])
     answer = Logprobs.model_validate(
         {
             "logprobs": [row.tolist() for row in rows],
