@@ -5,9 +5,9 @@ answer. Tokens are only appended: what was sampled is never rendered again.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,6 +22,7 @@ from policy_trainer.data.problem import Problem, Tools
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
 from policy_trainer.environments.sessions import RESET, Session, Sessions, ToolAnswer
+from policy_trainer.environments.single_answers import OnIdle, Opened, OpenProblem, nothing
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams
 from shared.errors import UserError
@@ -32,25 +33,13 @@ _MOST_THREADS = 512
 _WAIT_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class OpenProblem:
-    """A problem whose environments have been reset: its messages have what they show, and its tools are known.
-
-    sessions: of the rollouts; empty without an environment.
-    """
-
-    problem: Problem
-    sessions: Sequence[Session] = ()
-
-    def drop(self) -> None:
-        """Gives the sessions back; the problem is not sampled."""
-        for session in self.sessions:
-            session.release()
+# A session that has been reset, and what its environment shows.
+_Begun = tuple[Session, str | None]
 
 
 @dataclass
 class _Rollout:
-    """A rollout under way. tools: those that the prompt lists. lost: whether its environment is gone."""
+    """A rollout under way. tools: those that the prompt lists."""
 
     prompt: EncodedPrompt
     tools: Tools
@@ -66,7 +55,6 @@ class _Rollout:
     end: End | None = None
     seconds: float = 0.0
     reward: float | None = None
-    lost: bool = False
 
     def append(self, ids: Sequence[int], logps: Sequence[float], *, sampled: bool) -> None:
         self.ids += ids
@@ -86,7 +74,7 @@ class _Rollout:
             end=self.end,
             seconds=self.seconds,
             environment=self.session and self.session.reference,
-            environment_lost=self.lost,
+            environment_lost=self.session is not None and self.session.lost,
             reward=self.reward,
             step_rewards=tuple(self.step_rewards),
         )
@@ -94,14 +82,15 @@ class _Rollout:
         return Completion(ids, logps, self.end == "finished", self.last.eos, conversation)
 
 
-def open_sessions(config: CommonConfig, judge: Judge) -> Sessions | None:
-    """None without tools and environments. judge: reports what fails in environments, too.
+def open_sessions(config: CommonConfig, judge: Judge, stack: ExitStack) -> Sessions | None:
+    """None without tools and environments. judge: reports what fails in environments, too. stack: closes the sessions.
 
     Raises UserError for tools and environments that cannot be used.
     """
     if not (config.tools or config.environment):
         return None
     sessions = Sessions(config)
+    stack.callback(sessions.close)
     judge.include(sessions.failures)
     return sessions
 
@@ -125,41 +114,26 @@ class Rollouts:
         self._any_was_reset = False
         self._threads = _threads()
 
-    def open(
-        self, problems: Mapping[int, Problem], size: int, on_wait: Callable[[], None] = lambda: None
-    ) -> list[OpenProblem | None]:
+    def open(self, problems: Mapping[int, Problem], size: int, on_idle: OnIdle = nothing) -> list[OpenProblem | None]:
         """Resets the environments of `size` rollouts of each problem, all at once. The keys are the problems' indexes,
         for the random numbers.
 
-        None for a problem whose environments cannot be reset, which is logged and counted. on_wait: as of `sample`.
-        Raises UserError if no environment ever could be reset, and if reset shows different texts to the rollouts of a
-        problem, whose prompt is the same.
+        None for a problem whose environments cannot be reset, which is logged and counted. Raises UserError if no
+        environment ever could be reset, and if reset shows different texts to the rollouts of a problem, whose prompt
+        is the same.
         """
-        names = [self._environment_of(problem) for problem in problems.values()]
-        begun = [
-            [] if name is None else [self._threads.submit(self._begin, name, problem, index) for _ in range(size)]
-            for name, (index, problem) in zip(names, problems.items(), strict=True)
-        ]
+        begun = [self._begin(problem, index, size) for index, problem in problems.items()]
         left = {future for futures in begun for future in futures}
         while left:
-            on_wait()
+            on_idle()
             left = wait(left, _WAIT_SECONDS).not_done
         self._any_was_reset |= any(not future.exception() for futures in begun for future in futures)
-        rows = zip(names, problems.values(), begun, strict=True)
-        return [self._opened(name, problem, futures) for name, problem, futures in rows]
+        return [self._opened(problem, futures) for problem, futures in zip(problems.values(), begun, strict=True)]
 
     def sample(
-        self,
-        sampler: Sampler,
-        problems: Sequence[tuple[OpenProblem, EncodedPrompt]],
-        params: SamplingParams,
-        seed: int,
-        on_wait: Callable[[], None] = lambda: None,
+        self, sampler: Sampler, problems: Opened, params: SamplingParams, seed: int, on_idle: OnIdle = nothing
     ) -> list[list[Completion]]:
-        """num_generations completions for each problem. Their sessions stay open until `release`.
-
-        on_wait: called again and again while there is nothing to do but wait for tools; may raise.
-        """
+        """num_generations completions for each problem. Their sessions stay open until `release`."""
         size = params.num_generations
         try:
             with sampler.running_batch(params, seed) as batch:  # the device is this process's from here on
@@ -170,7 +144,7 @@ class Rollouts:
                 ]
                 for number, (_, prompt) in enumerate(problems):
                     batch.add(range(number * size, (number + 1) * size), prompt, self._limit)
-                self._run(batch, rollouts, on_wait)
+                self._run(batch, rollouts, on_idle)
             for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
                 reward.result()
         except BaseException:  # calls may be under way, which must not meet the next rollout
@@ -188,11 +162,6 @@ class Rollouts:
         for session in self._sessions.used:
             session.release()
 
-    def close(self) -> None:
-        """Closes the sessions, too."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._sessions.close()
-
     def _environment_of(self, problem: Problem) -> str | None:
         """The name of the problem's environment; empty if there is a single one, None without any."""
         names = self._sessions.environments
@@ -207,20 +176,21 @@ class Rollouts:
             )
         return str(name)
 
-    def _begin(self, name: str, problem: Problem, index: int) -> tuple[Session, str | None]:
-        """A session that has been reset, and what it shows. If that fails it is tried once more, with another one.
-
-        Raises UserError if it fails again.
-        """
-        columns = dict(problem.extras)
-        if name:
-            columns.pop("environment")
+    def _begin(self, problem: Problem, index: int, size: int) -> list[Future[_Begun]]:
+        """Starts to reset the environments of `size` rollouts; empty without one."""
+        if (name := self._environment_of(problem)) is None:
+            return []
+        columns = {column: value for column, value in problem.extras.items() if not name or column != "environment"}
         seed = int(np.random.SeedSequence((self._seed, index)).generate_state(1)[0])
+        return [self._threads.submit(self._reset_twice, name, columns, seed) for _ in range(size)]
+
+    def _reset_twice(self, name: str, columns: Mapping[str, Any], seed: int) -> _Begun:
+        """If a reset fails it is tried once more, with another session. Raises UserError if that fails, too."""
         with suppress(UserError):
             return self._reset(name, columns, seed)
         return self._reset(name, columns, seed)
 
-    def _reset(self, name: str, columns: Mapping[str, Any], seed: int) -> tuple[Session, str | None]:
+    def _reset(self, name: str, columns: Mapping[str, Any], seed: int) -> _Begun:
         session = self._sessions.open(name)
         try:
             return session, session.reset(columns, seed)
@@ -229,10 +199,7 @@ class Rollouts:
             session.release()
             raise
 
-    def _opened(
-        self, name: str | None, problem: Problem, begun: Sequence[Future[tuple[Session, str | None]]]
-    ) -> OpenProblem | None:
-        tools = tuple(self._sessions.schemas(name))
+    def _opened(self, problem: Problem, begun: Sequence[Future[_Begun]]) -> OpenProblem | None:
         if failure := next((error for future in begun if (error := future.exception())), None):
             if not (self._any_was_reset and isinstance(failure, UserError)):
                 raise failure
@@ -241,7 +208,9 @@ class Rollouts:
                 if not future.exception():
                     future.result()[0].release()
             return None
-        sessions, shown = [future.result()[0] for future in begun], [future.result()[1] for future in begun]
+        reset = [future.result() for future in begun]
+        sessions, shown = [session for session, _ in reset], [text for _, text in reset]
+        tools = tuple(self._sessions.schemas(self._environment_of(problem)))
         if len(set(shown)) > 1:
             raise UserError(
                 f"environment: reset() showed different texts to rollouts of one problem, which share its prompt: "
@@ -250,7 +219,7 @@ class Rollouts:
             )
         return OpenProblem(replace(_shown(problem, shown[0] if shown else None), tools=tools), sessions)
 
-    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout], on_wait: Callable[[], None]) -> None:
+    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout], on_idle: OnIdle) -> None:
         """Samples until all rollouts have ended."""
         answered: SimpleQueue[tuple[int, Future[list[int] | End]]] = SimpleQueue()
         waiting = 0
@@ -262,7 +231,7 @@ class Rollouts:
                     future.add_done_callback(lambda done, row=row: answered.put((row, done)))
             idle = waiting > 0 and not len(batch)
             if idle:
-                on_wait()
+                on_idle()
             for row, future in _arrived(answered, _WAIT_SECONDS if idle else 0):
                 waiting -= 1
                 self._go_on(batch, row, rollouts[row], future.result())
@@ -321,7 +290,6 @@ class Rollouts:
     def _judge(self, rollout: _Rollout) -> None:
         if rollout.session is not None:
             rollout.reward = rollout.session.reward()
-            rollout.lost = rollout.session.lost
 
     def _seconds_left(self, rollout: _Rollout) -> float:
         most = self._turns.rollout_seconds

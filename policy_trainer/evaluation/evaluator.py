@@ -9,12 +9,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.data.completion import Completion
 from policy_trainer.data.pictures import data_url, small
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
-from policy_trainer.environments.rollouts import OpenProblem, Rollouts, make_rollouts
+from policy_trainer.environments.rollouts import Rollouts, make_rollouts
 from policy_trainer.environments.sessions import RESET, Sessions
+from policy_trainer.environments.single_answers import OnIdle, OpenProblem, SingleAnswers
 from policy_trainer.reporting.conversations import SampledTurn, turns_of
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import MAX_SIDE, SampledCompletion, SampledGroup
@@ -146,7 +146,7 @@ class Evaluator:
         rollouts: Rollouts | None = None,
     ) -> None:
         """rollouts: of several turns, with tools or environments; None: completions are single answers."""
-        self._rollouts = rollouts
+        self._rollouts = rollouts or SingleAnswers()
         self._refuse_too_long = refuse_too_long
         self._encoder = encoder
         self._judge = judge
@@ -174,16 +174,15 @@ class Evaluator:
         on_progress(0, len(chosen))
         # Encoded a batch at a time: tensors of all pictures could fill the memory.
         for start in range(0, len(chosen), self._batch_size):
-            on_wait = partial(on_progress, len(answered), len(chosen))
-            chunk, reason = self._encode(chosen[start : start + self._batch_size], start, on_wait)
+            on_idle = partial(on_progress, len(answered), len(chosen))
+            chunk, reason = self._encode(chosen[start : start + self._batch_size], start, on_idle)
             too_long = reason or too_long
             if not chunk:
                 continue
-            completions = self._sample(sampler, chunk, params, seed + len(answered), on_wait)
+            completions = self._rollouts.sample(sampler, chunk, params, seed + len(answered), on_idle)
             groups = [(opened.problem, answers) for (opened, _), answers in zip(chunk, completions, strict=True)]
             judged = self._judged(groups)
-            if self._rollouts is not None:
-                self._rollouts.release()
+            self._rollouts.release()
             # All pictures could fill the memory, and only the first are shown.
             answered.extend(judged if len(answered) < _WITH_IMAGES else [replace(item, images=()) for item in judged])
             on_progress(len(answered), len(chosen))
@@ -206,18 +205,6 @@ class Evaluator:
             ),
         )
 
-    def _sample(
-        self,
-        sampler: Sampler,
-        chunk: Sequence[tuple[OpenProblem, EncodedPrompt]],
-        params: SamplingParams,
-        seed: int,
-        on_wait: Callable[[], None],
-    ) -> list[list[Completion]]:
-        if self._rollouts is not None:
-            return self._rollouts.sample(sampler, chunk, params, seed, on_wait)
-        return sampler.sample([prompt for _, prompt in chunk], params, seed)
-
     def _judged(self, groups: Groups) -> list[Transcript]:
         judged = self._judge.judge(groups)
         parts = judged[0].parts
@@ -233,14 +220,11 @@ class Evaluator:
         ]
 
     def _encode(
-        self, problems: Sequence[Problem], start: int, on_wait: Callable[[], None]
+        self, problems: Sequence[Problem], start: int, on_idle: OnIdle
     ) -> tuple[list[tuple[OpenProblem, EncodedPrompt]], str]:
         """The problems whose environments can be reset and whose prompts are not too long, and the error of one that
         is, empty if none is. start: place of the first problem."""
-        numbered = dict(enumerate(problems, _FIRST_INDEX + start))
-        opened = (
-            self._rollouts.open(numbered, 1, on_wait) if self._rollouts else [OpenProblem(each) for each in problems]
-        )
+        opened = self._rollouts.open(dict(enumerate(problems, _FIRST_INDEX + start)), 1, on_idle)
         encoded, too_long = [], ""
         for each in filter(None, opened):
             try:
@@ -251,10 +235,6 @@ class Evaluator:
                     raise
                 too_long = str(error)
         return encoded, too_long
-
-    def close(self) -> None:
-        if self._rollouts is not None:
-            self._rollouts.close()
 
 
 def make_evaluator(
@@ -268,8 +248,8 @@ def make_evaluator(
 ) -> Evaluator:
     """An evaluator whose prompts are at most as long as the configuration and the model's context allow.
 
-    sessions: with the tools and environments, which the evaluator closes; None if there are none. Raises UserError for
-    a model that cannot call tools.
+    sessions: with the tools and environments; None if there are none. Raises UserError for a model that cannot call
+    tools.
     """
     encoder = prompt_encoder(config, judge.tokenizer, limit=prompt_limit(model, config))
     return Evaluator(

@@ -32,8 +32,7 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
     with ExitStack() as stack:
-        if sessions := open_sessions(config, judge):
-            stack.callback(sessions.close)
+        sessions = open_sessions(config, judge, stack)
         sampler, model = load_sampler(config, tokenizer, _give_up)
         evaluator = make_evaluator(config, task, judge, model, sessions, batch_size=config.evaluation.batch_size)
         return [

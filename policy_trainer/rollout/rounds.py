@@ -21,7 +21,8 @@ from policy_trainer.data.completion import Completion, turn_rewards
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import step_judge, step_rewards
-from policy_trainer.environments.rollouts import OpenProblem, Rollouts
+from policy_trainer.environments.rollouts import Rollouts
+from policy_trainer.environments.single_answers import OpenProblem, SingleAnswers
 from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards.judging import Judge, Judgement
@@ -200,7 +201,7 @@ class Rounds:
         self._wait = wait
         self._config = config
         self._sampler = sampler
-        self._rollouts = rollouts
+        self._rollouts = rollouts or SingleAnswers()
         self._encoder = encoder
         self._judge = judge
         self._task = task
@@ -234,10 +235,7 @@ class Rounds:
         """Adds the groups of these problems to a round. The first one is new: its index makes the seed."""
         indexes, opened, prompts = zip(*drawn, strict=True)
         seed = int(np.random.SeedSequence((self._config.seed, indexes[0])).generate_state(1)[0])
-        if self._rollouts is None:
-            sampled = self._sampler.sample(prompts, self._params, seed)
-        else:
-            sampled = self._rollouts.sample(self._sampler, [*zip(opened, prompts, strict=True)], self._params, seed)
+        sampled = self._rollouts.sample(self._sampler, [*zip(opened, prompts, strict=True)], self._params, seed)
         began = time.monotonic()
         judged = self._judge.judge([*zip([each.problem for each in opened], sampled, strict=True)])
         for index, prompt, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):
@@ -246,11 +244,10 @@ class Rounds:
             group = JudgedGroup(index, prompt, completions, judgement, versions, steps, self._part_weights)
             current.groups.append(group)
         current.judging_seconds += time.monotonic() - began
-        if self._rollouts is not None:
-            self._rollouts.release()
+        self._rollouts.release()
 
     def _steps(self, judgement: Judgement, completions: Sequence[Completion]) -> StepRewards | None:
-        if self._rollouts is not None and self._config.loss.advantage == "process":
+        if completions[0].conversation and self._config.loss.advantage == "process":
             return turn_rewards(completions, judgement.rewards)
         if self._step_judge is None:
             return None
@@ -266,7 +263,7 @@ class Rounds:
         dropped_in_a_row, pause, began = 0, 0.5, time.monotonic()
         while len(drawn) < count:
             problems = {index: self._task.problem(index) for index in (draw() for _ in range(count - len(drawn)))}
-            opened = self._open(problems)
+            opened = self._rollouts.open(problems, self._params.num_generations)
             if not any(opened):  # what they need may be back soon
                 self._wait("environments that can be reset", time.monotonic() - began)
                 pause = min(2 * pause, _MAX_PAUSE)
@@ -286,9 +283,3 @@ class Rounds:
                     if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
                         raise UserError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
         return drawn
-
-    def _open(self, problems: Mapping[int, Problem]) -> Sequence[OpenProblem | None]:
-        """None for each whose environments could not be reset."""
-        if self._rollouts is None:
-            return [OpenProblem(problem) for problem in problems.values()]
-        return self._rollouts.open(problems, self._params.num_generations)

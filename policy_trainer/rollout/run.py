@@ -52,8 +52,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
-    if sessions := open_sessions(config, judge):
-        stack.callback(sessions.close)
+    sessions = open_sessions(config, judge, stack)
     sampler, model = load_rollout_sampler(config, tokenizer, wait)
     url = find_server(config, wait)
     client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))

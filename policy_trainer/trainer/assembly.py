@@ -81,7 +81,7 @@ def build_trainer(
         stack.callback(turns.close)
     with observer.stopwatch("load model"), in_turn(turns):
         policy = load_policy(config, task(), files.resumed_from, judge, turns, display, world)
-        stack.callback(policy.evaluator.close)
+        stack.callback(policy.close)
         if files.state.last_entropy is not None:
             policy.learner.restore_bonus(files.state.entropy_coef, files.state.last_entropy)
     stop.check()

@@ -49,7 +49,7 @@ class Policy:
     whole Hugging Face model.
 
     tagged_rewards: the rewards that look for answer tags. part_weights: of all rewards, by name. turns: with the
-    workers, if the device has no room for all.
+    workers, if the device has no room for all. close: ends the tools' processes.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -61,6 +61,7 @@ class Policy:
     tagged_rewards: frozenset[str]
     part_weights: PartWeights
     turns: DeviceTurns | None
+    close: Callable[[], None]
 
     def turn(self) -> AbstractContextManager[None]:
         """The block has the device for itself."""
@@ -102,16 +103,14 @@ def load_policy(
 ) -> Policy:
     """Loads the policy from the checkpoint, or from config.model without one. world: the ranks that share its weights.
 
-    The caller closes its evaluator. Raises UserError for a model that cannot be used.
+    The caller closes it. Raises UserError for a model that cannot be used.
     """
     source, revision = _source(config, checkpoint)
     tokenizer = judge.tokenizer
     if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
         display.note(TEXTS_ARE_MESSAGES)
     with ExitStack() as stack:
-        # Mistakes in tools show before the model is loaded.
-        if sessions := open_sessions(config, judge):
-            stack.callback(sessions.close)
+        sessions = open_sessions(config, judge, stack)  # mistakes in tools show before the model is loaded
         display.note(f"loading the model {source}")
         weights = part_weights(config, task)
         loaded = (
@@ -123,7 +122,7 @@ def load_policy(
         evaluator = make_evaluator(
             config, task, judge, learner.model, sessions, batch_size=config.evaluation.batch_size
         )
-        stack.pop_all()
+        close = stack.pop_all().close
     display.note(f"checked: log-probs, computed in the {loaded.form} form, equal those of a plain forward")
     if learner.model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
         display.note(PURE_BFLOAT16)
@@ -141,6 +140,7 @@ def load_policy(
         tagged_rewards=tagged_rewards(config.rewards or task.default_rewards, task.correct),
         part_weights=weights,
         turns=turns,
+        close=close,
     )
 
 

@@ -74,7 +74,7 @@ def talk() -> Iterator[Callable[..., Talk]]:
 
     yield make
     for each in made:
-        each.rollouts.close()
+        each.sessions.close()
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -184,6 +184,7 @@ def make_trainer(
             frozenset(),
             {},
             None,
+            lambda: None,
         )
         trainer = Trainer(
             config,

@@ -1,0 +1,51 @@
+"""Problems that are ready to be sampled, and the sampling of single answers to them, without tools."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from policy_trainer.data.completion import Completion
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.environments.sessions import Session
+from policy_trainer.sampling.sampler import Sampler, SamplingParams
+
+
+@dataclass(frozen=True)
+class OpenProblem:
+    """A problem whose environments have been reset: its messages have what they show, and its tools are known.
+
+    sessions: of the rollouts; empty without an environment.
+    """
+
+    problem: Problem
+    sessions: Sequence[Session] = ()
+
+    def drop(self) -> None:
+        """Gives the sessions back; the problem is not sampled."""
+        for session in self.sessions:
+            session.release()
+
+
+# Problems to sample, with their prompts.
+Opened = Sequence[tuple[OpenProblem, EncodedPrompt]]
+# Called again and again while there is nothing to do but wait; may raise.
+OnIdle = Callable[[], None]
+
+
+def nothing() -> None:
+    """Waits in silence."""
+
+
+class SingleAnswers:
+    """Takes the place of Rollouts, with its methods, where the model has no tools: a completion is one answer."""
+
+    def open(self, problems: Mapping[int, Problem], size: int, on_idle: OnIdle = nothing) -> list[OpenProblem | None]:
+        return [OpenProblem(problem) for problem in problems.values()]
+
+    def sample(
+        self, sampler: Sampler, problems: Opened, params: SamplingParams, seed: int, on_idle: OnIdle = nothing
+    ) -> list[list[Completion]]:
+        return sampler.sample([prompt for _, prompt in problems], params, seed)
+
+    def release(self) -> None:
+        """There is nothing to give back."""
