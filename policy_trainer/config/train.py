@@ -64,7 +64,8 @@ class TrainConfig(RunConfig):
     """Maximum groups that wait in the server; at this number workers pause. Default: three steps' worth, or what
     max_lag allows if that is less."""
     max_lag: int | None = Field(default=None, ge=0)
-    """Maximum age, in steps, of the weights that sampled a batch; older batches expire untrained. Default: no limit."""
+    """Maximum age, in steps, of the weights that sampled a batch; older batches expire untrained. 0: each step trains
+    on groups that its own weights sampled, so that the same seed gives the same weights again. Default: no limit."""
     order: Literal["fifo", "freshest"] = "fifo"
     """Which batches are trained first. fifo: the oldest. freshest: those of the newest weights; use max_lag to let the
     others expire."""
@@ -98,7 +99,7 @@ class TrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check_training(self) -> "TrainConfig":
-        checks = (_single_completion_errors, _teacher_errors, _sampler_errors, _reference_errors)
+        checks = (_single_completion_errors, _teacher_errors, _sampler_errors, _reference_errors, _lag_errors)
         if message := next(chain.from_iterable(check(self) for check in checks), None):
             raise ValueError(message)
         if self.loss.advantage == "process" and not (self.judging.steps or self.environment):
@@ -173,6 +174,18 @@ def _single_completion_errors(config: TrainConfig) -> Iterator[str]:
         yield f"{where} no variance and would be dropped: use more, or loss.drop_zero_variance = false"
     if config.sampling.max_resamples:
         yield f"{where} no variance and would be sampled again: use more, or sampling.max_resamples = 0"
+
+
+def _lag_errors(config: TrainConfig) -> Iterator[str]:
+    """What max_lag = 0 leaves no room for: a step's groups are sampled with its own weights, and no others are."""
+    if config.max_lag != 0:
+        return
+    if config.publish_every > 1:
+        yield "publish_every: max_lag = 0 needs new weights after every step: set 1, or raise max_lag"
+    if config.sampling.regroup:
+        yield "sampling.regroup: it mixes completions of several steps, which max_lag = 0 refuses: set 0, or raise max_lag"
+    if config.max_waiting is not None:
+        yield "max_waiting: with max_lag = 0 a step's groups are sampled and no more: leave it out, or raise max_lag"
 
 
 def _teacher_errors(config: TrainConfig) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -131,9 +132,20 @@ class Rollouts:
         return [self._opened(problem, futures) for problem, futures in zip(problems.values(), begun, strict=True)]
 
     def sample(
-        self, sampler: Sampler, problems: Opened, params: SamplingParams, seed: int, on_idle: OnIdle = nothing
+        self,
+        sampler: Sampler,
+        problems: Opened,
+        params: SamplingParams,
+        seed: int,
+        on_idle: OnIdle = nothing,
+        *,
+        in_step: bool = False,
     ) -> list[list[Completion]]:
-        """num_generations completions for each problem. Their sessions stay open until `release`."""
+        """num_generations completions for each problem. Their sessions stay open until `release`.
+
+        in_step: all rows begin their next turn together, so that which rows are computed together does not depend on
+        how long tools take.
+        """
         size = params.num_generations
         try:
             with sampler.running_batch(params, seed) as batch:  # the device is this process's from here on
@@ -144,7 +156,7 @@ class Rollouts:
                 ]
                 for number, (_, prompt) in enumerate(problems):
                     batch.add(range(number * size, (number + 1) * size), prompt, self._limit)
-                self._run(batch, rollouts, on_idle)
+                self._run(batch, rollouts, on_idle, in_step)
             for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
                 reward.result()
         except BaseException:  # calls may be under way, which must not meet the next rollout
@@ -219,9 +231,10 @@ class Rollouts:
             )
         return OpenProblem(replace(_shown(problem, shown[0] if shown else None), tools=tools), sessions)
 
-    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout], on_idle: OnIdle) -> None:
+    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout], on_idle: OnIdle, in_step: bool) -> None:
         """Samples until all rollouts have ended."""
         answered: SimpleQueue[tuple[int, Future[list[int] | End]]] = SimpleQueue()
+        arrived: list[tuple[int, Future[list[int] | End]]] = []
         waiting = 0
         while len(batch) or waiting:
             for row, completion in batch.advance():
@@ -232,9 +245,13 @@ class Rollouts:
             idle = waiting > 0 and not len(batch)
             if idle:
                 on_idle()
-            for row, future in _arrived(answered, _WAIT_SECONDS if idle else 0):
-                waiting -= 1
+            arrived += _arrived(answered, _WAIT_SECONDS if idle else 0)
+            if in_step and (len(batch) or len(arrived) < waiting):
+                continue
+            waiting -= len(arrived)
+            for row, future in sorted(arrived, key=itemgetter(0)):
                 self._go_on(batch, row, rollouts[row], future.result())
+            arrived = []
 
     def _turn_ended(self, rollout: _Rollout, completion: Completion) -> Sequence[Call]:
         """The calls of the turn, if the rollout goes on."""

@@ -43,7 +43,14 @@ class SingleAnswers:
         return [OpenProblem(problem) for problem in problems.values()]
 
     def sample(
-        self, sampler: Sampler, problems: Opened, params: SamplingParams, seed: int, on_idle: OnIdle = nothing
+        self,
+        sampler: Sampler,
+        problems: Opened,
+        params: SamplingParams,
+        seed: int,
+        on_idle: OnIdle = nothing,
+        *,
+        in_step: bool = False,
     ) -> list[list[Completion]]:
         return sampler.sample([prompt for _, prompt in problems], params, seed)
 

@@ -1,5 +1,6 @@
 """Leases scored batches ahead of training, keeps the leases alive, and acks batches that a checkpoint holds."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -11,6 +12,7 @@ import structlog
 
 from policy_trainer.queue_client.ledger import Ledger, drop_done
 from policy_trainer.queue_client.terms import BatchCheck, LeaseRefusals, LeaseTerms
+from policy_trainer.reporting.metrics import problem_index
 from shared.api import MAX_LEASES, Outcome
 from shared.client import Leased, LeasedOrUnusable, RefServerClient, RefServerError, UnusableBatch
 
@@ -105,6 +107,7 @@ class LeaseFeed:
         self._entered = threading.Event()
         self._refusals = LeaseRefusals(terms.run)
         self._failure: Exception | None = None
+        self._spare: list[Leased] = []
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
             for name, work in (
@@ -138,8 +141,13 @@ class LeaseFeed:
 
         on_idle is called every half second without a batch, and after each unusable batch, with the seconds since the
         last usable one. If it raises, the wait ends and the batches taken so far are released.
+
+        With max_lag = 0 they are in the order of their problems, each problem once: workers that are started again
+        sample the same groups again.
         """
         self._version = version
+        self._release(self._spare)  # they are too old now
+        self._spare = []
         taken: list[Leased] = []
         idle_since = time.monotonic()
         try:
@@ -151,13 +159,16 @@ class LeaseFeed:
                     on_idle(time.monotonic() - idle_since)
                     continue
                 idle_since = time.monotonic()
+                if self._terms.max_lag == 0 and _problem(leased) in map(_problem, taken):
+                    self._spare.append(leased)  # released now, it would be leased again
+                    continue
                 taken.append(leased)
                 if len(taken) == count:
                     taken = self._start(taken)
         except BaseException:
             self._release(taken)
             raise
-        return taken
+        return sorted(taken, key=_problem) if self._terms.max_lag == 0 else taken
 
     def put_back(self, leased: Sequence[Leased]) -> None:
         """Returns batches that were taken but not trained. `take` gives them out again, before others."""
@@ -274,3 +285,9 @@ class LeaseFeed:
             if lost:
                 log.warning("leases were lost: this process was suspended, or the server lost them", batches=len(lost))
             self.ledger.forget(lost)
+
+
+def _problem(leased: Leased) -> tuple[float, str]:
+    """What a batch is sorted by, and its problem known by. Batches without an index come last, each its own problem."""
+    index = problem_index(leased.rollout)
+    return (math.inf, leased.id) if index is None else (index, "")

@@ -111,8 +111,14 @@ def trained_lengths(rollout: RolloutBatch) -> np.ndarray:
 
 def next_index(leased: Sequence[Leased]) -> int:
     """One more than the highest problem index of a step's batches; 0 when no batch has an index."""
-    indexes = (_numbers(lease.rollout).get("index") for lease in leased)
-    return max((index for index in indexes if isinstance(index, int)), default=-1) + 1
+    indexes = (problem_index(lease.rollout) for lease in leased)
+    return max((index for index in indexes if index is not None), default=-1) + 1
+
+
+def problem_index(rollout: RolloutBatch) -> int | None:
+    """Of the batch's problem; None if another program sampled it and gave none."""
+    index = _numbers(rollout).get("index")
+    return index if isinstance(index, int) else None
 
 
 def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:

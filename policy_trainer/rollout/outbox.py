@@ -38,6 +38,7 @@ class Outbox:
         Batches of another training in the directory are removed.
         """
         self._directory = directory
+        self._worker = worker
         self._workers = workers
         self._lineage = lineage
         directory.mkdir(parents=True, exist_ok=True)
@@ -48,8 +49,7 @@ class Outbox:
             self._write_cursor(start)  # written now, because `start` may differ after a restart
         self._past = self._read_cursor().next_index
         newest = max((_index(path) for path in self._pending()), default=-1)
-        lowest = max(self._past, newest + 1)
-        self.next_index = lowest + (worker - lowest) % workers
+        self.begin_at(max(self._past, newest + 1))
 
     @property
     def is_there(self) -> bool:
@@ -59,6 +59,15 @@ class Outbox:
     @property
     def waiting(self) -> int:
         return len(self._pending())
+
+    @property
+    def refusals(self) -> int:
+        """How many batches the server has refused."""
+        return len(list(self._directory.glob("*.refused")))
+
+    def begin_at(self, index: int) -> None:
+        """The next problem is this worker's first from `index` on."""
+        self.next_index = index + (self._worker - index) % self._workers
 
     def draw(self) -> int:
         index = self.next_index

@@ -145,14 +145,14 @@ class Pool:
         self._round = 0
         self._source: tuple[str, int] | None = None
 
-    def again(self, publication: Publication) -> list[Drawn]:
-        """The problems to sample again in this round, the longest waiting first. One place of the round is always left
-        for a new problem. Completions of another lineage or epoch are dropped: no batch may mix them."""
+    def again(self, publication: Publication, count: int) -> list[Drawn]:
+        """The problems to sample again in this round of `count`, the longest waiting first. One place of the round is
+        always left for a new problem. Completions of another lineage or epoch are dropped: no batch may mix them."""
         if self._source != (publication.lineage, publication.epoch):
             self._kept.clear()
             self._source = publication.lineage, publication.epoch
         waiting = [Drawn(group.index, OpenProblem(group.problem), group.prompt) for group, _ in self._kept.values()]
-        return waiting[: self._config.prompts_per_round - 1]
+        return waiting[: count - 1]
 
     def sift(self, groups: list[JudgedGroup]) -> list[JudgedGroup]:
         """The groups to train on after a round: from the groups just sampled and those no longer kept. All have
@@ -211,17 +211,16 @@ class Rounds:
         self._pool = Pool(config.sampling, config.seed)
         self.task_name = task.name
 
-    def next(self, draw: Callable[[], int], publication: Publication) -> Round:
-        """The groups of prompts_per_round problems, at least one. draw: returns the index of this worker's next
-        problem. publication: of the weights that the sampler has.
+    def next(self, draw: Callable[[], int], publication: Publication, count: int) -> Round:
+        """The groups of `count` problems, at least one. draw: returns the index of this worker's next problem.
+        publication: of the weights that the sampler has.
 
         Raises UserError for data that cannot be used.
         """
         current, before = Round(), self._judge.failures
         while not current.groups:
-            again = self._pool.again(publication)
-            count = self._config.sampling.prompts_per_round - len(again)
-            self._sample(current, [*self._draw(draw, count, current), *again], publication)
+            again = self._pool.again(publication, count)
+            self._sample(current, [*self._draw(draw, count - len(again), current), *again], publication)
             for _ in range(self._config.sampling.max_resamples):
                 dropped = current.drop_without_variance()
                 if not dropped:
@@ -235,7 +234,8 @@ class Rounds:
         """Adds the groups of these problems to a round. The first one is new: its index makes the seed."""
         indexes, opened, prompts = zip(*drawn, strict=True)
         seed = int(np.random.SeedSequence((self._config.seed, indexes[0])).generate_state(1)[0])
-        sampled = self._rollouts.sample(self._sampler, [*zip(opened, prompts, strict=True)], self._params, seed)
+        problems, in_step = [*zip(opened, prompts, strict=True)], publication.groups is not None
+        sampled = self._rollouts.sample(self._sampler, problems, self._params, seed, in_step=in_step)
         began = time.monotonic()
         judged = self._judge.judge([*zip([each.problem for each in opened], sampled, strict=True)])
         for index, prompt, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):

@@ -17,6 +17,7 @@ from policy_trainer.reporting.reward_failures import reported
 from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.outbox import Outbox, hold, worker_directory
 from policy_trainer.rollout.rounds import JudgedGroup, Rounds
+from policy_trainer.rollout.share import StepShare
 from policy_trainer.sampling.sampler import Sampler, WeightsLost
 from policy_trainer.weights.publication import Publication, PublishedWeights
 from shared import wire
@@ -31,6 +32,10 @@ log = structlog.get_logger()
 # Pauses between looks for published weights, and between looks at the server's queue.
 _WEIGHTS_SECONDS = 0.2
 _ROOM_SECONDS = 0.1
+# The same while a step's groups are sampled and the trainer waits for nothing else.
+_STEP_SECONDS = 0.02
+# After so long a wait for the next step, the queue is looked at: a server may have lost what it had.
+_LOST_SECONDS = 10.0
 # How long the deletion of a run's directory may take.
 _DELETING_SECONDS = 5.0
 
@@ -78,6 +83,7 @@ class RolloutWorker:
         self._weights = weights
         self._loaded: Publication | None = None
         self._lineage: str | None = None
+        self._share = StepShare(config.worker, config.workers)
         self._blocked = 0.0
         self._difference: dict[str, float] = {}
 
@@ -104,8 +110,8 @@ class RolloutWorker:
             with closing(Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)) as delivery:
                 try:
                     while True:
-                        waited = self._wait_for_room(outbox, delivery)
-                        self._sample_round(outbox, self._load_newest(), delivery, waited)
+                        count, waited = self._wait_for_work(outbox, delivery)
+                        self._sample_round(outbox, self._load_newest(), delivery, count, waited)
                 except FileNotFoundError:
                     if not _is_being_deleted(outbox):
                         raise
@@ -113,29 +119,48 @@ class RolloutWorker:
                         "the run's directory was deleted: waiting for another training", directory=str(directory)
                     )
 
-    def _wait_for_room(self, outbox: Outbox, delivery: Delivery) -> float:
-        """Waits while max_waiting groups wait to be trained on, in the server or here; returns the seconds waited.
+    def _wait_for_work(self, outbox: Outbox, delivery: Delivery) -> tuple[int, float]:
+        """Waits until there is something to sample; returns how many groups, and the seconds waited."""
+        began, most = time.monotonic(), self._config.sampling.prompts_per_round
+        look_at = _LOST_SECONDS
+        while True:
+            publication = self._load_newest()
+            delivery.check()  # batches that can never be delivered would be waited for forever
+            seconds = time.monotonic() - began
+            if publication.groups is None:
+                waiting = self._waiting(outbox)
+                if waiting < publication.max_waiting:
+                    return most, seconds
+                self._wait(f"the trainer to train on {waiting} groups that wait for it", seconds)
+                time.sleep(_ROOM_SECONDS)
+                continue
+            if left := self._share.left(publication, outbox):
+                return min(left, most), seconds
+            if seconds > look_at:
+                look_at += _LOST_SECONDS
+                if not self._waiting(outbox, State.LEASED):
+                    log.warning("the server has no batch of this run: sampling those of the step again")
+                    self._share.start_again()
+            self._wait(f"the trainer to publish the weights of step {publication.version + 1}", seconds)
+            time.sleep(_STEP_SECONDS)
+
+    def _waiting(self, outbox: Outbox, *more: State) -> int:
+        """Groups of the run that wait to be trained on, in the server or here. more: further states in the server.
 
         Groups of other lineages may be among them. They expire as soon as this run's trainer asks for a batch.
         """
-        began = time.monotonic()
-        while True:
-            bound = self._load_newest().max_waiting
-            delivery.check()  # batches that can never be delivered would be waited for forever
-            here = outbox.waiting  # counted before the server's batches, so that no batch in transit is missed
-            states = batches_by_state(self._client.queue(self._config.run), self._config.run)
-            waiting = here + sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
-            seconds = time.monotonic() - began
-            if waiting < bound:
-                return seconds
-            self._wait(f"the trainer to train on {waiting} groups that wait for it", seconds)
-            time.sleep(_ROOM_SECONDS)
+        here = outbox.waiting  # counted before the server's batches, so that no batch in transit is missed
+        states = batches_by_state(self._client.queue(self._config.run), self._config.run)
+        return here + sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY, *more))
 
-    def _sample_round(self, outbox: Outbox, publication: Publication, delivery: Delivery, waited: float) -> None:
-        """Samples prompts_per_round groups and hands them to the delivery. The seconds are shared equally."""
+    def _sample_round(
+        self, outbox: Outbox, publication: Publication, delivery: Delivery, count: int, waited: float
+    ) -> None:
+        """Samples `count` groups and hands them to the delivery. The seconds are shared equally."""
         began = time.monotonic()
         blocked = delivery.blocked_seconds
-        sampled = self._rounds.next(outbox.draw, publication)
+        sampled = self._rounds.next(outbox.draw, publication, count)
+        self._share.add(len(sampled.groups))
         about = {
             "worker": self._config.worker,
             "sampling_seconds": (time.monotonic() - began) / len(sampled.groups),

@@ -111,6 +111,7 @@ class InlineServer(ReferenceServer):
             "serve", *_served(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
             "--fd", str(fd), "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
             "--max-batch-tokens", str(config.data.max_prompt_length + completions),
+            *(["--scoring-tokens", "1"] if config.max_lag == 0 else []),  # each batch by itself: always the same bits
             *([] if config.threads is None else ["--threads", str(config.threads)]),
         ]  # fmt: skip
         secret = {"REF_SERVER_TOKEN": token}

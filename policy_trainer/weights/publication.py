@@ -27,9 +27,10 @@ class Publication:
     """The published weights of a run.
 
     epoch: of the run. version: training steps done. next_index: the problem at which a new worker begins. max_waiting:
-    groups of the run that may wait in the server; at this number workers pause, to limit staleness. finished: the run
-    is over, and workers exit. lineage: which training of the run's name this is. probe: log-probs for the sampler to
-    compare with its own; None before the first step of a process.
+    groups of the run that may wait in the server; at this number workers pause, to limit staleness. groups: how many
+    groups all workers sample with these weights, from next_index on, before they wait for others; None: as many as
+    max_waiting lets them. finished: the run is over, and workers exit. lineage: which training of the run's name this
+    is. probe: log-probs for the sampler to compare with its own; None before the first step of a process.
     """
 
     run: str
@@ -37,6 +38,7 @@ class Publication:
     version: Version
     next_index: Version
     max_waiting: Version
+    groups: Version | None = None
     finished: bool = False
     lineage: str = ""
     probe: Probe | None = None
