@@ -72,7 +72,7 @@ def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]
 
     Raises UserError for what is no callback of transformers.
     """
-    from transformers import TrainerCallback  # slow to import; whoever has callbacks has imported it
+    from transformers import TrainerCallback  # slow to import; a program with callbacks has imported it
 
     several = [each() if isinstance(each, type) else each for each in callbacks]
     for each in several:
@@ -82,8 +82,8 @@ def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]
         unused = [name for name in names if getattr(type(each), name) is not getattr(TrainerCallback, name)]
         if unused:
             warnings.warn(
-                f"callbacks: {type(each).__name__} is not called at {', '.join(unused)}: a run has no such event; it has "
-                f"{', '.join(sorted(EVENTS))}",
+                f"callbacks: {type(each).__name__} is not called at {', '.join(unused)}: a run has no such event; it "
+                f"has {', '.join(sorted(EVENTS))}",
                 stacklevel=2,
             )
     return several
@@ -131,7 +131,10 @@ class Callbacks(Observer):
         self.state.max_steps, self.state.global_step = run.config.max_steps, run.step
         self.state.num_train_epochs = round(run.config.num_train_epochs or 0)
         self.state.logging_steps = self._logging_steps
-        self.state.eval_steps, self.state.save_steps = run.config.evaluation.eval_steps, run.config.checkpoint.save_steps
+        self.state.eval_steps, self.state.save_steps = (
+            run.config.evaluation.eval_steps,
+            run.config.checkpoint.save_steps,
+        )
         self.state.log_history = [self._renamed(_numbers(record)) for record in run.past]
         for record in evaluations:
             self._keep_best(record)

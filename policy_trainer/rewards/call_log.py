@@ -1,4 +1,4 @@
-"""What reward functions log by `log_metric` and `log_extra`, as TRL's do: by completion, so that groups can be split."""
+"""What reward functions log by `log_metric` and `log_extra`, as TRL's do: by completion, since groups are split."""
 
 import math
 import threading

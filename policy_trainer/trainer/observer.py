@@ -20,8 +20,8 @@ Groups = Callable[[], "list[SampledGroup]"]
 
 @dataclass
 class Wishes:
-    """What an observer asks of the trainer. save and evaluate: after this step, even if it is not due; the trainer takes
-    them back once done. stop: end the run with a checkpoint."""
+    """What an observer asks of the trainer. save and evaluate: after this step, even if it is not due; the trainer
+    resets them. stop: end the run with a checkpoint."""
 
     save: bool = False
     evaluate: bool = False
