@@ -183,7 +183,7 @@ def _lag_errors(config: TrainConfig) -> Iterator[str]:
     if config.publish_every > 1:
         yield "publish_every: max_lag = 0 needs new weights after every step: set 1, or raise max_lag"
     if config.sampling.regroup:
-        yield "sampling.regroup: it mixes completions of several steps, which max_lag = 0 refuses: set 0, or raise max_lag"
+        yield "sampling.regroup: it mixes completions of several steps: set 0, or raise max_lag, which is 0"
     if config.max_waiting is not None:
         yield "max_waiting: with max_lag = 0 a step's groups are sampled and no more: leave it out, or raise max_lag"
 
