@@ -1,6 +1,7 @@
 """How many groups workers may sample: what a publication says of it."""
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.server import QueueWatch
 
 # By default workers pause when the groups of this many steps wait for training.
@@ -20,28 +21,29 @@ class Demand:
     asked for. Else they sample all the time, and there is nothing to ask for.
     """
 
-    def __init__(self, config: TrainConfig, watch: QueueWatch) -> None:
+    def __init__(self, config: TrainConfig, watch: QueueWatch, feed: LeaseFeed) -> None:
         self.max_waiting = max_waiting(config)
         self._of_a_step = config.groups_per_step if config.max_lag == 0 else None
         self._watch = watch
+        self._feed = feed
         self._version = -1
-        self._lost = self._asked_again = 0
+        self._bad = self._gone = self._asked_again = 0
         self._dead: int | None = None  # before this version; None until the server has said it
 
     def groups(self, version: int) -> int | None:
         """All groups to sample with the weights of this version; None: as many as may wait."""
         if version != self._version:
-            self._version, self._dead = version, self._watch.depth["dead"]
-            self._lost = self._asked_again = 0
+            self._version, self._dead, self._gone = version, self._watch.depth["dead"], self._feed.gone
+            self._bad = self._asked_again = 0
         return None if self._of_a_step is None else self._of_a_step + self._asked_again
 
     def lose(self, groups: int) -> None:
         """So many groups of the newest version cannot be trained on."""
-        self._lost += groups
+        self._bad += groups
 
     def grows(self) -> bool:
         """Whether groups were lost for which no others were asked. They are asked for from then on."""
-        lost = self._lost + self._newly_dead
+        lost = self._bad + self._newly_dead + self._feed.gone - self._gone
         grows = self._of_a_step is not None and lost > self._asked_again
         self._asked_again = max(lost, self._asked_again)
         return grows

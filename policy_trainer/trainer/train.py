@@ -58,7 +58,7 @@ class Trainer:
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: Saving | None = None
         self._bad_groups = BadGroups()
-        self._demand = Demand(config, source.watch)
+        self._demand = Demand(config, source.watch, source.feed)
 
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
