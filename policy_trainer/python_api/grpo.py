@@ -21,6 +21,7 @@ from policy_trainer.presets import SETTINGS
 from policy_trainer.python_api.inputs import (
     Problems,
     data_directory,
+    loss_input,
     placed,
     problem_input,
     reward_input,
@@ -58,7 +59,8 @@ class GRPO:
     and names. tools: functions that the model may call, with type hints and docstrings. environment_factory: a class,
     or classes by name, whose methods the model may call, as in TRL. on_step: called after each step as `f(metrics)` or
     `f(metrics, groups)`, the groups with texts, rewards and advantages; returning False, or raising StopTraining, ends
-    the run with a checkpoint. settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`.
+    the run with a checkpoint. settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`; there
+    `surrogate` and `advantage` may be functions (docs/pieces.md).
 
     Raises UserError, with the setting's name, for what cannot be used.
 
@@ -96,7 +98,7 @@ class GRPO:
         served = toolbox.tools or toolbox.environments
         self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
         values = {
-            **with_data(settings, self._data),
+            **loss_input(with_data(settings, self._data)),
             "model": str(model),
             **({"rewards": names} if names else {}),
             **turns,

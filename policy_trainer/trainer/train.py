@@ -29,6 +29,7 @@ from shared import wire
 from shared.atomic_files import whole_directory
 from shared.batch import RolloutBatch
 from shared.client import Leased
+from shared.errors import UserError
 
 
 class Trainer:
@@ -127,8 +128,8 @@ class Trainer:
         delivered, so that a resumed run does not fail on them forever.
         """
         learner, feed = self._policy.learner, self._source.feed
-        if isinstance(error, RunFailed) and not isinstance(error, RankLost):
-            return False  # the reference is not the one expected
+        if isinstance(error, RunFailed | UserError) and not isinstance(error, RankLost):
+            return False  # the reference is not the one expected, or a function of the user's fails
         traceback.clear_frames(error.__traceback__)  # they hold the activations
         # A device that has failed can compute nothing more.
         lost = isinstance(error, torch.AcceleratorError)
