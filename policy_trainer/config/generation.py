@@ -11,7 +11,7 @@ _SETTINGS: Mapping[str, str] = {
     "max_new_tokens": "max_completion_length",
     "max_tokens": "max_completion_length",
 }
-# By name, the value that changes nothing. Others are refused: trainer and server compute the log-probs of plain sampling.
+# By name, the value that changes nothing. Others are refused: trainer and server compute log-probs without them.
 _OFF: Mapping[str, Any] = {
     "do_sample": True, "num_beams": 1, "penalty_alpha": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
     "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "typical_p": 1.0, "epsilon_cutoff": 0.0,

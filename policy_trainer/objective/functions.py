@@ -128,8 +128,8 @@ def _of_tokens(value: Any, group: Group, name: str) -> Array:
     values = np.where(np.repeat(np.isnan(group.rewards), group.lengths), 0, values)
     if not np.isfinite(values).all():
         raise UserError(
-            f"loss.advantage: {name} returned NaN or infinity for a completion with a reward; a standard deviation, for "
-            "one, may be 0: add config.advantage_eps, and leave NaN rewards out of means: numpy.nanmean"
+            f"loss.advantage: {name} returned NaN or infinity for a completion with a reward; a standard deviation "
+            "may be 0: add config.advantage_eps, and leave NaN rewards out of means: numpy.nanmean"
         )
     return values
 

@@ -1,7 +1,7 @@
 """The tasks `jsonl` and `dataset`: problems from the rows of a user's own data.
 
-A problem has the row's prompt, its pictures, gold answer and variables of the chat template where there are any, and all
-other columns as extras for the rewards.
+A problem has the row's prompt, its pictures, gold answer and variables of the chat template where there are any, and
+all other columns as extras for the rewards.
 """
 
 from collections.abc import Sequence
@@ -52,9 +52,7 @@ def row_task(
             text = text_of(row, column, where)
             messages = user_message(text)
         variables = template_kwargs_of(row, where)
-        return Problem(
-            gold, messages, text, extras=row, system_prompt=system_prompt, chat_template_kwargs=variables
-        )
+        return Problem(gold, messages, text, extras=row, system_prompt=system_prompt, chat_template_kwargs=variables)
 
     wanted = [*([prompts] if prompt_needed else []), *([(answer,)] if answer_needed else [])]
     return ProblemSet(name, read_split(source, problem, wanted, others="kept", pictures=True), correct, seed)

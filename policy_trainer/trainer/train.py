@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.evaluator import NothingAnswered, sampled_groups
+from policy_trainer.evaluation.evaluator import NothingAnswered
+from policy_trainer.evaluation.results import sampled_groups
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
@@ -183,12 +184,14 @@ class Trainer:
             weights.publish(save, publication)
 
     def _evaluate(self) -> bool:
-        """Samples held-out problems greedily. True if their scores are the best so far, and not those of step 0."""
-        greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
+        """Answers held-out problems, once each greedily. True if the scores are the best so far, not those of step 0."""
+        config = self._config.evaluation
+        temperature = 0 if config.num_generations == 1 else None
+        params = sampling_params(self._config.sampling, num_generations=config.num_generations, temperature=temperature)
         with self._stopwatch("evaluate"), self._policy.turn():
             try:
                 evaluation = self._policy.evaluator.evaluate(
-                    self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
+                    self._policy.sampler, params, config.problems, on_progress=self._evaluating
                 )
             except NothingAnswered as error:
                 if not self._evaluated:

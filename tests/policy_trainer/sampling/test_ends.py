@@ -77,12 +77,13 @@ class TestEnds:
         *,
         limit: int = 50,
         stop: tuple[str, ...] = (),
+        stop_token_ids: tuple[int, ...] = (),
         eos: int | list[int] = 1,
         prompt: tuple[int, int] = (9, 9),
     ) -> tuple[list[Completion], Scripted]:
         model: Any = Scripted(scripts, vocabulary=len(tokenizer), eos=eos)
         prompts = [prompt] * len(scripts)
-        params = SamplingParams(1, limit, temperature=0, stop=stop)
+        params = SamplingParams(1, limit, temperature=0, stop=stop, stop_token_ids=stop_token_ids)
         groups = HFSampler(model, tokenizer).sample(texts(prompts), params, seed=0)
         completions = [completion for (completion,) in groups]
         again: Any = Scripted(scripts, vocabulary=len(tokenizer), eos=eos)
@@ -108,6 +109,13 @@ class TestEnds:
         completions, _ = self.say(tokenizer, scripts, eos=[7, 8], limit=4)
         assert [c.ids.tolist() for c in completions] == [[40, 7], [1, 1, 1, 8], [40, 41, 42, 43]]
         assert [c.finished for c in completions] == [c.eos for c in completions] == [True, True, False]
+
+    def test_further_ids_end_too(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """They are part of the completion, and no EOS."""
+        scripts = [[40, 41, 42, 43], [40, 1, 41, 42], [43, 44, 41, 1]]
+        completions, _ = self.say(tokenizer, scripts, stop_token_ids=(41, 44), limit=4)
+        assert [c.ids.tolist() for c in completions] == [[40, 41], [40, 1], [43, 44]]
+        assert [c.finished for c in completions] == [True] * 3 and [c.eos for c in completions] == [False, True, False]
 
     @pytest.mark.parametrize("seed", range(3))
     def test_any_lengths(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
