@@ -184,7 +184,7 @@ class Trainer:
             weights.publish(save, publication)
 
     def _evaluate(self) -> bool:
-        """Answers held-out problems, once each greedily. True if the scores are the best so far, not those of step 0."""
+        """Answers held-out problems, once each greedily. True if the scores are the best so far, not of step 0."""
         config = self._config.evaluation
         temperature = 0 if config.num_generations == 1 else None
         params = sampling_params(self._config.sampling, num_generations=config.num_generations, temperature=temperature)

@@ -59,7 +59,7 @@ class FakeTask:
 
 
 class Parrot:
-    """Answers each prompt with the prompt itself; a second answer lacks its first token. An answer to a prompt that ends
+    """Answers each prompt with the prompt itself; a second answer lacks its first token. One to a prompt that ends
     in a dot is cut off."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
