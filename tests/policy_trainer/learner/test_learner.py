@@ -616,7 +616,7 @@ class TestFunctionsOfTheUser:
         def root(tokens: Any) -> Tensor:
             return -tokens.advantages * (tokens.logps - tokens.logps.detach()).sqrt()
 
-        trainer = learner(model, loss=LossConfig(surrogate=root, beta=0.0))
+        trainer = learner(model, loss=LossConfig.model_validate({"surrogate": root, "beta": 0.0}))
         with pytest.raises(UserError, match=r"loss\.surrogate: the loss or gradient of caller:root is not finite in"):
             trainer.step(batches, step=0)
         assert trainer.step(batches, step=1).not_finite  # later it is a bad step like others

@@ -158,11 +158,11 @@ def test_a_wrong_advantage_is_explained(advantage: Any, message: str) -> None:
 
 
 def test_signatures_are_checked_before_the_first_step(ideas: dict[str, Any]) -> None:
-    check_functions(LossConfig(surrogate=ideas["topr"], advantage=ideas["median"]))
+    check_functions(LossConfig.model_validate({"surrogate": ideas["topr"], "advantage": ideas["median"]}))
     with pytest.raises(UserError, match=r"loss\.surrogate: .* is called with tokens, but missing a required"):
-        check_functions(LossConfig(surrogate=lambda ratio, logps: ratio))
+        check_functions(LossConfig.model_validate({"surrogate": lambda ratio, logps: ratio}))
     with pytest.raises(UserError, match=r"loss\.advantage: .* is called with groups and config, but too many"):
-        check_functions(LossConfig(advantage=lambda groups: groups))
+        check_functions(LossConfig.model_validate({"advantage": lambda groups: groups}))
 
 
 def test_a_function_gets_no_rewards_with_the_kl() -> None:
