@@ -45,5 +45,6 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase as PreT
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast as PreTrainedTokenizerFast
 from transformers.trainer_callback import PrinterCallback as PrinterCallback
 from transformers.trainer_callback import TrainerCallback as TrainerCallback
+from transformers.utils.quantization_config import BitsAndBytesConfig as BitsAndBytesConfig
 
 __version__: str
