@@ -152,7 +152,7 @@ def test_a_worker_has_the_trainers_log_probs_to_the_bit(
         sampler.load(published[version])
         for group, values in zip(GROUPS, expected[version], strict=True):
             np.testing.assert_array_equal(sampler.logps(group), values)
-    assert all(np.abs(one - other).max() > 0.05 for one, other in zip(*expected, strict=True))
+    assert all(np.abs(first - second).max() > 0.05 for first, second in zip(*expected, strict=True))
 
 
 def test_adapters_of_another_model_change_nothing(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
