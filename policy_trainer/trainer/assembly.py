@@ -29,7 +29,8 @@ from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
 from policy_trainer.run_files.checkpoint import RunFiles
 from policy_trainer.run_files.device_turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
-from policy_trainer.trainer.parts import BatchSource, Observer, Reporters, choose_workers
+from policy_trainer.trainer.observer import Observer
+from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
 from policy_trainer.trainer.policy import Policy, load_judge, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import choose_server
 from policy_trainer.trainer.train import Trainer
@@ -173,7 +174,7 @@ def _make_reporters(
         reward_failures=RewardFailures(last_of_first(config.groups_per_step, config.max_steps - files.state.step)),
         recording=config.record,
         observer=observer,
-        evaluated=next((record for record in reversed(past) if record["kind"] == "evaluation"), {}),
+        past=past,
     )
 
 
