@@ -7,7 +7,7 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from policy_trainer.config import CommonConfig
+from policy_trainer.config import CommonConfig, TrainConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
 from policy_trainer.environments.rollouts import Rollouts, make_rollouts
@@ -18,7 +18,7 @@ from policy_trainer.reporting.conversations import turns_of
 from policy_trainer.rewards.failures import summary
 from policy_trainer.rewards.judging import Groups, Judge
 from policy_trainer.rewards.registry import measures_correctness
-from policy_trainer.sampling.sampler import Sampler, SamplingParams
+from policy_trainer.sampling.sampler import Sampler, SamplingParams, sampling_params
 from shared.errors import UserError
 from shared.models import eos_token_ids
 
@@ -142,6 +142,12 @@ class Evaluator:
                     raise
                 too_long = str(error)
         return encoded, too_long
+
+
+def evaluation_params(config: TrainConfig) -> SamplingParams:
+    """Of evaluations while training: greedy, or sampled where a problem gets several answers."""
+    count = config.evaluation.num_generations
+    return sampling_params(config.sampling, num_generations=count, temperature=0 if count == 1 else None)
 
 
 def make_evaluator(

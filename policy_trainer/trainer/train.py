@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.evaluator import NothingAnswered
+from policy_trainer.evaluation.evaluator import NothingAnswered, evaluation_params
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
@@ -20,7 +20,6 @@ from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
 from policy_trainer.run_files.recording import record
-from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, not_finite
 from policy_trainer.trainer.observer import Beginning
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
@@ -197,13 +196,11 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Answers held-out problems, once each greedily. True if the scores are the best so far, not of step 0."""
         self._observer.wishes.evaluate = False
-        config = self._config.evaluation
-        temperature = 0 if config.num_generations == 1 else None
-        params = sampling_params(self._config.sampling, num_generations=config.num_generations, temperature=temperature)
+        params, problems = evaluation_params(self._config), self._config.evaluation.problems
         with self._stopwatch("evaluate"), self._policy.turn():
             try:
                 evaluation = self._policy.evaluator.evaluate(
-                    self._policy.sampler, params, config.problems, on_progress=self._evaluating
+                    self._policy.sampler, params, problems, on_progress=self._evaluating
                 )
             except NothingAnswered as error:
                 if not self._evaluated:
