@@ -11,6 +11,7 @@ import numpy as np
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import StopTraining
+from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.objective.group import Group
@@ -43,7 +44,8 @@ class Workers:
         self._process = process
 
     def start(self) -> None:
-        if self._process is not None:
+        """Unless it is started already."""
+        if self._process is not None and not self._process.pid:
             self._process.start()
 
     def check(self) -> None:
@@ -67,8 +69,14 @@ class Workers:
             self._process.stop()
 
 
-def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
-    """server: its URL."""
+def choose_workers(
+    config: TrainConfig,
+    server: str,
+    directory: RunDirectory,
+    note: Callable[[str], None],
+    forks: ForkServer | None = None,
+) -> Workers:
+    """server: its URL. forks: starts a worker that samples with PyTorch."""
     command = ["rollout", "--config", str(directory.config)]
     if config.rollout == "external":
         if config.weights == "server":
@@ -77,7 +85,8 @@ def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, no
     command += ["--server", server]
     token = token_of(config)
     secret = {f"{ENV_PREFIX}TOKEN": token} if token else {}  # not an argument: everyone can read command lines
-    child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret)
+    forks = forks if config.sampler == "hf" else None
+    child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret, forks=forks)
     return Workers(RestartedChild(child, note, futile=" without delivering a batch in between"))
 
 
