@@ -45,9 +45,8 @@ def fork_server(config: TrainConfig) -> Iterator[ForkServer | None]:
     imported here, so that both import it at the same time."""
     scores = config.server == INLINE and config.scored_by_server
     samples = config.rollout == INLINE and config.sampler == "hf"
-    on_cpu = {config.device, config.reference.device} <= {"cpu", "auto"} and not any(
-        any(Path("/dev").glob(gpus)) for gpus in _GPUS
-    )
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not _may_have_gpu())
+    on_cpu = on_cpu and config.reference.device in ("cpu", "auto")  # auto: where the policy is
     if sys.platform != "linux" or in_torchrun() or not on_cpu or not (scores or samples):
         yield None
         return
@@ -56,6 +55,10 @@ def fork_server(config: TrainConfig) -> Iterator[ForkServer | None]:
         yield made
     finally:
         made.close()
+
+
+def _may_have_gpu() -> bool:
+    return any(any(Path("/dev").glob(names)) for names in _GPUS)
 
 
 class Child:

@@ -46,8 +46,8 @@ def train(
 ) -> TrainResult:
     """Trains until the last step or a request to stop.
 
-    observer: gets the trainer's seconds and steps. world: the ranks that share the policy; this is rank 0. forks: from
-    `processes.fork_server`; without it each child imports PyTorch itself. trial: leave nothing on the server besides batches.
+    observer: gets the trainer's seconds and steps. world: the ranks that share the policy; this is rank 0.
+    forks: starts the children, which then need not import PyTorch. trial: leave nothing on the server besides batches.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     refuse_missing(config.report_to)

@@ -5,11 +5,11 @@ tokens. Each script is a process of its own, started in turns; figures are media
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +18,7 @@ from tests.bench import measure
 
 ROUNDS = 5
 STEPS = 10
+BETAS = (0.0, 0.04)
 _BASE_MODELS = Path("runs/base_models")
 _COMMON = """
 import json, sys, time
@@ -83,7 +84,7 @@ def seconds(side: str, base: Path, beta: float) -> tuple[float, float]:
         script.write_text(_COMMON + _SCRIPTS[side].replace("STEPS", str(STEPS)))
         command = [sys.executable, str(script), str(base.resolve()), f"{temporary}/run", str(beta)]
         began = time.time()
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=temporary)
+        result = subprocess.run(command, capture_output=True, text=True, cwd=temporary)
         end = time.time()
     if result.returncode:
         raise SystemExit(result.stderr)
@@ -94,21 +95,19 @@ def seconds(side: str, base: Path, beta: float) -> tuple[float, float]:
 
 def main() -> None:
     base = cached_base_model(_BASE_MODELS, 0, lambda *_: None)
-    rounds = int(os.environ.get("ROUNDS", ROUNDS))
-    sides = [(side, beta) for beta in (0.0, 0.04) for side in _SCRIPTS]
-    taken: dict[tuple[str, float], list[tuple[float, float]]] = {each: [] for each in sides}
-    for number in range(rounds + 1):
-        for side, beta in sides:
+    taken: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    for number in range(ROUNDS + 1):
+        for side, beta in product(_SCRIPTS, BETAS):
             figures = seconds(side, base, beta)
             if number:  # the first round fills the system's cache of files
-                taken[side, beta].append(figures)
+                taken.setdefault((side, beta), []).append(figures)
     rows = []
-    for beta in (0.0, 0.04):
+    for beta in BETAS:
         first, whole = ([median(each[k] for each in taken[side, beta]) for side in _SCRIPTS] for k in (0, 1))
         rows.append([f"{beta:g}", *(f"{t:.1f}" for t in first), f"{first[1] / first[0]:.2f}",
                      *(f"{t:.1f}" for t in whole), f"{whole[1] / whole[0]:.2f}"])  # fmt: skip
     columns = [f"{what}, {side}" for what in ("first step", f"{STEPS} steps") for side in (*_SCRIPTS, "ratio")]
-    measure.show(f"seconds from Enter, median of {rounds}", ["beta", *columns], rows)
+    measure.show(f"seconds from Enter, median of {ROUNDS}", ["beta", *columns], rows)
 
 
 if __name__ == "__main__":
