@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.device import TEST_DEVICE, TestDevice
+
 # The time of an example depends on the machine's load.
 settings.register_profile("exploring", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same examples in every run: no change is refused for a fault that was there before. `make queue-model` explores.
@@ -47,6 +49,11 @@ SLOW = (
     "shared/test_process.py",
     "shared/test_logs.py",
 )
+
+
+def pytest_configure() -> None:
+    if TEST_DEVICE is not None:
+        TestDevice(TEST_DEVICE).__enter__()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,6 +10,7 @@ from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.lifecycle.fork_server import ForkServer
+from policy_trainer.quantised import check_quantisation
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_first_kl, check_server
@@ -29,7 +30,8 @@ from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
 from policy_trainer.run_files.checkpoint import RunFiles
 from policy_trainer.run_files.device_turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
-from policy_trainer.trainer.parts import BatchSource, Observer, Reporters, choose_workers
+from policy_trainer.trainer.observer import Observer
+from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
 from policy_trainer.trainer.policy import Policy, load_judge, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import choose_server
 from policy_trainer.trainer.train import Trainer
@@ -73,6 +75,7 @@ def build_trainer(
     display.note(_headline(config))
     # Mistakes in data and rewards show before anything starts.
     judge = load_judge(config, task(), files.resumed_from)
+    check_quantisation(config.lora)
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)
     warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
@@ -174,7 +177,7 @@ def _make_reporters(
         reward_failures=RewardFailures(last_of_first(config.groups_per_step, config.max_steps - files.state.step)),
         recording=config.record,
         observer=observer,
-        evaluated=next((record for record in reversed(past) if record["kind"] == "evaluation"), {}),
+        past=past,
     )
 
 

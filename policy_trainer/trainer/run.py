@@ -19,7 +19,7 @@ from policy_trainer.run_files.recording import open_recording
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.registry import make_task, steps_of_epochs
 from policy_trainer.trainer.assembly import build_trainer
-from policy_trainer.trainer.parts import Observer
+from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import use_threads
 

@@ -16,10 +16,13 @@ import numpy as np
 import psutil
 import pytest
 from nbclient import NotebookClient
+from transformers import TrainerCallback
 
 from policy_trainer import GRPO, RunFailed, StopTraining, UserError
+from policy_trainer.reporting.samples import read_samples
 from shared.models import load_model
 from tests.docs.pages import texts
+from tests.integration import own_rewards
 from tests.integration.processes import processes_of, steps_of, until
 
 EXAMPLE = texts("python.md", "python")[0]
@@ -108,6 +111,51 @@ def test_a_function_that_is_called_after_each_step_may_end_the_run(random_model:
     result = GRPO(**given, max_steps=5, on_step=lambda metrics: None, resume=True).train()
     assert result.finished and [record["step"] for record in result.history] == [1, 2, 3, 4, 5]
     assert not processes_of(site / "runs")
+
+
+class Stops(TrainerCallback):
+    """Saves after the second step, evaluates and stops after the third."""
+
+    def __init__(self) -> None:
+        self.saved: list[int] = []
+        self.evaluated: list[dict[str, float]] = []
+        self.ended: list[str] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        control.should_save = state.global_step == 2
+        control.should_evaluate = control.should_training_stop = state.global_step == 3
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.saved.append(state.global_step)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **others: Any) -> None:
+        self.evaluated.append(metrics)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        self.ended.append(type(model).__name__)
+
+
+def test_callbacks_and_what_rewards_log(random_model: Path, site: Path) -> None:
+    def here(completions: list[str], log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
+        log_metric("here", 2.0)
+        log_extra("characters", [len(text) for text in completions])
+        return [float(len(text)) for text in completions]
+
+    callback = Stops()
+    result = GRPO(
+        model=random_model, dataset=PROBLEMS, rewards=[here, own_rewards.logs], max_steps=20, callbacks=[callback],
+        **QUICK,
+    ).train()  # fmt: skip
+    assert (result.finished, result.steps) == (False, 3)
+    assert 2 in callback.saved and callback.ended == ["Qwen2ForCausalLM"]
+    assert [record["step"] for record in result.evaluations] == [0, 3] and len(callback.evaluated) == 2
+    assert all(record["logged/here"] == 2.0 for record in result.history)
+    kept = read_samples(site / "runs/default/samples.jsonl")
+    completions = [each for group in kept if group.kind == "train" for each in group.completions]
+    assert completions
+    for each in completions:
+        assert each.extras == {"characters": len(each.text), "first": each.text[:1]}
+    assert 0 <= result.history[0]["logged/there"] <= 12
 
 
 def len_reward(completion: str) -> float:

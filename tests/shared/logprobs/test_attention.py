@@ -1,9 +1,7 @@
 """Packed attention against a softmax over what each token may see, in float64."""
 
 import json
-import runpy
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +111,14 @@ def test_packed_attention_refuses_what_it_would_ignore(name: str) -> None:
         packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, **arguments)
 
 
-def varlen_attn_of_2_12(
+def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_key: int,
-    *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    dropout: float, causal: bool, debug_mask: bool, *, scale: float | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """What PyTorch documents of the CUDA kernel: packed sequences; causal means aligned at the last key."""
-    assert window_size == (-1, 0)
+    assert causal and not dropout and not debug_mask
     assert ends.dtype == key_ends.dtype == torch.int32
     assert longest == max(np.diff(ends)) and longest_key == max(np.diff(key_ends))
-    assert enable_gqa or query.shape[1] == key.shape[1]
     outputs = []
     for (a, b), (c, d) in zip(
         *(zip(e[:-1].tolist(), e[1:].tolist(), strict=True) for e in (ends, key_ends)), strict=True
@@ -130,65 +127,48 @@ def varlen_attn_of_2_12(
         states = (query[a:b], key[c:d], value[c:d])
         outputs.append(
             torch.nn.functional.scaled_dot_product_attention(
-                *(s.transpose(0, 1)[None] for s in states), attn_mask=mask, scale=scale, enable_gqa=enable_gqa
+                *(s.transpose(0, 1)[None] for s in states), attn_mask=mask, scale=scale, enable_gqa=True
             )[0].transpose(0, 1)
         )
-    return torch.cat(outputs)
+    return torch.cat(outputs), torch.empty(0)
 
 
-def varlen_attn_of_2_11(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_key: int,
-    *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:  # fmt: skip
-    """Without groups of query heads."""
-    lengths = (ends, key_ends, longest, longest_key)
-    return varlen_attn_of_2_12(query, key, value, *lengths, scale=scale, window_size=window_size)
-
-
-@pytest.mark.parametrize("kernel", [varlen_attn_of_2_11, varlen_attn_of_2_12])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1), (4, 2)])
-def test_varlen_layout_is_right(
-    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor], heads: tuple[int, int]
-) -> None:
+def test_varlen_layout_is_right(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int]) -> None:
     """With a CPU implementation of the kernel. Gradients reach the heads that several queries share."""
     layout = layout_of([(4, [5, 1, 3]), (1, [2]), (7, [6, 6])])
     tokens = layout.spans[-1].end
     query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
     monkeypatch.setattr(varlen, "has_kernel", lambda dtype, device: True)
-    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    monkeypatch.setattr(varlen, "_flash_attention", flash_attention)
     attention = VarlenAttention(layout, dtype=torch.float64, device=CPU)
     got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
     assert (got - want).abs().max() < 1e-9
     assert_same_gradients(got.square().sum(), want.square().sum(), (query, key, value))
 
 
-def test_a_pytorch_without_the_kernel_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
-    module = runpy.run_path(varlen.__file__)
-    assert not module["has_kernel"](torch.bfloat16, torch.device("cuda"))
-
-
-@pytest.mark.parametrize(
-    ("kernel", "there"),
-    [(None, False), (lambda query, key, value, is_causal=False: None, False), (varlen_attn_of_2_11, True)],
-)
-def test_versions_of_pytorch_with_the_kernel(
-    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor] | None, there: bool
-) -> None:
-    """PyTorch 2.9 has none, and that of 2.10 takes no scale."""
-    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+@pytest.mark.parametrize(("version", "there"), [("2.10.1", False), ("2.11.0+cu130", True), ("2.13.0", True)])
+def test_versions_of_pytorch_with_the_kernel(monkeypatch: pytest.MonkeyPatch, version: str, there: bool) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
     assert varlen.has_kernel(torch.bfloat16, torch.device("cuda")) is there
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_varlen_on_a_device() -> None:
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+def test_varlen_on_a_device(heads: tuple[int, int]) -> None:
+    """Its error, and that of its gradients, is that of the 8 bits of bfloat16."""
     layout, device = layout_of([(40, [50, 1, 30]), (1, [2]), (70, [60, 60])]), torch.device("cuda")
-    query, key, value = (states(layout.spans[-1].end, heads, seed) for seed, heads in enumerate((4, 2, 2)))
-    want = naive(layout, query, key, value, 8**-0.5)
+    inputs = [states(layout.spans[-1].end, h, seed) for seed, h in enumerate((heads[0], *heads[1:] * 2))]
     attention = VarlenAttention(layout, dtype=torch.bfloat16, device=device)
-    query, key, value = (s.to(device, torch.bfloat16) for s in (query, key, value))
-    got = attention(query, key, value, None, 0.0)
+    theirs = [each.to(device, torch.bfloat16).requires_grad_() for each in inputs]
+    exact = [each.detach().cpu().double().requires_grad_() for each in theirs]
+    got, want = attention(*theirs, None, 0.0), naive(layout, *exact, 8**-0.5)
     assert (got.cpu().double() - want).abs().max() < 5e-2
+    got.float().square().sum().backward()
+    want.square().sum().backward()
+    for ours, right in zip(theirs, exact, strict=True):
+        assert ours.grad is not None and right.grad is not None
+        assert (ours.grad.cpu().double() - right.grad).norm() < 2e-2 * right.grad.norm()
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2", "gpt-neox", "granite", "gemma2"])
