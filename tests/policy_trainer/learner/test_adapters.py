@@ -48,12 +48,13 @@ def adapted(model: PreTrainedModel, lora: LoraConfig = LORA, seed: int = 0, base
     return model
 
 
+@torch.no_grad()
 def trained(model: PreTrainedModel) -> PreTrainedModel:
     """With adapters that add something: they begin with B = 0."""
     generator = torch.Generator().manual_seed(5)
     for name, parameter in adapters(model).items():
         if ".lora_B." in name:
-            parameter.data.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
     return model
 
 
