@@ -31,6 +31,7 @@ SLOW = (
     "integration",
     "load",
     "policy_trainer/environments/test_sessions.py",
+    "policy_trainer/lifecycle/test_fork_server.py",
     "policy_trainer/proofs/test_invariance.py",
     "policy_trainer/reference/test_renewal.py",
     "policy_trainer/rewards/test_sandbox.py",

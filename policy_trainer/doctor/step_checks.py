@@ -24,7 +24,7 @@ from policy_trainer.queue_client.server import connect, token_of
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trainer.parts import Observer
+from policy_trainer.trainer.observer import Observer
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.run import train
 from shared.api import QueueView, State

@@ -14,32 +14,34 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 
 from policy_trainer.cli.settings import HINTS
+from policy_trainer.cli.status import tell_device
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.environments.host import serve_here
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.processes import fork_server
 from policy_trainer.presets import SETTINGS
+from policy_trainer.python_api.callbacks import Callbacks, StepFunction, callback_input, step_input
 from policy_trainer.python_api.inputs import (
     Problems,
     data_directory,
     placed,
     problem_input,
     reward_input,
-    step_input,
     turns_input,
     with_data,
 )
 from policy_trainer.reporting.metrics import Metrics, read_metrics
 from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, MODULE, FunctionServer
-from policy_trainer.run_files.checkpoint import Checkpoints
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.observer import Observer
 from shared.client import ClientError
 from shared.client.credentials import remedy
-from shared.devices import describe_device
 from shared.errors import UserError
 from shared.settings import from_python
 from shared.settings.names import group_at, setting_names
 
 if TYPE_CHECKING:
+    from policy_trainer.python_api.callbacks import AnyCallback
     from policy_trainer.trainer.run import TrainResult
 
 _HINTS = replace(HINTS, listed="`policy-trainer train --help-all` lists all")
@@ -58,7 +60,8 @@ class GRPO:
     and names. tools: functions that the model may call, with type hints and docstrings. environment_factory: a class,
     or classes by name, whose methods the model may call, as in TRL. on_step: called after each step as `f(metrics)` or
     `f(metrics, groups)`, the groups with texts, rewards and advantages; returning False, or raising StopTraining, ends
-    the run with a checkpoint. settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`.
+    the run with a checkpoint. callbacks: of transformers' Trainer, which are called at the events that a run has.
+    settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`.
 
     Raises UserError, with the setting's name, for what cannot be used.
 
@@ -77,6 +80,7 @@ class GRPO:
         tools: Iterable[str | Callable[..., Any]] = (),
         environment_factory: str | Callable[..., Any] | Mapping[str, str | Callable[..., Any]] | None = None,
         on_step: Callable[..., object] | None = None,
+        callbacks: "Iterable[AnyCallback]" = (),
         **settings: Any,
     ) -> None:
         if not isinstance(model, str | Path):
@@ -92,7 +96,7 @@ class GRPO:
         turns, toolbox = turns_input(tools, environment_factory)
         if "environment" in turns and "environment" in settings:
             raise UserError("environment_factory: leave it out, or leave out the setting environment")
-        self._on_step = None if on_step is None else step_input(on_step)
+        self.observer = _observer(on_step, callbacks)
         served = toolbox.tools or toolbox.environments
         self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
         values = {
@@ -110,15 +114,14 @@ class GRPO:
 
         Raises UserError for what cannot be used, RunFailed for a run that cannot go on.
         """
-        from policy_trainer.trainer.parts import Observer  # late, as in the commands: wrong settings fail at once
-        from policy_trainer.trainer.run import train
-
         console = _console()
         if not self.config.resume:  # before its data is written there
             RunDirectory(self.config.run_dir).refuse_trained("give resume=True to continue it, or another run_dir")
-        with self._run_environment():
-            console.print(f"device: {describe_device(self.config.device)}", highlight=False)
-            outcome = train(self.config, console, Observer(on_step=self._on_step))
+        with self._run_environment(), fork_server(self.config) as forks:
+            from policy_trainer.trainer.run import train  # late: it loads PyTorch
+
+            tell_device(self.config.device, console)
+            outcome = train(self.config, console, self.observer, forks=forks)
         result = _result(self.config, outcome)
         console.print(str(result), highlight=False, soft_wrap=True)
         return result
@@ -161,6 +164,13 @@ class GRPO:
             return modules
         server = stack.enter_context(self._functions)
         return {**modules, ADDRESS_VARIABLE: f"{server.port}:{server.token}"}
+
+
+def _observer(on_step: Callable[..., object] | None, callbacks: "Iterable[AnyCallback]") -> Observer:
+    function = None if on_step is None else step_input(on_step)
+    if callbacks:
+        return Callbacks(callback_input(callbacks), function)
+    return Observer() if function is None else StepFunction(function)
 
 
 class _Console(Console):
@@ -235,6 +245,8 @@ class GRPOResult:
 
 def _result(config: TrainConfig, outcome: "TrainResult") -> GRPOResult:
     """The result, with what the run's directory holds."""
+    from policy_trainer.run_files.checkpoint import Checkpoints  # late: it loads PyTorch
+
     directory = RunDirectory(config.run_dir)
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     model = directory.model if outcome.finished else checkpoints.newest()

@@ -5,7 +5,6 @@ stay here.
 """
 
 import hashlib
-import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Union
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.pictures import with_readable_pictures
-from policy_trainer.data.user_code import accepts
 from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.rewards.function_server import MODULE
 from policy_trainer.rewards.functions import RewardFunction, reward_function
@@ -26,7 +24,6 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from policy_trainer.trainer.parts import OnStep
 
 Problems = Union["Dataset", Sequence[Mapping[str, Any]], str, Path]
 
@@ -182,24 +179,6 @@ def turns_input(
     factories = [f"{name}={_label(each, here.environments)}".removeprefix("=") for name, each in named.items()]
     settings = {"tools": labels, "environment": factories}
     return {name: values for name, values in settings.items() if values}, here
-
-
-def step_input(function: Callable[..., object]) -> "OnStep":
-    """The function as the trainer calls it. Groups are made only for a function that needs them, or names them.
-
-    Raises UserError for what takes neither a step's metrics nor its metrics and groups.
-    """
-    if not callable(function) or inspect.iscoroutinefunction(function):
-        kind = "an async function" if callable(function) else type(function).__name__
-        raise UserError(f"on_step: must be a function of a step's metrics, got {kind}")
-    reason = accepts(function, {})
-    if reason is None and "groups" not in inspect.signature(function).parameters:
-        return lambda metrics, groups: function(metrics)
-    if accepts(function, {}, []) is not None:
-        raise UserError(
-            f"on_step: is called as f(metrics) or f(metrics, groups), but {reason or 'groups is keyword-only'}"
-        )
-    return lambda metrics, groups: function(metrics, groups())
 
 
 def _label(given: str | Function, here: dict[str, Function]) -> str:

@@ -60,13 +60,16 @@ def view(group: SampledGroup, console: Console, *, most: int | None = None) -> R
 def columns_and_rows(groups: Sequence[SampledGroup]) -> tuple[list[str], list[list[Any]]]:
     """A table: a row for each completion. Numbers that do not exist are None."""
     parts = sorted({name for group in groups for item in group.completions for name in item.parts})
+    extras = sorted({name for group in groups for item in group.completions for name in item.extras})
     fields = ("text", "reward", "advantage", "tokens", "finished")
-    columns = ["step", "problem", "prompt", "answer", "completion", *fields[1:], *(f"reward/{name}" for name in parts)]
+    named = [*(f"reward/{name}" for name in parts), *(f"logged/{name}" for name in extras)]
+    columns = ["step", "problem", "prompt", "answer", "completion", *fields[1:], *named]
     data = [
         [
             *(getattr(group, name) for name in ("step", "problem", "prompt", "answer")),
             *(getattr(item, name) for name in fields),
             *(item.parts.get(name) for name in parts),
+            *(item.extras.get(name) for name in extras),
         ]
         for group in groups
         for item in group.completions
@@ -105,6 +108,7 @@ def _about(item: SampledCompletion) -> str:
         f"reward {_number(item.reward)}"
         + (f" ({parts})" if parts else "")
         + f"{advantage}, {item.tokens} tokens{ending}"
+        + "".join(printable(f", {column} {value}") for column, value in item.extras.items() if value is not None)
     )
 
 

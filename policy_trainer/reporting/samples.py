@@ -7,7 +7,7 @@ the same groups.
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from policy_trainer.data.pictures import PNG_URL, data_url
 from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.objective.group import Group
 from policy_trainer.reporting.conversations import SampledTurn, turns_of_batch
+from policy_trainer.reporting.logged import extras_of
 from policy_trainer.reporting.metrics import sample_fields, trained_lengths, without_nan
 from shared.batch import RolloutBatch
 from shared.pictures import pictures, png
@@ -34,6 +35,7 @@ class SampledCompletion:
     reward: the total, NaN where it could not be judged. parts: of each reward, before its weight. advantage: mean over
     the completion's tokens; None where it took no part in training. tokens: with the EOS. finished: False if it was cut
     off at the length limit, or the rollout ended otherwise. turns: of a rollout of several; `text` is then its last.
+    extras: what rewards logged by `log_extra`, by column.
     """
 
     text: str
@@ -43,6 +45,7 @@ class SampledCompletion:
     tokens: int
     finished: bool
     turns: tuple[SampledTurn, ...] = ()
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _make_encodable(self, "text")
@@ -137,6 +140,7 @@ class Samples:
         turns = turns_of_batch(batch, completions, self._text)
         lengths = trained_lengths(batch)
         advantages = group.completion_advantages.tolist()
+        extras = extras_of(batch)
         return SampledGroup(
             step=step,
             kind="train",
@@ -154,6 +158,7 @@ class Samples:
                     tokens=int(lengths[i]),
                     finished=bool(batch.finished[i]),
                     turns=turns[i],
+                    extras=extras[i],
                 )
                 for i, (ids, advantage) in enumerate(zip(completions, advantages, strict=True))
             ),

@@ -27,6 +27,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from policy_trainer.data.problem import Sample, Score
+from policy_trainer.rewards.call_log import CallLogs
 from policy_trainer.rewards.failures import Failures, too_slow
 from policy_trainer.rewards.functions import RewardFunction
 from shared.errors import UserError
@@ -75,6 +76,7 @@ class CallerReward:
         self._seconds = seconds
         self._port, self._token = read_address(name)
         self.failures = Failures([name])
+        self.logs = CallLogs()
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
         """One score for each sample; NaN where there is none. Raises UserError for a function that cannot be used."""
@@ -89,6 +91,7 @@ class CallerReward:
             raise UserError(
                 f"rewards: the program that began the run does not answer for {self._name}: {error}"
             ) from error
+        self.logs.add(samples, answers)
         return self.failures.scores(self._name, answers)
 
     def _post(self, body: bytes, seconds: float) -> list[dict[str, Any]]:

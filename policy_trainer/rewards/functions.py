@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from policy_trainer.data.problem import Problem, Sample, Score
 from policy_trainer.data.user_code import import_named, user_traceback
+from policy_trainer.rewards.call_log import CallLog
 from policy_trainer.rewards.environments import environment
 from shared.batch import MAX_REWARD
 from shared.errors import UserError
@@ -53,21 +54,23 @@ class RewardFunction:
     def answers(
         self, samples: list[Sample], note: Callable[[BaseException], object] = lambda error: None
     ) -> list[dict[str, Any]]:
-        """Calls the reward once. An answer for each sample: `score`, or `error` with its `kind`, or `refused` with the
-        reason.
+        """Calls the reward once. An answer for each sample: `score`, perhaps with what was `logged`; or `error` with
+        its `kind`, or `refused` with the reason.
 
         note: called with each exception.
         """
+        logs = [CallLog(len(samples))] if self.calls == "together" else [CallLog(1) for _ in samples]
         try:
-            outcomes = self._outcomes(samples)
+            outcomes = self._outcomes(samples, logs)
         except BaseException as error:  # a user's reward may raise anything, SystemExit too
             # Not kept in a variable: its traceback holds this frame, and in a circle the reward's memory would stay
             # taken.
             return [self._answer(error, note)] * len(samples)
-        return [self._answer(outcome, note) for outcome in outcomes]
+        logged = [log.of(place) for log in logs for place in range(len(samples) // len(logs))]
+        return [{**self._answer(outcome, note), **more} for outcome, more in zip(outcomes, logged, strict=True)]
 
-    def _outcomes(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
-        """A score for each sample; in place of it, the exception that a concurrent call raised.
+    def _outcomes(self, samples: Sequence[Sample], logs: Sequence[CallLog]) -> list[Score | BaseException]:
+        """A score for each sample; in place of it, the exception that a concurrent call raised. logs: of each call.
 
         Raises ValueError if the function does not return what it should, and UserError if it requires an argument that
         the problems do not have.
@@ -75,10 +78,13 @@ class RewardFunction:
         if self.calls == "sample":
             return [self.function(sample) for sample in samples]
         if self.calls == "each":
-            return [checked(self.function(**self._arguments(arguments(sample)))) for sample in samples]
+            return [
+                checked(self.function(**self._arguments(arguments(sample), log)))
+                for sample, log in zip(samples, logs, strict=True)
+            ]
         if self.calls == "concurrent":
-            return _loop().run(self._gathered(samples))
-        result = self.function(**self._arguments(_columns(samples)))
+            return _loop().run(self._gathered(samples, logs))
+        result = self.function(**self._arguments(_columns(samples), logs[0]))
         if inspect.isawaitable(result):
             result = _loop().run(_awaited(result))
         if isinstance(result, str) or not isinstance(result, Iterable):
@@ -88,16 +94,17 @@ class RewardFunction:
             raise ValueError(f"it must return one reward for each of {len(samples)} completions, got {len(scores)}")
         return [checked(score) for score in scores]
 
-    async def _gathered(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
+    async def _gathered(self, samples: Sequence[Sample], logs: Sequence[CallLog]) -> list[Score | BaseException]:
         import asyncio
 
-        return await asyncio.gather(*map(self._score, samples), return_exceptions=True)
+        return await asyncio.gather(*map(self._score, samples, logs), return_exceptions=True)
 
-    async def _score(self, sample: Sample) -> Score:
-        return checked(await self.function(**self._arguments(arguments(sample))))
+    async def _score(self, sample: Sample, log: CallLog) -> Score:
+        return checked(await self.function(**self._arguments(arguments(sample), log)))
 
-    def _arguments(self, known: Mapping[str, Any]) -> dict[str, Any]:
+    def _arguments(self, known: Mapping[str, Any], log: CallLog) -> dict[str, Any]:
         """The known arguments that the function has parameters for, or all if it takes `**`."""
+        known = {**known, **log.arguments}
         if missing := [name for name, each in self._named.items() if each.default is each.empty and name not in known]:
             raise UserError(f"rewards: {self.name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
         return {name: value for name, value in known.items() if self._takes_any or name in self._named}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from policy_trainer.data.problem import Problem, Score, Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.answers import needs_sandbox
+from policy_trainer.rewards.call_log import CallLogs, Logged
 from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.function_server import CallerReward
 from policy_trainer.rewards.http_reward import HttpReward
@@ -38,17 +39,18 @@ class Judgement:
 
     rewards: float32 (G,) weighted totals, NaN where a reward with a weight other than 0 could not be judged, where none
     of them applied, and where the rollout's environment was lost. parts: float32 (G,) scores of each reward, by name;
-    NaN for none.
+    NaN for none. logged: what the rewards logged about each completion.
     """
 
     rewards: np.ndarray
     parts: dict[str, np.ndarray]
     samples: Sequence[Sample] = ()
+    logged: Sequence[Logged] = ()
 
     def part(self, start: int, end: int) -> "Judgement":
         """The judgement of some completions of it."""
         parts = {name: scores[start:end] for name, scores in self.parts.items()}
-        return Judgement(self.rewards[start:end], parts, self.samples[start:end])
+        return Judgement(self.rewards[start:end], parts, self.samples[start:end], self.logged[start:end])
 
 
 class Judge:
@@ -62,6 +64,7 @@ class Judge:
         self._task = task
         self._weights = part_weights(config, task)
         self._failures: list[Failures] = []
+        self._logs: list[CallLogs] = []
         self._scorers = self._make_scorers(choose_rewards(config, task))
 
     def judge(self, groups: Groups) -> list[Judgement]:
@@ -88,7 +91,11 @@ class Judge:
                 f"a batch takes {MAX_REWARD:g} at most: give smaller weights, or scale the rewards"
             )
         applies &= ~np.array([sample.environment_lost for sample in samples], dtype=np.bool_)
-        return Judgement(np.where(applies, total, np.float32(np.nan)), parts, samples)
+        return Judgement(np.where(applies, total, np.float32(np.nan)), parts, samples, self._logged(samples))
+
+    def _logged(self, samples: Sequence[Sample]) -> list[Logged]:
+        taken = zip(*(logs.take(samples) for logs in self._logs), strict=True)
+        return [reduce(Logged.with_later, each) for each in taken] or [Logged()] * len(samples)
 
     def right(self, samples: Sequence[Sample]) -> np.ndarray:
         """float32 (G,): 1 where the task judges a completion correct, else 0; NaN where it could not be judged."""
@@ -157,6 +164,7 @@ class Judge:
         sandbox = Sandbox(sandboxed, **limits, workers=self._config.workers)
         counting = [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallerReward | HttpReward))]
         self._failures += [each.failures for each in counting]
+        self._logs += [each.logs for each in counting if not isinstance(each, HttpReward)]
         return {name: _scorer(name, rule, sandbox) for name, rule in rules.items()}
 
 

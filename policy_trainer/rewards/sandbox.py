@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from policy_trainer.data.problem import Reward, Sample, Score
+from policy_trainer.rewards.call_log import CallLogs
 from policy_trainer.rewards.failures import Failures, too_slow
 from shared.errors import UserError
 from shared.process import child_environment
@@ -58,7 +59,8 @@ class Sandbox:
         Raises UserError for a reward that cannot be loaded.
         """
         self.failures = Failures(rewards)
-        self._lanes = [_Lane(rewards, self.failures, seconds, memory) for _ in range(workers)]
+        self.logs = CallLogs()
+        self._lanes = [_Lane(rewards, self.failures, self.logs, seconds, memory) for _ in range(workers)]
         if rewards:
             self._lanes[0].start()
 
@@ -85,9 +87,12 @@ class Sandbox:
 class _Lane:
     """One process at a time, and the samples that it judges one after the other."""
 
-    def __init__(self, rewards: Mapping[str, Sandboxed], failures: Failures, seconds: float, memory: int) -> None:
+    def __init__(
+        self, rewards: Mapping[str, Sandboxed], failures: Failures, logs: CallLogs, seconds: float, memory: int
+    ) -> None:
         self._rewards = rewards
         self._failures = failures
+        self._logs = logs
         self._seconds = seconds
         self._memory = memory
         self._process: SandboxProcess | None = None
@@ -109,6 +114,7 @@ class _Lane:
                 process.send((name, list(rest)), seconds=self._seconds * len(rest))
                 for _ in range(0, len(rest), size):
                     answers = process.receive(seconds=self._seconds * size)["answers"]
+                    self._logs.add(samples[len(scores) :], answers)
                     scores.extend(self._failures.scores(name, answers))
             except ProcessEnded as ended:
                 if self._stopped.is_set():

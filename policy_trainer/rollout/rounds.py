@@ -96,7 +96,10 @@ class JudgedGroup:
             self,
             completions=[*self.completions, *later.completions],
             judgement=Judgement(
-                np.concatenate([first.rewards, second.rewards]), parts, [*first.samples, *second.samples]
+                np.concatenate([first.rewards, second.rewards]),
+                parts,
+                [*first.samples, *second.samples],
+                [*first.logged, *second.logged],
             ),
             versions=np.concatenate([self.versions, later.versions]),
         )
@@ -108,7 +111,12 @@ class JudgedGroup:
         return replace(
             self,
             completions=[self.completions[place] for place in places],
-            judgement=Judgement(judged.rewards[places], parts, [judged.samples[place] for place in places]),
+            judgement=Judgement(
+                judged.rewards[places],
+                parts,
+                [judged.samples[place] for place in places],
+                [judged.logged[place] for place in places] if judged.logged else (),
+            ),
             versions=self.versions[places],
         )
 

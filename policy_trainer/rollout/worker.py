@@ -12,7 +12,7 @@ from policy_trainer.config import RolloutConfig
 from policy_trainer.data.completion import group_tokens, loss_mask
 from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.queue_client.server import batches_by_state
-from policy_trainer.reporting import conversations
+from policy_trainer.reporting import conversations, logged
 from policy_trainer.reporting.reward_failures import reported
 from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.outbox import Outbox, hold, worker_directory
@@ -145,8 +145,9 @@ class RolloutWorker:
         }
         once = {**asdict(sampled.wasted), **reported(sampled.failures)}  # only in the round's first batch
         for group in sampled.groups:
-            turns = conversations.report(group.completions)
-            sample = json.dumps({**group.about, **about, **once, **turns}, ensure_ascii=False)
+            fields = {**group.about, **about, **once, **conversations.report(group.completions)}
+            fields |= logged.report(group.judgement.logged, fields)
+            sample = json.dumps(fields, ensure_ascii=False)
             sample = sample.encode(errors="replace").decode()  # lone surrogates of a problem, which servers refuse
             delivery.send(group.index, wire.encode(self._batch(publication, group, sample)))
             once = {}

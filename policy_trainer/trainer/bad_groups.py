@@ -3,7 +3,10 @@
 import traceback
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 
+from policy_trainer.lifecycle.endings import RunFailed
+from shared import wire
 from shared.client import Leased
 from shared.devices import is_out_of_memory
 
@@ -77,3 +80,14 @@ def _place(error: Exception) -> tuple[type[Exception], str, int]:
     ]
     file, line = places[-1] if places else ("", 0)
     return type(error), file, line
+
+
+def not_finite(leased: Sequence[Leased], steps: int, directory: Path) -> RunFailed:
+    """The error of a run whose loss or gradient was not finite in so many steps. Writes the last one's batches."""
+    directory.mkdir(exist_ok=True)
+    for lease in leased:
+        (directory / f"{lease.id}.safetensors").write_bytes(wire.encode(lease.batch))
+    return RunFailed(
+        f"{steps} steps in a row had a loss or gradient that is not finite; the last batches are in {directory}. "
+        "Try a lower optimizer.learning_rate, or float32"
+    )

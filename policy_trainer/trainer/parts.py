@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from policy_trainer.config import ENV_PREFIX, TrainConfig
+from policy_trainer.evaluation.evaluator import Evaluation, sampled_groups
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.lifecycle.endings import StopTraining
+from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.lifecycle.processes import Child, RestartedChild
-from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import teacher_kl
 from policy_trainer.queue_client.feed import LeaseFeed
@@ -22,11 +20,13 @@ from policy_trainer.reporting.conversations import rollout_metrics
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
+from policy_trainer.reporting.logged import logged_metrics
 from policy_trainer.reporting.metrics import Metrics, batch_metrics
 from policy_trainer.reporting.reward_failures import RewardFailures
-from policy_trainer.reporting.samples import SampledGroup, Samples
+from policy_trainer.reporting.samples import Samples
 from policy_trainer.reporting.tracking import Recorder
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.batch import RolloutBatch
 from shared.client import Leased
@@ -43,7 +43,8 @@ class Workers:
         self._process = process
 
     def start(self) -> None:
-        if self._process is not None:
+        """Unless it is started already."""
+        if self._process is not None and not self._process.pid:
             self._process.start()
 
     def check(self) -> None:
@@ -67,8 +68,14 @@ class Workers:
             self._process.stop()
 
 
-def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
-    """server: its URL."""
+def choose_workers(
+    config: TrainConfig,
+    server: str,
+    directory: RunDirectory,
+    note: Callable[[str], None],
+    forks: ForkServer | None = None,
+) -> Workers:
+    """server: its URL. forks: starts a worker that samples with PyTorch."""
     command = ["rollout", "--config", str(directory.config)]
     if config.rollout == "external":
         if config.weights == "server":
@@ -77,7 +84,8 @@ def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, no
     command += ["--server", server]
     token = token_of(config)
     secret = {f"{ENV_PREFIX}TOKEN": token} if token else {}  # not an argument: everyone can read command lines
-    child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret)
+    forks = forks if config.sampler == "hf" else None
+    child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret, (), forks)
     return Workers(RestartedChild(child, note, futile=" without delivering a batch in between"))
 
 
@@ -108,25 +116,11 @@ class BatchSource:
     renewal: Renewal | None = None
 
 
-# Called after each step with its metrics, and a function that returns its groups as they were sampled.
-OnStep = Callable[[Metrics, Callable[[], list[SampledGroup]]], object]
-
-
-@dataclass(frozen=True)
-class Observer:
-    """What the caller of `train` wants to know while it runs. stopwatch: gets the seconds of the trainer's stages.
-    on_step: returning False, or raising StopTraining, ends the run with a checkpoint."""
-
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    on_step: OnStep | None = None
-
-
 @dataclass(frozen=True)
 class Reporters:
     """Reports a run to files, trackers, the terminal and the caller, with health warnings.
 
-    recording: directory for the batches of each step, if they are kept. evaluated: the metrics of the latest evaluation
-    of an earlier process; empty if there was none.
+    recording: directory for the batches of each step, if they are kept. past: all records of earlier processes.
     """
 
     metrics: Recorder
@@ -137,10 +131,15 @@ class Reporters:
     reward_failures: RewardFailures
     recording: Path | None = None
     observer: Observer = field(default_factory=Observer)
-    evaluated: Mapping[str, Any] = field(default_factory=dict)
+    past: Sequence[Metrics] = ()
 
-    def step(self, record: Metrics, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> bool:
-        """Reports a training step, and new health warnings. Returns whether the run goes on."""
+    @property
+    def evaluated(self) -> Mapping[str, Any]:
+        """The metrics of the latest evaluation of an earlier process; empty if there was none."""
+        return next((record for record in reversed(self.past) if record["kind"] == "evaluation"), {})
+
+    def step(self, record: Metrics, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
+        """Reports a training step, and new health warnings."""
         self.metrics.write(record)
         self.display.step(record)
         for sentence in self.reward_failures.observe(batches):
@@ -148,23 +147,27 @@ class Reporters:
         for trouble in (*self.first_steps.observe(record["step"], batches), *self.health.observe(record)):
             self.metrics.write(health_record(trouble, record["step"]))
             self.display.note(f"step {record['step']}: {trouble}")
-        if self.observer.on_step is None:
-            return True
-        try:
-            texts = partial(self.samples.groups, record["step"], batches, groups)
-            answer = self.observer.on_step(dict(record), texts)
-            return not isinstance(answer, bool | np.bool_) or bool(answer)
-        except StopTraining:
-            return False
+        self.observer.end_step(dict(record), partial(self.samples.groups, record["step"], batches, groups))
+
+    def evaluation(self, evaluation: Evaluation, step: int, *, best: bool) -> None:
+        """Reports an evaluation. step: training steps done."""
+        record = {"step": step, **evaluation.summary()}
+        self.samples.of_evaluation(sampled_groups(evaluation, step))
+        self.metrics.write({"kind": "evaluation", **record})
+        for line in (f"held-out {evaluation}", *evaluation.failures):
+            self.display.note(f"step {step}{'' if step else ', before training'}: {line}")
+        self.observer.evaluated(record, best=best)
 
 
 def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepStats, step: int) -> dict[str, Any]:
     """step: its number, from 1. groups: one for each batch; those that train have advantages."""
+    batches = [lease.rollout for lease in leased]
     return {
         "kind": "step",
         "step": step,
         **batch_metrics(leased, version=step - 1),
-        **rollout_metrics([lease.rollout for lease in leased]),
+        **rollout_metrics(batches),
+        **logged_metrics(batches),
         **asdict(stats),
         "teacher_kl": teacher_kl(groups),
         "batch_ids": [lease.id for lease in leased],

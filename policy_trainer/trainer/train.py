@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.evaluator import NothingAnswered, sampled_groups
+from policy_trainer.evaluation.evaluator import NothingAnswered
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
@@ -21,11 +21,11 @@ from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
 from policy_trainer.run_files.recording import record
 from policy_trainer.sampling.sampler import sampling_params
-from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe
+from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, not_finite
+from policy_trainer.trainer.observer import Beginning
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.publication import Publication
-from shared import wire
 from shared.atomic_files import whole_directory
 from shared.batch import RolloutBatch
 from shared.client import Leased
@@ -49,7 +49,8 @@ class Trainer:
         self._policy = policy
         self._source = source
         self._reporters = reporters
-        self._stopwatch = reporters.observer.stopwatch
+        self._observer = reporters.observer
+        self._stopwatch = self._observer.stopwatch
         self._evaluated = reporters.evaluated
         self._stop = stop
         self._noise_floor: float | None = None
@@ -60,16 +61,19 @@ class Trainer:
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
         state, config, learner, feed = self._state, self._config, self._policy.learner, self._source.feed
+        self._observer.begin(Beginning(config, learner.model, self._policy.tokenizer, state.step, self._reporters.past))
         self._ensure_reference()
         self._publish()
         self._source.workers.start()
         try:
             if state.step == 0:
                 self._evaluate()
+                self._stop_if_wished()
             if state.step >= config.max_steps:
                 self._reporters.display.note(f"all {state.step} steps are done; raise --max-steps to continue")
             while state.step < config.max_steps and not self._stop:
                 began = time.monotonic()
+                self._observer.begin_step()
                 self._ensure_reference()
                 requested = time.monotonic()
                 leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
@@ -100,10 +104,17 @@ class Trainer:
                     if state.step % config.publish_every == 0:
                         self._publish()
                 self._evaluate_and_checkpoint()
+                self._stop_if_wished()
                 state.training_seconds += time.monotonic() - began
         except Stopped:
             pass  # raised while waiting or evaluating, never within a step
-        return self._finish()
+        finished = self._finish()
+        self._observer.end()
+        return finished
+
+    def _stop_if_wished(self) -> None:
+        if self._observer.wishes.stop and self._state.step < self._config.max_steps:
+            self._stop.set()
 
     def _ensure_reference(self) -> None:
         if self._source.renewal is not None:
@@ -154,11 +165,12 @@ class Trainer:
 
     def _evaluate_and_checkpoint(self) -> None:
         """Does what is due after this step. The best weights so far get a checkpoint."""
-        step, config = self._state.step, self._config
+        step, config, wishes = self._state.step, self._config, self._observer.wishes
         last = step == config.max_steps
         eval_steps = config.evaluation.eval_steps
-        best = (last or (eval_steps and step % eval_steps == 0)) and self._evaluate()
-        if best or last or step % config.checkpoint.save_steps == 0 or self._source.feed.settling_is_due:
+        best = (last or wishes.evaluate or (eval_steps and step % eval_steps == 0)) and self._evaluate()
+        save = best or last or wishes.save or step % config.checkpoint.save_steps == 0
+        if save or self._source.feed.settling_is_due:
             self._checkpoint()
         elif self._saving and self._saving.done():
             self._settle()
@@ -183,6 +195,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Samples held-out problems greedily. True if their scores are the best so far, and not those of step 0."""
+        self._observer.wishes.evaluate = False
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
         with self._stopwatch("evaluate"), self._policy.turn():
             try:
@@ -199,15 +212,11 @@ class Trainer:
             raise RewardsFailed(name, "every answer of the first evaluation", error)
         step = self._state.step
         self._evaluated = {"step": step, **evaluation.summary()}
-        self._reporters.samples.of_evaluation(sampled_groups(evaluation, step))
-        self._reporters.metrics.write({"kind": "evaluation", **self._evaluated})
-        for line in (f"held-out {evaluation}", *evaluation.failures):
-            self._reporters.display.note(f"step {step}{'' if step else ', before training'}: {line}")
         scores = list(evaluation.scores)
-        if scores <= self._state.best_scores:
-            return False
-        self._state.best_step, self._state.best_scores = step, scores
-        return step > 0
+        if best := scores > self._state.best_scores:
+            self._state.best_step, self._state.best_scores = step, scores
+        self._reporters.evaluation(evaluation, step, best=best)
+        return best and step > 0
 
     def _evaluating(self, done: int, total: int) -> None:
         self._stop.check()
@@ -216,6 +225,7 @@ class Trainer:
     def _checkpoint(self) -> None:
         """Saves weights and ledger in one rename, or begins to."""
         self._settle()
+        self._observer.wishes.save = False
         self._state.ledger = self._source.feed.ledger.ids()
         with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {self._state.step}"):
             average = None if self._source.renewal is None else self._source.renewal.average
@@ -230,6 +240,7 @@ class Trainer:
             with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {saving.state.step}"):
                 path = saving.finish()
             self._source.feed.settle(path, saving.state.ledger)
+            self._observer.saved(path)
 
     def _finish(self) -> bool:
         state = self._state
@@ -302,9 +313,7 @@ class Trainer:
             "server_scoring_seconds": self._source.watch.scoring_seconds,
             **({} if kl_at_step_0 is None else {"kl_at_step_0": kl_at_step_0}),
         }
-        goes_on = self._reporters.step(figures, [lease.rollout for lease in leased], groups)
-        if not goes_on and state.step < self._config.max_steps:
-            self._stop.set()
+        self._reporters.step(figures, [lease.rollout for lease in leased], groups)
         self._source.workers.delivered()
 
     def _keep_samples(self, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
@@ -321,14 +330,7 @@ class Trainer:
         self._reporters.display.note(f"step {self._state.step}: loss or gradient is not finite; no update was made")
         if self._state.bad_steps_in_a_row < self._config.max_bad_steps:
             return
-        directory = self._files.directory.bad_batches
-        directory.mkdir(exist_ok=True)
-        for lease in leased:
-            (directory / f"{lease.id}.safetensors").write_bytes(wire.encode(lease.batch))
-        raise RunFailed(
-            f"{self._config.max_bad_steps} steps in a row had a loss or gradient that is not finite; "
-            f"the last batches are in {directory}. Try a lower optimizer.learning_rate, or float32"
-        )
+        raise not_finite(leased, self._config.max_bad_steps, self._files.directory.bad_batches)
 
     def _idle(self, seconds: float) -> None:
         """Called while there is nothing to train on: restores what a server has lost, and shows the reason."""

@@ -3,6 +3,9 @@
 import asyncio
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,17 @@ from typing import Any
 import datasets.config
 import nbformat
 import numpy as np
+import psutil
 import pytest
 from nbclient import NotebookClient
+from transformers import TrainerCallback
 
 from policy_trainer import GRPO, RunFailed, StopTraining, UserError
+from policy_trainer.reporting.samples import read_samples
 from shared.models import load_model
 from tests.docs.pages import texts
-from tests.integration.processes import processes_of, steps_of
+from tests.integration import own_rewards
+from tests.integration.processes import processes_of, steps_of, until
 
 EXAMPLE = texts("python.md", "python")[0]
 PROBLEMS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "hint": i % 3} for i in range(100, 140)]
@@ -106,6 +113,51 @@ def test_a_function_that_is_called_after_each_step_may_end_the_run(random_model:
     assert not processes_of(site / "runs")
 
 
+class Stops(TrainerCallback):
+    """Saves after the second step, evaluates and stops after the third."""
+
+    def __init__(self) -> None:
+        self.saved: list[int] = []
+        self.evaluated: list[dict[str, float]] = []
+        self.ended: list[str] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        control.should_save = state.global_step == 2
+        control.should_evaluate = control.should_training_stop = state.global_step == 3
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.saved.append(state.global_step)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **others: Any) -> None:
+        self.evaluated.append(metrics)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        self.ended.append(type(model).__name__)
+
+
+def test_callbacks_and_what_rewards_log(random_model: Path, site: Path) -> None:
+    def here(completions: list[str], log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
+        log_metric("here", 2.0)
+        log_extra("characters", [len(text) for text in completions])
+        return [float(len(text)) for text in completions]
+
+    callback = Stops()
+    result = GRPO(
+        model=random_model, dataset=PROBLEMS, rewards=[here, own_rewards.logs], max_steps=20, callbacks=[callback],
+        **QUICK,
+    ).train()  # fmt: skip
+    assert (result.finished, result.steps) == (False, 3)
+    assert 2 in callback.saved and callback.ended == ["Qwen2ForCausalLM"]
+    assert [record["step"] for record in result.evaluations] == [0, 3] and len(callback.evaluated) == 2
+    assert all(record["logged/here"] == 2.0 for record in result.history)
+    kept = read_samples(site / "runs/default/samples.jsonl")
+    completions = [each for group in kept if group.kind == "train" for each in group.completions]
+    assert completions
+    for each in completions:
+        assert each.extras == {"characters": len(each.text), "first": each.text[:1]}
+    assert 0 <= result.history[0]["logged/there"] <= 12
+
+
 def len_reward(completion: str) -> float:
     return float(len(completion))
 
@@ -128,6 +180,35 @@ def test_a_check_leaves_no_run(random_model: Path, site: Path) -> None:
     rewards = [lambda completion: len(set(completion))]
     assert GRPO(model=random_model, dataset=PROBLEMS, rewards=rewards, **QUICK).check()
     assert [path.name for path in (site / "runs/default").iterdir()] == ["data"]
+
+
+# A script as TRL's are: without `if __name__ == "__main__"`, and with a reward that no other process can import.
+SCRIPT = """
+from policy_trainer import GRPO
+
+with open("runs.txt", "a") as file:
+    file.write("the script ran\\n")
+result = GRPO(model={model!r}, dataset={problems!r}, rewards=lambda completion: len(completion), {settings}).train()
+print(result.finished, result.steps)
+"""
+
+
+def test_a_script_runs_once_and_ctrl_c_ends_its_processes(random_model: Path, site: Path) -> None:
+    settings = f"max_steps=1000, **{QUICK!r}"
+    (site / "script.py").write_text(SCRIPT.format(model=str(random_model), problems=PROBLEMS, settings=settings))
+    with (
+        (site / "log").open("w") as log,
+        subprocess.Popen([sys.executable, "script.py"], stdout=log, stderr=log) as run,
+    ):
+        until(lambda: len(steps_of(site / "runs/default")) >= 2 or run.poll() is not None, "two steps")
+        before = psutil.Process(run.pid).children(recursive=True)
+        assert len(before) == 3, "the fork server, the reference server and the worker"
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 0
+    output = (site / "log").read_text()
+    assert re.search(r"^False \d+$", output, re.MULTILINE) and "stopping; press Ctrl-C again" in output
+    assert (site / "runs.txt").read_text() == "the script ran\n"
+    assert not processes_of(site / "runs") and not any(process.is_running() for process in before)
 
 
 @pytest.mark.long

@@ -45,7 +45,7 @@ def test_what_there_is_not_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert ABSENT["num_generations_eval"] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["args", "callbacks", "num_generations_eval", "eval_on_start"])
+@pytest.mark.parametrize("name", ["args", "optimizers", "num_generations_eval", "eval_on_start"])
 def test_from_python(name: str) -> None:
     settings: dict[str, Any] = {name: 1}
     with pytest.raises(UserError) as refused:

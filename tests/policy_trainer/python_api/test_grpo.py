@@ -107,9 +107,18 @@ def test_a_resumed_run_keeps_its_problems_and_rewards(changed: dict[str, Any], m
         GRPO(**{**given, **changed, "resume": True}).train()
 
 
-def test_importing_the_package_stays_cheap() -> None:
-    heavy = {"torch", "pydantic", "policy_trainer.python_api"}
-    code = f"import sys, policy_trainer; print(sorted({heavy!r} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import policy_trainer", {"torch", "pydantic", "policy_trainer.python_api"}),
+        (
+            "from policy_trainer import GRPO; GRPO(model='m', dataset=[{'prompt': '2+2='}], rewards='length')",
+            {"torch", "transformers"},
+        ),
+    ],
+)
+def test_importing_the_package_stays_cheap(code: str, heavy: set[str]) -> None:
+    code = f"import sys; {code}; print(sorted({heavy!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     with pytest.raises(ImportError):
         from policy_trainer import PPO  # type: ignore[attr-defined] # noqa: F401

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 
 from policy_trainer.config import SourceConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.python_api.inputs import ProblemInput, problem_input, reward_input, step_input
+from policy_trainer.python_api.inputs import ProblemInput, problem_input, reward_input
 from policy_trainer.tasks.user_rows import row_task
 from shared.errors import UserError
 from tests.policy_trainer.rewards import faulty
@@ -130,17 +130,6 @@ def test_names_are_unique_and_parameters_decide_the_calls() -> None:
     names, here = reward_input([lambda completion: 1.0, lambda completions: [1.0], Stateful(), "format"])
     assert names == ["caller:function", "caller:function_2", "caller:Stateful", "format"]
     assert [function.calls for function in here.values()] == ["each", "together", "together"]
-
-
-def test_a_function_of_steps_gets_what_it_names() -> None:
-    def makes() -> list[Any]:
-        return ["a group"]
-
-    assert step_input(lambda metrics: metrics)({"step": 1}, makes) == {"step": 1}
-    assert step_input(lambda metrics, groups=(): groups)({}, makes) == ["a group"]
-    assert step_input(lambda metrics, texts: texts)({}, makes) == ["a group"]
-    assert step_input(lambda metrics, log="mine": log)({}, makes) == "mine"
-    assert step_input(print)({}, makes) is None
 
 
 def test_rewards_are_names_and_functions() -> None:

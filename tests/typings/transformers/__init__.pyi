@@ -43,7 +43,12 @@ from transformers.models.qwen3 import *
 from transformers.models.stablelm import *
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast as PreTrainedTokenizerFast
+from transformers.trainer_callback import EarlyStoppingCallback as EarlyStoppingCallback
 from transformers.trainer_callback import PrinterCallback as PrinterCallback
+from transformers.trainer_callback import ProgressCallback as ProgressCallback
 from transformers.trainer_callback import TrainerCallback as TrainerCallback
+from transformers.trainer_callback import TrainerControl as TrainerControl
+from transformers.trainer_callback import TrainerState as TrainerState
+from transformers.utils.quantization_config import BitsAndBytesConfig as BitsAndBytesConfig
 
 __version__: str

@@ -1,0 +1,231 @@
+"""What the caller of `GRPO` sees of its run: `on_step`, and callbacks written for transformers' Trainer.
+
+A callback's events are called where they exist in a run: at its beginning and end, before and after each step, with its
+logs, after evaluations and checkpoints. Their `control` may stop the run, or have it evaluated or saved after a step.
+"""
+
+import inspect
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.data.user_code import accepts
+from policy_trainer.lifecycle.endings import StopTraining
+from policy_trainer.trainer.observer import Beginning, Groups, Metrics, Observer
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+    AnyCallback = TrainerCallback | type[TrainerCallback]
+
+OnStep = Callable[[Metrics, Groups], object]
+
+# Events of transformers' Trainer that a run has.
+EVENTS = {
+    "on_init_end", "on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end",
+}  # fmt: skip
+
+
+def step_input(function: Callable[..., object]) -> OnStep:
+    """The function as the trainer calls it. Groups are made only for a function that needs them, or names them.
+
+    Raises UserError for what takes neither a step's metrics nor its metrics and groups.
+    """
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        kind = "an async function" if callable(function) else type(function).__name__
+        raise UserError(f"on_step: must be a function of a step's metrics, got {kind}")
+    reason = accepts(function, {})
+    if reason is None and "groups" not in inspect.signature(function).parameters:
+        return lambda metrics, groups: function(metrics)
+    if accepts(function, {}, []) is not None:
+        raise UserError(
+            f"on_step: is called as f(metrics) or f(metrics, groups), but {reason or 'groups is keyword-only'}"
+        )
+    return lambda metrics, groups: function(metrics, groups())
+
+
+class StepFunction(Observer):
+    """Calls the caller's function after each step. Returning False, or raising StopTraining, ends the run with a
+    checkpoint."""
+
+    def __init__(self, on_step: OnStep) -> None:
+        super().__init__()
+        self._on_step = on_step
+
+    def end_step(self, record: Metrics, groups: Groups) -> None:
+        try:
+            answer = self._on_step(record, groups)
+        except StopTraining:
+            answer = False
+        self.wishes.stop |= isinstance(answer, bool | np.bool_) and not answer
+
+
+def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]":
+    """The callbacks, of classes an instance. Warns of events that a run does not have.
+
+    Raises UserError for what is no callback of transformers.
+    """
+    from transformers import TrainerCallback  # slow to import; a program with callbacks has imported it
+
+    several = [each() if isinstance(each, type) else each for each in callbacks]
+    for each in several:
+        if not isinstance(each, TrainerCallback):
+            raise UserError(f"callbacks: must be transformers.TrainerCallbacks, got {type(each).__name__}")
+        names = [name for name in dir(TrainerCallback) if name.startswith("on_") and name not in EVENTS]
+        unused = [name for name in names if getattr(type(each), name) is not getattr(TrainerCallback, name)]
+        if unused:
+            warnings.warn(
+                f"callbacks: {type(each).__name__} is not called at {', '.join(unused)}: a run has no such event; it "
+                f"has {', '.join(sorted(EVENTS))}",
+                stacklevel=2,
+            )
+    return several
+
+
+class Callbacks(Observer):
+    """Calls transformers' callbacks, with the state of this run.
+
+    on_step: is called too, before them. args: what they get for TrainingArguments; None: a few of their names, from the
+    run's settings. logging_steps: steps between logs, which are means over these steps. renamed: changes the names of
+    metrics.
+    """
+
+    def __init__(
+        self,
+        callbacks: "Iterable[TrainerCallback]",
+        on_step: OnStep | None = None,
+        *,
+        args: Any = None,
+        logging_steps: int = 1,
+        renamed: Callable[[Metrics], Metrics] = dict,
+    ) -> None:
+        super().__init__()
+        from transformers import TrainerControl, TrainerState
+
+        self._callbacks = [*callbacks]
+        self._function = None if on_step is None else StepFunction(on_step)
+        self._args = args
+        self._logging_steps = logging_steps
+        self._renamed = renamed
+        self._window: dict[str, list[float]] = defaultdict(list)
+        self.state = TrainerState()
+        self.control = TrainerControl()
+        self._others: dict[str, Any] = {}
+
+    def begin(self, run: Beginning) -> None:
+        super().begin(run)
+        if self._function is not None:
+            self._function.begin(run)
+        self.control.should_training_stop = False
+        if self._args is None:
+            self._args = _arguments(run.config, self._logging_steps)
+        evaluations = [record for record in run.past if record["kind"] == "evaluation"]
+        self._others = {"model": run.model, "processing_class": run.tokenizer}
+        self.state.max_steps, self.state.global_step = run.config.max_steps, run.step
+        self.state.num_train_epochs = round(run.config.num_train_epochs or 0)
+        self.state.logging_steps = self._logging_steps
+        self.state.eval_steps, self.state.save_steps = (
+            run.config.evaluation.eval_steps,
+            run.config.checkpoint.save_steps,
+        )
+        self.state.log_history = [self._renamed(_numbers(record)) for record in run.past]
+        for record in evaluations:
+            self._keep_best(record)
+        self._call("on_init_end")
+        self._call("on_train_begin")
+
+    def begin_step(self) -> None:
+        self.control._new_step()
+        self._call("on_step_begin")
+
+    def end_step(self, record: Metrics, groups: Groups) -> None:
+        if self._function is not None:
+            self._function.end_step(record, groups)
+            self.wishes.stop |= self._function.wishes.stop
+        self.state.global_step = record["step"]
+        self.state.epoch = self.state.num_train_epochs * record["step"] / max(self.state.max_steps, 1)
+        self.state.num_input_tokens_seen += record.get("tokens") or 0
+        for name, value in _numbers(record).items():
+            self._window[name].append(value)
+        self.control.should_log = record["step"] % self._logging_steps == 0
+        self._call("on_step_end")
+        if self.control.should_log or record["step"] == self.state.max_steps:
+            self._log()
+
+    def _log(self) -> None:
+        self.control.should_log = False
+        logs = self._renamed({name: sum(values) / len(values) for name, values in self._window.items()})
+        self._window.clear()
+        logs["step"], logs["epoch"] = self.state.global_step, self.state.epoch
+        self.state.log_history.append(logs)
+        self._call("on_log", logs={name: value for name, value in logs.items() if name != "step"})
+
+    def evaluated(self, record: Metrics, *, best: bool) -> None:
+        if isinstance(self._args, SimpleNamespace):  # ours
+            self._args.metric_for_best_model = "reward" if record.get("accuracy") is None else "accuracy"
+        self.control.should_evaluate = False
+        metrics = {f"eval_{name}": value for name, value in self._renamed(_numbers(record)).items() if name != "step"}
+        self.state.log_history.append({**metrics, "step": record["step"]})
+        self._call("on_evaluate", metrics=metrics)
+        if best:  # after the event: EarlyStoppingCallback compares with the earlier best
+            self._keep_best(record)
+
+    def _keep_best(self, record: Metrics) -> None:
+        name = (self._args.metric_for_best_model or "reward").removeprefix("eval_")
+        self.state.best_metric, self.state.best_global_step = record.get(name), record["step"]
+
+    def saved(self, checkpoint: Path) -> None:
+        self.control.should_save = False
+        if self.state.best_global_step and checkpoint.name.endswith(f"-{self.state.best_global_step:08}"):
+            self.state.best_model_checkpoint = str(checkpoint)
+        self._call("on_save")
+
+    def end(self) -> None:
+        self._call("on_train_end")
+
+    def _call(self, event: str, **values: Any) -> None:
+        for callback in self._callbacks:
+            given = {**self._others, "optimizer": None, "lr_scheduler": None, **values}
+            self.control = getattr(callback, event)(self._args, self.state, self.control, **given) or self.control
+        control, wishes = self.control, self.wishes
+        wishes.stop |= control.should_training_stop
+        wishes.save, wishes.evaluate = control.should_save, control.should_evaluate
+
+
+def _numbers(record: Metrics) -> Metrics:
+    parts = {f"rewards/{name}": value for name, value in (record.get("rewards") or {}).items()}
+    return {
+        name: value
+        for name, value in {**record, **parts}.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _arguments(config: TrainConfig, logging_steps: int) -> SimpleNamespace:
+    """For callbacks: the names of TrainingArguments whose meaning a run has."""
+    return SimpleNamespace(
+        output_dir=str(config.run_dir),
+        run_name=config.run,
+        seed=config.seed,
+        max_steps=config.max_steps,
+        num_train_epochs=config.num_train_epochs or 0,
+        learning_rate=config.optimizer.learning_rate,
+        logging_strategy="steps",
+        logging_steps=logging_steps,
+        eval_strategy="steps",
+        eval_steps=config.evaluation.eval_steps,
+        save_strategy="steps",
+        save_steps=config.checkpoint.save_steps,
+        save_total_limit=config.checkpoint.save_total_limit,
+        load_best_model_at_end=False,
+        metric_for_best_model="reward",
+        greater_is_better=True,
+        report_to=list(config.report_to),
+    )

@@ -1,0 +1,66 @@
+"""What the caller of `train` sees of a run while it happens, and what it may ask of the trainer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.lifecycle.timing import Stopwatch
+
+if TYPE_CHECKING:  # a program that only makes a run's settings needs no PyTorch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from policy_trainer.reporting.samples import SampledGroup
+
+Metrics = dict[str, Any]
+# Returns the groups of a step as they were sampled, with rewards and advantages.
+Groups = Callable[[], "list[SampledGroup]"]
+
+
+@dataclass
+class Wishes:
+    """What an observer asks of the trainer. save and evaluate: after this step, even if it is not due; the trainer
+    resets them. stop: end the run with a checkpoint."""
+
+    save: bool = False
+    evaluate: bool = False
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A run, or its continuation. step: steps done. past: all records of metrics.jsonl."""
+
+    config: TrainConfig
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    step: int
+    past: Sequence[Metrics]
+
+
+class Observer:
+    """This one only measures: its methods do nothing. stopwatch: gets the seconds of the trainer's stages."""
+
+    def __init__(self, stopwatch: Stopwatch | None = None) -> None:
+        self.stopwatch = stopwatch or Stopwatch()
+        self.wishes = Wishes()
+
+    def begin(self, run: Beginning) -> None:
+        """Before the first evaluation. Wishes of an earlier run are forgotten."""
+        self.wishes = Wishes()
+
+    def begin_step(self) -> None:
+        """Before the trainer waits for the batches of a step."""
+
+    def end_step(self, record: Metrics, groups: Groups) -> None:
+        """After an update, with the step's metrics."""
+
+    def evaluated(self, record: Metrics, *, best: bool) -> None:
+        """After an evaluation. best: whether its scores are the highest so far."""
+
+    def saved(self, checkpoint: Path) -> None:
+        """After a checkpoint was written."""
+
+    def end(self) -> None:
+        """After the last step, or when the run stops early; not after an error."""
