@@ -15,6 +15,7 @@ from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
+from tests.device import DEVICE
 from tests.policy_trainer.sampling.architectures import texts
 
 Make = Callable[..., Any]
@@ -36,7 +37,7 @@ class Cache:
 class Scripted:
     """A model that writes row i of its script for row i of the batch, and checks that its tokens come back to it."""
 
-    device = torch.device("cpu")
+    device = DEVICE
 
     def __init__(self, scripts: Sequence[Sequence[int]], *, vocabulary: int, eos: int | list[int]) -> None:
         longest = max(map(len, scripts))
