@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.commands import INLINE, RunConfig, TrainingDtype
+from policy_trainer.config.functions import is_function
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.marks import Resume, Travel
 from policy_trainer.config.sections import (
@@ -98,6 +99,12 @@ class TrainConfig(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _choose_reference(self) -> "TrainConfig":
+        if self.lora.load_in_4bit and "source" not in self.reference.model_fields_set:
+            self.reference = self.reference.model_copy(update={"source": "adapter-off"})
+        return self
+
+    @model_validator(mode="after")
     def _check_training(self) -> "TrainConfig":
         checks = (_single_completion_errors, _teacher_errors, _sampler_errors, _reference_errors, _lag_errors)
         if message := next(chain.from_iterable(check(self) for check in checks), None):
@@ -165,7 +172,7 @@ def _single_completion_errors(config: TrainConfig) -> Iterator[str]:
     if config.sampling.num_generations > 1 or loss.advantage == "process" or loss.distillation:
         return
     where = "sampling.num_generations: a group of 1 has"
-    if loss.advantage != "reinforce++":
+    if loss.advantage != "reinforce++" and not is_function(loss.advantage):
         yield (
             f"{where} nothing to compare with, so loss.advantage = {loss.advantage} is always 0: use a larger group, "
             "or reinforce++"
@@ -229,6 +236,11 @@ def _reference_errors(config: TrainConfig) -> Iterator[str]:
         yield (
             "reference.source: adapter-off is the policy without its adapters, and there are none: set --lora.rank 16, "
             "or leave --reference.source at server"
+        )
+    if reference.source == "server" and config.lora.load_in_4bit:
+        yield (
+            "reference.source: with lora.load_in_4bit the policy begins as the quantised model, and a server has the "
+            "model before it was quantised: set --reference.source adapter-off, the policy without its adapters"
         )
     if not reference.sync_steps:
         return

@@ -17,16 +17,17 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
-from policy_trainer.data.problem import training_problems
+from policy_trainer.data.problem import Problem, training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, prompt_encoder, prompt_limit
 from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
+from policy_trainer.quantised import check_quantisation, load_base
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.plan import GB, MAIN_MEMORY, load_teacher_outline, memory_size, plan, shortages
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device, describe_device
 from shared.logprobs import embedding_rows
-from shared.models import context_length, eos_token_ids, load_model
+from shared.models import context_length, eos_token_ids
 
 _PACKAGE = "tandem-grpo"
 _NAMED = ("torch", "transformers", "vllm")
@@ -46,6 +47,7 @@ def versions(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for a tracker or an engine that is asked for and is not installed."""
     yield from _ranges()
     refuse_missing(subject.config.report_to)
+    check_quantisation(subject.config.lora)
     if subject.config.sampler == "vllm":
         check_engine(subject.config, lora_rank=subject.config.lora.rank)
 
@@ -152,7 +154,7 @@ def weights(subject: Subject) -> Iterator[Finding]:
         yield ok(f"each of {subject.ranks} ranks loads its part when the group is trained")
         return
     config, began = subject.config, time.monotonic()
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    model = load_base(config.model, config.lora, revision=config.revision, device=config.device, dtype=config.dtype)
     seconds = time.monotonic() - began
     broken = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     about = f"{str(model.dtype).removeprefix('torch.')} on {model.device}, loaded in {seconds:.1f} s"
@@ -206,7 +208,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     text = repr(subject.tokenizer.decode(encoded.unexpanded_ids))
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
     by = "through the chat template" if encoder.in_chat(first) else "as it stands"
-    if encoder.in_chat(first) and not _opens_an_answer(subject, first.messages):
+    if encoder.in_chat(first) and not _opens_an_answer(subject, first):
         yield warning(
             "the chat template writes nothing for add_generation_prompt: the model may go on with the question",
             "correct the chat template, or give --data.prompt-style plain",
@@ -224,10 +226,11 @@ def _pictures(prompt: EncodedPrompt) -> str:
     return f"{count} pictures of {tokens} tokens" if count != 1 else f"a picture of {tokens} tokens"
 
 
-def _opens_an_answer(subject: Subject, messages: Any) -> bool:
-    options = {"tokenize": False, **subject.config.data.chat_template_kwargs}
+def _opens_an_answer(subject: Subject, problem: Problem) -> bool:
+    messages: Any = list(problem.messages)
+    options = {"tokenize": False, **subject.config.data.chat_template_kwargs, **problem.chat_template_kwargs}
     ways = [
-        str(subject.tokenizer.apply_chat_template(list(messages), add_generation_prompt=opens, **options))
+        str(subject.tokenizer.apply_chat_template(messages, add_generation_prompt=opens, **options))
         for opens in (True, False)
     ]
     return ways[0] != ways[1]

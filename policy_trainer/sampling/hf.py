@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.adapters import MergedAdapters
+from policy_trainer.adapters import AddedAdapters, MergedAdapters
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.quantised import is_quantised
 from policy_trainer.sampling.decoders import fill_slots, make_decoder, use_attention
 from policy_trainer.sampling.drawing import has_stop_text, sample_tokens, tail_length
 from policy_trainer.sampling.kv_cache import prefill
@@ -38,7 +39,7 @@ class HFSampler:
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._eos = torch.tensor(eos_token_ids(model, tokenizer), device=model.device)
-        self._adapters = MergedAdapters(model)
+        self._adapters = AddedAdapters(model) if is_quantised(model) else MergedAdapters(model)
         self._vision = vision_of(model)
         self._running = False
         self._forbidden = torch.tensor(placeholders_of(model), dtype=torch.long, device=model.device)
@@ -73,7 +74,7 @@ class HFSampler:
             while True:
                 tokens, logps = sample_tokens(logits, params, generator, buffer.earlier, self._forbidden)
                 buffer.append(tokens, logps)
-                buffer.finish(self._ended(tokens, buffer, params.stop))
+                buffer.finish(self._ended(tokens, buffer, params))
                 if buffer.done:
                     break
                 kept = buffer.drop_finished()
@@ -97,12 +98,14 @@ class HFSampler:
     def _check_idle(self) -> None:
         assert not self._running, "a running batch has the model"
 
-    def _ended(self, tokens: Tensor, buffer: "CompletionBuffer", stop: tuple[str, ...]) -> Tensor:
+    def _ended(self, tokens: Tensor, buffer: "CompletionBuffer", params: SamplingParams) -> Tensor:
         """bool (B,): which batch rows end with the tokens (B,) that were just appended."""
         ended = torch.isin(tokens, self._eos)
-        if stop:
-            tails = buffer.last_tokens(tail_length(stop))
-            stopped = [has_stop_text(self._tokenizer, tail, stop) for tail in tails]
+        if params.stop_token_ids:
+            ended |= torch.isin(tokens, tokens.new_tensor(params.stop_token_ids))
+        if params.stop:
+            tails = buffer.last_tokens(tail_length(params.stop))
+            stopped = [has_stop_text(self._tokenizer, tail, params.stop) for tail in tails]
             ended |= torch.tensor(stopped, device=ended.device)
         return ended
 

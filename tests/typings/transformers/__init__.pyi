@@ -49,5 +49,6 @@ from transformers.trainer_callback import ProgressCallback as ProgressCallback
 from transformers.trainer_callback import TrainerCallback as TrainerCallback
 from transformers.trainer_callback import TrainerControl as TrainerControl
 from transformers.trainer_callback import TrainerState as TrainerState
+from transformers.utils.quantization_config import BitsAndBytesConfig as BitsAndBytesConfig
 
 __version__: str
