@@ -36,6 +36,8 @@ class TestDevice(DeviceContext):
             return func(*args, **(kwargs or {}))
         if func in _TO_NUMPY:
             args = (args[0].cpu(), *args[1:])
+        if func is torch.from_numpy:
+            return func(*args).to(self.device)
         generator = (kwargs or {}).get("generator")
         if generator is not None and generator.device.type == "cpu":
             args = tuple(value.cpu() if isinstance(value, torch.Tensor) else value for value in args)

@@ -8,6 +8,7 @@ from typing import Any
 
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.evaluation.results import Evaluation, sampled_groups
+from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.lifecycle.processes import Child, RestartedChild
@@ -25,6 +26,7 @@ from policy_trainer.reporting.metrics import Metrics, batch_metrics
 from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.samples import Samples
 from policy_trainer.reporting.tracking import Recorder
+from policy_trainer.run_files.recording import record
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.publisher import BackgroundPublisher
@@ -147,6 +149,11 @@ class Reporters:
         for line in (f"held-out {evaluation}", *evaluation.failures):
             self.display.note(f"step {step}{'' if step else ', before training'}: {line}")
         self.observer.evaluated(record, best=best)
+
+    def keep(self, step: int, batches: Sequence[Batch]) -> None:
+        """Writes the batches of a step, if they are kept for a replay."""
+        if self.recording is not None:
+            record(self.recording, step, batches)
 
 
 def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepStats, step: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
-from policy_trainer.run_files.recording import record
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, not_finite
 from policy_trainer.trainer.demand import Demand
 from policy_trainer.trainer.observer import Beginning
@@ -77,7 +76,6 @@ class Trainer:
                 began = time.monotonic()
                 self._observer.begin_step()
                 self._ensure_reference()
-                requested = time.monotonic()
                 leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
                 if self._source.renewal is not None:
                     leased = self._source.renewal.rescored(leased)
@@ -97,10 +95,9 @@ class Trainer:
                     feed.ledger.mark_trained(leased)
                     self._refuse(self._bad_groups.pop())  # the step succeeds without them: they are at fault
                     self._count(leased, stats)
-                    seconds = {"waiting": taken - requested, "working": time.monotonic() - taken}
+                    seconds = {"waiting": taken - began, "working": time.monotonic() - taken}
                     self._record(leased, groups, stats, kl_at_step_0, **seconds)
-                    if self._reporters.recording is not None:
-                        record(self._reporters.recording, state.step, batches)
+                    self._reporters.keep(state.step, batches)
                     self._keep_samples([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
                     if state.step % config.publish_every == 0:
@@ -298,11 +295,10 @@ class Trainer:
     ) -> None:
         """Reports the step: metrics, display, health."""
         self._source.watch.look()
-        state = self._state
         figures: dict[str, Any] = {
-            **step_record(leased, groups, stats, state.step),
-            "epoch": state.epoch,
-            "entropy_coef": state.entropy_coef,
+            **step_record(leased, groups, stats, self._state.step),
+            "epoch": self._state.epoch,
+            "entropy_coef": self._state.entropy_coef,
             "training_seconds": working,
             "waiting_seconds": waiting,
             "waiting_share": waiting / max(waiting + working, 1e-9),

@@ -53,14 +53,15 @@ class Talk:
         assert opened is not None
         return opened
 
-    def run(self, *rows: Sequence[str], problem: Problem | None = None) -> list[Completion]:
-        """The rollouts of a problem, one for each row of turns."""
+    def run(self, *rows: Sequence[str], problem: Problem | None = None, **options: Any) -> list[Completion]:
+        """The rollouts of a problem, one for each row of turns. options: of `Rollouts.sample`."""
         problem = problem or Problem("", ({"role": "user", "content": "q"},))
         opened = self.open(problem, 7, len(rows))
         prompt = self.encoder.encode(opened.problem)
         self.script = Script({row: [self.ids(turn) for turn in turns] for row, turns in enumerate(rows)}, self.eos)
         params = sampling_params(self.config.sampling, num_generations=len(rows))
-        (completions,) = self.rollouts.sample(self.script, [(opened, prompt)], params, 0)  # type: ignore[arg-type]
+        script: Any = self.script
+        (completions,) = self.rollouts.sample(script, [(opened, prompt)], params, 0, **options)
         return completions
 
 

@@ -313,6 +313,20 @@ class TestTake:
         assert ids(taken(open_feed(max_lag=4), 2, version=9)) == young
         assert server.ids_of("release") == old
 
+    def test_without_a_lag_they_come_in_the_order_of_their_problems_each_once(
+        self, server: RefServer, open_feed: Any
+    ) -> None:
+        """A worker that is started again samples problem 1 again. What another program sampled has no index."""
+        batches = [server.batch(version=3) for _ in range(6)]
+        for batch, index in zip(batches, (2, 1, None, 1, None, 0), strict=True):
+            spoiled(batch, sample=json.dumps({"index": index}) if index is not None else "{}")
+        known = server.put(*batches)
+        feed = open_feed(max_lag=0)
+        assert ids(taken(feed, 5, version=3)) == [known[5], known[1], known[0], *sorted((known[2], known[4]))]
+        assert not server.ids_of("release")  # released at once, the batch would come again and again
+        later = server.put(count=1, version=4)
+        assert ids(taken(feed, 1, version=4)) == later and server.ids_of("release") == [known[3]]
+
     def test_without_a_limit_any_age_is_trained(self, server: RefServer, open_feed: Any) -> None:
         known = server.put(count=1)
         assert ids(taken(open_feed(), 1, version=10**6)) == known

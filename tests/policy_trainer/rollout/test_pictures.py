@@ -58,7 +58,7 @@ class TestWorker:
         published: Publication = publication(lineage="one")
         vision = vision_of(sampler._model)
         assert vision is not None
-        for group in rounds.next(iter(range(2)).__next__, published).groups:
+        for group in rounds.next(iter(range(2)).__next__, published, 2).groups:
             batch = wire.decode(wire.encode(worker._batch(published, group, "{}")))
             assert isinstance(batch, RolloutBatch)
             vision.check(batch.group)
@@ -69,7 +69,7 @@ class TestWorker:
     def test_too_long_prompts_are_counted_with_their_pictures(self, directory: Path) -> None:
         """Two pictures do not fit, one does."""
         _, _, rounds = self.rounds(directory, max_prompt_length=16)
-        result = rounds.next(iter(range(20)).__next__, publication())
+        result = rounds.next(iter(range(20)).__next__, publication(), 2)
         assert {len(group.problem.images) for group in result.groups} == {1}
         assert result.wasted.dropped_prompts > 0
 

@@ -41,12 +41,12 @@ class ByRound(Scripted):
 
 
 class Rig:
-    def __init__(self, rounds: Rounds, sampler: ByRound) -> None:
-        self.rounds, self.sampler = rounds, sampler
+    def __init__(self, rounds: Rounds, sampler: ByRound, prompts: int) -> None:
+        self.rounds, self.sampler, self.prompts = rounds, sampler, prompts
         self.draw = count().__next__
 
     def next(self, version: int = 0, **fields: Any) -> Round:
-        return self.rounds.next(self.draw, publication(version, **fields))
+        return self.rounds.next(self.draw, publication(version, **fields), self.prompts)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def make(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Rig]:
         sampling = SamplingConfig(num_generations=4, prompts_per_round=prompts, regroup=regroup)
         config = RolloutConfig(model="m", sampling=sampling, loss=RolloutLossConfig(advantage=advantage))
         sampler = ByRound(tokenizer, script)
-        return Rig(make_rounds(tokenizer, sampler, config), sampler)
+        return Rig(make_rounds(tokenizer, sampler, config), sampler, prompts)
 
     return made
 

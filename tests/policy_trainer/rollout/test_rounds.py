@@ -30,7 +30,7 @@ def made(tokenizer: PreTrainedTokenizerFast) -> Any:
             sampling=SamplingConfig(num_generations=2, prompts_per_round=3, **sampling),
         )
         sampler = Scripted(tokenizer, mixed)
-        return make_rounds(tokenizer, sampler, config).next(lambda: next(draw), publication()), sampler
+        return make_rounds(tokenizer, sampler, config).next(lambda: next(draw), publication(), 3), sampler
 
     return make
 
@@ -97,7 +97,7 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
         sampling=SamplingConfig(num_generations=2, prompts_per_round=1, max_resamples=1),
     )
     rounds = make_rounds(tokenizer, Worked(tokenizer, set()), config, task)
-    steps = rounds.next(iter([0]).__next__, publication()).groups[0].steps
+    steps = rounds.next(iter([0]).__next__, publication(), 1).groups[0].steps
     assert steps is not None
     assert steps.counts.tolist() == [3, 1]
     assert steps.rewards.tolist() == [1, 0, 1, 0]
@@ -127,4 +127,4 @@ def test_gdpo_compares_rewards_separately(tokenizer: PreTrainedTokenizerFast, ad
         loss=RolloutLossConfig(advantage=advantage),
     )
     rounds = make_rounds(tokenizer, Either(tokenizer, set()), config, Sevens())
-    assert indexes(rounds.next(iter(range(100)).__next__, publication())) == kept
+    assert indexes(rounds.next(iter(range(100)).__next__, publication(), 3)) == kept

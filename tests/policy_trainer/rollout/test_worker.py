@@ -94,7 +94,7 @@ def publish(tmp_path: Path) -> Act:
         (tmp_path / "weights").mkdir(exist_ok=True)
         whole = {"run": "ours", "epoch": 1, "version": 2, "next_index": 0, "max_waiting": ROUND, "lineage": "one"}
         version = tmp_path / "weights" / f"0001-{(whole | fields)['version']:08d}"
-        version.mkdir()
+        version.mkdir(exist_ok=True)
         (version / "model.safetensors").write_bytes(b"weights")
         write_json(tmp_path / "weights" / "latest.json", whole | fields)
 
@@ -163,6 +163,69 @@ class TestSeveralVersions:
         mixed = batches[0]
         assert mixed.policy_version == 2 and mixed.policy_versions is not None
         assert sorted(zip(mixed.policy_versions.tolist(), mixed.rewards.tolist(), strict=True)) == [(2, 1), (3, 0)]
+
+
+def indexes(server: Server) -> list[int]:
+    batches = sorted((rollout_of(body) for body in server.bodies), key=lambda batch: batch.id)
+    return [json.loads(batch.sample or "")["index"] for batch in batches]
+
+
+class TestGroupsOfAStep:
+    """With max_lag = 0 a publication says how many groups its step needs."""
+
+    def test_they_are_sampled_and_no_others(self, work: Act, publish: Act, server: Server, sampler: Counted) -> None:
+        server.open.set()
+        publish(next_index=8, groups=ROUND + 2, max_waiting=99)
+        with pytest.raises(Enough, match="the weights of step 3"):
+            work(lambda: len(server.bodies) >= ROUND + 2)
+        assert indexes(server) == [8, 9, 10, 11, 12] and len(sampler.seeds) == 2
+
+    def test_others_are_sampled_for_lost_ones_and_the_next_step_begins_where_the_trainer_is(
+        self, work: Act, publish: Act, server: Server
+    ) -> None:
+        server.open.set()
+        publish(groups=2)
+        steps = iter([{"version": 2, "groups": 3}, {"version": 3, "groups": 2, "next_index": 1}])
+
+        def enough() -> bool:
+            if len(server.bodies) in (2, 3) and (fields := next(steps, None)):
+                publish(**fields)
+            return len(server.bodies) == 5
+
+        with pytest.raises(Enough):
+            work(enough)
+        assert indexes(server) == [0, 1, 2, 1, 2]
+
+    def test_a_refused_one_is_replaced(self, work: Act, publish: Act, server: Server) -> None:
+        server.failure = RefServerError(422, "a bad batch", code="invalid")
+        server.open.set()
+        publish(groups=1)
+
+        def enough() -> bool:
+            server.failure = None
+            return len(server.bodies) == 1
+
+        with pytest.raises(Enough):
+            work(enough)
+        assert indexes(server) == [1]
+
+    def test_all_are_sampled_again_if_the_server_lost_them(
+        self, work: Act, publish: Act, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("policy_trainer.rollout.worker._LOST_SECONDS", 0.1)
+        server.open.set()
+        publish(groups=2)
+        sampled: list[list[int]] = []
+
+        def enough() -> bool:
+            if len(server.bodies) == 2:
+                sampled.append(indexes(server))
+                server.bodies.clear()
+            return len(sampled) == 2
+
+        with pytest.raises(Enough):
+            work(enough)
+        assert sampled == [[0, 1], [0, 1]]
 
 
 PROBE = Probe([5], [[6, 7]], [-1.0, -2.0])

@@ -31,9 +31,10 @@ from policy_trainer.reporting.samples import Samples, append_samples, read_sampl
 from policy_trainer.run_files.checkpoint import Checkpoints, RunFiles, TrainState, read_state, write_weights
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.bad_groups import BadGroups
+from policy_trainer.trainer.demand import max_waiting
 from policy_trainer.trainer.parts import BatchSource, Reporters
 from policy_trainer.trainer.policy import Policy
-from policy_trainer.trainer.train import Trainer, max_waiting
+from policy_trainer.trainer.train import Trainer
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.api import ModelInfo
@@ -65,6 +66,7 @@ class Feed:
     ledger: Ledger
     settled: list[str] = field(default_factory=list)
     settling_is_due = False
+    gone = 0
     finished: bool = False
     idle: Callable[[Callable[[float], None]], None] | None = None
 
@@ -101,7 +103,7 @@ class Metrics(list[Any]):
 class Nothing:
     """A part that does nothing."""
 
-    depth: ClassVar[dict[str, int]] = {}
+    depth: ClassVar[dict[str, int | None]] = {"dead": None}
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
@@ -372,7 +374,7 @@ def test_the_best_step_has_the_best_scores(
 
 
 @pytest.mark.parametrize(
-    ("max_lag", "given", "groups"), [(None, None, 24), (0, None, 8), (1, None, 16), (16, None, 24), (0, 40, 40)]
+    ("max_lag", "given", "groups"), [(None, None, 24), (0, None, 8), (1, None, 16), (16, None, 24), (1, 40, 40)]
 )
 def test_workers_pause_before_they_sample_what_would_be_too_old_to_train(
     max_lag: int | None, given: int | None, groups: int
