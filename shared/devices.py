@@ -1,5 +1,9 @@
 """Which device a model runs on: `auto` is the GPU where there is one."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from shared.errors import UserError
@@ -29,6 +33,21 @@ def describe_device(name: str) -> str:
     """A readable name of the setting's device: `cuda:0 (NVIDIA H200)`. Raises UserError as choose_device does."""
     device = choose_device(name)
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+@contextmanager
+def exact_operations(device: torch.device) -> Iterator[None]:
+    """In this block a GPU's sums have a fixed order, where PyTorch has such a form of them; a CPU's always have."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch asks for it
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def widest_float(device: torch.device) -> torch.dtype:

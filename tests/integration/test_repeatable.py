@@ -43,11 +43,11 @@ def weights(run_dir: Path) -> bytes:
 
 @pytest.fixture
 def assert_same(tmp_path: Path) -> Any:
-    def check(one: str, other: str) -> None:
-        assert len(figures(tmp_path / one)) == 8
+    def check(first: str, second: str) -> None:
+        assert len(figures(tmp_path / first)) == 8
         # As text, in which NaN equals NaN.
-        assert json.dumps(figures(tmp_path / one)) == json.dumps(figures(tmp_path / other))
-        assert weights(tmp_path / one) == weights(tmp_path / other)
+        assert json.dumps(figures(tmp_path / first)) == json.dumps(figures(tmp_path / second))
+        assert weights(tmp_path / first) == weights(tmp_path / second)
 
     return check
 
@@ -73,9 +73,9 @@ def test_two_seeds_twice_and_across_a_kill(random_model: Path, tmp_path: Path, s
 
 def test_two_workers_of_which_one_is_killed(random_model: Path, tmp_path: Path, start: Any, assert_same: Any) -> None:
     """Groups that are sampled by themselves do not depend on who samples them."""
-    for name in ("one", "two"):
+    for name in ("single", "pair"):
         options = ("--sampling.prompts-per-round", "1", "--rollout", "external")
-        process, count = run_again(start, random_model, tmp_path / name, 0, *options), 1 if name == "one" else 2
+        process, count = run_again(start, random_model, tmp_path / name, 0, *options), 1 if name == "single" else 2
         until(lambda name=name: (tmp_path / name / "config.toml").exists(), "the run's config.toml", process)
 
         def work(number: int, name: str = name, count: int = count) -> Process:
@@ -84,12 +84,12 @@ def test_two_workers_of_which_one_is_killed(random_model: Path, tmp_path: Path, 
 
         workers = [work(number) for number in range(count)]
         if count == 2:
-            until(lambda: len(steps_of(tmp_path / "two")) >= 3, "three steps", process)
+            until(lambda: len(steps_of(tmp_path / "pair")) >= 3, "three steps", process)
             workers[1].kill()
             workers[1] = work(1)
         assert process.wait() == 0, process.output()
         assert [worker.wait() for worker in workers] == [0] * count
-    assert_same("one", "two")
+    assert_same("single", "pair")
 
 
 @pytest.mark.parametrize("everything", [False, True])

@@ -27,6 +27,7 @@ class Script:
         self._device_seconds = device_seconds
         self.turns = {row: list(each) for row, each in turns.items()}
         self.prompts: dict[int, list[list[int]]] = {row: [] for row in turns}
+        self.joined: list[int] = []  # the rows, in the order in which their turns began
         self._eos = eos
         self._ready: list[tuple[int, Completion]] = []
 
@@ -38,6 +39,7 @@ class Script:
     def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
         for row in rows:
             self.prompts[row].append(prompt.ids)
+            self.joined.append(row)
             ids = list(self.turns[row].pop(0))[:max_tokens]
             ended = ids[-1] in self._eos
             logps = -np.arange(1, len(ids) + 1, dtype=np.float32) / 16

@@ -172,6 +172,15 @@ class TestEnvironments:
             it.eos[0]
         ] * 5
 
+    @pytest.mark.parametrize(("in_step", "joined"), [(False, [0, 1, 2, 1, 0]), (True, [0, 1, 2, 0, 1])])
+    def test_rows_join_when_their_tools_answer_or_all_together(
+        self, talk: Callable[..., Talk], in_step: bool, joined: list[int]
+    ) -> None:
+        it = talk(environment=[f"{PLACE}:Counter"])
+        waits = [[f"{call('wait', seconds=seconds)}{END}", f"x{END}"] for seconds in (1, 0)]
+        it.run(*waits, [f"x{END}"], in_step=in_step)
+        assert it.script.joined == joined
+
     def test_sessions_are_used_again(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Counter"])
         count = f"{call('increment', step=1)}{END}"
