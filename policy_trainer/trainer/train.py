@@ -196,6 +196,8 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Samples held-out problems greedily. True if their scores are the best so far, and not those of step 0."""
         self._observer.wishes.evaluate = False
+        if not self._config.evaluation.problems:
+            return False
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
         with self._stopwatch("evaluate"), self._policy.turn():
             try:
@@ -303,9 +305,7 @@ class Trainer:
             "waiting_seconds": waiting,
             "waiting_share": waiting / max(waiting + working, 1e-9),
             "tokens_per_second": stats.tokens / max(waiting + working, 1e-9),
-            "eval_step": self._evaluated.get("step"),
-            "eval_accuracy": self._evaluated.get("accuracy"),
-            "eval_reward": self._evaluated.get("reward"),
+            **{f"eval_{name}": self._evaluated.get(name) for name in ("step", "accuracy", "reward")},
             "kl_noise_floor": self._noise_floor,
             "unusable_batches": self._source.feed.ledger.refused,
             "refused_batches": count_refused(self._files.directory.workers),
