@@ -1,16 +1,20 @@
-"""An adapter in peft's format, and the weights of a model with it merged in. Hu et al., arXiv 2106.09685."""
+"""An adapter in peft's format, merged into the weights of a model or added to what its layers compute. Hu et al.,
+arXiv 2106.09685."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from policy_trainer.quantised import original_shape, quantised_layers
 from shared.errors import UserError
 from shared.models import ADAPTER_CONFIG
 
@@ -43,6 +47,16 @@ class LowRank:
         """A new float32 tensor, on the weight's device: to be rounded once, and never to be merged into again."""
         added = self.b.to(weight.device).float() @ self.a.to(weight.device).float()
         return weight.float().add(added.T if self.transposed else added, alpha=self.scale)
+
+    def to(self, layer: nn.Linear) -> "LowRank":
+        """With matrices on the layer's device."""
+        where = layer.weight.device
+        return replace(self, a=self.a.to(where), b=self.b.to(where))
+
+    def add(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        """A forward hook: (..., out), to the bit what peft's layer computes of (..., in)."""
+        added = F.linear(F.linear(inputs[0].to(self.a.dtype), self.a), self.b) * self.scale
+        return output + added.to(output.dtype)
 
 
 def read_adapter(directory: Path) -> Mapping[str, LowRank]:
@@ -85,14 +99,41 @@ class MergedAdapters:
         changes = read_adapter(directory)
         weights = self._model.state_dict()
         for name, change in changes.items():
-            shape = weights[name].shape if name in weights else None
-            if shape != change.shape:
-                raise UserError(
-                    f"model: the run's adapters do not fit this model: {name} would be {tuple(change.shape)}, and is "
-                    f"{tuple(shape) if shape else 'not there'}: give the base model that the run trains adapters of"
-                )
+            _check_fit(name, change, tuple(weights[name].shape) if name in weights else None)
             if name not in self._base:
                 self._base[name] = weights[name].to("cpu", copy=True)
         for name, base in self._base.items():
             change = changes.get(name)
             weights[name].copy_(base if change is None else change.merged(base.to(weights[name].device)))
+
+
+class AddedAdapters:
+    """Adds one version of an adapter after another to what the layers of a model in 4 bits compute.
+
+    Nothing can be merged into their weights without quantising them again.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._layers = quantised_layers(model)
+        self._hooks: list[RemovableHandle] = []
+
+    def load(self, directory: Path) -> None:
+        """Raises OSError if the adapter cannot be read, UserError if it does not fit."""
+        changes = read_adapter(directory)
+        for name, change in changes.items():
+            layer = self._layers.get(name.removesuffix(".weight"))
+            _check_fit(name, change, None if layer is None else original_shape(layer))
+        while self._hooks:
+            self._hooks.pop().remove()
+        for name, change in changes.items():
+            layer = self._layers[name.removesuffix(".weight")]
+            self._hooks.append(layer.register_forward_hook(change.to(layer).add))
+
+
+def _check_fit(name: str, change: LowRank, shape: tuple[int, ...] | None) -> None:
+    """shape: of the model's weight `name`; None if it has none."""
+    if shape != change.shape:
+        raise UserError(
+            f"model: the run's adapters do not fit this model: {name} would be {change.shape}, and is "
+            f"{shape or 'not there'}: give the base model that the run trains adapters of"
+        )

@@ -61,12 +61,15 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
 
 
 def load_mapped_model(
-    name: str, *, revision: str | None, device_map: Mapping[str, Any], dtype: Dtype
+    name: str, *, revision: str | None, device_map: Mapping[str, Any], dtype: Dtype, **options: Any
 ) -> PreTrainedModel:
-    """As load_model, but each module goes straight to its device: those of a device map of transformers'."""
+    """As load_model, but each module goes straight to its device: those of a device map of transformers'.
+
+    options: more of from_pretrained's.
+    """
     _refuse_adapter(name)
     with _explained(name, revision):
-        return _read(name, revision=revision, dtype=dtype, device_map=dict(device_map)).eval()
+        return _read(name, revision=revision, dtype=dtype, device_map=dict(device_map), **options).eval()
 
 
 def _read(name: str, **options: Any) -> PreTrainedModel:

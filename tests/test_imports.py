@@ -17,6 +17,7 @@ ONLY_IN = {
     "httpx": ("shared/client", "policy_trainer/sampling/vllm_client.py", "policy_trainer/rewards/http_reward.py"),
     "apsw": ("ref_server/queue/sqlite",),
     "vllm": ("policy_trainer/sampling/vllm.py",),
+    "bitsandbytes": ("policy_trainer/quantised.py",),
 }
 # The rooms of a package: each imports only rooms that stand before it, and `shared`. docs/house.md says what they hold.
 ROOMS = {
@@ -29,10 +30,10 @@ ROOMS = {
         "http", "cli", "__main__",
     ),
     "policy_trainer": (
-        "config", "lifecycle", "data", "adapters", "rewards", "tasks", "sampling", "environments", "objective",
-        "learner", "run_files", "ranks", "weights", "reporting", "evaluation", "queue_client", "reference", "rollout",
-        "trainer", "doctor", "supervised", "sft", "reward_model", "report", "demo", "presets", "cli", "python_api",
-        "trl", "__main__",
+        "config", "lifecycle", "data", "quantised", "adapters", "rewards", "tasks", "sampling", "environments",
+        "objective", "learner", "run_files", "ranks", "weights", "reporting", "evaluation", "queue_client", "reference",
+        "rollout", "trainer", "doctor", "supervised", "sft", "reward_model", "report", "demo", "presets", "cli",
+        "python_api", "trl", "__main__",
     ),
 }  # fmt: skip
 FORBIDDEN = {

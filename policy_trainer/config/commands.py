@@ -185,6 +185,11 @@ class RunConfig(CommonConfig):
     def _check_places(self) -> "RunConfig":
         if self.tls_ca is not None and not self.server.startswith("https://"):
             raise ValueError(f"tls_ca: needs a server at https://, got {self.server}")
+        if self.lora.load_in_4bit and self.sampler != "hf":
+            raise ValueError(
+                "lora.load_in_4bit: vLLM would sample with the weights before they were quantised, so its log-probs "
+                "would not be the trainer's: use --sampler hf, or leave it out"
+            )
         if self.vllm.enable_sleep_mode and self.sampler == "hf":
             raise ValueError(
                 "vllm.enable_sleep_mode: sampler hf has no engine that sleeps: leave it out, or use --sampler vllm or "

@@ -60,7 +60,8 @@ class ReferenceConfig(Section):
 
     source: ReferenceSource = "server"
     """server: the reference server's model. adapter-off: the policy's own model without its adapters (LoRA), in the
-    trainer, so that no second model is loaded and the server may be one with --no-model."""
+    trainer, so that no second model is loaded and the server may be one with --no-model; with lora.load_in_4bit that is
+    the default."""
     device: str = "auto"
     """Where the reference runs if server is inline. auto: the last GPU that is not the policy's, else where that is."""
     sync_steps: int = Field(default=0, ge=0)
@@ -118,3 +119,15 @@ class LoraConfig(Section):
     target_modules: CliVariadicArg[list[str]] = Field(default=["all-linear"], min_length=1)
     """Linear layers that get an adapter, by the ends of their names, such as q_proj v_proj. all-linear: all but the LM
     head."""
+    load_in_4bit: Annotated[bool, Travel.PUBLISHED] = False
+    """Hold the frozen weights of linear layers in 4 bits (QLoRA), in trainer and workers. The reference is the policy
+    without its adapters. Needs bitsandbytes: pip install 'tandem-grpo[qlora]'."""
+
+    @model_validator(mode="after")
+    def _trains_adapters(self) -> "LoraConfig":
+        if self.load_in_4bit and not self.rank:
+            raise ValueError(
+                "lora.load_in_4bit: weights in 4 bits cannot be trained, only adapters on top of them: set "
+                "--lora.rank 16, or leave it out"
+            )
+        return self

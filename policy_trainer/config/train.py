@@ -97,6 +97,12 @@ class TrainConfig(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _choose_reference(self) -> "TrainConfig":
+        if self.lora.load_in_4bit and "source" not in self.reference.model_fields_set:
+            self.reference = self.reference.model_copy(update={"source": "adapter-off"})
+        return self
+
+    @model_validator(mode="after")
     def _check_training(self) -> "TrainConfig":
         checks = (_single_completion_errors, _teacher_errors, _sampler_errors, _reference_errors)
         if message := next(chain.from_iterable(check(self) for check in checks), None):
@@ -216,6 +222,11 @@ def _reference_errors(config: TrainConfig) -> Iterator[str]:
         yield (
             "reference.source: adapter-off is the policy without its adapters, and there are none: set --lora.rank 16, "
             "or leave --reference.source at server"
+        )
+    if reference.source == "server" and config.lora.load_in_4bit:
+        yield (
+            "reference.source: with lora.load_in_4bit the policy begins as the quantised model, and a server has the "
+            "model before it was quantised: set --reference.source adapter-off, the policy without its adapters"
         )
     if not reference.sync_steps:
         return

@@ -20,13 +20,14 @@ from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, prompt_encoder, prompt_limit
 from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
+from policy_trainer.quantised import check_quantisation, load_base
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.plan import GB, MAIN_MEMORY, load_teacher_outline, memory_size, plan, shortages
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device, describe_device
 from shared.logprobs import embedding_rows
-from shared.models import context_length, eos_token_ids, load_model
+from shared.models import context_length, eos_token_ids
 
 _PACKAGE = "tandem-grpo"
 _NAMED = ("torch", "transformers", "vllm")
@@ -46,6 +47,7 @@ def versions(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for a tracker or an engine that is asked for and is not installed."""
     yield from _ranges()
     refuse_missing(subject.config.report_to)
+    check_quantisation(subject.config.lora)
     if subject.config.sampler == "vllm":
         check_engine(subject.config, lora_rank=subject.config.lora.rank)
 
@@ -152,7 +154,7 @@ def weights(subject: Subject) -> Iterator[Finding]:
         yield ok(f"each of {subject.ranks} ranks loads its part when the group is trained")
         return
     config, began = subject.config, time.monotonic()
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    model = load_base(config.model, config.lora, revision=config.revision, device=config.device, dtype=config.dtype)
     seconds = time.monotonic() - began
     broken = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     about = f"{str(model.dtype).removeprefix('torch.')} on {model.device}, loaded in {seconds:.1f} s"

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from policy_trainer.adapters import WEIGHTS, LowRank
 from policy_trainer.config import LoraConfig, TrainConfig
 from policy_trainer.learner.optimizer import trained
+from policy_trainer.quantised import dequantised_state, plain_outline, was_transposed
 from shared.errors import UserError
 from shared.logprobs import language_model, vision_of
 from shared.models import copy_processor, copy_state, save_model
@@ -78,7 +79,7 @@ def add_adapters(
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=targets,
         exclude_modules=excluded or None,
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        fan_in_fan_out=any(isinstance(module, Conv1D) or was_transposed(module) for module in model.modules()),
         revision=revision,
         task_type="CAUSAL_LM",
     )
@@ -90,6 +91,8 @@ def add_adapters(
         raise UserError(f"lora.target_modules: {error}") from error
     finally:
         torch.set_rng_state(state)
+    for parameter in trained(model).values():  # over weights in 4 bits peft leaves them in float32
+        parameter.data = parameter.data.to(model.dtype)
     config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
 
 
@@ -150,10 +153,8 @@ def save_whole(
     if not has_adapters(model):
         save_model(model, tokenizer, directory, state)
         return
-    with torch.device("meta"):
-        plain: PreTrainedModel = type(model)(model.config).to(model.dtype)  # type: ignore[arg-type]
-    plain.generation_config = model.generation_config
-    save_model(plain, tokenizer, directory, _merged(model, copy_state(model) if state is None else state))
+    state = dequantised_state(model) if state is None else state
+    save_model(plain_outline(model), tokenizer, directory, _merged(model, state))
 
 
 def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,7 +162,8 @@ def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Te
     merged = {name.replace(_BASE, "."): tensor for name, tensor in state.items() if _ADAPTER not in name}
     for name, layer in _layers(model).items():
         a, b = (state[f"{name}{_ADAPTER}{part}{_NAME}weight"] for part in "AB")
-        change = LowRank(a, b, layer.scaling["default"], layer.fan_in_fan_out)
+        transposed = layer.fan_in_fan_out or was_transposed(layer.base_layer)
+        change = LowRank(a, b, layer.scaling["default"], transposed)
         weight = merged[f"{name}.weight"]
         merged[f"{name}.weight"] = change.merged(weight).to(weight.dtype)
     return merged

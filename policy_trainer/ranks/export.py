@@ -8,10 +8,11 @@ from transformers import PreTrainedModel
 from policy_trainer.adapters import MergedAdapters
 from policy_trainer.config import LoraConfig
 from policy_trainer.learner.adapters import add_adapters, save_whole
+from policy_trainer.quantised import dequantised, load_base
 from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, read_weights_in_one_process
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
-from shared.models import ADAPTER_CONFIG, is_adapter, load_model, load_tokenizer
+from shared.models import ADAPTER_CONFIG, is_adapter, load_tokenizer
 
 
 def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
@@ -42,12 +43,19 @@ def _read_model(checkpoint: Path, base: str | None) -> PreTrainedModel:
         return load_from_shards(checkpoint, device="cpu", dtype="auto")
     saved = json.loads((checkpoint / ADAPTER_CONFIG).read_text())
     revision = saved.get("revision") if base is None else None
-    dtype = json.loads((checkpoint / "config.json").read_text()).get("dtype") or "auto"
-    model = load_model(base or saved["base_model_name_or_path"], revision=revision, device="cpu", dtype=dtype)
+    described = json.loads((checkpoint / "config.json").read_text())
+    lora = LoraConfig(
+        rank=saved["r"],
+        alpha=saved["lora_alpha"],
+        target_modules=saved["target_modules"],
+        load_in_4bit="quantization_config" in described,
+    )
+    name, dtype = base or saved["base_model_name_or_path"], described.get("dtype") or "auto"
+    model = load_base(name, lora, revision=revision, device="cpu", dtype=dtype)
     if not has_shards(checkpoint):
+        model = dequantised(model)
         MergedAdapters(model).load(checkpoint)
         return model
-    lora = LoraConfig(rank=saved["r"], alpha=saved["lora_alpha"], target_modules=saved["target_modules"])
     add_adapters(model, lora, seed=0, base=saved["base_model_name_or_path"], revision=saved["revision"])
     read_weights_in_one_process(model, checkpoint)
     return model

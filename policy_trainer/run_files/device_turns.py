@@ -176,10 +176,10 @@ def load_rollout_sampler(config: RolloutConfig, tokenizer: PreTrainedTokenizerBa
     on_wait: called while the sampler loads, and while another process has the device.
     """
     if not config.vllm.enable_sleep_mode:
-        return load_sampler(config, tokenizer, on_wait, lora_rank=config.lora.rank)
+        return load_sampler(config, tokenizer, on_wait, lora=config.lora)
     turns = DeviceTurns(RunDirectory(config.run_dir).turns, on_wait)
     with turns.turn():
-        sampler, model = load_sampler(config, tokenizer, turns.give_way, lora_rank=config.lora.rank)
+        sampler, model = load_sampler(config, tokenizer, turns.give_way, lora=config.lora)
         assert isinstance(sampler, Sleeper)
         turns.begin, turns.end = sampler.wake_up, sampler.sleep
     return SamplerInTurns(sampler, turns), model

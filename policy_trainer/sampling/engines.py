@@ -4,8 +4,9 @@ from importlib.util import find_spec
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import CommonConfig
+from policy_trainer.config import CommonConfig, LoraConfig
 from policy_trainer.data.prompts import prompt_limit
+from policy_trainer.quantised import load_base
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters
@@ -14,28 +15,29 @@ from policy_trainer.sampling.vllm_server import VllmServerSampler
 from shared.client.connection import OnWait
 from shared.errors import UserError
 from shared.logprobs import embedding_rows, placeholders_of
-from shared.models import context_length, eos_token_ids, load_model, load_outline
+from shared.models import context_length, eos_token_ids, load_outline
 
 # The sampler, and the sampled model; its weights are on the meta device if an engine other than `hf` has them.
 LoadedSampler = tuple[Sampler, PreTrainedModel]
+_NO_ADAPTERS = LoraConfig()
 
 
 def load_sampler(
-    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, *, lora_rank: int = 0
+    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, *, lora: LoraConfig = _NO_ADAPTERS
 ) -> LoadedSampler:
     """The sampler that the setting `sampler` names, with the weights of config.model.
 
-    on_wait: called while a server does not answer; it may raise to give up. lora_rank: rank of the adapters that will
-    be loaded; 0 if whole models will be. Raises UserError for a model or an engine that cannot be used.
+    on_wait: called while a server does not answer; it may raise to give up. lora: of the adapters that will be loaded;
+    its rank is 0 if whole models will be. Raises UserError for a model or an engine that cannot be used.
     """
     match config.sampler:
         case "hf":
-            model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+            model = load_base(config.model, lora, revision=config.revision, device=config.device, dtype=config.dtype)
             return HFSampler(model, tokenizer), model
         case "vllm":
-            return _load_vllm(config, tokenizer, lora_rank)
+            return _load_vllm(config, tokenizer, lora.rank)
         case "vllm-server":
-            return _load_vllm_server(config, tokenizer, on_wait, lora_rank)
+            return _load_vllm_server(config, tokenizer, on_wait, lora.rank)
 
 
 def check_engine(config: CommonConfig, *, lora_rank: int = 0) -> None:

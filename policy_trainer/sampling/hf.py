@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.adapters import MergedAdapters
+from policy_trainer.adapters import AddedAdapters, MergedAdapters
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.quantised import is_quantised
 from policy_trainer.sampling.decoders import fill_slots, make_decoder, use_attention
 from policy_trainer.sampling.drawing import has_stop_text, sample_tokens, tail_length
 from policy_trainer.sampling.kv_cache import prefill
@@ -38,7 +39,7 @@ class HFSampler:
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._eos = torch.tensor(eos_token_ids(model, tokenizer), device=model.device)
-        self._adapters = MergedAdapters(model)
+        self._adapters = AddedAdapters(model) if is_quantised(model) else MergedAdapters(model)
         self._vision = vision_of(model)
         self._running = False
         self._forbidden = torch.tensor(placeholders_of(model), dtype=torch.long, device=model.device)

@@ -9,6 +9,7 @@ from rich.console import Console
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
+from policy_trainer.quantised import check_quantisation
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_first_kl, check_server
@@ -73,6 +74,7 @@ def build_trainer(
     display.note(_headline(config))
     # Mistakes in data and rewards show before anything starts.
     judge = load_judge(config, task(), files.resumed_from)
+    check_quantisation(config.lora)
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)
     warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)

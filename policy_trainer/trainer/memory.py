@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.adapters import vision_tower
@@ -20,6 +21,8 @@ Parts = dict[str, int]
 """Bytes by what holds them."""
 
 FLOAT32 = 4
+# Bytes of a weight in 4 bits: one byte more for each 64 of them, and four for each 256 of those bytes.
+_IN_4BIT = 1 / 2 + 1 / 64 + FLOAT32 / (64 * 256)
 # Logits that the LM head keeps for its backward, and of one tile on a GPU: shared/logprobs/head.py.
 _KEPT_LOGITS, _TILE_LOGITS = 2**27, 2**26
 # float32 tensors of a tile that are alive at a time: its logits, their log-softmax and its exponential.
@@ -72,7 +75,8 @@ class Tower(Layers):
 class Shape(Layers):
     """A model's sizes. parameters: in all, a tied weight once; trained: of those that train; largest: of the largest
     matrix that does; layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those
-    that train in one. tower: None for a text model."""
+    that train in one. quantised: of those in 4 bits; dequantised: of the largest matrix of them. tower: None for a text
+    model."""
 
     parameters: int
     trained: int
@@ -80,7 +84,16 @@ class Shape(Layers):
     vocabulary: int
     layer: int
     trained_layer: int
+    quantised: int = 0
+    dequantised: int = 0
     tower: Tower | None
+
+    def weights(self, width: int) -> Parts:
+        """width: bytes of a weight. With some in 4 bits also the one matrix that a layer computes with."""
+        if not self.quantised:
+            return {"weights": width * self.parameters}
+        weights = width * (self.parameters - self.quantised) + int(_IN_4BIT * self.quantised)
+        return {"weights": weights, "a dequantised matrix": width * self.dequantised}
 
     @property
     def outside(self) -> int:
@@ -92,9 +105,10 @@ class Shape(Layers):
         return self.trained - self.layers * self.trained_layer
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Self:
-        """model: may be on the meta device."""
+    def of(cls, model: PreTrainedModel, *, in_4bit: bool = False) -> Self:
+        """model: may be on the meta device. in_4bit: whether its linear layers will be quantised."""
         config: Any = model.config.get_text_config()
+        quantised = _linear_sizes(model) if in_4bit else []
         layers = layers_of(language_model(model))
         hidden = config.hidden_size
         heads = getattr(config, "num_attention_heads", None) or 1
@@ -114,8 +128,21 @@ class Shape(Layers):
             vocabulary=config.vocab_size,
             layer=max((_count(layer.parameters()) for layer in layers), default=0),
             trained_layer=max((_count(trained(layer).values()) for layer in layers), default=0),
+            quantised=sum(quantised),
+            dequantised=max(quantised, default=0),
             tower=Tower.of(model),
         )
+
+
+def _linear_sizes(model: PreTrainedModel) -> list[int]:
+    """Parameters of each matrix of linear layers, but for the LM head and adapters."""
+    return [
+        module.weight.numel()
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+        and module is not model.get_output_embeddings()
+        and ".lora_" not in name
+    ]
 
 
 def _count(parameters: Iterable[Tensor]) -> int:
@@ -128,7 +155,7 @@ def training(
     """The trainer, on its device. width: bytes of a weight. tokens, completion_tokens: of a micro-batch.
     recompute: gradient checkpointing."""
     return {
-        "weights": width * shape.parameters,
+        **shape.weights(width),
         **_optimizer(shape, width, optimizer),
         "activations": activations(shape, width, tokens, completion_tokens, recompute=recompute),
     }
@@ -246,7 +273,7 @@ def cache_of_token(shape: Shape, width: int) -> int:
 def sampling(shape: Shape, width: int, *, tokens: int, rows: int) -> Parts:
     """A worker with sampler hf. tokens: of a round, prompts once. rows: its completions."""
     return {
-        "weights": width * shape.parameters,
+        **shape.weights(width),
         "cache": int(_CACHE_ROOM * tokens * cache_of_token(shape, width)),
         "logits": _TILES * FLOAT32 * rows * shape.vocabulary,
     }

@@ -63,14 +63,15 @@ def plan(
 
     Raises UserError for a device that is not here, where gpu_bytes is None, and for what ranks cannot do.
     """
-    shape, width = Shape.of(outline), _WIDTHS.get(config.dtype, outline.dtype.itemsize)
+    in_4bit = config.lora.load_in_4bit
+    shape, width = Shape.of(outline, in_4bit=in_4bit), _WIDTHS.get(config.dtype, outline.dtype.itemsize)
     device, reference = _devices(config, gpu_bytes)
     work = _Work.of(config, outline)
     policy = copy.deepcopy(outline)
     adapt(policy, config)
     trainer = _trainer if ranks == 1 else partial(_rank, ranks=ranks)
     return [
-        *trainer(config, Shape.of(policy), width, work, device),
+        *trainer(config, Shape.of(policy, in_4bit=in_4bit), width, work, device),
         *_reference(config, shape, teacher, width, work, reference),
         *_worker(config, shape, width, work, device, gpu_bytes),
     ]
@@ -137,6 +138,8 @@ def _trainer(config: TrainConfig, shape: Shape, width: int, work: _Work, device:
 def _rank(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str, *, ranks: int) -> list[Need]:
     if config.optimizer.offload != "none":
         raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
+    if config.lora.load_in_4bit:
+        raise UserError("lora.load_in_4bit: under torchrun the ranks divide the weights' memory instead: leave it out")
     if not shape.layer:
         raise UserError("model: it has no layers that ranks could divide: train it on one device, without torchrun")
     recompute, updates = config.gradient_checkpointing, config.num_iterations * config.minibatches
@@ -196,7 +199,7 @@ def _worker(
         # Asleep, its memory is the trainer's.
         asleep = config.vllm.enable_sleep_mode
         parts = {"vLLM": 0 if asleep else int(config.vllm.gpu_memory_utilization * size)}
-    reads = _si(width * shape.parameters * work.completion)
+    reads = _si(shape.weights(width)["weights"] * work.completion)
     return [Need("worker", place, parts, f"reads {reads}B of weights a round, for {rows} completions at once")]
 
 
@@ -245,6 +248,7 @@ def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[st
     trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
     one_process = "trainer" in here
     several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
+    may_quantise = config.lora.rank > 0 and not config.lora.load_in_4bit and config.sampler == "hf"
     known = {
         "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
         "a smaller --micro-batch-tokens": gpu and trains and several_groups,
@@ -252,6 +256,7 @@ def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[st
         "--reference.source adapter-off": "reference server" in here and bool(config.lora.rank),
         "--optimizer.offload cpu": gpu and one_process and config.optimizer.offload == "none",
         "--lora.rank 16": trains and not config.lora.rank,
+        "--lora.load-in-4bit": one_process and may_quantise,
         "--optimizer.offload none": not gpu and config.optimizer.offload == "cpu",
         "more ranks under torchrun": gpu and trains,
         "--reference.device of another GPU": gpu and trains and "reference server" in here,

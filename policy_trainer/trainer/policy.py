@@ -21,6 +21,7 @@ from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16
+from policy_trainer.quantised import load_base
 from policy_trainer.ranks.lead import load_lead
 from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, restore_from_shards
 from policy_trainer.ranks.world import World
@@ -34,7 +35,7 @@ from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.trainer.plan import load_teacher_outline, plan, shortages
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
-from shared.models import load_model, load_outline, load_tokenizer
+from shared.models import load_outline, load_tokenizer
 
 # TRL takes such prompts as they stand.
 TEXTS_ARE_MESSAGES = (
@@ -179,6 +180,6 @@ def _load_model(
     """sharded: the checkpoint, if ranks wrote it. Adapters of ranks come with what the optimizer steps."""
     if sharded and not config.lora.rank:
         return load_from_shards(sharded, device=config.device, dtype=config.dtype)
-    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
+    model = load_base(source, config.lora, revision=revision, device=config.device, dtype=config.dtype)
     adapt(model, config, None if sharded else checkpoint)
     return model

@@ -29,7 +29,7 @@ def placed_model(model: Any, tokenizer: Any, directory: Path) -> tuple[str, Save
 
     def save() -> None:
         named = isinstance(model, str | Path)
-        loaded = load_model(str(model), revision=None, device="cpu", dtype="auto") if named else model
+        loaded: Any = load_model(str(model), revision=None, device="cpu", dtype="auto") if named else model
         _write(loaded, tokenizer or load_tokenizer(loaded.name_or_path), target)
 
     return str(target), save
@@ -100,3 +100,16 @@ def _usual_modules(model: str) -> list[str]:
     if family not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise UserError(f"peft_config.target_modules: must be given for a {family}")
     return list(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[family])
+
+
+def quantised(config: Any) -> dict[str, Any]:
+    """The settings `lora` of a transformers.BitsAndBytesConfig; none for None. Raises UserError for other ones."""
+    if config is None:
+        return {}
+    given = config.load_in_4bit, config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant
+    if given != (True, "nf4", True):
+        raise UserError(
+            "quantization_config: must have load_in_4bit, bnb_4bit_quant_type = nf4 and bnb_4bit_use_double_quant: "
+            + ENTRIES["quantization_config"][1]
+        )
+    return {"load_in_4bit": True}

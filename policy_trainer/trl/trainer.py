@@ -14,7 +14,7 @@ from policy_trainer.python_api.grpo import GRPO, GRPOResult
 from policy_trainer.python_api.inputs import problem_input
 from policy_trainer.trl.config import ENTRIES, GRPOConfig
 from policy_trainer.trl.mapping import count_steps, settings
-from policy_trainer.trl.objects import adapters, placed_model, placed_reward_model
+from policy_trainer.trl.objects import adapters, placed_model, placed_reward_model, quantised
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,10 +47,8 @@ class GRPOTrainer:
         rollout_func: Any = None,
         environment_factory: Any = None,
     ) -> None:
-        refused = {"quantization_config": quantization_config, "rollout_func": rollout_func}
-        refused |= {"optimizers": optimizers if any(each is not None for each in optimizers) else None}
-        for name, value in refused.items():
-            if value is not None:
+        for name, values in (("rollout_func", (rollout_func,)), ("optimizers", optimizers)):
+            if any(value is not None for value in values):
                 raise UserError(f"{name}: {ENTRIES[name][1]}")
         self.args = args or GRPOConfig(f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO")
         evaluates = getattr(self.args.eval_strategy, "value", self.args.eval_strategy) != "no"
@@ -61,8 +59,10 @@ class GRPOTrainer:
         given = settings(self.args, steps, in_chat=_in_chat(rows), evaluates=evaluates)
         base, self._save_model = placed_model(model, processing_class, Path(self.args.output_dir))
         if peft_config is not None:
-            given["lora"] = adapters(peft_config, base)
-            given["reference"]["source"] = "adapter-off" if self.args.beta else "server"
+            given["lora"] = adapters(peft_config, base) | quantised(quantization_config)
+            given["reference"]["source"] = "adapter-off"
+        elif quantization_config is not None:
+            raise UserError("quantization_config: weights in 4 bits need adapters that train: give peft_config too")
         self.state = Callbacks([]).state
         rewards = [self._reward(each, given) for each in _listed(reward_funcs)]
         self._save_rewards = placed_reward_model(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.config import EvalConfig
+from policy_trainer.config import EvalConfig, LoraConfig
 from policy_trainer.sampling.engines import load_sampler
 from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.sampling.vllm_worker import PackedHead
@@ -21,7 +21,7 @@ def make_sampler(model: Path, lora_rank: int = 0, **settings: object) -> Sampler
     lengths = {"data": {"max_prompt_length": 200}, "sampling": {"max_completion_length": 40}}
     config = from_values(EvalConfig, model=str(model), sampler="vllm", vllm=vllm, **lengths)
     tokenizer = load_tokenizer(str(model))
-    return load_sampler(config, tokenizer, lambda reason, seconds: None, lora_rank=lora_rank)[0]
+    return load_sampler(config, tokenizer, lambda reason, seconds: None, lora=LoraConfig(rank=lora_rank))[0]
 
 
 def sample(model: Path) -> None:

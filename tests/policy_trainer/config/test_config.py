@@ -36,6 +36,7 @@ RENEWED = ["--reference.sync-steps", "5", "--reference.snapshot-root", "snapshot
 THINKING = ["--data.chat-template-kwargs", '{"enable_thinking": false}']
 RENORMALISED = ["--sampler", "vllm", "--sampling.top-p", "0.9"]
 TOWER_ADAPTERS = ["--lora.rank", "8", "--no-freeze-vision-tower"]
+QUANTISED = ["--lora.rank", "8", "--lora.load-in-4bit"]
 ASLEEP = ["--sampler", "vllm", "--vllm.enable-sleep-mode"]
 DISTILL = ["--loss.advantage", "distill", "--loss.beta", "0"]
 SINGLE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
@@ -74,6 +75,11 @@ class TestRefusals:
             (TrainConfig, [*RENEWED, "--loss.beta", "0"], "reference.sync_steps"),
             (TrainConfig, [*RENEWED, "--lora.rank", "4"], "reference.sync_steps: with LoRA"),
             (TrainConfig, ["--reference.source", "adapter-off"], "reference.source: adapter-off is"),
+            (TrainConfig, ["--lora.load-in-4bit"], "lora.load_in_4bit: weights in 4 bits cannot be trained"),
+            (TrainConfig, [*QUANTISED, "--sampler", "vllm"], "lora.load_in_4bit: vLLM would sample with"),
+            (RolloutConfig, [*QUANTISED, "--sampler", "vllm"], "lora.load_in_4bit: vLLM would sample with"),
+            (TrainConfig, [*QUANTISED, "--reference.source", "server"], "reference.source: with lora.load_in_4bit the"),
+            (TrainConfig, [*QUANTISED, *RENEWED], "reference.sync_steps: with LoRA"),
             (TrainConfig, [*RENEWED, "--run", "my run"], "run: "),
             (TrainConfig, [*RENEWED, "--run", ".hidden"], "run: "),
             (TrainConfig, ["--sampling.num-generations", "1"], "sampling.num_generations"),

@@ -77,11 +77,26 @@ def test_only_adapters_have_gradients_and_moments(outline: PreTrainedModel) -> N
     assert trainer.parts["weights"] == pytest.approx(15.2e9 + 2 * 40.4e6, 0.01)
     trained = trainer.parts["masters"] + trainer.parts["gradients"] + trainer.parts["AdamW"]
     assert trained == 16 * 40_370_176 and host.total == 2 * 40_370_176
-    assert "--lora" not in str(shortages(config, needs, 20 * GIB)[0])
+    remedies = str(shortages(config, needs, 20 * GIB)[0])
+    assert "--lora.rank" not in remedies and "--lora.load-in-4bit" in remedies
     served = plan(run(lora={"rank": 16}), outline, 80 * GIB)
     assert [need.process for need in served] == ["trainer", "trainer", "reference server", "worker"]
     assert "--reference.source adapter-off" in str(shortages(run(lora={"rank": 16}), served, 20 * GIB)[0])
     assert "--lora.rank 16" in str(shortages(run(), plan(run(), outline, 80 * GIB), 80 * GIB)[0])
+
+
+def test_weights_in_4_bits(outline: PreTrainedModel) -> None:
+    """Of 7.6 billion parameters 1.1 are the embedding and the head, which stay in bfloat16."""
+    config = run(lora={"rank": 16, "load_in_4bit": True}, gradient_checkpointing=True)
+    needs = plan(config, outline, 80 * GIB)
+    assert [need.process for need in needs] == ["trainer", "trainer", "worker"]
+    trainer, host, worker = needs
+    assert worker.parts["weights"] == pytest.approx(2 * 1.09e9 + 0.516 * 6.53e9, 0.01)
+    assert trainer.parts["weights"] - worker.parts["weights"] == 2 * 40_370_176 == host.total
+    assert trainer.parts["a dequantised matrix"] == 2 * 3584 * 18944
+    assert "--lora" not in str(shortages(config, needs, 10 * GIB)[0])
+    with pytest.raises(UserError, match=r"^lora\.load_in_4bit: under torchrun"):
+        plan(config, outline, 80 * GIB, ranks=2)
 
 
 def test_processes_on_other_devices(outline: PreTrainedModel) -> None:

@@ -17,7 +17,8 @@ def mapped(rows: int | None = 100, *, evaluates: bool = False, **given: Any) -> 
     """What a run gets."""
     args = GRPOConfig("out", **given)
     values = settings(args, count_steps(args, rows), in_chat=True, evaluates=evaluates)
-    return TrainConfig(model="m", task="jsonl", data={**values.pop("data"), "path": "x.jsonl"}, **values)
+    data: Any = {**values.pop("data"), "path": "x.jsonl"}
+    return TrainConfig(model="m", task="jsonl", data=data, **values)
 
 
 @pytest.mark.slow  # TRL takes seconds to import
@@ -67,11 +68,12 @@ REFUSED = [name for name in TRL_DEFAULTS if ENTRIES[name][0] == "-"]
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_field_without_a_setting_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(UserError, match=f"^{name}: "):
-        mapped(**{name: -1 if name == "logging_steps" else "something else"})
+        wrong: Any = {name: -1 if name == "logging_steps" else "something else"}
+        mapped(**wrong)
 
 
 def test_fields_without_effect_are_taken() -> None:
-    idle = {name: "anything" for name in TRL_DEFAULTS if ENTRIES[name][0] == "*"}
+    idle: Any = {name: "anything" for name in TRL_DEFAULTS if ENTRIES[name][0] == "*"}
     assert mapped(**idle) == mapped()
 
 
@@ -86,7 +88,7 @@ def test_the_defaults_are_trls() -> None:
 
 def test_steps_are_generation_batches() -> None:
     """TRL counts updates: of a batch of 32 completions in two parts, trained on twice, there are four."""
-    batch = {"per_device_train_batch_size": 16, "steps_per_generation": 2, "num_iterations": 2}
+    batch: Any = {"per_device_train_batch_size": 16, "steps_per_generation": 2, "num_iterations": 2}
     config = mapped(max_steps=40, save_steps=10, warmup_steps=8, **batch)
     assert (config.groups_per_step, config.minibatches, config.num_iterations, config.max_steps) == (4, 2, 2, 10)
     assert config.checkpoint.save_steps == 3 and config.optimizer.warmup_steps == 2

@@ -1,0 +1,234 @@
+"""Weights in 4 bits: the quantisation itself, and adapters on it in trainer, worker and saved model."""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig
+from policy_trainer.learner.adapters import adapters_off, add_adapters, policy_state, save_policy, save_whole
+from policy_trainer.quantised import check_quantisation, dequantised_state, load_base, quantised_layers
+from policy_trainer.ranks.export import export
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, write_weights
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.trainer.memory import Shape
+from shared.batch import ScoredBatch
+from shared.errors import UserError
+from shared.logprobs import choose_forward
+from shared.models import load_model, load_outline
+from tests.policy_trainer.learner.steps import make_learner
+from tests.policy_trainer.learner.test_adapters import adapters, trained
+from tests.rounding import rounding
+from tests.shared.logprobs.families import distributions, make, mixed
+from tests.shared.logprobs.families import group as token_group
+
+Make = Callable[..., Any]
+LORA = LoraConfig(rank=3, alpha=6, load_in_4bit=True)
+# GPT-2's weights are transposed; the head of the second is its embedding.
+FAMILIES = ["llama", "qwen2-tied", "gpt2", "gemma3"]
+GROUPS = [token_group(5, [7, 3, 4]), token_group(2, [3, 6])]
+# NF4's widest gap is between -1 and -0.6962, and the scales of blocks are rounded to 8 bits.
+FARTHEST = 0.152 + 0.01
+
+
+def save_base(directory: Path, family: str = "llama", dtype: torch.dtype = torch.float32) -> str:
+    make(family, dtype).save_pretrained(directory / "base")
+    return str(directory / "base")
+
+
+def load(base: str, dtype: Any = "float32", lora: LoraConfig = LORA) -> PreTrainedModel:
+    return load_base(base, lora, revision=None, device="cpu", dtype=dtype)
+
+
+def adapted(base: str, dtype: Any = "float32") -> PreTrainedModel:
+    """With adapters that add something."""
+    model = load(base, dtype)
+    add_adapters(model, LORA, seed=0, base=base, revision=None)
+    return trained(model)
+
+
+def logps(model: PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        return choose_forward(model)(GROUPS, mixed(GROUPS))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_near_the_originals_and_the_rest_stays(family: str, tmp_path: Path) -> None:
+    base = save_base(tmp_path, family)
+    model, plain = load(base), make(family).state_dict()
+    layers = {f"{name}.weight" for name in quantised_layers(model)}
+    values = dequantised_state(model)
+    assert values.keys() == plain.keys() and len(layers) >= 8
+    for name, weight in plain.items():
+        if name not in layers:
+            assert torch.equal(values[name], weight)
+            continue
+        rows = (weight.T if family == "gpt2" else weight).contiguous()
+        got = (values[name].T if family == "gpt2" else values[name]).contiguous()
+        blocks, errors = rows.view(-1, 64).abs().amax(1), (rows - got).view(-1, 64).abs().amax(1)
+        assert (errors <= FARTHEST * blocks).all() and errors.max() > 0.05 * blocks.max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_probs_are_those_of_transformers_own_forward(family: str, dtype: Any, tmp_path: Path) -> None:
+    base, precision = save_base(tmp_path, family), getattr(torch, dtype)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=precision,
+    )
+    theirs = AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=precision).eval()
+    with torch.no_grad():
+        rows = distributions(theirs, GROUPS, mixed(GROUPS))
+        expected = torch.stack([values[token] for token, values in rows]).float()
+    got = logps(load(base, dtype))
+    torch.testing.assert_close(got, expected, rtol=0, atol=rounding(expected.abs().max(), dtype=precision))
+    assert (got - logps(load_model(base, revision=None, device="cpu", dtype=dtype))).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_is_that_of_lora_on_the_dequantised_weights(
+    family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, batches: list[ScoredBatch]
+) -> None:
+    model = adapted(save_base(tmp_path, family))
+    plain = make(family)
+    plain.load_state_dict(dequantised_state(load(str(tmp_path / "base"))))
+    add_adapters(plain, LORA.model_copy(update={"load_in_4bit": False}), seed=0, base="base", revision=None)
+    trained(plain)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    got, expected = learner(model).step(batches, step=0), learner(plain).step(batches, step=0)
+    assert expected.grad_norm > 0 and expected.kl > 0
+    for name in ("loss", "kl", "grad_norm"):
+        value = getattr(expected, name)
+        assert getattr(got, name) == pytest.approx(value, abs=rounding(max(1.0, abs(value))))
+    gradients = {name: parameter.grad for name, parameter in adapters(plain).items()}
+    for name, parameter in adapters(model).items():
+        slope = gradients[name]
+        assert parameter.grad is not None and slope is not None
+        torch.testing.assert_close(parameter.grad, slope, rtol=2e-4, atol=1e-4 * float(slope.abs().max()))
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_without_adapters_it_is_the_base(tmp_path: Path, batches: list[ScoredBatch]) -> None:
+    base = save_base(tmp_path)
+    model = load(base)
+    add_adapters(model, LORA, seed=0, base=base, revision=None)
+    begun = logps(load(base))
+    policy = learner(model)
+    assert torch.equal(logps(model), begun) and policy.kl(batches) == 0
+    policy.step(batches, step=0)
+    assert policy.kl(batches) > 0 and not torch.equal(logps(model), begun)
+    with adapters_off(model):
+        assert torch.equal(logps(model), begun)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_worker_has_the_trainers_log_probs_to_the_bit(
+    family: str, dtype: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    base = save_base(tmp_path, family)
+    model = adapted(base, dtype)
+    assert {tensor.dtype for tensor in policy_state(model).values()} == {getattr(torch, dtype)}
+    forward, published = choose_forward(model), [tmp_path / "1", tmp_path / "2"]
+    expected = []
+    for directory in published:
+        save_policy(model, tokenizer, directory)
+        with torch.inference_mode():
+            expected += [[forward([group], [1.0]).numpy() for group in GROUPS]]
+        for parameter in adapters(model).values():
+            parameter.data *= -0.5
+    sampler = HFSampler(load(base, dtype), tokenizer)
+    for version in (0, 1, 0):
+        sampler.load(published[version])
+        for group, values in zip(GROUPS, expected[version], strict=True):
+            np.testing.assert_array_equal(sampler.logps(group), values)
+    assert all(np.abs(first - second).max() > 0.05 for first, second in zip(*expected, strict=True))
+
+
+def test_adapters_of_another_model_change_nothing(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    save_policy(adapted(save_base(tmp_path)), tokenizer, tmp_path / "published")
+    save_policy(adapted(save_base(tmp_path / "other", "gpt2")), tokenizer, tmp_path / "of gpt2")
+    sampler = HFSampler(load(str(tmp_path / "base")), tokenizer)
+    sampler.load(tmp_path / "published")
+    before = sampler.logps(GROUPS[0])
+    with pytest.raises(UserError, match=r"h\.0\..*not there: give the base model"):
+        sampler.load(tmp_path / "of gpt2")
+    np.testing.assert_array_equal(sampler.logps(GROUPS[0]), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_saved_model_is_whole_and_plain(family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    model = adapted(save_base(tmp_path, family))
+    expected = logps(model)
+    save_whole(model, tokenizer, tmp_path / "model")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert whole.dtype == torch.float32 and not hasattr(whole.config, "quantization_config")
+    assert not any(quantised_layers(whole)) and not (tmp_path / "model" / "adapter_config.json").exists()
+    torch.testing.assert_close(logps(whole.eval()), expected, rtol=0, atol=rounding(expected.abs().max()))
+    assert torch.equal(logps(model), expected)
+    checkpoint = Checkpoints(tmp_path, keep=1).begin(
+        TrainState(step=1), partial(write_weights, model, tokenizer, learner(model).weights)
+    )
+    export(checkpoint.finish(), tmp_path / "exported")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-tied", "gpt2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_is_as_planned(family: str, dtype: Any, tmp_path: Path) -> None:
+    base = save_base(tmp_path, family)
+    model, width = load(base, dtype), getattr(torch, dtype).itemsize
+    state = {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}
+    layers = quantised_layers(model)
+    # Of each layer two tables, two more numbers, and the names of all.
+    tables = sum(
+        tensor.nbytes
+        for name, tensor in model.state_dict().items()
+        if name.endswith(("quant_map", "nested_offset")) or "quant_state" in name
+    )
+    shape = Shape.of(load_outline(base, revision=None), in_4bit=True)
+    planned = shape.weights(width)
+    assert planned["a dequantised matrix"] == width * max(
+        layer.in_features * layer.out_features for layer in layers.values()
+    )
+    # A scale of its own for the last block of each layer, if that is not full.
+    assert 0 <= sum(state.values()) - tables - planned["weights"] <= 5 * len(layers)
+
+
+def test_bitsandbytes_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(
+        "policy_trainer.quantised.find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name)
+    )
+    with pytest.raises(UserError, match=r"^lora\.load_in_4bit: bitsandbytes .*pip install 'tandem-grpo\[qlora\]'"):
+        load(save_base(tmp_path))
+    check_quantisation(LoraConfig(rank=3))
+
+
+def learner(model: PreTrainedModel) -> Any:
+    return make_learner(
+        model,
+        choose_forward(model),
+        loss=LossConfig(beta=0.1, old_logps="current"),
+        optimizer=OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9),
+        micro_batch_tokens=20,
+        reference="adapter-off",
+    )
+
+
+@pytest.fixture
+def batches(make_scored: Make) -> list[ScoredBatch]:
+    return [
+        make_scored([3, 9, 5], [[4, 8], [5, 6, 7], [9]], [0.0, 1.0, 0.5], number=1),
+        make_scored([11, 12], [[4, 8, 20, 21], [30]], [1.0, 0.0], number=2, temperature=0.8),
+    ]
