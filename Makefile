@@ -88,7 +88,8 @@ bench: $(TO_TEST)  ## speed and memory as ratios, both sides in one run
 bench-gpu: $(TO_TEST)  ## every figure of a GPU, or small ones of a CPU: ARGS="--sizes 3B --json gpu.json"
 	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
-bench-trl: $(TO_TEST)  ## a training step and the demo, compared with TRL's GRPOTrainer
+bench-trl: $(TO_TEST)  ## the first step, a training step and the demo, compared with TRL's GRPOTrainer
+	$(BIN)/python -m tests.bench.trl_start
 	$(BIN)/python -m tests.bench.trl_step
 	$(BIN)/python -m tests.bench.trl_demo
 

@@ -26,7 +26,7 @@ from policy_trainer.config import (
     SftConfig,
     TrainConfig,
 )
-from policy_trainer.lifecycle.processes import in_torchrun
+from policy_trainer.lifecycle.processes import fork_server, in_torchrun
 from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
 from shared.process import when_parent_is_gone
 
@@ -77,11 +77,12 @@ def _end_orphan() -> None:
 
 
 def _train(config: TrainConfig, world: "World | None" = None) -> int:
-    from policy_trainer.trainer.run import train as train_policy
-
     console = Console(stderr=True)
-    tell_device(config.device, console)
-    result = train_policy(config, console, world=world)
+    with fork_server(config) as forks:
+        from policy_trainer.trainer.run import train as train_policy
+
+        tell_device(config.device, console)
+        result = train_policy(config, console, world=world, forks=forks)
     if result.finished:
         # The run is complete: stopping its containers after a worker has exited must not make it fail.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -44,8 +44,9 @@ from policy_trainer.demo.drawn_sums import BLANK_SUMS, DRAWN_SUMS
 from policy_trainer.demo.products import MULTIPLY, PRODUCTS
 from policy_trainer.demo.tool_model import cached_tool_model, make_tool_base_model
 from policy_trainer.demo.vision_model import cached_vision_model, make_vision_base_model
-from policy_trainer.evaluation.evaluator import Evaluation
+from policy_trainer.evaluation.results import Evaluation
 from policy_trainer.evaluation.standalone import evaluate_with_progress
+from policy_trainer.lifecycle.processes import fork_server
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
@@ -137,7 +138,9 @@ def demo(config: DemoConfig, console: Console) -> int:
     base = _base_model(config, console)
     console.print(f"measuring it on {EVAL_PROBLEMS} held-out problems before training", highlight=False)
     before = evaluate_with_progress(_eval_config(base, config, _task(config)), console, "before")
-    result = train(_recipe(config, base, INLINE).model_copy(update={"resume": config.resume}), console)
+    recipe = _recipe(config, base, INLINE).model_copy(update={"resume": config.resume})
+    with fork_server(recipe) as forks:
+        result = train(recipe, console, forks=forks)
     if not result.finished:
         command = resume_command(config.seed, _task(config))
         console.print(f"stopped after {result.steps} steps; continue with: {command}", highlight=False)

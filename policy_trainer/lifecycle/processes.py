@@ -6,10 +6,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.fork_server import ForkedProcess, ForkServer
 from shared.process import child_environment
 
 _LAST_LINES = 12
@@ -21,6 +24,8 @@ _TORCHRUN = {
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_TIMER_FILE",
     "TORCHELASTIC_SIGNALS_TO_HANDLE",
 }  # fmt: skip
+# Devices of NVIDIA's and AMD's drivers.
+_GPUS = ("nvidia[0-9]*", "kfd", "dxg")
 # Longer than a reference server takes to shut down.
 _STOP_SECONDS = 35.0
 
@@ -32,6 +37,28 @@ _REFUSED = 2
 
 def in_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextmanager
+def fork_server(config: TrainConfig) -> Iterator[ForkServer | None]:
+    """Starts the process that forks the run's children, if they use PyTorch on the CPU. Enter it before PyTorch is
+    imported here, so that both import it at the same time."""
+    scores = config.server == INLINE and config.scored_by_server
+    samples = config.rollout == INLINE and config.sampler == "hf"
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not _may_have_gpu())
+    on_cpu = on_cpu and config.reference.device in ("cpu", "auto")  # auto: where the policy is
+    if sys.platform != "linux" or in_torchrun() or not on_cpu or not (scores or samples):
+        yield None
+        return
+    made = ForkServer(environment())
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _may_have_gpu() -> bool:
+    return any(any(Path("/dev").glob(names)) for names in _GPUS)
 
 
 class Child:
@@ -48,30 +75,26 @@ class Child:
         log: Path,
         secrets: Mapping[str, str] | None = None,
         inherited: Sequence[int] = (),
+        forks: ForkServer | None = None,
     ) -> None:
         """secrets: environment variables that the child gets in addition. inherited: file descriptors that it keeps
-        open, as of a lock."""
+        open, as of a lock. forks: starts the child with PyTorch imported, if it can."""
         self.name = name
-        self._command = [sys.executable, "-m", module, *arguments]
+        self._module = module
+        self._arguments = arguments
         self._log = log
         self._secrets = secrets or {}
         self._inherited = inherited
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forks = forks
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._start = 0
 
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._start = log.tell()
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**_environment(), **self._secrets},
-                start_new_session=True,
-                pass_fds=self._inherited,
-            )
+            what = self._module, self._arguments, log.fileno(), {**environment(), **self._secrets}, self._inherited
+            self._process = (self._forks and self._forks.fork(*what)) or _run(*what)
 
     @property
     def pid(self) -> int | None:
@@ -99,11 +122,26 @@ class Child:
             self._process.wait()
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment without settings, which would override the child's configuration file, and under
-    torchrun without the variables of this rank."""
+def _run(
+    module: str, arguments: Sequence[str], log: int, environment: Mapping[str, str], inherited: Sequence[int]
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        pass_fds=inherited,
+    )
+
+
+def environment() -> dict[str, str]:
+    """For a child: this process's environment without settings, which would override the child's configuration file,
+    and under torchrun without the variables of this rank. Threads of PyTorch's that wait leave the core to the other
+    processes of the run, unless the user wants them to spin."""
     of_rank = _TORCHRUN if in_torchrun() else set[str]()
-    return {
+    return {"OMP_WAIT_POLICY": "PASSIVE"} | {
         name: value
         for name, value in child_environment().items()
         if name not in of_rank and not name.startswith(("POLICY_TRAINER_", "REF_SERVER_"))

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 
 from policy_trainer.cli.settings import HINTS
+from policy_trainer.cli.status import tell_device
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.environments.host import serve_here
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.processes import fork_server
 from policy_trainer.presets import SETTINGS
 from policy_trainer.python_api.callbacks import Callbacks, StepFunction, callback_input, step_input
 from policy_trainer.python_api.inputs import (
     Problems,
     data_directory,
+    loss_input,
     placed,
     problem_input,
     reward_input,
@@ -30,12 +33,10 @@ from policy_trainer.python_api.inputs import (
 )
 from policy_trainer.reporting.metrics import Metrics, read_metrics
 from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, MODULE, FunctionServer
-from policy_trainer.run_files.checkpoint import Checkpoints
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.observer import Observer
 from shared.client import ClientError
 from shared.client.credentials import remedy
-from shared.devices import describe_device
 from shared.errors import UserError
 from shared.settings import from_python
 from shared.settings.names import group_at, setting_names
@@ -61,7 +62,8 @@ class GRPO:
     or classes by name, whose methods the model may call, as in TRL. on_step: called after each step as `f(metrics)` or
     `f(metrics, groups)`, the groups with texts, rewards and advantages; returning False, or raising StopTraining, ends
     the run with a checkpoint. callbacks: of transformers' Trainer, which are called at the events that a run has.
-    settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`.
+    settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`; there `surrogate` and
+    `advantage` may be functions (docs/pieces.md).
 
     Raises UserError, with the setting's name, for what cannot be used.
 
@@ -100,7 +102,7 @@ class GRPO:
         served = toolbox.tools or toolbox.environments
         self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
         values = {
-            **with_data(settings, self._data),
+            **loss_input(with_data(settings, self._data)),
             "model": str(model),
             **({"rewards": names} if names else {}),
             **turns,
@@ -114,14 +116,14 @@ class GRPO:
 
         Raises UserError for what cannot be used, RunFailed for a run that cannot go on.
         """
-        from policy_trainer.trainer.run import train  # late, as in the commands: wrong settings fail at once
-
         console = _console()
         if not self.config.resume:  # before its data is written there
             RunDirectory(self.config.run_dir).refuse_trained("give resume=True to continue it, or another run_dir")
-        with self._run_environment():
-            console.print(f"device: {describe_device(self.config.device)}", highlight=False)
-            outcome = train(self.config, console, self.observer)
+        with self._run_environment(), fork_server(self.config) as forks:
+            from policy_trainer.trainer.run import train  # late: it loads PyTorch
+
+            tell_device(self.config.device, console)
+            outcome = train(self.config, console, self.observer, forks=forks)
         result = _result(self.config, outcome)
         console.print(str(result), highlight=False, soft_wrap=True)
         return result
@@ -245,6 +247,8 @@ class GRPOResult:
 
 def _result(config: TrainConfig, outcome: "TrainResult") -> GRPOResult:
     """The result, with what the run's directory holds."""
+    from policy_trainer.run_files.checkpoint import Checkpoints  # late: it loads PyTorch
+
     directory = RunDirectory(config.run_dir)
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     model = directory.model if outcome.finished else checkpoints.newest()

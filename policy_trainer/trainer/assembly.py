@@ -9,6 +9,7 @@ from rich.console import Console
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
+from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.quantised import check_quantisation
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
@@ -48,18 +49,18 @@ def build_trainer(
     stack: ExitStack,
     observer: Observer,
     world: World | None = None,
+    forks: ForkServer | None = None,
 ) -> Trainer:
     """A trainer that is ready to run. The stack closes all that was opened, also after an error.
 
-    task: makes the task. world: the ranks that share the policy, this one first. Raises UserError for what cannot be
-    used, Stopped when a stop is requested meanwhile.
+    task: makes the task. world: the ranks that share the policy, this one first. forks: starts server and worker.
+    Raises UserError for what cannot be used, Stopped when a stop is requested meanwhile.
     """
     display = make_display(console, config.max_steps, files.state.step)
     stop = stack.enter_context(StopRequest())
     stack.callback(display.stop)
-    server = choose_server(
-        config, files.directory, display.note, on_terminal=console.is_terminal and console.file.isatty()
-    )
+    on_terminal = console.is_terminal and console.file.isatty()
+    server = choose_server(config, files.directory, display.note, on_terminal=on_terminal, forks=forks)
     stack.callback(server.stop)
 
     def wait(reason: str, seconds: float) -> None:
@@ -79,6 +80,10 @@ def build_trainer(
         check_engine(config, lora_rank=config.lora.rank)
     warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
     server.start(wait)  # before the policy, so that both load at the same time
+    workers = choose_workers(config, server.url, files.directory, display.note, forks)
+    stack.callback(workers.stop)
+    if forks is not None and files.state.epoch == 0:  # else it would begin with an earlier process's weights
+        workers.start()
     turns = choose_turns(config, wait)
     if turns is not None:
         stack.callback(turns.close)
@@ -114,8 +119,6 @@ def build_trainer(
     weights = BackgroundPublisher(choose_publisher(config, client))
     stack.callback(weights.close)
     feed = _start_feed(client, config, files, policy, in_flight_allowance(queue), stop, stack)
-    workers = choose_workers(config, server.url, files.directory, display.note)
-    stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
     watch = QueueWatch(client, config.run, external=config.rollout == "external")
     first_kl = partial(check_first_kl, config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
     source = BatchSource(feed, watch, kept, workers, weights, first_kl, renewal)

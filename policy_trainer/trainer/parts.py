@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from policy_trainer.config import ENV_PREFIX, TrainConfig
-from policy_trainer.evaluation.evaluator import Evaluation, sampled_groups
+from policy_trainer.evaluation.results import Evaluation, sampled_groups
 from policy_trainer.learner.step_stats import StepStats
+from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import teacher_kl
@@ -42,7 +43,8 @@ class Workers:
         self._process = process
 
     def start(self) -> None:
-        if self._process is not None:
+        """Unless it is started already."""
+        if self._process is not None and not self._process.pid:
             self._process.start()
 
     def check(self) -> None:
@@ -66,8 +68,14 @@ class Workers:
             self._process.stop()
 
 
-def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
-    """server: its URL."""
+def choose_workers(
+    config: TrainConfig,
+    server: str,
+    directory: RunDirectory,
+    note: Callable[[str], None],
+    forks: ForkServer | None = None,
+) -> Workers:
+    """server: its URL. forks: starts a worker that samples with PyTorch."""
     command = ["rollout", "--config", str(directory.config)]
     if config.rollout == "external":
         if config.weights == "server":
@@ -76,7 +84,8 @@ def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, no
     command += ["--server", server]
     token = token_of(config)
     secret = {f"{ENV_PREFIX}TOKEN": token} if token else {}  # not an argument: everyone can read command lines
-    child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret)
+    forks = forks if config.sampler == "hf" else None
+    child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret, (), forks)
     return Workers(RestartedChild(child, note, futile=" without delivering a batch in between"))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.queue_client.server import configured_token
 from policy_trainer.run_files.locks import hold
@@ -60,11 +61,17 @@ class ReferenceServer:
 
 
 def choose_server(
-    config: TrainConfig, directory: RunDirectory, note: Callable[[str], None], *, on_terminal: bool = False
+    config: TrainConfig,
+    directory: RunDirectory,
+    note: Callable[[str], None],
+    *,
+    on_terminal: bool = False,
+    forks: ForkServer | None = None,
 ) -> ReferenceServer:
-    """on_terminal: whether notes are shown on a terminal. Elsewhere, as in a log file, they contain no token."""
+    """on_terminal: whether notes are shown on a terminal. Elsewhere, as in a log file, they contain no token. forks:
+    starts a server with a model."""
     if config.server == INLINE:
-        return InlineServer(config, directory, note, on_terminal)
+        return InlineServer(config, directory, note, on_terminal, forks if _models(config) else None)
     # Snapshots are uploaded to a server that shares no directory, so the trainer may write them into its own.
     root = directory.snapshots if config.weights == "server" else None
     return ReferenceServer(config.server, config.reference.snapshot_root or root)
@@ -79,13 +86,19 @@ class InlineServer(ReferenceServer):
     """
 
     def __init__(
-        self, config: TrainConfig, directory: RunDirectory, note: Callable[[str], None], on_terminal: bool
+        self,
+        config: TrainConfig,
+        directory: RunDirectory,
+        note: Callable[[str], None],
+        on_terminal: bool,
+        forks: ForkServer | None,
     ) -> None:
         super().__init__("", config.reference.snapshot_root or directory.snapshots)
         self._config = config
         self._directory = directory
         self._note = note
         self._on_terminal = on_terminal
+        self._forks = forks
         self._log = directory.logs / "ref_server.log"
         self._lock: IO[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -114,7 +127,8 @@ class InlineServer(ReferenceServer):
             *([] if config.threads is None else ["--threads", str(config.threads)]),
         ]  # fmt: skip
         secret = {"REF_SERVER_TOKEN": token}
-        child = Child("reference server", "ref_server", command, self._log, secret, (self._lock.fileno(), fd))
+        kept = self._lock.fileno(), fd
+        child = Child("reference server", "ref_server", command, self._log, secret, kept, self._forks)
         self._process = RestartedChild(child, self._note, lasting=_LASTING_SECONDS)
         self._process.start()
         self._supervisor.start()

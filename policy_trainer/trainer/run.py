@@ -10,6 +10,7 @@ from rich.console import Console
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
+from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing
@@ -40,12 +41,13 @@ def train(
     observer: Observer | None = None,
     world: World | None = None,
     *,
+    forks: ForkServer | None = None,
     trial: bool = False,
 ) -> TrainResult:
     """Trains until the last step or a request to stop.
 
     observer: gets the trainer's seconds and steps. world: the ranks that share the policy; this is rank 0.
-    trial: leave nothing on the server besides batches.
+    forks: starts the children, which then need not import PyTorch. trial: leave nothing on the server besides batches.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     refuse_missing(config.report_to)
@@ -56,7 +58,7 @@ def train(
         # `config`, not `counted`: config.toml keeps num_train_epochs, and a resumed run counts again.
         files = open_run(config, console, trial=trial)
         with ExitStack() as stack, suppress(Stopped):
-            build_trainer(counted, task, files, console, stack, observer or Observer(), world).run()
+            build_trainer(counted, task, files, console, stack, observer or Observer(), world, forks).run()
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:

@@ -28,7 +28,7 @@ _SAME = (
     "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "reward_weights", "beta",
     "epsilon", "delta", "importance_sampling_level", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos",
     "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "top_entropy_quantile",
-    "entropy_coef", "output_dir",
+    "entropy_coef", "output_dir", "generation_kwargs",
 )  # fmt: skip
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
 # A number of steps that no run reaches.
@@ -228,7 +228,12 @@ def _corrections(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 def _evaluations(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     every = args.logging_steps if args.eval_steps is None else args.eval_steps
     every = (steps.of_epoch or NEVER) * steps.updates if args.eval_strategy == "epoch" else every
-    return {"evaluation.problems": NEVER, "evaluation.eval_steps": steps.of(every, "eval_steps")}
+    answers = args.num_generations_eval or args.num_generations
+    return {
+        "evaluation.problems": NEVER,
+        "evaluation.eval_steps": steps.of(every, "eval_steps"),
+        "evaluation.num_generations": answers,
+    }
 
 
 def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 from policy_trainer.trl.config import ENTRIES
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
-from shared.models import load_model, load_tokenizer
 
 Save = Callable[[], None]
 # Fields of peft's LoraConfig that have a meaning here, and those that say nothing of the adapters.
@@ -28,6 +27,8 @@ def placed_model(model: Any, tokenizer: Any, directory: Path) -> tuple[str, Save
     target = directory / "initial-model"
 
     def save() -> None:
+        from shared.models import load_model, load_tokenizer
+
         named = isinstance(model, str | Path)
         loaded: Any = load_model(str(model), revision=None, device="cpu", dtype="auto") if named else model
         _write(loaded, tokenizer or load_tokenizer(loaded.name_or_path), target)
@@ -37,6 +38,8 @@ def placed_model(model: Any, tokenizer: Any, directory: Path) -> tuple[str, Save
 
 def _same(tokenizer: Any, model: str) -> bool:
     """Whether the model is saved with a tokenizer that does the same. Padding plays no part: nothing is padded."""
+    from shared.models import load_tokenizer  # with PyTorch, which a run imports while its children start
+
     saved = load_tokenizer(model)
     return all(
         getattr(tokenizer, name, None) == getattr(saved, name, None)
@@ -62,7 +65,13 @@ def placed_reward_model(
         return lambda: None
     target = directory / "reward-model"
     given["judging"]["model"] = {"path": str(target)}
-    return lambda: _write(model, tokenizer or load_tokenizer(model.name_or_path), target)
+
+    def save() -> None:
+        from shared.models import load_tokenizer
+
+        _write(model, tokenizer or load_tokenizer(model.name_or_path), target)
+
+    return save
 
 
 def _write(model: Any, tokenizer: Any, target: Path) -> None:

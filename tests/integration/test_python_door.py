@@ -3,6 +3,9 @@
 import asyncio
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import datasets.config
 import nbformat
 import numpy as np
+import psutil
 import pytest
 from nbclient import NotebookClient
 from transformers import TrainerCallback
@@ -19,7 +23,7 @@ from policy_trainer.reporting.samples import read_samples
 from shared.models import load_model
 from tests.docs.pages import texts
 from tests.integration import own_rewards
-from tests.integration.processes import processes_of, steps_of
+from tests.integration.processes import processes_of, steps_of, until
 
 EXAMPLE = texts("python.md", "python")[0]
 PROBLEMS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "hint": i % 3} for i in range(100, 140)]
@@ -176,6 +180,35 @@ def test_a_check_leaves_no_run(random_model: Path, site: Path) -> None:
     rewards = [lambda completion: len(set(completion))]
     assert GRPO(model=random_model, dataset=PROBLEMS, rewards=rewards, **QUICK).check()
     assert [path.name for path in (site / "runs/default").iterdir()] == ["data"]
+
+
+# A script as TRL's are: without `if __name__ == "__main__"`, and with a reward that no other process can import.
+SCRIPT = """
+from policy_trainer import GRPO
+
+with open("runs.txt", "a") as file:
+    file.write("the script ran\\n")
+result = GRPO(model={model!r}, dataset={problems!r}, rewards=lambda completion: len(completion), {settings}).train()
+print(result.finished, result.steps)
+"""
+
+
+def test_a_script_runs_once_and_ctrl_c_ends_its_processes(random_model: Path, site: Path) -> None:
+    settings = f"max_steps=1000, **{QUICK!r}"
+    (site / "script.py").write_text(SCRIPT.format(model=str(random_model), problems=PROBLEMS, settings=settings))
+    with (
+        (site / "log").open("w") as log,
+        subprocess.Popen([sys.executable, "script.py"], stdout=log, stderr=log) as run,
+    ):
+        until(lambda: len(steps_of(site / "runs/default")) >= 2 or run.poll() is not None, "two steps")
+        before = psutil.Process(run.pid).children(recursive=True)
+        assert len(before) == 3, "the fork server, the reference server and the worker"
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 0
+    output = (site / "log").read_text()
+    assert re.search(r"^False \d+$", output, re.MULTILINE) and "stopping; press Ctrl-C again" in output
+    assert (site / "runs.txt").read_text() == "the script ran\n"
+    assert not processes_of(site / "runs") and not any(process.is_running() for process in before)
 
 
 @pytest.mark.long

@@ -28,9 +28,10 @@ class FakeChild:
         log: Path,
         secrets: Mapping[str, str],
         inherited: Sequence[int] = (),
+        forks: object = None,
     ) -> None:
         self.name, self.module, self.arguments, self.log, self.secrets = name, module, list(arguments), log, secrets
-        self.inherited = inherited
+        self.inherited, self.forks = inherited, forks
         self.exit_status: int | None = None
         self.pid = 0
         self.stopped = False

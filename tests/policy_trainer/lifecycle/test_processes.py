@@ -5,11 +5,14 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from policy_trainer.lifecycle import processes as restarts
+from policy_trainer.config import TrainConfig
+from policy_trainer.lifecycle import processes
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.lifecycle.processes import Child, RestartedChild
 from tests.policy_trainer.children import Clock, FakeChild
 from tests.waiting import until
@@ -17,23 +20,17 @@ from tests.waiting import until
 OpenChild = Callable[..., Child]
 
 
-@pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Writes a module that a child can run."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    def write(name: str, source: str) -> None:
-        (tmp_path / f"{name}.py").write_text(source)
-
-    return write
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["python -m", "forked"])
+def forks(request: pytest.FixtureRequest) -> ForkServer | None:
+    return request.getfixturevalue("fork_server") if request.param else None
 
 
 @pytest.fixture
-def open_child(tmp_path: Path) -> Iterator[OpenChild]:
+def open_child(tmp_path: Path, forks: ForkServer | None) -> Iterator[OpenChild]:
     children: list[Child] = []
 
-    def make(module: str, *arguments: str) -> Child:
-        children.append(Child("child", module, arguments, tmp_path / "logs" / "child.log"))
+    def make(module: str, *arguments: str, **settings: Any) -> Child:
+        children.append(Child("child", module, arguments, tmp_path / "logs" / "child.log", forks=forks, **settings))
         return children[-1]
 
     yield make
@@ -80,7 +77,7 @@ class TestChild:
         assert child.exit_status == -signal.SIGKILL
 
     def test_its_environment_has_secrets_and_no_settings(
-        self, modules: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, modules: Callable[[str, str], None], open_child: OpenChild, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("POLICY_TRAINER_MAX_STEPS", "5")
         modules(
@@ -88,7 +85,7 @@ class TestChild:
             "import os, sys\nfound = {k: v for k, v in os.environ.items() if k.startswith('POLICY_TRAINER_')}\n"
             "print(found, 'a-secret' in str(sys.argv))\n",
         )
-        child = Child("child", "tells", [], tmp_path / "log", {"POLICY_TRAINER_TOKEN": "a-secret"})
+        child = open_child("tells", secrets={"POLICY_TRAINER_TOKEN": "a-secret"})
         child.start()
         until(lambda: child.exit_status is not None)
         assert child.last_lines() == "{'POLICY_TRAINER_TOKEN': 'a-secret'} False"
@@ -111,10 +108,43 @@ class TestChild:
         assert inherited & (users | rank | of_a_job) == (users if torchrun else users | of_a_job)
 
 
+@pytest.mark.parametrize(
+    ("settings", "gpu", "starts"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"device": "cpu"}, True, True),
+        ({"device": "cpu", "reference": {"device": "cuda:0"}}, True, False),
+        ({"device": "cuda:0"}, True, False),
+        ({"loss": {"beta": 0}}, False, True),  # for the worker
+        ({"sampler": "vllm"}, False, True),  # for the reference server
+        ({"sampler": "vllm", "loss": {"beta": 0}}, False, False),
+        ({"rollout": "external"}, False, True),
+        ({"rollout": "external", "server": "http://gpu1:8400"}, False, False),
+    ],
+)
+def test_a_fork_server_is_for_children_that_use_pytorch_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], gpu: bool, starts: bool
+) -> None:
+    servers: list[Mock] = []
+    monkeypatch.setattr(processes, "ForkServer", lambda environment: servers.append(Mock()) or servers[-1])
+    monkeypatch.setattr(processes, "_may_have_gpu", lambda: gpu)
+    with processes.fork_server(TrainConfig(**{"model": "m", **settings})) as forks:
+        assert (forks is not None) is starts and (not starts or not servers[0].close.called)
+    assert all(server.close.called for server in servers)
+
+
+def test_ranks_of_torchrun_have_no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with processes.fork_server(TrainConfig(model="m", device="cpu")) as forks:
+        assert forks is None
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(restarts, "time", made)
+    monkeypatch.setattr(processes, "time", made)
     return made
 
 

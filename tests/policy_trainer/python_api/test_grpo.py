@@ -42,6 +42,13 @@ def test_tools_and_environments_become_names() -> None:
     assert config.named_environments() == {"chess": "caller:Chess", "go": "m:Go"}
 
 
+def test_functions_of_the_loss_are_names_where_any_process_can_import_them() -> None:
+    def local(tokens: Any) -> Any: ...
+
+    config = GRPO(model="m", loss={"surrogate": local, "advantage": in_python, "beta": 0.0}).config
+    assert config.loss.surrogate is local and config.loss.advantage == "policy_trainer.python_api.grpo:in_python"
+
+
 async def asynchronous(metrics: dict[str, Any]) -> None: ...
 
 
@@ -107,9 +114,18 @@ def test_a_resumed_run_keeps_its_problems_and_rewards(changed: dict[str, Any], m
         GRPO(**{**given, **changed, "resume": True}).train()
 
 
-def test_importing_the_package_stays_cheap() -> None:
-    heavy = {"torch", "pydantic", "policy_trainer.python_api"}
-    code = f"import sys, policy_trainer; print(sorted({heavy!r} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import policy_trainer", {"torch", "pydantic", "policy_trainer.python_api"}),
+        (
+            "from policy_trainer import GRPO; GRPO(model='m', dataset=[{'prompt': '2+2='}], rewards='length')",
+            {"torch", "transformers"},
+        ),
+    ],
+)
+def test_importing_the_package_stays_cheap(code: str, heavy: set[str]) -> None:
+    code = f"import sys; {code}; print(sorted({heavy!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     with pytest.raises(ImportError):
         from policy_trainer import PPO  # type: ignore[attr-defined] # noqa: F401

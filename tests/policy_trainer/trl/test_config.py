@@ -44,7 +44,7 @@ OTHERS: dict[str, Any] = {
     "vllm_importance_sampling_mode": "token_mask", "vllm_mode": "server", "vllm_server_base_url": "http://x",
     "vllm_server_host": "h", "run_name": "x", "chat_template_kwargs": {"a": 1}, "num_generations": 4,
     "temperature": 0.5, "top_p": 0.5, "delta": 2.0, "top_entropy_quantile": 0.5, "per_device_train_batch_size": 16,
-    "use_adaptive_entropy": True, "vllm_tensor_parallel_size": 2,
+    "generation_kwargs": {"top_p": 0.5}, "use_adaptive_entropy": True, "vllm_tensor_parallel_size": 2,
 }  # fmt: skip
 MAPPED = [name for name in TRL_DEFAULTS if ENTRIES[name][0] not in ("-", "*")]
 
@@ -139,4 +139,5 @@ def test_values_without_a_meaning_are_refused(given: dict[str, Any], message: st
 def test_evaluations_come_at_the_logs_if_nothing_says_otherwise() -> None:
     config = mapped(evaluates=True, eval_strategy="steps")
     assert (config.evaluation.eval_steps, config.evaluation.problems) == (10, NEVER)
+    assert config.evaluation.num_generations == 8
     assert mapped(evaluates=True, eval_strategy="steps", eval_steps=0.1).evaluation.eval_steps == 30
