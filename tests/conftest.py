@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from tests.device import TEST_DEVICE, TestDevice
@@ -51,9 +52,13 @@ SLOW = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     if TEST_DEVICE is not None:
         TestDevice(TEST_DEVICE).__enter__()
+        # Many tests compare two runs to the bit.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        config.addinivalue_line("filterwarnings", "ignore:.*determinis")
+        torch.backends.cudnn.allow_tf32 = False  # as matrix products: float32 has its 24 bits
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,7 +2,7 @@
 
 Tensors that test code makes without a device lie there, and so do models that it makes from a config. Those that the
 product makes lie where the product puts them, so that a device which it forgot shows. What test code turns into NumPy
-arrays comes back to main memory first.
+arrays comes back to main memory first. A generator of the CPU draws there, so that every device sees the same numbers.
 """
 
 import os
@@ -16,6 +16,7 @@ import torch
 from torch.utils._device import DeviceContext
 
 TEST_DEVICE = torch.device(os.environ["TEST_DEVICE"]) if "TEST_DEVICE" in os.environ else None
+DEVICE = TEST_DEVICE or torch.device("cpu")
 
 _ROOT = Path(__file__).parents[1]
 _TESTS = str(_ROOT / "tests")
@@ -35,6 +36,10 @@ class TestDevice(DeviceContext):
             return func(*args, **(kwargs or {}))
         if func in _TO_NUMPY:
             args = (args[0].cpu(), *args[1:])
+        generator = (kwargs or {}).get("generator")
+        if generator is not None and generator.device.type == "cpu":
+            args = tuple(value.cpu() if isinstance(value, torch.Tensor) else value for value in args)
+            return func(*args, **(kwargs or {})).to(self.device)
         return super().__torch_function__(func, types, args, kwargs)
 
 

@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
     """
     config = read_settings(EvalConfig, _with_number_of_samples(arguments), "eval")
     # Imported late, so that wrong options fail before PyTorch loads.
-    from policy_trainer.evaluation.evaluator import sampled_groups
+    from policy_trainer.evaluation.results import sampled_groups
     from policy_trainer.evaluation.standalone import evaluate_with_progress, evaluation_table
 
     console = Console(stderr=True)

@@ -30,7 +30,7 @@ SOURCE_SETTINGS: Set[str] = frozenset().union(*USED_SETTINGS.values())
 
 TASK_NAMES = tuple(USED_SETTINGS)
 # Arguments of apply_chat_template that the encoder of prompts gives itself.
-_OWN_TEMPLATE_KWARGS = {
+OWN_TEMPLATE_KWARGS = {
     "conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
     "return_dict", "return_tensors", "tools",
 }  # fmt: skip
@@ -57,7 +57,8 @@ class PromptConfig(Section):
     """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the
     completion. Default: the task's; empty: none."""
     chat_template_kwargs: Annotated[dict[str, Any], Travel.TEXT] = Field(default={})
-    """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3."""
+    """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3. A
+    row's column of this name goes before."""
 
     @model_validator(mode="after")
     def _check_chat_template_kwargs(self) -> "PromptConfig":
@@ -65,9 +66,9 @@ class PromptConfig(Section):
         where = "data.chat_template_kwargs:"
         if self.chat_template_kwargs and self.prompt_style == "plain":
             raise ValueError(f"{where} --data.prompt-style plain uses no chat template: leave one out")
+        if taken := OWN_TEMPLATE_KWARGS & self.chat_template_kwargs.keys():
+            raise ValueError(f"{where} {min(taken)} is set for each prompt: leave it out")
         for name, value in self.chat_template_kwargs.items():
-            if name in _OWN_TEMPLATE_KWARGS:
-                raise ValueError(f"{where} {name} is set for each prompt: leave it out")
             if value in ("true", "false", "null"):  # from NAME=VALUE; a template takes any text as true
                 raise ValueError(
                     f"{where} {name} is the text {value!r}: "

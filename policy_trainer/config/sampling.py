@@ -1,10 +1,11 @@
 """How completions are sampled, in one turn or several, and how they are judged: limits, the reward model, penalties."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import CliVariadicArg
 
+from policy_trainer.config.generation import with_generation_kwargs
 from policy_trainer.config.marks import Resume, Section, Travel
 from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE
 from shared.settings import Dtype, InHelp
@@ -35,6 +36,12 @@ class SamplingConfig(Section):
     stop: Annotated[CliVariadicArg[list[Annotated[str, Field(min_length=1)]]], Travel.TEXT] = Field(default=[])
     """Texts that end a completion, besides the model's EOS tokens. Give one with a comma as JSON: '["a,b"]'."""
 
+    stop_token_ids: CliVariadicArg[list[Annotated[int, Field(ge=0)]]] = Field(default=[])
+    """Ids of tokens that end a completion, besides the model's EOS tokens. They are part of it."""
+    generation_kwargs: Annotated[dict[str, Any], Travel.PRIVATE] = Field(default={})
+    """These settings by the names of transformers' or vLLM's, as JSON on the command line; they replace those given
+    otherwise, as in TRL. What changes the distribution without the trainer's knowledge is refused."""
+
     max_logp_difference: float = Field(default=1.0, gt=0)
     """After each update of its weights a worker compares its log-probs of a few tokens with the trainer's. It stops if
     they differ by more than this many nats on average, since it would not sample from the policy being trained."""
@@ -43,6 +50,12 @@ class SamplingConfig(Section):
     regroup: Annotated[int, Resume.FREE] = Field(default=0, ge=0)
     """Regrouping: keep a group whose rewards are all equal for this many rounds, sample its problem again in them, and
     make a group of all its completions once their rewards differ. 0 turns it off."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_generation_kwargs(cls, values: Any) -> Any:
+        kwargs = values.get("generation_kwargs") if isinstance(values, dict) else None
+        return with_generation_kwargs(values) if isinstance(kwargs, dict) else values
 
     @model_validator(mode="after")
     def _check_regroup(self) -> "SamplingConfig":

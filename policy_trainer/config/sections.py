@@ -99,7 +99,9 @@ class EvaluationConfig(Section):
     problems: int = Field(default=128, ge=1)
     """Number of held-out problems in one evaluation."""
     batch_size: Annotated[int, InHelp("eval")] = Field(default=64, ge=1)
-    """Problems that are answered together."""
+    """Answers that are sampled together."""
+    num_generations: int = Field(default=1, ge=1, le=1024)
+    """Answers to each problem. 1: greedily; more: sampled at sampling.temperature, for a mean accuracy and pass@n."""
 
 
 class EvalEvaluationConfig(EvaluationConfig):

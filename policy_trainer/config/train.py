@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.commands import INLINE, RunConfig, TrainingDtype
+from policy_trainer.config.functions import is_function
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.marks import Resume, Travel
 from policy_trainer.config.sections import (
@@ -170,7 +171,7 @@ def _single_completion_errors(config: TrainConfig) -> Iterator[str]:
     if config.sampling.num_generations > 1 or loss.advantage == "process" or loss.distillation:
         return
     where = "sampling.num_generations: a group of 1 has"
-    if loss.advantage != "reinforce++":
+    if loss.advantage != "reinforce++" and not is_function(loss.advantage):
         yield (
             f"{where} nothing to compare with, so loss.advantage = {loss.advantage} is always 0: use a larger group, "
             "or reinforce++"

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from policy_trainer.config.commands import RolloutConfig, RunConfig
+from policy_trainer.config.functions import is_function
 from policy_trainer.config.marks import Travel, find_mark
 from shared.settings.names import group_at
 
@@ -23,6 +24,8 @@ def worker_settings(config: RunConfig) -> dict[str, Any]:
     settings = json.loads(config.model_dump_json(exclude_none=True))
     if Path(config.model).is_dir():
         settings["model"] = str(Path(config.model).resolve())
+    if is_function(settings.get("loss", {}).get("advantage", "")):
+        del settings["loss"]["advantage"]  # no worker calls it
     return travelling_settings(settings, type(config))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -74,6 +75,7 @@ class PromptEncoder:
         Raises UserError for data.chat_template_kwargs that the model's chat template does not use.
         """
         _refuse_unused(prompts.chat_template_kwargs, tokenizer)
+        self._used = set(prompts.chat_template_kwargs)
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._limit = limit
@@ -152,16 +154,33 @@ class PromptEncoder:
         blocks = bool(problem.images) or self._wants_blocks
         messages = self._messages(problem)
         messages = [_in_blocks(each, problem.images) for each in messages] if blocks else messages
-        text, opening = self._rendered(messages, problem.tools)
+        text, opening = self._rendered(messages, problem.tools, self._variables(problem))
         return text, opening, _continuation(opening, self.prefill(problem))
 
-    def _rendered(self, messages: list[dict[str, Any]], tools: Tools = ()) -> tuple[str, str]:
-        """The messages in the chat template, and what it opens the answer with."""
-        whole = self._apply_template(messages, tools, add_generation_prompt=True)
-        opening = whole.removeprefix(self._apply_template(messages, tools, add_generation_prompt=False))
+    def _variables(self, problem: Problem) -> Mapping[str, Any]:
+        """The problem's variables of the chat template. Raises UserError for one that the template does not use."""
+        given = problem.chat_template_kwargs
+        if not given.keys() <= self._used:
+            _refuse_unused(given, self._tokenizer)
+            self._used |= given.keys()
+        return given
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], tools: Tools = (), variables: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[str, str]:
+        """The messages in the chat template, and what it opens the answer with. variables: the problem's."""
+        whole = self._apply_template(messages, tools, variables, add_generation_prompt=True)
+        opening = whole.removeprefix(self._apply_template(messages, tools, variables, add_generation_prompt=False))
         return whole.removesuffix(opening), opening
 
-    def _apply_template(self, messages: list[dict[str, Any]], tools: Tools = (), *, add_generation_prompt: bool) -> str:
+    def _apply_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Tools = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -169,7 +188,7 @@ class PromptEncoder:
                     tools=[dict(tool) for tool in tools] or None,  # some templates announce an empty list, too
                     add_generation_prompt=add_generation_prompt,
                     tokenize=False,
-                    **self._prompts.chat_template_kwargs,
+                    **{**self._prompts.chat_template_kwargs, **variables},
                 )
             )
         except TemplateError as error:  # some accept no system message, or require alternating roles

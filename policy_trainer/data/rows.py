@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from policy_trainer.config.data import OWN_TEMPLATE_KWARGS
 from policy_trainer.data.pictures import PLACEHOLDER, has_pictures
 from policy_trainer.data.problem import Message
 from shared.errors import UserError
@@ -196,6 +197,21 @@ def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
     return tuple(
         {key: _encodable(text, f"{key} of {column}", where) for key, text in message.items()} for message in spoken
     )
+
+
+def template_kwargs_of(row: Row, where: str) -> Row:
+    """The variables of the chat template in the column `chat_template_kwargs`; empty without one.
+
+    A variable that is None is left out: a table has it for rows that lack what others have.
+    """
+    variables = row.get("chat_template_kwargs")
+    if variables is None:
+        return {}
+    if not isinstance(variables, dict):
+        raise UserError(f'{where}: chat_template_kwargs must be an object, as in {{"enable_thinking": false}}')
+    if taken := OWN_TEMPLATE_KWARGS & variables.keys():
+        raise UserError(f"{where}: chat_template_kwargs: {min(taken)} is set for each prompt: leave it out")
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _content(message: Mapping[str, Any], row: Row) -> str | None:

@@ -44,7 +44,7 @@ from policy_trainer.demo.drawn_sums import BLANK_SUMS, DRAWN_SUMS
 from policy_trainer.demo.products import MULTIPLY, PRODUCTS
 from policy_trainer.demo.tool_model import cached_tool_model, make_tool_base_model
 from policy_trainer.demo.vision_model import cached_vision_model, make_vision_base_model
-from policy_trainer.evaluation.evaluator import Evaluation
+from policy_trainer.evaluation.results import Evaluation
 from policy_trainer.evaluation.standalone import evaluate_with_progress
 from policy_trainer.lifecycle.processes import fork_server
 from policy_trainer.reporting.metrics import read_metrics

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from policy_trainer.config import DemoConfig
 from policy_trainer.data.pictures import data_url
-from policy_trainer.evaluation.evaluator import Evaluation, Transcript
+from policy_trainer.evaluation.results import Evaluation, Transcript
 from policy_trainer.reporting.metrics import scoring_seconds
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult

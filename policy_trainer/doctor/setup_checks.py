@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
-from policy_trainer.data.problem import training_problems
+from policy_trainer.data.problem import Problem, training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, prompt_encoder, prompt_limit
 from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
 from policy_trainer.quantised import check_quantisation, load_base
@@ -208,7 +208,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     text = repr(subject.tokenizer.decode(encoded.unexpanded_ids))
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
     by = "through the chat template" if encoder.in_chat(first) else "as it stands"
-    if encoder.in_chat(first) and not _opens_an_answer(subject, first.messages):
+    if encoder.in_chat(first) and not _opens_an_answer(subject, first):
         yield warning(
             "the chat template writes nothing for add_generation_prompt: the model may go on with the question",
             "correct the chat template, or give --data.prompt-style plain",
@@ -226,10 +226,11 @@ def _pictures(prompt: EncodedPrompt) -> str:
     return f"{count} pictures of {tokens} tokens" if count != 1 else f"a picture of {tokens} tokens"
 
 
-def _opens_an_answer(subject: Subject, messages: Any) -> bool:
-    options = {"tokenize": False, **subject.config.data.chat_template_kwargs}
+def _opens_an_answer(subject: Subject, problem: Problem) -> bool:
+    messages: Any = list(problem.messages)
+    options = {"tokenize": False, **subject.config.data.chat_template_kwargs, **problem.chat_template_kwargs}
     ways = [
-        str(subject.tokenizer.apply_chat_template(list(messages), add_generation_prompt=opens, **options))
+        str(subject.tokenizer.apply_chat_template(messages, add_generation_prompt=opens, **options))
         for opens in (True, False)
     ]
     return ways[0] != ways[1]

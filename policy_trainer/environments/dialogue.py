@@ -8,6 +8,7 @@ of the assistant's turn is used. So a template may drop earlier thinking, as Qwe
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -132,6 +133,15 @@ class Dialogue:
         self._eos = frozenset(eos)
         self._format, self._call_begins = self._choose_format(config.turns.call_format)
         self._check()
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "Dialogue":
+        """The same for a problem with variables of the chat template, which go before those of the settings."""
+        if not variables:
+            return self
+        other = copy(self)
+        other._kwargs = {**self._kwargs, **variables}
+        other.__dict__.pop("_opening", None)
+        return other
 
     def read(self, ids: Sequence[int], tools: Tools) -> Turn:
         """The turn with these sampled ids."""

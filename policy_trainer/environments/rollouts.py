@@ -41,6 +41,7 @@ _Begun = tuple[Session, str | None]
 class _Rollout:
     """A rollout under way. tools: those that the prompt lists."""
 
+    dialogue: Dialogue
     prompt: EncodedPrompt
     tools: Tools
     session: Session | None
@@ -138,8 +139,9 @@ class Rollouts:
         try:
             with sampler.running_batch(params, seed) as batch:  # the device is this process's from here on
                 rollouts = [
-                    _Rollout(prompt, opened.problem.tools, session, time.monotonic())
+                    _Rollout(dialogue, prompt, opened.problem.tools, session, time.monotonic())
                     for opened, prompt in problems
+                    for dialogue in [self._dialogue.with_variables(opened.problem.chat_template_kwargs)]
                     for session in (opened.sessions or [None] * size)
                 ]
                 for number, (_, prompt) in enumerate(problems):
@@ -240,7 +242,7 @@ class Rollouts:
         """The calls of the turn, if the rollout goes on."""
         rollout.append(completion.ids.tolist(), completion.logps.tolist(), sampled=True)
         rollout.last = completion
-        turn = self._dialogue.read(completion.ids.tolist(), rollout.tools)
+        turn = rollout.dialogue.read(completion.ids.tolist(), rollout.tools)
         rollout.messages.append(turn.message)
         most = self._turns.max_tool_calling_iterations
         if not completion.finished:
@@ -266,7 +268,7 @@ class Rollouts:
         rollout.calls.append(tuple(CallRecord(name, each.seconds, each.error, each.log) for name, each in answers))
         messages = [{"role": "tool", "name": name, "content": each.content} for name, each in answers]
         rollout.messages += messages
-        between = self._dialogue.between(rollout.ids[-1], messages)
+        between = rollout.dialogue.between(rollout.ids[-1], messages)
         if between is None:
             return "no_bridge"
         if len(rollout.ids) + len(between) >= self._limit:

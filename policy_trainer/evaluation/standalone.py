@@ -11,7 +11,8 @@ from rich.table import Table
 
 from policy_trainer.config import EvalConfig
 from policy_trainer.environments.rollouts import open_sessions
-from policy_trainer.evaluation.evaluator import Evaluation, make_evaluator
+from policy_trainer.evaluation.evaluator import make_evaluator
+from policy_trainer.evaluation.results import Evaluation
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.sampling.engines import load_sampler
@@ -22,7 +23,7 @@ from shared.models import load_tokenizer, use_threads
 
 
 def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
-    """Evaluates greedily, then sampled at sampling.temperature, with one answer a problem each.
+    """Evaluates greedily, then sampled at sampling.temperature with evaluation.num_generations answers to a problem.
 
     on_progress: called with the decoding, the number of answered problems and the number of all. Raises UserError for
     data or rewards that cannot be used; data of the wrong form is found before the model is loaded.
@@ -38,12 +39,15 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
         return [
             evaluator.evaluate(
                 sampler,
-                sampling_params(config.sampling, num_generations=1, temperature=temperature),
+                sampling_params(config.sampling, num_generations=count, temperature=temperature),
                 config.evaluation.problems,
                 seed=config.seed,
                 on_progress=partial(on_progress, decoding),
             )
-            for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature))
+            for decoding, temperature, count in (
+                ("greedy", 0.0, 1),
+                ("sampled", config.sampling.temperature, config.evaluation.num_generations),
+            )
         ]
 
 
@@ -66,13 +70,15 @@ def evaluation_table(evaluations: list[Evaluation], title: str) -> Table:
     """
     columns = [_figures(item) for item in evaluations]
     table = Table("", *(item.decoding for item in evaluations), title=title)
-    for name in columns[0]:
-        table.add_row(name, *(column[name] for column in columns))
+    for name in max(columns, key=len):  # that of several answers has one figure more
+        table.add_row(name, *(column.get(name, "") for column in columns))
     return table
 
 
 def _figures(item: Evaluation) -> dict[str, str]:
     accuracy = {"accuracy": f"{item.accuracy:.3f}", "95% interval": f"{item.low:.3f} to {item.high:.3f}"}
+    if item.num_generations > 1:
+        accuracy[f"pass@{item.num_generations}"] = f"{item.pass_at_n:.3f}"
     total = {"reward": _figure(item.reward)} if len(item.rewards) > 1 else {}
     return {
         **(accuracy if item.has_accuracy else {}),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import ReferenceSource, TrainConfig
+from policy_trainer.config.functions import function_label, is_function
 from policy_trainer.data.completion import Probe, probe_tokens
 from policy_trainer.learner.adapters import adapters_off, policy_state
 from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains, with_old_logps
@@ -22,11 +23,13 @@ from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
 from policy_trainer.objective.entropy import EntropyBonus, mean_entropy, with_high_entropy
+from policy_trainer.objective.functions import check_functions
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import k3
 from policy_trainer.objective.loss import token_loss
 from shared.batch import Array, TokenGroup
 from shared.devices import widest_float
+from shared.errors import UserError
 from shared.logprobs import LogprobForward
 
 
@@ -48,6 +51,7 @@ class Learner:
         ranks: Ranks | None = None,
     ) -> None:
         loss = config.loss
+        check_functions(loss)
         if loss.old_logps == "recomputed" and config.num_iterations * config.minibatches == 1:
             # Before a single update recomputed log-probs equal the current ones. This saves a forward.
             loss = loss.model_copy(update={"old_logps": "current"})
@@ -74,8 +78,8 @@ class Learner:
         step: number of earlier steps, the version of the weights. The learning rate depends on nothing else, so that
         resuming needs no state.
         on_groups: called with the group of each batch; those that train have their advantages.
-        Raises ValueError for a batch that lacks what the loss needs, and RuntimeError if it runs out of memory;
-        `updated` then says whether the weights have changed.
+        Raises ValueError for a batch that lacks what the loss needs, UserError for a function of the user's that
+        fails, and RuntimeError if it runs out of memory; `updated` then says whether the weights have changed.
         """
         self.updated = False
         groups, training = self._prepare(batches, step)
@@ -84,6 +88,12 @@ class Learner:
         lr = optimizer.learning_rate * lr_factor(step, optimizer, config.max_steps)
         parts = split_evenly(len(training), config.minibatches)
         updates = [self._update(training[part], lr) for _ in range(config.num_iterations) for part in parts]
+        if step == 0 and is_function(self._loss.surrogate) and not all(update.finite for update in updates):
+            raise UserError(
+                f"loss.surrogate: the loss or gradient of {function_label(self._loss.surrogate)} is not finite in the "
+                "first step: compute on tokens.ratio, which is bounded, and select with torch.where before functions "
+                "that have no finite gradient"
+            )
         return step_stats(groups, training, updates, num_iterations=config.num_iterations, learning_rate=lr)
 
     def failures(self, batches: Sequence[Batch], *, step: int) -> list[Exception | None]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
+from policy_trainer.objective.functions import call_advantage
 from policy_trainer.objective.group import Group, differ
 from policy_trainer.objective.kl import KL_ESTIMATORS, with_teacher
 from shared.batch import Array
@@ -19,14 +20,14 @@ from shared.batch import Array
 def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     """The advantage of every token of each group: float32 (C,), 0 in completions that take no part.
 
-    Raises ValueError for a group without an input that a setting needs.
+    Raises ValueError for a group without an input that a setting needs, UserError for a user's function that fails.
     """
     if not groups:
         return []
     for name, needed in (("kl_penalty", config.penalises_rewards), ("reverse_kl", config.distillation > 0)):
         if needed and any(getattr(group, name) is None for group in groups):
             raise ValueError(f"{name}: a group has none; add it with with_old_logps before its advantages are computed")
-    rewarded = ADVANTAGES[config.advantage](groups, config)
+    rewarded = ADVANTAGES.get(config.advantage, call_advantage)(groups, config)
     values = [with_teacher(row, group, config) for row, group in zip(rewarded, groups, strict=True)]
     return [row.astype(np.float32) for row in values]
 

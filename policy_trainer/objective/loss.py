@@ -13,6 +13,7 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.corrections import kept
+from policy_trainer.objective.functions import Surrogate, SurrogateInputs, call_surrogate, nowhere
 from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.kl import KL_ESTIMATORS
 from policy_trainer.objective.ratios import log_ratio, masked, sequence_sums
@@ -42,13 +43,26 @@ class TokenLoss:
 def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLoss:
     """The loss of each token of a micro-batch. logps: (C,), of the current policy, with a gradient.
 
-    Raises ValueError for tokens without an input that a setting needs.
+    Raises ValueError for tokens without an input that a setting needs, UserError for a user's function that fails.
     """
     _refuse_missing(tokens, config)
     mask, logps = tokens.mask, masked(logps, tokens.mask)
     old_logps = tokens.denominator(logps.detach())
     ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.sequence_ids, mask).exp()
-    surrogate, low, high = SURROGATES[config.surrogate](ratio, logps, masked(tokens.advantages, mask), config)
+    ref_logps = None if tokens.ref_logps is None else masked(tokens.ref_logps, mask)
+    surrogate, low, high = SURROGATES.get(config.surrogate, call_surrogate)(
+        SurrogateInputs(
+            logps=logps,
+            old_logps=masked(old_logps, mask),
+            ratio=ratio,
+            advantages=masked(tokens.advantages, mask),
+            mask=mask,
+            sequence_ids=tokens.sequence_ids,
+            ref_logps=ref_logps,
+            sampler_logps=tokens.sampler_logps,
+            config=config,
+        )
+    )
     weights = tokens.importance_weights
     if config.surrogate == "vespo":
         weights = _vespo_weights(logps - old_logps, tokens, config)
@@ -57,8 +71,8 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
     trusted = _trusted(logps.detach(), old_logps, tokens, config)
     surrogate = masked(surrogate, trusted & tokens.explored)
     kl, loss = torch.full_like(surrogate, torch.nan), surrogate
-    if tokens.ref_logps is not None:
-        kl = KL_ESTIMATORS[config.kl](masked(tokens.ref_logps - logps, mask))
+    if ref_logps is not None:
+        kl = KL_ESTIMATORS[config.kl](ref_logps - logps)
     if config.penalises_loss:
         loss = surrogate + config.beta * (kl * ratio if config.kl_weight == "ratio" else kl)
     if config.mismatch_penalty:
@@ -117,13 +131,10 @@ def _vespo_weights(difference: Tensor, tokens: LossInputs, config: LossConfig) -
     return (decay + k * log_weight - decay * log_weight.exp()).exp().to(difference.dtype)
 
 
-# Per token, (C,): what is minimised, and whether the lower or the upper bound removed its gradient.
-_Surrogate = tuple[Tensor, Tensor, Tensor]
-
-
-def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> _Surrogate:
+def _clip(tokens: SurrogateInputs) -> Surrogate:
     """PPO's clipped surrogate (DeepSeekMath, arXiv 2402.03300, eq. 3), with a separate upper bound (DAPO, 2503.14476)
     and dual clip (1912.09729)."""
+    ratio, advantages, config = tokens.ratio, tokens.advantages, tokens.config
     low, high = 1 - config.epsilon, 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     bounded = ratio if config.delta is None else ratio.clamp(max=config.delta)
     values = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
@@ -133,28 +144,26 @@ def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) 
     return values, (ratio < low) & (advantages < 0), above
 
 
-def _reinforce(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> _Surrogate:
+def _reinforce(tokens: SurrogateInputs) -> Surrogate:
     """The policy gradient: no ratio, no clip (nano-aha-moment, GRPO:Zero). VESPO weighs it."""
-    return -advantages * logps, _nowhere(ratio), _nowhere(ratio)
+    return -tokens.advantages * tokens.logps, nowhere(tokens.logps), nowhere(tokens.logps)
 
 
-def _cispo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> _Surrogate:
+def _cispo(tokens: SurrogateInputs) -> Surrogate:
     """MiniMax-M1 (arXiv 2506.13585, eq. 4): the ratio is a truncated weight without gradient."""
-    values = -ratio.detach().clamp(max=config.ratio_max) * advantages * logps
-    return values, _nowhere(ratio), ratio > config.ratio_max
+    ratio_max = tokens.config.ratio_max
+    values = -tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logps
+    return values, nowhere(tokens.logps), tokens.ratio > ratio_max
 
 
-def _sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> _Surrogate:
+def _sapo(tokens: SurrogateInputs) -> Surrogate:
     """SAPO (arXiv 2511.20347): a soft gate, which closes sooner for negative advantages."""
+    ratio, advantages, config = tokens.ratio, tokens.advantages, tokens.config
     tau = torch.full_like(ratio, config.sapo_temperature_neg).masked_fill(advantages > 0, config.sapo_temperature_pos)
-    return -(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, _nowhere(ratio), _nowhere(ratio)
+    return -(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, nowhere(ratio), nowhere(ratio)
 
 
-def _nowhere(ratio: Tensor) -> Tensor:
-    return torch.zeros_like(ratio, dtype=torch.bool)
-
-
-SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, LossConfig], _Surrogate]] = {
+SURROGATES: dict[str, Callable[[SurrogateInputs], Surrogate]] = {
     "clip": _clip,
     "reinforce": _reinforce,
     "cispo": _cispo,

@@ -110,6 +110,8 @@ def surrogate(loss: LossConfig) -> str:
             )
         case "sapo":
             return f"sapo, tau {loss.sapo_temperature_pos:g}/{loss.sapo_temperature_neg:g}{_level(loss)}"
+        case name:  # no preset has one
+            return name
 
 
 def _level(loss: LossConfig) -> str:

@@ -24,6 +24,7 @@ from policy_trainer.python_api.callbacks import Callbacks, StepFunction, callbac
 from policy_trainer.python_api.inputs import (
     Problems,
     data_directory,
+    loss_input,
     placed,
     problem_input,
     reward_input,
@@ -61,7 +62,8 @@ class GRPO:
     or classes by name, whose methods the model may call, as in TRL. on_step: called after each step as `f(metrics)` or
     `f(metrics, groups)`, the groups with texts, rewards and advantages; returning False, or raising StopTraining, ends
     the run with a checkpoint. callbacks: of transformers' Trainer, which are called at the events that a run has.
-    settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`.
+    settings: those of `policy-trainer train`, groups as dicts: `loss={"beta": 0.02}`; there `surrogate` and
+    `advantage` may be functions (docs/pieces.md).
 
     Raises UserError, with the setting's name, for what cannot be used.
 
@@ -100,7 +102,7 @@ class GRPO:
         served = toolbox.tools or toolbox.environments
         self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
         values = {
-            **with_data(settings, self._data),
+            **loss_input(with_data(settings, self._data)),
             "model": str(model),
             **({"rewards": names} if names else {}),
             **turns,

@@ -181,6 +181,18 @@ def turns_input(
     return {name: values for name, values in settings.items() if values}, here
 
 
+def loss_input(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings, where functions of `loss` that any process can import are names. The others stay functions."""
+    loss = settings.get("loss")
+    if not isinstance(loss, Mapping):
+        return settings
+    functions = {name: value for name, value in loss.items() if callable(value)}
+    return {
+        **settings,
+        "loss": {**loss, **{name: importable_name(value) or value for name, value in functions.items()}},
+    }
+
+
 def _label(given: str | Function, here: dict[str, Function]) -> str:
     """`module:name`, or `caller:name` of what cannot be imported, which is added to `here`."""
     if isinstance(given, str):

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.config.supervised import RewardTrainingConfig
-from policy_trainer.evaluation.evaluator import wilson_interval
+from policy_trainer.evaluation.results import wilson_interval
 from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.reporting.metrics import Metrics
 from policy_trainer.reward_model.preferences import Pair, load_pairs

@@ -74,7 +74,7 @@ class HFSampler:
             while True:
                 tokens, logps = sample_tokens(logits, params, generator, buffer.earlier, self._forbidden)
                 buffer.append(tokens, logps)
-                buffer.finish(self._ended(tokens, buffer, params.stop))
+                buffer.finish(self._ended(tokens, buffer, params))
                 if buffer.done:
                     break
                 kept = buffer.drop_finished()
@@ -98,12 +98,14 @@ class HFSampler:
     def _check_idle(self) -> None:
         assert not self._running, "a running batch has the model"
 
-    def _ended(self, tokens: Tensor, buffer: "CompletionBuffer", stop: tuple[str, ...]) -> Tensor:
+    def _ended(self, tokens: Tensor, buffer: "CompletionBuffer", params: SamplingParams) -> Tensor:
         """bool (B,): which batch rows end with the tokens (B,) that were just appended."""
         ended = torch.isin(tokens, self._eos)
-        if stop:
-            tails = buffer.last_tokens(tail_length(stop))
-            stopped = [has_stop_text(self._tokenizer, tail, stop) for tail in tails]
+        if params.stop_token_ids:
+            ended |= torch.isin(tokens, tokens.new_tensor(params.stop_token_ids))
+        if params.stop:
+            tails = buffer.last_tokens(tail_length(params.stop))
+            stopped = [has_stop_text(self._tokenizer, tail, params.stop) for tail in tails]
             ended |= torch.tensor(stopped, device=ended.device)
         return ended
 

@@ -58,15 +58,16 @@ class _NewRows:
 
 @dataclass(frozen=True, eq=False)
 class Endings:
-    """What ends a completion before its limit: an id of `eos`, or a text of `stop`."""
+    """What ends a completion before its limit: an id of `eos` or `stop_token_ids`, or a text of `stop`."""
 
     tokenizer: PreTrainedTokenizerBase
     eos: frozenset[int]
     stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
 
     def reached(self, ids: list[int]) -> bool:
         """Whether the last of a completion's ids ends it."""
-        if ids[-1] in self.eos:
+        if ids[-1] in self.eos or ids[-1] in self.stop_token_ids:
             return True
         return bool(self.stop) and has_stop_text(self.tokenizer, ids[-tail_length(self.stop) :], self.stop)
 
@@ -88,7 +89,7 @@ class HFRunningBatch:
         self._vision = vision_of(model)
         self._attention = attention_of(model)
         self._joins = supports_decoding_attention(model)
-        self._endings = Endings(tokenizer, frozenset(eos.tolist()), params.stop)
+        self._endings = Endings(tokenizer, frozenset(eos.tolist()), params.stop, params.stop_token_ids)
         forbidden = torch.tensor(self._vision.placeholders if self._vision else (), dtype=torch.long)
         self._forbidden = forbidden.to(model.device)
         self._params = params

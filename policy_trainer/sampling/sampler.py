@@ -28,6 +28,7 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
 
 def sampling_params(
@@ -43,6 +44,7 @@ def sampling_params(
         min_p=config.min_p,
         repetition_penalty=config.repetition_penalty,
         stop=tuple(config.stop),
+        stop_token_ids=tuple(config.stop_token_ids),
     )
 
 

@@ -111,7 +111,7 @@ def sampling_options(
         "frequency_penalty": 0.0,
         "seed": int(np.random.SeedSequence((seed, number)).generate_state(1)[0]),
         "stop": list(params.stop),
-        "stop_token_ids": list(eos),
+        "stop_token_ids": [*eos, *params.stop_token_ids],
         "ignore_eos": True,
         "skip_special_tokens": False,
         "logprobs": 0,  # of the sampled tokens only

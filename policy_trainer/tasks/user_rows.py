@@ -1,14 +1,14 @@
 """The tasks `jsonl` and `dataset`: problems from the rows of a user's own data.
 
-A problem has the row's prompt, its pictures and its gold answer where there are any, and all other columns as extras
-for the rewards.
+A problem has the row's prompt, its pictures, gold answer and variables of the chat template where there are any, and
+all other columns as extras for the rewards.
 """
 
 from collections.abc import Sequence
 
 from policy_trainer.config import SourceConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.rows import Row, answer_of, can_be_answer, messages_of, text_of
+from policy_trainer.data.rows import Row, answer_of, can_be_answer, messages_of, template_kwargs_of, text_of
 from policy_trainer.rewards import COMPARISONS
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.registry import needs_answers, tagged_rewards
@@ -45,12 +45,14 @@ def row_task(
             raise UserError(f"{where}: must have a {' or '.join(prompts)}")
         gold = answer_of(row, answer, where) if answer_needed or can_be_answer(row.get(answer)) else ""
         if column is None:
-            return Problem(gold, user_message(""), extras=row, system_prompt=system_prompt)
-        if column == "messages" or isinstance(row.get(column), list):
-            return Problem(gold, messages_of(row, column, where), extras=row, system_prompt=system_prompt)
-        # In both forms: the text is a user's message if the model has a chat template.
-        text = text_of(row, column, where)
-        return Problem(gold, user_message(text), text, extras=row, system_prompt=system_prompt)
+            messages, text = user_message(""), ""
+        elif column == "messages" or isinstance(row.get(column), list):
+            messages, text = messages_of(row, column, where), ""
+        else:  # in both forms: the text is a user's message if the model has a chat template
+            text = text_of(row, column, where)
+            messages = user_message(text)
+        variables = template_kwargs_of(row, where)
+        return Problem(gold, messages, text, extras=row, system_prompt=system_prompt, chat_template_kwargs=variables)
 
     wanted = [*([prompts] if prompt_needed else []), *([(answer,)] if answer_needed else [])]
     return ProblemSet(name, read_split(source, problem, wanted, others="kept", pictures=True), correct, seed)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from policy_trainer.config import ENV_PREFIX, TrainConfig
-from policy_trainer.evaluation.evaluator import Evaluation, sampled_groups
+from policy_trainer.evaluation.results import Evaluation, sampled_groups
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.lifecycle.processes import Child, RestartedChild

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.evaluator import NothingAnswered
+from policy_trainer.evaluation.evaluator import NothingAnswered, evaluation_params
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
@@ -20,7 +20,6 @@ from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
 from policy_trainer.run_files.recording import record
-from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, not_finite
 from policy_trainer.trainer.observer import Beginning
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
@@ -29,6 +28,7 @@ from policy_trainer.weights.publication import Publication
 from shared.atomic_files import whole_directory
 from shared.batch import RolloutBatch
 from shared.client import Leased
+from shared.errors import UserError
 
 
 class Trainer:
@@ -138,8 +138,8 @@ class Trainer:
         delivered, so that a resumed run does not fail on them forever.
         """
         learner, feed = self._policy.learner, self._source.feed
-        if isinstance(error, RunFailed) and not isinstance(error, RankLost):
-            return False  # the reference is not the one expected
+        if isinstance(error, RunFailed | UserError) and not isinstance(error, RankLost):
+            return False  # the reference is not the one expected, or a function of the user's fails
         traceback.clear_frames(error.__traceback__)  # they hold the activations
         # A device that has failed can compute nothing more.
         lost = isinstance(error, torch.AcceleratorError)
@@ -194,13 +194,13 @@ class Trainer:
             weights.publish(save, publication)
 
     def _evaluate(self) -> bool:
-        """Samples held-out problems greedily. True if their scores are the best so far, and not those of step 0."""
+        """Answers held-out problems, once each greedily. True if the scores are the best so far, not of step 0."""
         self._observer.wishes.evaluate = False
-        greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
+        params, problems = evaluation_params(self._config), self._config.evaluation.problems
         with self._stopwatch("evaluate"), self._policy.turn():
             try:
                 evaluation = self._policy.evaluator.evaluate(
-                    self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
+                    self._policy.sampler, params, problems, on_progress=self._evaluating
                 )
             except NothingAnswered as error:
                 if not self._evaluated:

@@ -135,6 +135,7 @@ def _simplify_help(parser: ArgumentParser) -> None:
     for action in parser._actions:
         if isinstance(action.metavar, str) and action.option_strings:
             plain = re.sub(r"^list\[(.*)\]$", r"\1", action.metavar)
+            plain = re.sub(r"^\{\{(.*)\},str\}$", r"{\1,module:name}", plain)  # choices, or a function
             name = action.dest.rpartition(".")[2]
             action.metavar = _TEXTS.get(name, "NAME") if plain == "str" else _TYPES.get(plain, plain)
         if action.help and action.help != SUPPRESS:

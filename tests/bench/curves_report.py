@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from policy_trainer.evaluation.evaluator import wilson_interval
+from policy_trainer.evaluation.results import wilson_interval
 from policy_trainer.presets import PRESETS
 from tests.bench.curves_recipes import (
     ALGORITHMS,

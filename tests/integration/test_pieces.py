@@ -26,7 +26,7 @@ from tests.ref_server.conftest import make_service, model, serve, tokenizer
 
 __all__ = ["make_service", "model", "serve", "tokenizer"]
 
-(EXAMPLE,) = texts("pieces.md", "python")
+EXAMPLE, _ = texts("pieces.md", "python")
 
 
 def run(example: str, model: Path, http: httpx.Client) -> dict[str, Any]:

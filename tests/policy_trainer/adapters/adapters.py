@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from tests.policy_trainer.sampling.architectures import ARCHITECTURES, small
@@ -36,9 +36,10 @@ def save_adapter(
     with ignore_peft():
         adapted = get_peft_model(model, config or plain)
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
-            nn.init.normal_(parameter, std=0.05, generator=generator)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
     adapted.save_pretrained(str(directory))
     (directory / "README.md").unlink()
     model.config.save_pretrained(directory)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from policy_trainer.cli import eval as command
-from policy_trainer.evaluation.evaluator import Evaluation, Transcript
+from policy_trainer.evaluation.results import Evaluation, Transcript
 from policy_trainer.lifecycle.endings import RunFailed
 
 

@@ -41,11 +41,11 @@ def test_what_there_is_not_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     for name, reason in ABSENT.items():
         assert answer(name) == reason
     with pytest.raises(SystemExit):
-        read_settings(TrainConfig, ["--model", "m", "--num-generations-eval", "1"], "train")
-    assert ABSENT["num_generations_eval"] in capsys.readouterr().err
+        read_settings(TrainConfig, ["--model", "m", "--pad-to-multiple-of", "1"], "train")
+    assert ABSENT["pad_to_multiple_of"] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["args", "optimizers", "num_generations_eval", "eval_on_start"])
+@pytest.mark.parametrize("name", ["args", "optimizers", "pad_to_multiple_of", "eval_on_start"])
 def test_from_python(name: str) -> None:
     settings: dict[str, Any] = {name: 1}
     with pytest.raises(UserError) as refused:

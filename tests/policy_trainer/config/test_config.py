@@ -29,6 +29,7 @@ from policy_trainer.config import (
     SftConfig,
     TrainConfig,
 )
+from policy_trainer.config.worker_settings import worker_settings
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import load_settings
 
@@ -106,6 +107,15 @@ class TestRefusals:
             (EvalConfig, ["--sampling.stop", ""], "sampling.stop.0"),
             (TrainConfig, ["--max-steps", "0"], "max_steps"),
             (TrainConfig, ["--sampling.regroup", "1", "--sampling.max-resamples", "1"], "sampling.regroup: "),
+            (TrainConfig, ["--loss.surrogate", "clipp"], "loss.surrogate: must be one of clip, reinforce, cispo, sapo"),
+            (
+                TrainConfig,
+                ["--sampling.generation-kwargs", '{"presence_penalty": 1}'],
+                "sampling.generation_kwargs: pr",
+            ),
+            (TrainConfig, ["--sampling.generation-kwargs", '{"seed": 1}'], "sampling.generation_kwargs: seed cannot"),
+            (TrainConfig, ["--sampling.generation-kwargs", '{"min_q": 1}'], "sampling.generation_kwargs: min_q cannot"),
+            (TrainConfig, ["--sampling.generation-kwargs", '{"top_p": 2}'], "sampling.top_p: Input should be less"),
             (TrainConfig, ["--tools", "search"], "tools: must be module:name, got 'search'"),
             (TrainConfig, ["--tools", "a:f", "b:f"], "tools: the model knows tools by name, and two are called f"),
             (TrainConfig, ["--tools", "a:f", "--judging.steps"], "tools: judging.steps"),
@@ -164,6 +174,24 @@ class TestRefusals:
     )
     def test_are_for_those_who_would_suffer(self, cls: type[BaseSettings], arguments: list[str]) -> None:
         load(cls, "--model", "m", *arguments)
+
+
+def test_generation_kwargs_are_settings_by_other_names() -> None:
+    """They replace those given otherwise, as in TRL."""
+    theirs = {"max_new_tokens": 7, "top_k": -1, "stop_strings": "x", "do_sample": True, "bad_words_ids": None}
+    given = SamplingConfig.model_validate({"max_completion_length": 9, "min_p": 0.5, "generation_kwargs": theirs})
+    assert given == SamplingConfig(max_completion_length=7, min_p=0.5, stop=["x"])
+
+
+def test_a_function_of_the_loss_is_written_by_its_name(tmp_path: Path) -> None:
+    def taper(tokens: Any) -> Any: ...
+
+    loss = LossConfig.model_validate({"surrogate": taper, "advantage": "m:median"})
+    assert (loss.surrogate, loss.scale) == (taper, "none")
+    config = TrainConfig(model="m", run_dir=tmp_path, loss=loss)
+    written = config.model_dump(mode="json")["loss"]
+    assert (written["surrogate"], written["advantage"]) == ("caller:taper", "m:median")
+    assert "loss" not in worker_settings(config), "no worker calls it, or may be asked to import it"
 
 
 def test_environments_by_name() -> None:

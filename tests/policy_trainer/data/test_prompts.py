@@ -37,10 +37,16 @@ class TestEncoder:
         assert encoded(thinking, PROBLEM) == "<|user|>1+1=?<|end|><|assistant|>"
         silent = encoded(thinking, PROBLEM, chat_template_kwargs={"enable_thinking": False})
         assert silent == "<|user|>1+1=?<|end|><|assistant|>..."
+        quiet, loud = (replace(PROBLEM, chat_template_kwargs={"enable_thinking": value}) for value in (False, True))
+        assert encoded(thinking, quiet) == silent  # of the row, which goes before the settings
+        assert encoded(thinking, loud, chat_template_kwargs={"enable_thinking": False}) == encoded(thinking, PROBLEM)
+        assert PromptEncoder(thinking, PromptConfig()).answer_start(quiet) == ""
 
     def test_a_variable_that_the_template_does_not_use_is_refused(self, tokenizer: PreTrainedTokenizerFast) -> None:
         with pytest.raises(UserError, match=r"data\.chat_template_kwargs: .* does not use enable_thinkin;"):
             encoded(tokenizer, PROBLEM, chat_template_kwargs={"enable_thinkin": False})
+        with pytest.raises(UserError, match=r"chat_template_kwargs: .* does not use enable_thinkin;"):
+            encoded(tokenizer, replace(PROBLEM, chat_template_kwargs={"enable_thinkin": False}))
 
     def test_without_a_chat_template_messages_are_refused_and_prompts_taken(self) -> None:
         bare = Tokenizer(models.WordLevel({"one": 0, "[UNK]": 1}, unk_token="[UNK]"))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from policy_trainer.demo.demo_report import plot_curves, print_summary, write_pictures
 from policy_trainer.demo.drawn_sums import DrawnSums
-from policy_trainer.evaluation.evaluator import Evaluation, Transcript
+from policy_trainer.evaluation.results import Evaluation, Transcript
 from policy_trainer.run_files.run_directory import RunDirectory
 
 

@@ -235,3 +235,15 @@ class TestRefusals:
 
 def test_templates_are_there() -> None:
     assert "<tool_call>" in template("qwen3")
+
+
+def test_a_problems_variables_of_the_template_hold_between_turns() -> None:
+    """Qwen3's way: without thinking, each turn is opened with an empty thought."""
+    tokenizer = make_tokenizer("qwen3")
+    tokenizer.chat_template = f"{tokenizer.chat_template}" + "{% if quiet and add_generation_prompt %}hush{% endif %}"
+    talk = dialogue("qwen3", tokenizer)
+    end = ends("qwen3", tokenizer)[0]
+    plain, quiet = (each.between(end, answer("7")) for each in (talk, talk.with_variables({"quiet": True})))
+    assert plain is not None and quiet is not None
+    assert str(tokenizer.decode(quiet)) == str(tokenizer.decode(plain)) + "hush"
+    assert talk.between(end, answer("7")) == plain

@@ -16,7 +16,8 @@ from policy_trainer.config import PromptConfig, TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
-from policy_trainer.evaluation.evaluator import Evaluator, sampled_groups, wilson_interval
+from policy_trainer.evaluation.evaluator import Evaluator
+from policy_trainer.evaluation.results import sampled_groups, wilson_interval
 from policy_trainer.evaluation.standalone import evaluation_table
 from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.answers import ByAnswer
@@ -58,7 +59,8 @@ class FakeTask:
 
 
 class Parrot:
-    """Answers each prompt with the prompt itself. An answer to a prompt that ends in a dot is cut off."""
+    """Answers each prompt with the prompt itself; a second answer lacks its first token. One to a prompt that ends
+    in a dot is cut off."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -74,9 +76,10 @@ class Parrot:
         raise AssertionError
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        assert params.num_generations == 1
         self.calls.append((len(prompts), seed))
-        return [[self.completion(prompt.ids)] for prompt in prompts]
+        return [
+            [self.completion(prompt.ids[number:]) for number in range(params.num_generations)] for prompt in prompts
+        ]
 
     def completion(self, ids: list[int]) -> Completion:
         finished = not str(self.tokenizer.decode(ids)).endswith(".")
@@ -260,3 +263,26 @@ def test_without_rewards_only_accuracy_is_measured(tokenizer: PreTrainedTokenize
     )
     assert (bare.problems, bare.has_accuracy, bare.left_out) == (2, False, 0)
     assert str(bare) == "no rewards and no gold answers: 50% ended, 2 tokens on average"
+
+
+def test_several_answers_to_each_problem(tokenizer: PreTrainedTokenizerFast) -> None:
+    """One of two right, both, none, and a gold answer that cannot be judged. A batch has at most five answers."""
+    named = "<answer>9</answer>"
+    problems = ((named, "9"), (f"x{named}", "9"), (f"x{named}", "2"), (named, "unknown"))
+    sampler = Parrot(tokenizer)
+    made = evaluator(tokenizer, FakeTask(*problems), batch_size=5, rewards=["none"])
+    params = SamplingParams(2, 20, temperature=0.5)
+    result = made.evaluate(sampler, params, 4)
+    assert sampler.calls == [(2, 0), (2, 2)]
+    assert (result.problems, result.left_out, result.num_generations) == (3, 1, 2)
+    assert result.accuracy == pytest.approx((0.5 + 1 + 0) / 3) and result.pass_at_n == pytest.approx(2 / 3)
+    assert (result.low, result.high) == wilson_interval(1.5, 3)
+    assert f"pass@2 {2 / 3:.3f}" in str(result) and result.summary()["pass_at_n"] == result.pass_at_n
+    groups = list(sampled_groups(result, 1))
+    assert [len(group.completions) for group in groups] == [2, 2, 2]
+    assert [item.text for item in groups[1].completions] == [f"x{named}", named]
+    assert [(group.problem, group.answer) for group in groups] == [(0, "9"), (1, "9"), (2, "2")]
+    single = made.evaluate(sampler, GREEDY, 4)
+    assert not {"pass_at_n", "num_generations"} & set(single.summary())
+    rows = {str(name) for name in evaluation_table([single, result], "t").columns[0].cells}
+    assert "pass@2" in rows

@@ -29,6 +29,7 @@ from shared.batch import RolloutBatch, ScoredBatch
 from shared.errors import UserError
 from shared.logprobs import choose_forward
 from shared.models import load_model
+from tests.device import DEVICE
 from tests.policy_trainer.learner.steps import make_learner
 from tests.policy_trainer.learner.test_learner import naive_loss
 from tests.rounding import rounding
@@ -47,12 +48,13 @@ def adapted(model: PreTrainedModel, lora: LoraConfig = LORA, seed: int = 0, base
     return model
 
 
+@torch.no_grad()
 def trained(model: PreTrainedModel) -> PreTrainedModel:
     """With adapters that add something: they begin with B = 0."""
     generator = torch.Generator().manual_seed(5)
     for name, parameter in adapters(model).items():
         if ".lora_B." in name:
-            nn.init.normal_(parameter, std=0.2, generator=generator)
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
     return model
 
 
@@ -218,14 +220,16 @@ class TestSaved:
     ) -> None:
         base = tmp_path / "base"
         make(family).save_pretrained(base)
-        model = trained(adapted(load_model(str(base), revision=None, device="cpu", dtype="float32"), base=str(base)))
+        model = trained(
+            adapted(load_model(str(base), revision=None, device=str(DEVICE), dtype="float32"), base=str(base))
+        )
         published = tmp_path / "published"
         save_policy(model, tokenizer, published, policy_state(model))
         names = {"adapter_config.json", "adapter_model.safetensors", "config.json", "generation_config.json"}
         assert names | {"tokenizer.json"} <= {file.name for file in published.iterdir()}
         described = json.loads((published / "adapter_config.json").read_text())
         assert (described["base_model_name_or_path"], described["r"]) == (str(base), 3)
-        plain = load_model(str(base), revision=None, device="cpu", dtype="float32")
+        plain = load_model(str(base), revision=None, device=str(DEVICE), dtype="float32")
         theirs: Any = PeftModel.from_pretrained(plain, str(published))
         expected = logps(model)
         bound = rounding(expected.abs().max())
@@ -238,7 +242,7 @@ class TestSaved:
         model = trained(adapted(make(family)))
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         save_whole(model, tokenizer, tmp_path)
-        whole = load_model(str(tmp_path), revision=None, device="cpu", dtype="auto")
+        whole = load_model(str(tmp_path), revision=None, device=str(DEVICE), dtype="auto")
         assert not (tmp_path / "adapter_config.json").exists() and whole.dtype == torch.float32
         expected = logps(model)
         torch.testing.assert_close(logps(whole), expected, rtol=0, atol=rounding(expected.abs().max()))
@@ -251,7 +255,7 @@ def test_a_bfloat16_model_is_merged_in_float32_and_rounded_once(
     model = trained(adapted(make("qwen2-tied", torch.bfloat16)))
     state = model.state_dict()
     save_whole(model, tokenizer, tmp_path)
-    whole = load_model(str(tmp_path), revision=None, device="cpu", dtype="auto").state_dict()
+    whole = load_model(str(tmp_path), revision=None, device=str(DEVICE), dtype="auto").state_dict()
     for name, weight in make("qwen2-tied", torch.bfloat16).state_dict().items():
         layer = name.removesuffix(".weight")
         expected = weight

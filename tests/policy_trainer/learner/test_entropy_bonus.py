@@ -16,6 +16,7 @@ from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_st
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward
 from shared.models import load_model
+from tests.device import DEVICE
 from tests.policy_trainer.learner.steps import make_learner
 
 Make = Callable[..., Any]
@@ -50,7 +51,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(
     assert read_state(path) == state and state.last_entropy is not None and state.entropy_coef > 0.5
 
     def resumed() -> Learner:
-        again = learner(load_model(str(path), revision=None, device="cpu", dtype="float32"), ADAPTIVE)
+        again = learner(load_model(str(path), revision=None, device=str(DEVICE), dtype="float32"), ADAPTIVE)
         restore(path, again.weights)
         return again
 

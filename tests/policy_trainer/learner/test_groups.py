@@ -14,6 +14,7 @@ from policy_trainer.learner.groups import make_group, missing_input, trains, wit
 from policy_trainer.learner.micro_batches import join
 from policy_trainer.objective.group import Group
 from shared.batch import Array, StepRewards
+from tests.device import DEVICE
 from tests.policy_trainer.learner.steps import ready_groups
 
 Make = Callable[..., Any]
@@ -262,7 +263,7 @@ def test_log_linear_moves_old_samples_towards_the_current_policy(
     rollout = replace(batch.rollout, policy_version=version, policy_versions=named)
     group = make_group(replace(batch, rollout=rollout), loss, step=4)
     [group] = with_old_logps([group], loss, Recompute())
-    tokens = join([group], torch.device("cpu"))
+    tokens = join([group], DEVICE)
     current = torch.zeros(2)
     want = [old * (1 - alpha) for old, alpha in zip(SAMPLER[0], alphas, strict=True)]
     assert tokens.denominator(current).tolist() == pytest.approx(want)

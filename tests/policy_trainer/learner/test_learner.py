@@ -15,6 +15,7 @@ from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
+from shared.errors import UserError
 from shared.logprobs import PackedForward, PlainForward
 from tests.policy_trainer.learner.steps import make_learner
 from tests.policy_trainer.proofs.batches import completions_of, row_logps
@@ -590,3 +591,36 @@ def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[S
     TestInvariance.assert_same(unclipped, stepped(model, batches))
     clipped = stepped(model, batches, optimizer=OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e-3))
     assert clipped[0].grad_norm == unclipped[0].grad_norm and clipped[1].norm() < 1.01e-3
+
+
+class TestFunctionsOfTheUser:
+    def test_built_in_ones_by_module_and_name_train_the_same_bits(
+        self, make_tiny: Make, batches: list[ScoredBatch]
+    ) -> None:
+        module = "policy_trainer.objective"
+        given = {"surrogate": f"{module}.loss:_clip", "advantage": f"{module}.advantages:_outcome"}
+        theirs = LossConfig.model_validate({"epsilon": 0.2, "beta": 0.1, "scale_rewards": "group", **given})
+        trained = []
+        for loss in (LOSS, theirs):
+            model = make_tiny().double()
+            stats = learner(model, loss=loss, num_iterations=2).step(batches, step=0)
+            trained.append((weights(model), stats))
+        (built_in, expected), (ours, stats) = trained
+        assert torch.equal(ours, built_in) and stats == expected and stats.clip_ratio > 0
+
+    def test_one_that_is_not_finite_ends_the_first_step(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        """Also where only its gradient is not: that of a root at 0."""
+
+        def root(tokens: Any) -> Tensor:
+            return -tokens.advantages * (tokens.logps - tokens.logps.detach()).sqrt()
+
+        trainer = learner(model, loss=LossConfig.model_validate({"surrogate": root, "beta": 0.0}))
+        with pytest.raises(UserError, match=r"loss\.surrogate: the loss or gradient of caller:root is not finite in"):
+            trainer.step(batches, step=0)
+        assert trainer.step(batches, step=1).not_finite  # later it is a bad step like others
+
+    def test_one_that_cannot_be_imported_is_refused_before_a_step(self, model: PreTrainedModel) -> None:
+        with pytest.raises(UserError, match=r"loss\.advantage: tests\.nowhere:f cannot be imported"):
+            learner(model, loss=LossConfig(advantage="tests.nowhere:f"))

@@ -14,6 +14,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.learner.micro_batches import cut, join, split_evenly, totals
 from policy_trainer.objective.aggregation import Totals
 from policy_trainer.objective.group import Group
+from tests.device import DEVICE
 from tests.policy_trainer.learner.steps import ready_groups
 
 Make = Callable[..., Any]
@@ -46,7 +47,7 @@ def groups(make_scored: Make) -> list[Group]:
 
 
 def test_groups_are_joined(groups: list[Group]) -> None:
-    got = join(groups, torch.device("cpu"))
+    got = join(groups, DEVICE)
     assert got.sequence_ids.tolist() == [0, 0, 1, 2, 3, 3]
     assert got.mask.tolist() == [True] * 4 + [False] * 2
     assert got.old_logps is not None and got.old_logps.tolist() == [-1, -2, -3, -1, -1, -1]
@@ -59,7 +60,7 @@ def test_what_one_group_lacks_none_has(groups: list[Group], make_scored: Make) -
     unscored = make_scored([3], [[4]], [1.0]).rollout
     object.__setattr__(unscored, "sampler_logps", None)
     more = ready_groups([unscored], loss)
-    got = join([*groups, *more], torch.device("cpu"))
+    got = join([*groups, *more], DEVICE)
     assert got.old_logps is None and got.ref_logps is None
     assert got.sampler_logps is not None
     assert got.sampler_logps.isnan().tolist() == [False] * 6 + [True], "each group has its own, or NaN"
@@ -72,5 +73,5 @@ def test_totals_count_what_trains(groups: list[Group]) -> None:
 def test_tokens_of_high_entropy_are_joined_and_counted(groups: list[Group]) -> None:
     masks = [np.array([True, False, True]), np.array([True, True, True])]
     marked = [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
-    assert join(marked, torch.device("cpu")).explored.tolist() == [True, False, True, True, False, False]
+    assert join(marked, DEVICE).explored.tolist() == [True, False, True, True, False, False]
     assert (totals(marked, 7).tokens, totals(marked, 7).explored) == (4, 3)

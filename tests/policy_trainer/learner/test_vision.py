@@ -16,6 +16,7 @@ from policy_trainer.trainer.memory import Shape
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import choose_forward
 from shared.models import load_model
+from tests.device import DEVICE
 from tests.policy_trainer.vision_models import FAMILIES, make_vision_tokenizer, save_vision_model
 from tests.shared.logprobs.families import make
 from tests.shared.logprobs.vision_families import VISION_FAMILIES, make_vision, with_images, without_images
@@ -123,7 +124,7 @@ def test_micro_batches_do_not_change_a_step(cut: int) -> None:
 def test_a_saved_model_has_its_processor(tmp_path: Path) -> None:
     tokenizer = make_vision_tokenizer(FAMILIES["qwen2_vl"])
     source = save_vision_model("qwen2_vl", tmp_path / "source")
-    model = load_model(str(source), revision=None, device="cpu", dtype="float32")
+    model = load_model(str(source), revision=None, device=str(DEVICE), dtype="float32")
     for name, lora in (("model", {}), ("adapters", {"rank": 2})):
         adapt(model, config_of(lora=lora))
         (tmp_path / name).mkdir()

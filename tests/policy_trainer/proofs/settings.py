@@ -12,7 +12,7 @@ def choices(name: str) -> tuple[Any, ...]:
     """The names that a setting knows; of an optional one, None besides."""
     annotation: Any = LossConfig.model_fields[name].annotation
     names = [choice for part in get_args(annotation) for choice in (get_args(part) or (part,))]
-    return tuple(None if choice is type(None) else choice for choice in names)
+    return tuple(None if choice is type(None) else choice for choice in names if choice is not str)
 
 
 def setting_exists(name: str) -> bool:

@@ -42,6 +42,13 @@ def test_tools_and_environments_become_names() -> None:
     assert config.named_environments() == {"chess": "caller:Chess", "go": "m:Go"}
 
 
+def test_functions_of_the_loss_are_names_where_any_process_can_import_them() -> None:
+    def local(tokens: Any) -> Any: ...
+
+    config = GRPO(model="m", loss={"surrogate": local, "advantage": in_python, "beta": 0.0}).config
+    assert config.loss.surrogate is local and config.loss.advantage == "policy_trainer.python_api.grpo:in_python"
+
+
 async def asynchronous(metrics: dict[str, Any]) -> None: ...
 
 

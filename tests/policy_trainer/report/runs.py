@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.evaluator import wilson_interval
+from policy_trainer.evaluation.results import wilson_interval
 from policy_trainer.reporting.metrics import MetricsFile
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, append_samples
 from policy_trainer.run_files.run_directory import RunDirectory

@@ -15,6 +15,7 @@ from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
+from tests.device import DEVICE
 from tests.policy_trainer.sampling.architectures import texts
 
 Make = Callable[..., Any]
@@ -36,7 +37,7 @@ class Cache:
 class Scripted:
     """A model that writes row i of its script for row i of the batch, and checks that its tokens come back to it."""
 
-    device = torch.device("cpu")
+    device = DEVICE
 
     def __init__(self, scripts: Sequence[Sequence[int]], *, vocabulary: int, eos: int | list[int]) -> None:
         longest = max(map(len, scripts))
@@ -77,12 +78,13 @@ class TestEnds:
         *,
         limit: int = 50,
         stop: tuple[str, ...] = (),
+        stop_token_ids: tuple[int, ...] = (),
         eos: int | list[int] = 1,
         prompt: tuple[int, int] = (9, 9),
     ) -> tuple[list[Completion], Scripted]:
         model: Any = Scripted(scripts, vocabulary=len(tokenizer), eos=eos)
         prompts = [prompt] * len(scripts)
-        params = SamplingParams(1, limit, temperature=0, stop=stop)
+        params = SamplingParams(1, limit, temperature=0, stop=stop, stop_token_ids=stop_token_ids)
         groups = HFSampler(model, tokenizer).sample(texts(prompts), params, seed=0)
         completions = [completion for (completion,) in groups]
         again: Any = Scripted(scripts, vocabulary=len(tokenizer), eos=eos)
@@ -108,6 +110,13 @@ class TestEnds:
         completions, _ = self.say(tokenizer, scripts, eos=[7, 8], limit=4)
         assert [c.ids.tolist() for c in completions] == [[40, 7], [1, 1, 1, 8], [40, 41, 42, 43]]
         assert [c.finished for c in completions] == [c.eos for c in completions] == [True, True, False]
+
+    def test_further_ids_end_too(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """They are part of the completion, and no EOS."""
+        scripts = [[40, 41, 42, 43], [40, 1, 41, 42], [43, 44, 41, 1]]
+        completions, _ = self.say(tokenizer, scripts, stop_token_ids=(41, 44), limit=4)
+        assert [c.ids.tolist() for c in completions] == [[40, 41], [40, 1], [43, 44]]
+        assert [c.finished for c in completions] == [True] * 3 and [c.eos for c in completions] == [False, True, False]
 
     @pytest.mark.parametrize("seed", range(3))
     def test_any_lengths(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:

@@ -17,6 +17,7 @@ from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from shared.models import load_model, save_model
 from shared.settings import from_values
+from tests.device import DEVICE
 from tests.policy_trainer.sampling.architectures import texts
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 from tests.ports import free_port
@@ -59,7 +60,7 @@ def test_a_worker_whose_engine_is_a_server_loads_no_weights(
 
 def test_an_evaluation_is_the_same_with_a_server(tokenizer: PreTrainedTokenizerFast, base: Path) -> None:
     """Greedily; sampled answers have other seeds. It does not wait for a server that does not answer."""
-    model = load_model(str(base), revision=None, device="cpu", dtype="float32")
+    model = load_model(str(base), revision=None, device=str(DEVICE), dtype="float32")
     few = {"evaluation": {"problems": 4}, "data": {"max_prompt_length": 100}}
     with closing(FakeVllm(model, tokenizer, str(base))) as fake:
         theirs = evaluate_model(configured(base, sampler="vllm-server", vllm_url=fake.url, **few), show_nothing)

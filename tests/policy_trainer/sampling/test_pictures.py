@@ -18,6 +18,7 @@ from policy_trainer.sampling.sampler import SamplingParams
 from shared.logprobs import PackedForward
 from shared.logprobs.vision import vision_of
 from shared.models import load_model, load_tokenizer
+from tests.device import DEVICE
 from tests.policy_trainer.vision_models import FAMILIES, picture, save_vision_model
 
 LONG = "What is it that you can see here? " * 3
@@ -30,7 +31,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def sampler(directory: Path) -> HFSampler:
-    model = load_model(str(directory), revision=None, device="cpu", dtype="float32")
+    model = load_model(str(directory), revision=None, device=str(DEVICE), dtype="float32")
     return HFSampler(model, load_tokenizer(str(directory)))
 
 
@@ -104,7 +105,7 @@ def generated(model: PreTrainedModel, prompt: EncodedPrompt, limit: int) -> list
 
 
 def test_greedy_completions_equal_generates(directory: Path, sampler: HFSampler) -> None:
-    model = load_model(str(directory), revision=None, device="cpu", dtype="float32")
+    model = load_model(str(directory), revision=None, device=str(DEVICE), dtype="float32")
     model.generation_config = GenerationConfig(eos_token_id=0, pad_token_id=0)
     given = prompts(directory, LONG)
     groups = sampler.sample(given, SamplingParams(2, 10, temperature=0), seed=0)
@@ -115,7 +116,7 @@ def test_greedy_completions_equal_generates(directory: Path, sampler: HFSampler)
 
 def test_placeholders_are_never_sampled(directory: Path) -> None:
     """Even by a model that is sure of them, which keeps its log-probs of the others."""
-    model = load_model(str(directory), revision=None, device="cpu", dtype="float32")
+    model = load_model(str(directory), revision=None, device=str(DEVICE), dtype="float32")
     vision = vision_of(model)
     assert vision is not None
     head = torch.nn.Linear(32, model.lm_head.out_features)  # type: ignore[union-attr]
@@ -139,7 +140,7 @@ def test_the_model_can_be_one_in_training(directory: Path, sampler: HFSampler) -
     given = prompts(directory, LONG)
     params = SamplingParams(2, 10, temperature=0)
     expected = sampler.sample(given, params, seed=0)
-    model = load_model(str(directory), revision=None, device="cpu", dtype="float32")
+    model = load_model(str(directory), revision=None, device=str(DEVICE), dtype="float32")
     PackedForward(model)
     groups = HFSampler(model, load_tokenizer(str(directory))).sample(given, params, seed=0)
     for group, other in zip(groups, expected, strict=True):

@@ -123,13 +123,15 @@ class TestSampling:
         np.testing.assert_allclose(logps, expected, rtol=0, atol=rounding(np.abs(expected).max()))
 
     def test_all_that_the_models_files_could_change_is_sent(self, fake: FakeVllm) -> None:
-        params = SamplingParams(2, 9, 0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, stop=("a", "b"))
+        params = SamplingParams(
+            2, 9, 0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, stop=("a", "b"), stop_token_ids=(44,)
+        )
         sampler_of(fake).sample(texts([[3]]), params, seed=0)
         (body,) = fake.bodies
         expected = {
             "n": 2, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
             "repetition_penalty": 1.2, "presence_penalty": 0, "frequency_penalty": 0, "stop": ["a", "b"],
-            "stop_token_ids": [EOS], "ignore_eos": True, "skip_special_tokens": False, "logprobs": 0,
+            "stop_token_ids": [EOS, 44], "ignore_eos": True, "skip_special_tokens": False, "logprobs": 0,
             "return_token_ids": True, "prompt": [3], "model": "base",
         }  # fmt: skip
         assert {name: body[name] for name in expected} == expected

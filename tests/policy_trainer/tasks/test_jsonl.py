@@ -31,6 +31,29 @@ def problem_of(text: str, row: dict[str, Any]) -> Problem:
     return Problem("2", ({"role": "user", "content": text},), text, extras=row, system_prompt=THINK_THEN_ANSWER)
 
 
+class TestChatTemplateKwargs:
+    """The column of this name."""
+
+    def test_are_the_problems(self, tmp_path: Path) -> None:
+        rows = [{"prompt": "a", "answer": "1", "chat_template_kwargs": {"enable_thinking": False}}, GOOD]
+        first, second = read(write(tmp_path / "p.jsonl", *rows))
+        assert (first.chat_template_kwargs, second.chat_template_kwargs) == ({"enable_thinking": False}, {})
+
+    def test_of_a_table_have_none_for_what_other_rows_have(self, tmp_path: Path) -> None:
+        rows = [{"prompt": "a", "answer": "1", "chat_template_kwargs": {name: True}} for name in ("x", "y")]
+        file = tmp_path / "p.parquet"
+        write_parquet(file, *rows)
+        assert [problem.chat_template_kwargs for problem in read(file)] == [{"x": True}, {"y": True}]
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [("no", "must be an object"), ({"tools": []}, "chat_template_kwargs: tools is set for each prompt: leave it")],
+    )
+    def test_that_cannot_be_used_are_refused(self, value: Any, message: str, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=rf"p\.jsonl:1: .*{message}"):
+            read(write(tmp_path / "p.jsonl", {"prompt": "a", "answer": "1", "chat_template_kwargs": value}))
+
+
 class TestReading:
     def test_prompts_and_messages(self, tmp_path: Path) -> None:
         messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1", "name": "ann"}]

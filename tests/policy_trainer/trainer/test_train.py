@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policy_trainer.config import CheckpointConfig, LossConfig, TrainConfig
-from policy_trainer.evaluation.evaluator import NothingAnswered, Transcript
+from policy_trainer.evaluation.evaluator import NothingAnswered
+from policy_trainer.evaluation.results import Transcript
 from policy_trainer.learner.adapters import save_whole
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
@@ -133,6 +134,7 @@ class Measured:
     scores: tuple[float, ...]
     failed: ClassVar[dict[str, str]] = {}
     failures: ClassVar[tuple[str, ...]] = ()
+    num_generations: ClassVar[int] = 1
     transcripts: ClassVar[Any] = (Transcript("6*7=?", "41", "42", False, 0.5, {"accuracy": 0.5}, 2, True, ""),)
 
     def summary(self) -> dict[str, float]:

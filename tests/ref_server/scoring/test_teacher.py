@@ -21,6 +21,7 @@ from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.errors import UserError
 from shared.models import load_model, save_model
+from tests.device import DEVICE
 from tests.ref_server.calls import SAFETENSORS, Rollout, Serve, admit
 from tests.ref_server.scoring.changed_models import changed_model
 from tests.ref_server.scoring.queued import lease_scored
@@ -62,7 +63,7 @@ def naive_of(folder: Path) -> Callable[[str, RolloutBatch], np.ndarray]:
     """(C,) log-probs of a batch by one model of the folder, row by row."""
 
     def compute(name: str, batch: RolloutBatch) -> np.ndarray:
-        model = load_model(str(folder / name), revision=None, device="cpu", dtype="float32")
+        model = load_model(str(folder / name), revision=None, device=str(DEVICE), dtype="float32")
         return naive(model, batch.group, batch.temperature)
 
     return compute

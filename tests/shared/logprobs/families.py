@@ -35,6 +35,8 @@ from transformers import (
 )
 
 from shared.batch import TokenGroup
+from shared.logprobs.varlen import has_kernel
+from tests.device import DEVICE
 
 VOCABULARY = 64
 COMMON: dict[str, Any] = {
@@ -112,6 +114,12 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1), "padded"),
 }
 _NO_EXPERTS_ON_CPU = Version(torch.__version__) < Version("2.9") and Version(transformers.__version__) < Version("5.14")
+
+
+def form_of(name: str, dtype: torch.dtype) -> str:
+    """The forward that is chosen for a family: half precision on a GPU has a kernel for packed sequences."""
+    form = FAMILIES[name][1]
+    return "packed-varlen" if form == "packed" and has_kernel(dtype, DEVICE) else form
 
 
 def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:

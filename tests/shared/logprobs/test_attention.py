@@ -19,10 +19,10 @@ from shared.logprobs.attention import PACKED_ATTENTION, packed_attention
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
 from shared.logprobs.varlen import VarlenAttention
+from tests.device import DEVICE
 from tests.rounding import rounding
 from tests.shared.logprobs.families import FAMILIES, SHAPES, expected, make
 
-CPU = torch.device("cpu")
 SIZES = st.lists(
     st.tuples(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=12)), min_size=1, max_size=4
 )
@@ -62,7 +62,7 @@ def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int,
     layout = layout_of(sizes)
     tokens = layout.spans[-1].end
     query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
-    attention = StackedAttention(layout, dtype=torch.float64, device=CPU)
+    attention = StackedAttention(layout, dtype=torch.float64, device=DEVICE)
     got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
     assert (got - want).abs().max() < 1e-9
     factors = states(tokens, heads[0], 9)
@@ -78,7 +78,7 @@ def test_stacked_attention_of_extreme_shapes(sizes: list[tuple[int, list[int]]])
     layout = layout_of(sizes)
     tokens = layout.spans[-1].end
     query, key, value = (states(tokens, 1, seed) for seed in range(3))
-    got = StackedAttention(layout, dtype=torch.float64, device=CPU)(query, key, value, None, 0.0)
+    got = StackedAttention(layout, dtype=torch.float64, device=DEVICE)(query, key, value, None, 0.0)
     assert (got - naive(layout, query, key, value, 8**-0.5)).abs().max() < 1e-9
 
 
@@ -92,7 +92,7 @@ def keys_of_calls(monkeypatch: pytest.MonkeyPatch, layout: PackedLayout) -> list
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", count)
     tokens = torch.zeros(layout.spans[-1].end, 1, 8)
-    StackedAttention(layout, dtype=torch.float32, device=CPU)(tokens, tokens, tokens, None, 0.0)
+    StackedAttention(layout, dtype=torch.float32, device=DEVICE)(tokens, tokens, tokens, None, 0.0)
     return counts
 
 
@@ -105,7 +105,7 @@ def test_many_short_completions_share_copies_of_a_long_prompt(monkeypatch: pytes
 @pytest.mark.parametrize("name", ["softcap", "sliding_window", "s_aux", "position_bias"])
 def test_packed_attention_refuses_what_it_would_ignore(name: str) -> None:
     zeros = torch.zeros(1, 1, 2, 4)
-    attention = StackedAttention(layout_of([(1, [1])]), dtype=torch.float32, device=CPU)
+    attention = StackedAttention(layout_of([(1, [1])]), dtype=torch.float32, device=DEVICE)
     arguments: Any = {name: 1, "span_attention": attention, "longest_row": 2}
     with pytest.raises(NotImplementedError, match=name):
         packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, **arguments)
@@ -141,7 +141,7 @@ def test_varlen_layout_is_right(monkeypatch: pytest.MonkeyPatch, heads: tuple[in
     query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
     monkeypatch.setattr(varlen, "has_kernel", lambda dtype, device: True)
     monkeypatch.setattr(varlen, "_flash_attention", flash_attention)
-    attention = VarlenAttention(layout, dtype=torch.float64, device=CPU)
+    attention = VarlenAttention(layout, dtype=torch.float64, device=DEVICE)
     got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
     assert (got - want).abs().max() < 1e-9
     assert_same_gradients(got.square().sum(), want.square().sum(), (query, key, value))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shared.logprobs import head
 from shared.logprobs.head import LMHead, target_logps, target_logps_and_entropies
+from tests.device import DEVICE
 from tests.rounding import rounding
 from tests.shared.logprobs.families import weights
 
@@ -53,7 +54,7 @@ def naive(inputs: Inputs, softcap: float | None) -> tuple[Tensor, Tensor]:
 def tiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, logits, kept = request.param
     monkeypatch.setattr(head, "_TILE_TOKENS", tokens)
-    monkeypatch.setitem(head._TILE_LOGITS, "cpu", logits)
+    monkeypatch.setitem(head._TILE_LOGITS, DEVICE.type, logits)
     monkeypatch.setattr(head, "_KEPT_LOGITS", kept)
 
 
@@ -177,7 +178,7 @@ def test_a_frozen_head_gets_no_gradient() -> None:
 def test_whole_logits_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the forward keeps for the backward, or makes on its way, is as large as (C, V)."""
     monkeypatch.setattr(head, "_TILE_TOKENS", 8)
-    monkeypatch.setitem(head._TILE_LOGITS, "cpu", 160)
+    monkeypatch.setitem(head._TILE_LOGITS, DEVICE.type, 160)
     sizes: list[int] = []
 
     class Watch(torch.overrides.TorchFunctionMode):

@@ -8,7 +8,7 @@ import torch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward, choose_forward
 from shared.logprobs.attention import PACKED_ATTENTION
 from tests.rounding import rounding
-from tests.shared.logprobs.families import FAMILIES, SHAPES, expected, group, make, mixed
+from tests.shared.logprobs.families import FAMILIES, SHAPES, expected, form_of, group, make, mixed
 
 FORMS = (PackedForward, PaddedForward, PlainForward)
 Form = type[PackedForward | PaddedForward | PlainForward]
@@ -49,7 +49,7 @@ def test_the_chosen_form_does_not_depend_on_the_size_of_weights(name: str, scale
     """A wrong forward of a model whose log-probs hardly spread is wrong by little, and must be refused all the same."""
     for dtype in (torch.float32, torch.bfloat16):
         model = make(name, dtype, initializer_range=scale)
-        assert choose_forward(model).name == FAMILIES[name][1]
+        assert choose_forward(model).name == form_of(name, dtype)
 
 
 def test_a_cap_on_logits_is_not_overlooked() -> None:

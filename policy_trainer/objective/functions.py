@@ -1,0 +1,160 @@
+"""Functions of the user's in place of a built-in surrogate or advantage: `loss.surrogate`, `loss.advantage`.
+
+A surrogate is what each token's loss is, before the KL penalty and the average over tokens:
+
+    def surrogate(tokens: SurrogateInputs) -> Tensor            # (C,), dtype and device of tokens.logps
+
+tokens are the C completion tokens of a micro-batch, of several groups one after the other. It is minimised, so it falls
+where the policy should go, and its gradient flows through tokens.logps or tokens.ratio. Values where tokens.mask is
+False do not count. It may also return a triple: with it two bool (C,), where a lower and an upper bound took the
+gradient away, for the metrics clip_ratio_*.
+
+An advantage is computed from the rewards of whole groups, all those of a step that train:
+
+    def advantage(groups: Sequence[Group], config: LossConfig) -> list      # of arrays, one for each group
+
+groups[i].rewards: float32 (G,), the weighted totals, NaN for completions that take no part; groups[i].lengths: int64
+(G,), tokens of each completion. The arrays are (G,), one value for each completion, or (C,), one for each of the
+group's tokens; NumPy's, or tensors on the CPU. Those of completions that take no part become 0. Groups whose rewards
+are all equal are left out before, unless loss.drop_zero_variance = false.
+
+The built-in ones are such functions: SURROGATES in loss.py, ADVANTAGES in advantages.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policy_trainer.config import LossConfig
+from policy_trainer.config.functions import CALLER, function_label, is_function
+from policy_trainer.data.user_code import accepts, explained, import_named
+from policy_trainer.objective.group import Group
+from shared.batch import Array
+from shared.errors import UserError
+
+# What is minimised, and where the lower and the upper bound removed its gradient: (C,) each.
+Surrogate = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class SurrogateInputs:
+    """Per token, (C,); floating point unless said otherwise, and 0 where masked.
+
+    logps: log-probs of the current policy, with a gradient. old_logps: by loss.old_logps, without one. ratio: exp(logps
+    - old_logps) at loss.importance_sampling_level, with a gradient. advantages: see the module. mask: bool, tokens that
+    train. sequence_ids: int64, the completion of each token, counted through the micro-batch. ref_logps: None without a
+    reference. sampler_logps: NaN or None where unknown. config: the settings of `loss`.
+    """
+
+    logps: Tensor
+    old_logps: Tensor
+    ratio: Tensor
+    advantages: Tensor
+    mask: Tensor
+    sequence_ids: Tensor
+    ref_logps: Tensor | None
+    sampler_logps: Tensor | None
+    config: LossConfig
+
+
+def nowhere(values: Tensor) -> Tensor:
+    """bool (C,), all False."""
+    return torch.zeros_like(values, dtype=torch.bool)
+
+
+def check_functions(config: LossConfig) -> None:
+    """Raises UserError for a function in the settings that cannot be imported, or called like this."""
+    for setting, function, arguments in (
+        ("loss.surrogate", config.surrogate, ("tokens",)),
+        ("loss.advantage", config.advantage, ("groups", "config")),
+    ):
+        if is_function(function) and (reason := accepts(_imported(function, setting), *arguments)):
+            raise UserError(
+                f"{setting}: {function_label(function)} is called with {' and '.join(arguments)}, but {reason}"
+            )
+
+
+def call_surrogate(tokens: SurrogateInputs) -> Surrogate:
+    """Calls the function of loss.surrogate. Raises UserError for what it raises, and for a wrong result."""
+    setting, logps = "loss.surrogate", tokens.logps
+    name, returned = _call(setting, tokens.config.surrogate, tokens)
+    values, *bounds = returned if isinstance(returned, tuple) else (returned,)
+    for value, dtype in ((values, logps.dtype), *((bound, torch.bool) for bound in bounds)):
+        wanted = (logps.shape, dtype, logps.device)
+        if not isinstance(value, Tensor) or (value.shape, value.dtype, value.device) != wanted:
+            raise UserError(
+                f"{setting}: {name} must return one {dtype} for each token, shape {tuple(logps.shape)} on "
+                f"{logps.device} as tokens.logps; it returned {_described(value)}"
+            )
+    if len(bounds) not in (0, 2):
+        raise UserError(f"{setting}: {name} must return one tensor, or three, got {1 + len(bounds)}")
+    if logps.requires_grad and not values.requires_grad:
+        raise UserError(
+            f"{setting}: {name} returned values without a gradient, so nothing would train: compute them from "
+            "tokens.logps or tokens.ratio, and detach only weights"
+        )
+    low, high = bounds or (nowhere(logps), nowhere(logps))
+    return values, low, high
+
+
+def call_advantage(groups: Sequence[Group], config: LossConfig) -> list[Array]:
+    """Calls the function of loss.advantage: float64 (C,) of each group. Raises UserError as call_surrogate."""
+    setting = "loss.advantage"
+    name, returned = _call(setting, config.advantage, groups, config)
+    if not isinstance(returned, Sequence | np.ndarray) or len(returned) != len(groups):
+        raise UserError(
+            f"{setting}: {name} must return a list with an array for each of the {len(groups)} groups; it returned "
+            f"{_described(returned)}"
+        )
+    return [_of_tokens(value, group, name) for value, group in zip(returned, groups, strict=True)]
+
+
+def _of_tokens(value: Any, group: Group, name: str) -> Array:
+    size, tokens = len(group.lengths), int(group.lengths.sum())
+    try:
+        values = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with a gradient
+        values = np.zeros(())
+    if values.shape not in ((size,), (tokens,)):
+        raise UserError(
+            f"loss.advantage: {name} must return for each group one number for each completion, here shape ({size},), "
+            f"or for each of its tokens, here ({tokens},); it returned {_described(value)}"
+        )
+    values = values if len(values) == tokens else np.repeat(values, group.lengths)
+    values = np.where(np.repeat(np.isnan(group.rewards), group.lengths), 0, values)
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"loss.advantage: {name} returned NaN or infinity for a completion with a reward; a standard deviation "
+            "may be 0: add config.advantage_eps, and leave NaN rewards out of means: numpy.nanmean"
+        )
+    return values
+
+
+def _call(setting: str, function: str | Callable[..., Any], *arguments: Any) -> tuple[str, Any]:
+    """The function's name, and what it returns."""
+    name, called = function_label(function), _imported(function, setting)
+    with explained(setting, name):
+        return name, called(*arguments)
+
+
+def _imported(function: str | Callable[..., Any], setting: str) -> Callable[..., Any]:
+    if callable(function):
+        return function
+    if function.startswith(f"{CALLER}:"):
+        raise UserError(f"{setting}: {function} was a function in a script: give module:name, or run the script")
+    imported = import_named(function, setting)
+    if not callable(imported):
+        raise UserError(f"{setting}: {function} must be a function, got a {type(imported).__name__}")
+    return imported
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} {value.shape}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, list | tuple) else "")
