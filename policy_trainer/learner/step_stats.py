@@ -26,15 +26,16 @@ class StepStats:
     none do.
 
     loss: mean over updates. aux_loss: of a mixture's routers, the same mean; NaN where the loss has none. kl: to the
-    reference, estimated by loss.kl before each update; NaN where a batch came without ref_logps. entropy: of the policy before each update, in nats. clip_ratio: of both bounds. ratio_*: before
-    truncation. sampling_logp_difference_*: |log-prob - the sampler's|, of the log-probs before the step where
-    old_logps = recomputed or log_linear, else of the current ones; NaN where unknown. importance_sampling_ratio_mean:
-    mean of the correction weights w before truncation, logged even when the correction is off. effective_sample_size:
-    (sum w)^2 / (n sum w^2), in (0, 1]. importance_sampling_clip_ratio: share of tokens whose weight was truncated or
-    became 0. masked_ratio: share of tokens whose surrogate a mask of loss.mask took away. advantage_std: over
-    completions with a token that trains. frac_reward_zero_std: share of the step's groups. grad_norm: before clipping,
-    mean over updates. groups, tokens: that trained; with none there was no update. updates: of the optimizer.
-    not_finite: a loss or gradient was not finite, and its update was skipped.
+    reference, estimated by loss.kl before each update; NaN where a batch came without ref_logps. entropy: of the policy
+    before each update, in nats. clip_ratio: of both bounds. ratio_*: before truncation. sampling_logp_difference_*:
+    |log-prob - the sampler's|, of the log-probs before the step where old_logps = recomputed or log_linear, else of the
+    current ones; NaN where unknown. importance_sampling_ratio_mean: mean of the correction weights w before truncation,
+    logged even when the correction is off. effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1].
+    importance_sampling_clip_ratio: share of tokens whose weight was truncated or became 0. masked_ratio: share of
+    tokens whose surrogate a mask of loss.mask took away. advantage_std: over completions with a token that trains.
+    frac_reward_zero_std: share of the step's groups. grad_norm: before clipping, mean over updates. groups, tokens:
+    that trained; with none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not
+    finite, and its update was skipped.
     """
 
     loss: float
