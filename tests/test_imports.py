@@ -33,7 +33,7 @@ ROOMS = {
         "config", "lifecycle", "data", "quantised", "adapters", "rewards", "tasks", "sampling", "environments",
         "objective", "learner", "run_files", "ranks", "weights", "reporting", "evaluation", "queue_client", "reference",
         "rollout", "trainer", "doctor", "supervised", "sft", "reward_model", "report", "demo", "presets", "cli",
-        "python_api", "__main__",
+        "python_api", "trl", "__main__",
     ),
 }  # fmt: skip
 FORBIDDEN = {

@@ -1,21 +1,28 @@
-"""Writes the tables of docs/coming-from-trl.md from the names in trl.toml: `.venv/bin/python -m tests.trl_page`."""
+"""Writes the lists of docs/coming-from-trl.md from the names in trl.toml: `.venv/bin/python -m tests.trl_page`."""
 
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-from policy_trainer.cli.settings import TRL
+from policy_trainer.cli.settings import TRL, TRL_METRICS
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from-trl.md"
 BEGIN, END = "<!-- written by tests/trl_page.py: {} -->\n", "<!-- end of {} -->\n"
 _ABSENT = "What TRL has and Tandem has not: "
+_WIDTH = 150
 
 
 def written(page: str) -> str:
-    """The page, with the tables of names between their markers rewritten."""
-    present = {title: entries for title, entries in TRL.items() if not title.startswith(_ABSENT)}
-    absent = {title.removeprefix(_ABSENT).capitalize(): TRL[title] for title in TRL if title.startswith(_ABSENT)}
-    return _between(_between(page, "settings", _tables(present)), "absent", _tables(absent))
+    """The page, with the lists of names between their markers rewritten."""
+    for name, lines in (
+        ("settings", _settings()),
+        ("metrics", _metrics()),
+        ("absent", _absent()),
+        ("idle", _wrapped(_code(name for name, ours, _ in _entries() if ours == "*") + ".")),
+    ):
+        page = _between(page, name, "\n".join(lines) + "\n")
+    return page
 
 
 def _between(page: str, name: str, text: str) -> str:
@@ -24,20 +31,47 @@ def _between(page: str, name: str, text: str) -> str:
     return f"{before}{begin}{text}{end}{rest.partition(end)[2]}"
 
 
-def _tables(sections: Mapping[str, Mapping[str, str]]) -> str:
-    return "\n".join(line for title, entries in sections.items() for line in _table(title, entries)) + "\n"
+def _entries() -> Iterator[tuple[str, str, str]]:
+    for section in TRL.values():
+        for name, entry in section.items():
+            ours, _, note = entry.partition(" | ")
+            yield name, ours, note
 
 
-def _table(title: str, entries: Mapping[str, str]) -> list[str]:
-    """Consecutive names with the same note, or with none, share a row."""
-    split = [(name, *entry.partition(" | ")[::2]) for name, entry in entries.items()]
-    rows = [["TRL", "Tandem", ""], ["---"] * 3]
-    for (note, _), group in groupby(split, lambda item: (item[2], item[1] == "-")):
+def _settings() -> list[str]:
+    """Settings that have TRL's name and meaning, those with another name, and a table of those with a note."""
+    present = [(name, ours, note) for name, ours, note in _entries() if ours not in ("-", "*")]
+    plain = [(name, ours) for name, ours, note in present if not note]
+    same = [ours for name, ours in plain if ours.rpartition(".")[2] == name]
+    renamed = ", ".join(f"`{name}`: {_code(ours.split())}" for name, ours in plain if ours not in same)
+    noted = _table((name, ours, note) for name, ours, note in present if note)
+    table = ["| TRL | Tandem |  |", "| --- | --- | --- |", *noted]
+    return ["", *_wrapped(f"The same: {_code(same)}."), "", *_wrapped(f"Renamed: {renamed}."), "", *table]
+
+
+def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Consecutive names with the same note share a row."""
+    for note, group in groupby(rows, lambda row: row[2]):
         names, ours = zip(*((name, ours) for name, ours, _ in group), strict=True)
-        rows.append([_code(names), _code(word for words in ours for word in words.split() if word != "-"), note])
-    if not any(ours for _, ours, _ in rows[2:]):
-        rows = [[theirs, note] for theirs, _, note in rows]
-    return ["", f"**{title}**", "", *(f"| {' | '.join(row)} |" for row in rows)]
+        yield f"| {_code(names)} | {_code(word for words in ours for word in words.split())} | {note} |"
+
+
+def _metrics() -> list[str]:
+    rows = (f"| `{theirs}` | `{ours}` |" for theirs, ours in TRL_METRICS.items())
+    return ["", "| TRL | Tandem |", "| --- | --- |", *rows]
+
+
+def _absent() -> list[str]:
+    """A line for each section. Errors give the reasons."""
+    lines: list[str] = []
+    for title, entries in TRL.items():
+        if refused := [name for name, entry in entries.items() if entry.startswith("- |")]:
+            lines += ["", *_wrapped(f"**{title.removeprefix(_ABSENT).capitalize()}:** {_code(refused)}.")]
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _code(names: Iterable[str]) -> str:

@@ -25,13 +25,26 @@ from policy_trainer.presets import SETTINGS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import EarlierRun, FindEarlier, Hints, PresetSource, Settings, load_settings
 
-# By section: TRL's name -> "our names | a note", or "- | why there is none".
-TRL: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("trl.toml").read_text(encoding="utf-8"))
+_TABLE: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("trl.toml").read_text(encoding="utf-8")
+)
+# By section: TRL's name -> "our names | a note", or a mark of NO_SETTING and why there is none.
+TRL: Mapping[str, Mapping[str, str]] = {
+    title: entries for title, entries in _TABLE.items() if title not in ("Metrics", "defaults")
+}
+# TRL's metrics -> ours.
+TRL_METRICS: Mapping[str, str] = _TABLE["Metrics"]
+# TRL's own value of each field of GRPOConfig.
+TRL_DEFAULTS: Mapping[str, Any] = {
+    name: None if value == "None" else value for name, value in _TABLE["defaults"].items()
+}
+# `*`: the result does not depend on it, so that policy_trainer.trl takes any value.
+NO_SETTING = ("-", "*")
 _ENTRIES = {name: entry.partition(" | ") for section in TRL.values() for name, entry in section.items()}
 
 # A name in another program -> ours.
 RENAMED: Mapping[str, tuple[str, ...]] = {
-    **{name: tuple(ours.split()) for name, (ours, _, _) in _ENTRIES.items() if ours not in ("-", name)},
+    **{name: tuple(ours.split()) for name, (ours, _, _) in _ENTRIES.items() if ours not in (*NO_SETTING, name)},
     "torch_dtype": ("dtype",),
     "lr": ("optimizer.learning_rate",),
     "kl_coef": ("loss.beta",),
@@ -43,7 +56,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
 
 # A name that is no setting -> why not, and what to do instead: names in TRL, and --dry-run of many programs.
 ABSENT: Mapping[str, str] = {
-    **{name: note for name, (ours, _, note) in _ENTRIES.items() if ours == "-"},
+    **{name: note for name, (ours, _, note) in _ENTRIES.items() if ours in NO_SETTING},
     "dry_run": "`policy-trainer doctor` takes one group through everything, and keeps nothing",
 }
 

@@ -96,8 +96,8 @@ class EvaluationConfig(Section):
 
     eval_steps: int = Field(default=50, ge=0)
     """Steps between evaluations while training; 0 evaluates only before the first step and after the last."""
-    problems: int = Field(default=128, ge=1)
-    """Number of held-out problems in one evaluation."""
+    problems: int = Field(default=128, ge=0)
+    """Number of held-out problems in one evaluation. 0: there are no evaluations."""
     batch_size: Annotated[int, InHelp("eval")] = Field(default=64, ge=1)
     """Answers that are sampled together."""
     num_generations: int = Field(default=1, ge=1, le=1024)

@@ -109,7 +109,7 @@ class Callbacks(Observer):
         super().__init__()
         from transformers import TrainerControl, TrainerState
 
-        self._callbacks = [*callbacks]
+        self.callbacks = [*callbacks]
         self._function = None if on_step is None else StepFunction(on_step)
         self._args = args
         self._logging_steps = logging_steps
@@ -191,7 +191,7 @@ class Callbacks(Observer):
         self._call("on_train_end")
 
     def _call(self, event: str, **values: Any) -> None:
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             given = {**self._others, "optimizer": None, "lr_scheduler": None, **values}
             self.control = getattr(callback, event)(self._args, self.state, self.control, **given) or self.control
         control, wishes = self.control, self.wishes
@@ -200,7 +200,7 @@ class Callbacks(Observer):
 
 
 def _numbers(record: Metrics) -> Metrics:
-    parts = {f"rewards/{name}": value for name, value in (record.get("rewards") or {}).items()}
+    parts = {f"reward/{name}": value for name, value in (record.get("rewards") or {}).items()}  # of an evaluation
     return {
         name: value
         for name, value in {**record, **parts}.items()

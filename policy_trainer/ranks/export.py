@@ -51,7 +51,9 @@ def _read_model(checkpoint: Path, base: str | None) -> PreTrainedModel:
         load_in_4bit="quantization_config" in described,
     )
     name, dtype = base or saved["base_model_name_or_path"], described.get("dtype") or "auto"
-    model = load_base(name, lora, revision=revision, device="cpu", dtype=dtype)
+    # Devices of another kind quantise with other last bits.
+    device = "auto" if lora.load_in_4bit else "cpu"
+    model = load_base(name, lora, revision=revision, device=device, dtype=dtype)
     if not has_shards(checkpoint):
         model = dequantised(model)
         MergedAdapters(model).load(checkpoint)

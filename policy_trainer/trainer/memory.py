@@ -135,11 +135,11 @@ class Shape(Layers):
 
 
 def _linear_sizes(model: PreTrainedModel) -> list[int]:
-    """Parameters of each matrix of linear layers, but for the LM head and adapters."""
+    """Parameters of each matrix that transformers quantises: of linear layers, but for the LM head and adapters."""
     return [
         module.weight.numel()
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D)
+        if (type(module) is nn.Linear or isinstance(module, Conv1D))
         and module is not model.get_output_embeddings()
         and ".lora_" not in name
     ]

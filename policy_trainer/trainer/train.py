@@ -197,6 +197,8 @@ class Trainer:
         """Answers held-out problems, once each greedily. True if the scores are the best so far, not of step 0."""
         self._observer.wishes.evaluate = False
         params, problems = evaluation_params(self._config), self._config.evaluation.problems
+        if not problems:
+            return False
         with self._stopwatch("evaluate"), self._policy.turn():
             try:
                 evaluation = self._policy.evaluator.evaluate(
@@ -303,9 +305,7 @@ class Trainer:
             "waiting_seconds": waiting,
             "waiting_share": waiting / max(waiting + working, 1e-9),
             "tokens_per_second": stats.tokens / max(waiting + working, 1e-9),
-            "eval_step": self._evaluated.get("step"),
-            "eval_accuracy": self._evaluated.get("accuracy"),
-            "eval_reward": self._evaluated.get("reward"),
+            **{f"eval_{name}": self._evaluated.get(name) for name in ("step", "accuracy", "reward")},
             "kl_noise_floor": self._noise_floor,
             "unusable_batches": self._source.feed.ledger.refused,
             "refused_batches": count_refused(self._files.directory.workers),

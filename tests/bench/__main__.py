@@ -3,11 +3,12 @@
 import argparse
 from collections.abc import Callable
 
-from tests.bench import pictures, queue, sampling, scoring, service, turns
+from tests.bench import pictures, quantised, queue, sampling, scoring, service, turns
 
 BENCHES: dict[str, Callable[[], None]] = {
     "scoring": scoring.run,
     "pictures": pictures.run,
+    "quantised": quantised.run,
     "sampling": sampling.run,
     "turns": turns.run,
     "service": service.run,

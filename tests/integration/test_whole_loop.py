@@ -163,11 +163,13 @@ STEPS = 16
 
 
 @pytest.mark.long
-def test_one_command_killed_and_resumed(random_model: Path, tmp_path: Path, start: Any) -> None:
+@pytest.mark.parametrize("quantised", [False, True])
+def test_one_command_killed_and_resumed(quantised: bool, random_model: Path, tmp_path: Path, start: Any) -> None:
     server, place = start(Server(None, tmp_path)), tmp_path / "run"
+    base_options = ("--lora.load-in-4bit",) if quantised else ("--reference.source", "adapter-off")
     command = (
         "policy_trainer", "train", "--model", str(random_model), "--server", server.url, "--run-dir", str(place),
-        *QUICK, "--device", "cpu", "--max-steps", str(STEPS), "--lora.rank", "4", "--reference.source", "adapter-off",
+        *QUICK, "--device", "cpu", "--max-steps", str(STEPS), "--lora.rank", "4", *base_options,
         "--rewards", "accuracy", "length", "--optimizer.learning-rate", "1e-2",
     )  # fmt: skip
 
@@ -180,13 +182,19 @@ def test_one_command_killed_and_resumed(random_model: Path, tmp_path: Path, star
     changed = start(Process(*command, "--resume", "--lora.rank", "8", log=tmp_path / "changed.log"))
     assert changed.wait() == 2 and "lora.rank: 4 -> 8" in changed.output()
 
+    if quantised:
+        whole = start(Process(*command, "--resume", "--no-lora.load-in-4bit", log=tmp_path / "whole.log"))
+        assert whole.wait() == 2 and "lora.load_in_4bit: true -> false" in whole.output()
+
     run = start(Process(*command, "--resume", log=tmp_path / "second.log"))
     assert run.wait() == 0, run.output()
     steps = steps_of(place)
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     assert steps[0]["kl_at_step_0"] == steps[0]["kl"] == 0
     assert steps[-1]["kl"] > 0
-    assert max(record["probe_logp_difference"] or 0 for record in steps) < 1e-4
+    # Merged adapters round otherwise than the trainer's, and those over 4 bits are added as the trainer adds them.
+    probed = [record["probe_logp_difference"] for record in steps if record["probe_logp_difference"] is not None]
+    assert probed and max(probed) <= (0 if quantised else 1e-4)
     assert_trained_exactly_once(server, place)
     assert server.get("/v1/model")["name"] is None
 

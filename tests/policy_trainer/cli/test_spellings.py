@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO
-from policy_trainer.cli.settings import ABSENT, HINTS, RENAMED, TRL, read_settings
+from policy_trainer.cli.settings import ABSENT, HINTS, NO_SETTING, RENAMED, TRL, read_settings
 from policy_trainer.config import SftConfig, TrainConfig
 from shared.errors import UserError
 from shared.settings.command_line import spell_option
@@ -29,7 +29,7 @@ def test_each_name_stands_once() -> None:
     for section in TRL.values():
         for name, entry in section.items():
             ours, _, note = entry.partition(" | ")
-            assert note if ours == "-" else {*ours.split()} <= OURS, name
+            assert note if ours in NO_SETTING else {*ours.split()} <= OURS, name
 
 
 def test_another_name_is_answered_with_ours() -> None:

@@ -89,8 +89,8 @@ def test_value_and_gradient_however_groups_are_joined(
     (COEFFICIENT * expected).backward()
     without, plain = step(make, batches, 0.0, micro_batch_tokens=budget)
     stats, ours = step(make, batches, COEFFICIENT, micro_batch_tokens=budget)
-    assert stats.aux_loss == pytest.approx(float(expected), rel=1e-5) and math.isnan(without.aux_loss)
-    assert stats.loss == pytest.approx(without.loss + COEFFICIENT * float(expected), rel=1e-5, abs=1e-6)
+    assert stats.aux_loss == pytest.approx(expected.item(), rel=1e-5) and math.isnan(without.aux_loss)
+    assert stats.loss == pytest.approx(without.loss + COEFFICIENT * expected.item(), rel=1e-5, abs=1e-6)
     added = gradient(model)
     assert added.abs().max() > 1e-4
     assert (ours - plain - added).abs().max() <= 1e-4 * max(added.abs().max(), ours.abs().max())

@@ -118,7 +118,7 @@ def test_a_resumed_run_has_the_history_of_the_earlier_process() -> None:
     past = [record(1, reward=0.5), {"kind": "evaluation", "step": 1, "reward": 0.25, "rewards": {"a": 0.25}}]
     observer.begin(beginning(1, past))
     assert observer.state.global_step == 1 and observer.state.best_metric == 0.25
-    assert observer.state.log_history[1] == {"step": 1, "reward": 0.25, "rewards/a": 0.25}
+    assert observer.state.log_history[1] == {"step": 1, "reward": 0.25, "reward/a": 0.25}
 
 
 def test_events_that_a_run_does_not_have_are_named() -> None:

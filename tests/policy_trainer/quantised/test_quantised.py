@@ -13,7 +13,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig
-from policy_trainer.learner.adapters import adapters_off, add_adapters, policy_state, save_policy, save_whole
+from policy_trainer.learner.adapters import (
+    adapters_off,
+    add_adapters,
+    policy_state,
+    save_policy,
+    save_whole,
+    vision_tower,
+)
 from policy_trainer.quantised import check_quantisation, dequantised_state, load_base, quantised_layers
 from policy_trainer.ranks.export import export
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, write_weights
@@ -22,17 +29,21 @@ from policy_trainer.trainer.memory import Shape
 from shared.batch import ScoredBatch
 from shared.errors import UserError
 from shared.logprobs import choose_forward
-from shared.models import load_model, load_outline
+from shared.models import copy_state, load_model, load_outline
+from tests.device import TEST_DEVICE
 from tests.policy_trainer.learner.steps import make_learner
 from tests.policy_trainer.learner.test_adapters import adapters, trained
+from tests.policy_trainer.vision_models import FAMILIES as VISION_FAMILIES
+from tests.policy_trainer.vision_models import make_vision_model
 from tests.rounding import rounding
 from tests.shared.logprobs.families import distributions, make, mixed
 from tests.shared.logprobs.families import group as token_group
 
 Make = Callable[..., Any]
+DEVICE = str(TEST_DEVICE or "cpu")
 LORA = LoraConfig(rank=3, alpha=6, load_in_4bit=True)
-# GPT-2's weights are transposed; the head of the second is its embedding.
-FAMILIES = ["llama", "qwen2-tied", "gpt2", "gemma3"]
+# GPT-2's weights are transposed.
+FAMILIES = ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2-tied", "gemma3"))]
 GROUPS = [token_group(5, [7, 3, 4]), token_group(2, [3, 6])]
 # NF4's widest gap is between -1 and -0.6962, and the scales of blocks are rounded to 8 bits.
 FARTHEST = 0.152 + 0.01
@@ -44,7 +55,7 @@ def save_base(directory: Path, family: str = "llama", dtype: torch.dtype = torch
 
 
 def load(base: str, dtype: Any = "float32", lora: LoraConfig = LORA) -> PreTrainedModel:
-    return load_base(base, lora, revision=None, device="cpu", dtype=dtype)
+    return load_base(base, lora, revision=None, device=DEVICE, dtype=dtype)
 
 
 def adapted(base: str, dtype: Any = "float32") -> PreTrainedModel:
@@ -62,7 +73,7 @@ def logps(model: PreTrainedModel) -> Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_near_the_originals_and_the_rest_stays(family: str, tmp_path: Path) -> None:
     base = save_base(tmp_path, family)
-    model, plain = load(base), make(family).state_dict()
+    model, plain = load(base), copy_state(make(family))
     layers = {f"{name}.weight" for name in quantised_layers(model)}
     values = dequantised_state(model)
     assert values.keys() == plain.keys() and len(layers) >= 8
@@ -86,13 +97,15 @@ def test_log_probs_are_those_of_transformers_own_forward(family: str, dtype: Any
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=precision,
     )
-    theirs = AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=precision).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        base, quantization_config=config, dtype=precision, device_map={"": DEVICE}
+    ).eval()
     with torch.no_grad():
         rows = distributions(theirs, GROUPS, mixed(GROUPS))
         expected = torch.stack([values[token] for token, values in rows]).float()
     got = logps(load(base, dtype))
     torch.testing.assert_close(got, expected, rtol=0, atol=rounding(expected.abs().max(), dtype=precision))
-    assert (got - logps(load_model(base, revision=None, device="cpu", dtype=dtype))).abs().max() > 0.05
+    assert (got - logps(load_model(base, revision=None, device=DEVICE, dtype=dtype))).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -204,6 +217,17 @@ def test_memory_is_as_planned(family: str, dtype: Any, tmp_path: Path) -> None:
     )
     # A scale of its own for the last block of each layer, if that is not full.
     assert 0 <= sum(state.values()) - tables - planned["weights"] <= 5 * len(layers)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+def test_a_vision_tower_is_quantised_too(family: str, tmp_path: Path) -> None:
+    make_vision_model(VISION_FAMILIES[family]).save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    layers = quantised_layers(model)
+    assert any(name.startswith(tuple(vision_tower(model))) for name in layers)
+    assert choose_forward(model).name == ("padded" if family == "gemma3" else "packed")  # compared with a plain one
+    planned = Shape.of(load_outline(str(tmp_path), revision=None), in_4bit=True).quantised
+    assert planned == sum(layer.in_features * layer.out_features for layer in layers.values())
 
 
 def test_bitsandbytes_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

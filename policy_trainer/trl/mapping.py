@@ -1,0 +1,251 @@
+"""What TRL's configuration means in our settings.
+
+TRL counts optimizer updates; a step here is one generation batch, which may be several updates.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from policy_trainer.trl.config import ENTRIES, GRPOConfig
+from shared.errors import UserError
+
+# loss_type -> loss.surrogate, loss.aggregation.
+LOSS_TYPES: Mapping[str, tuple[str, str]] = {
+    "grpo": ("clip", "sequence_mean"),
+    "bnpo": ("clip", "token_mean"),
+    "dapo": ("clip", "token_mean"),
+    "dr_grpo": ("clip", "constant"),
+    "luspo": ("clip", "luspo"),
+    "cispo": ("cispo", "token_mean"),
+    "sapo": ("sapo", "sequence_mean"),
+    "vespo": ("vespo", "token_mean"),
+}
+# Settings whose value is TRL's own, None meaning our default.
+_SAME = (
+    "run_name", "seed", "per_device_eval_batch_size", "ddp_timeout", "num_iterations", "gradient_checkpointing",
+    "learning_rate", "weight_decay", "chat_template_kwargs", "num_generations", "max_tool_calling_iterations",
+    "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "reward_weights", "beta",
+    "epsilon", "delta", "importance_sampling_level", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos",
+    "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "top_entropy_quantile",
+    "entropy_coef", "output_dir", "generation_kwargs",
+)  # fmt: skip
+_ADAMW = ("adamw_torch", "adamw_torch_fused")
+# A number of steps that no run reaches.
+NEVER = 10**9
+
+
+class Steps(NamedTuple):
+    """updates: optimizer updates of a generation batch. total: generation batches of the run. of_epoch: of a pass over
+    the rows, None without rows."""
+
+    updates: int
+    total: int
+    of_epoch: int | None
+
+    def of(self, count: float, name: str) -> int:
+        """Our steps for a number of TRL's, or for a share of all of them if it is below 1."""
+        wanted = math.ceil(count * self.total * self.updates) if 0 < count < 1 else int(count)
+        if wanted < 1:
+            raise UserError(f"{name}: must be at least 1, or a share of all steps, got {count}")
+        return math.ceil(wanted / self.updates)
+
+
+def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
+    """rows: of the training data; None where an environment has the problems."""
+    if args.steps_per_generation % args.gradient_accumulation_steps:
+        raise UserError("steps_per_generation: must be a multiple of gradient_accumulation_steps, so that updates end")
+    updates = args.steps_per_generation // args.gradient_accumulation_steps * args.num_iterations
+    of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size
+    if args.max_steps > 0:
+        if args.max_steps % updates:
+            raise UserError(f"max_steps: a generation batch is {updates} updates here: give a multiple of that")
+        return Steps(updates, args.max_steps // updates, of_epoch)
+    if not of_epoch:
+        raise UserError("max_steps: must be given: the training data has no generation batch from which it follows")
+    return Steps(updates, math.ceil(args.num_train_epochs * of_epoch), of_epoch)
+
+
+def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) -> dict[str, Any]:
+    """Our settings, groups as dicts. in_chat: whether prompts are messages. evaluates: whether there are held-out rows.
+
+    Raises UserError, with TRL's name, for a value that has no meaning here.
+    """
+    flat: dict[str, Any] = {ENTRIES[name][0]: getattr(args, name) for name in _SAME}
+    for part in (_run, _model, _optimizer, _sampling, _loss, _corrections, _others):
+        flat |= part(args, steps)
+    flat |= _evaluations(args, steps) if evaluates else {"evaluation.problems": 0, "evaluation.eval_steps": 0}
+    flat["data.prompt_style"] = "chat" if in_chat else "plain"
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *groups, last = name.split(".")
+        place = nested
+        for group in groups:
+            place = place.setdefault(group, {})
+        if value is not None:
+            place[last] = value
+    return nested
+
+
+def _one_of(args: GRPOConfig, name: str, allowed: Any) -> Any:
+    value = getattr(args, name)
+    value = getattr(value, "value", value)  # transformers' enumerations
+    if value not in allowed:
+        raise UserError(f"{name}: {value!r} cannot be used here: {', '.join(map(repr, allowed))}. {ENTRIES[name][1]}")
+    return value
+
+
+def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    _one_of(args, "data_seed", (None, args.seed))
+    _one_of(args, "logging_strategy", ("steps",))
+    _one_of(args, "eval_strategy", ("no", "steps", "epoch"))
+    _one_of(args, "metric_for_best_model", (None, "reward", "eval_reward"))
+    _one_of(args, "greater_is_better", (None, True))
+    saving = _one_of(args, "save_strategy", ("no", "steps", "epoch", "best"))
+    every = {"steps": args.save_steps, "epoch": (steps.of_epoch or NEVER) * steps.updates}.get(saving, NEVER)
+    trackers = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
+    return {
+        "max_steps": steps.total,
+        "report_to": [name for name in trackers if name != "none"],
+        "checkpoint.save_steps": steps.of(every, "save_steps"),
+        "checkpoint.save_total_limit": args.save_total_limit or NEVER,
+        "groups_per_step": args.generation_batch_size // args.num_generations,
+        "minibatches": args.steps_per_generation // args.gradient_accumulation_steps,
+        "max_lag": 0,
+        "resume": bool(_one_of(args, "resume_from_checkpoint", (None, False, True))),
+    }
+
+
+def _model(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    """With bf16, TRL computes in bfloat16 on float32 weights; here that is a bfloat16 model with float32 masters."""
+    given = dict(args.model_init_kwargs or {})
+    dtype = str(given.pop("dtype", given.pop("torch_dtype", None)) or "float32").removeprefix("torch.")
+    revision = given.pop("revision", None)
+    if given.pop("device_map", None) is not None or given:
+        raise UserError(f"model_init_kwargs: takes dtype and revision here, got {', '.join(args.model_init_kwargs)}")
+    masters = "float32" if dtype == "float32" else "none"
+    if dtype == "float32" and args.bf16 in (None, True):
+        dtype = "bfloat16"
+    return {
+        "revision": revision,
+        "dtype": dtype,
+        "optimizer.master_weights": masters,
+        "device": "cpu" if args.use_cpu else None,
+    }
+
+
+def _optimizer(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    """transformers' linear decay ends one step after the last; so does ours, if the last step has 1/N of the peak."""
+    _one_of(args, "optim", _ADAMW)
+    schedules = ("linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr")
+    schedule = _one_of(args, "lr_scheduler_type", schedules)
+    more = dict(args.lr_scheduler_kwargs or {})
+    last = more.pop("min_lr_rate", 0.0) if schedule == "cosine_with_min_lr" else 0.0
+    if more:
+        raise UserError(f"lr_scheduler_kwargs: {', '.join(more)} has no meaning for {schedule} here")
+    last = {"linear": 1 / steps.total}.get(schedule, 1.0 if schedule.startswith("constant") else last)
+    share = 0 < args.warmup_steps < 1
+    return {
+        "optimizer.lr_scheduler_type": "cosine" if schedule.startswith("cosine") else "linear",
+        "optimizer.min_lr_rate": last,
+        "optimizer.warmup_ratio": args.warmup_steps if share else None,
+        "optimizer.warmup_steps": None if share else math.ceil(args.warmup_steps / steps.updates),
+        "optimizer.betas": (args.adam_beta1, args.adam_beta2),
+        "optimizer.max_grad_norm": args.max_grad_norm or 0.0,
+    }
+
+
+def _sampling(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    """Prompts are never cut or dropped in TRL. With vLLM their longest must be known."""
+    chosen: dict[str, Any] = {"sampling.prompts_per_round": args.generation_batch_size // args.num_generations}
+    if not args.use_vllm:
+        return {**chosen, "data.max_prompt_length": NEVER}
+    mode = _one_of(args, "vllm_mode", ("colocate", "server"))
+    chosen |= {"sampler": {"colocate": "vllm", "server": "vllm-server"}[mode]}
+    chosen |= {"vllm.enable_sleep_mode": args.vllm_enable_sleep_mode, "vllm.max_model_len": args.vllm_max_model_length}
+    if args.vllm_max_model_length:
+        chosen["data.max_prompt_length"] = args.vllm_max_model_length - args.max_completion_length
+    if mode == "server":
+        address = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+        return {**chosen, "vllm_url": args.vllm_server_base_url or address}
+    chosen["vllm.gpu_memory_utilization"] = args.vllm_gpu_memory_utilization
+    return {**chosen, "vllm.tensor_parallel_size": args.vllm_tensor_parallel_size}
+
+
+def _loss(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    """With one update a batch, TRL's old log-probs are the current ones, and the ratio is 1."""
+    surrogate, aggregation = LOSS_TYPES[_one_of(args, "loss_type", LOSS_TYPES)]
+    if args.loss_type == "bnpo" and args.gradient_accumulation_steps > 1:
+        raise UserError("loss_type: bnpo has a mean of its own in each micro-batch: gradient_accumulation_steps = 1")
+    apart = _one_of(args, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum")).startswith("n")
+    scale = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)
+    return {
+        "loss.surrogate": surrogate,
+        "loss.aggregation": aggregation,
+        "loss.advantage": "gdpo" if apart else "outcome",
+        "loss.scale_rewards": None if apart else scale,
+        "loss.drop_zero_variance": False,
+        "loss.truncated": "mask" if args.mask_truncated_completions else "keep",
+        "loss.old_logps": "current" if steps.updates == 1 and not _corrects(args) else "recomputed",
+        "loss.kl_weight": "ratio" if args.use_bias_correction_kl else "one",
+        **_upper_bound(args),
+        **_entropy(args),
+    }
+
+
+def _upper_bound(args: GRPOConfig) -> dict[str, Any]:
+    """With cispo epsilon_high is the largest ratio itself."""
+    if args.loss_type != "cispo":
+        return {"loss.epsilon_high": args.epsilon_high}
+    return {"loss.ratio_max": args.epsilon if args.epsilon_high is None else args.epsilon_high}
+
+
+def _entropy(args: GRPOConfig) -> dict[str, Any]:
+    if not args.use_adaptive_entropy:
+        return {}
+    names = {"target": "entropy_target"} | {name: f"entropy_coef_{name}" for name in ("delta", "min", "max")}
+    return {f"loss.entropy.{ours}": getattr(args, name) for ours, name in names.items()}
+
+
+def _corrects(args: GRPOConfig) -> bool:
+    return args.use_vllm and args.vllm_importance_sampling_correction
+
+
+def _corrections(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    if not _corrects(args):
+        return {}
+    modes = [f"{level}_{kind}" for level in ("token", "sequence") for kind in ("truncate", "mask")]
+    level, _, kind = _one_of(args, "vllm_importance_sampling_mode", modes).partition("_")
+    high, low = args.vllm_importance_sampling_clip_max, args.vllm_importance_sampling_clip_min
+    high = high if args.vllm_importance_sampling_cap is None else args.vllm_importance_sampling_cap
+    high = math.inf if high is None else high
+    ours = {"loss.importance_sampling_correction": "tis" if kind == "truncate" else "mask"}
+    if kind == "truncate":
+        return {**ours, "loss.correction_level": level, "loss.correction_max": high, "loss.correction_min": low}
+    return {**ours, "loss.correction_level": level, "loss.correction_high": high, "loss.correction_low": low or 0.0}
+
+
+def _evaluations(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    every = args.logging_steps if args.eval_steps is None else args.eval_steps
+    every = (steps.of_epoch or NEVER) * steps.updates if args.eval_strategy == "epoch" else every
+    answers = args.num_generations_eval or args.num_generations
+    return {
+        "evaluation.problems": NEVER,
+        "evaluation.eval_steps": steps.of(every, "eval_steps"),
+        "evaluation.num_generations": answers,
+    }
+
+
+def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    """Reference, samples and limits of reward functions, of which TRL has none."""
+    prompts = args.num_completions_to_print and math.ceil(args.num_completions_to_print / args.num_generations)
+    synced, every = args.sync_ref_model, steps.of(args.logging_steps, "logging_steps")
+    return {
+        "reference.sync_steps": steps.of(args.ref_model_sync_steps, "ref_model_sync_steps") if synced else 0,
+        "reference.decay": 1 - args.ref_model_mixup_alpha if synced else 0.0,
+        "show_samples": args.log_completions,
+        "samples.every": every if args.log_completions else None,
+        "samples.prompts": prompts or None,
+        "judging.seconds": 600.0,
+        "judging.memory_gib": 0.0,
+    }

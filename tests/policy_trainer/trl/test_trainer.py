@@ -1,0 +1,171 @@
+"""What GRPOTrainer makes of TRL's arguments, before any process starts; and what it refuses."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerFast
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.trl import GRPOConfig, GRPOTrainer
+from policy_trainer.trl.objects import quantised
+from policy_trainer.trl.trainer import _in_trls_words
+from shared.errors import UserError
+from shared.models import save_model
+
+ROWS = Dataset.from_list([{"prompt": f"{i}+{i}=", "answer": 2 * i} for i in range(20)])
+TALKS = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{i}+{i}="}]} for i in range(20)])
+
+
+def reward(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def trainer(tmp_path: Path, **given: Any) -> GRPOTrainer:
+    args = GRPOConfig(str(tmp_path / "out"), **given.pop("config", {}))
+    return GRPOTrainer(**{"model": "m", "reward_funcs": reward, "args": args, "train_dataset": ROWS, **given})
+
+
+def config_of(made: GRPOTrainer) -> TrainConfig:
+    return made._grpo.config
+
+
+def test_prompts_that_are_texts_stand_as_they_are(tmp_path: Path) -> None:
+    assert config_of(trainer(tmp_path)).data.prompt_style == "plain"
+    assert config_of(trainer(tmp_path, train_dataset=TALKS)).data.prompt_style == "chat"
+
+
+def test_all_rows_train_if_nothing_is_evaluated(tmp_path: Path) -> None:
+    config = config_of(trainer(tmp_path))
+    assert config.evaluation.problems == 0 and config.max_steps == 60
+    assert config.data.path and config.data.eval_path and config.data.path != config.data.eval_path
+    with pytest.raises(UserError, match="eval_dataset: eval_strategy needs held-out rows"):
+        trainer(tmp_path, config={"eval_strategy": "steps"})
+
+
+def test_a_function_gets_the_state_of_the_trainer(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def stateful(completions: list[str], trainer_state: Any, **columns: Any) -> list[float]:
+        seen.append(trainer_state.global_step)
+        return [0.0] * len(completions)
+
+    made = trainer(tmp_path, reward_funcs=[reward, stateful])
+    made.state.global_step = 7
+    (function,) = (each for name, each in made._grpo._functions.functions.items() if name == "stateful")
+    sample: Any = SimpleNamespace(
+        problem=SimpleNamespace(extras={}, answer="", prompt="x", messages=()), finished=True, completion="y", ids=(),
+        messages=(), environment=None,
+    )  # fmt: skip
+    assert function.answers([sample]) == [{"score": 0.0}] and seen == [7]
+
+
+@pytest.mark.parametrize(
+    ("given", "lora"),
+    [
+        (LoraConfig(r=4, lora_alpha=8, target_modules=["v_proj", "q_proj"]), (4, 8, ["q_proj", "v_proj"])),
+        (LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_rslora=True), (4, 16, ["all-linear"])),
+    ],
+)
+def test_adapters(given: LoraConfig, lora: tuple[Any, ...], tmp_path: Path) -> None:
+    config = config_of(trainer(tmp_path, peft_config=given, config={"beta": 0.1}))
+    assert (config.lora.rank, config.lora.alpha, config.lora.target_modules) == lora
+    assert config.reference.source == "adapter-off"
+
+
+def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
+    save_model(make_tiny(), tokenizer, tmp_path / "m")
+    config = config_of(trainer(tmp_path, model=str(tmp_path / "m"), peft_config=LoraConfig()))
+    assert config.lora.target_modules == ["q_proj", "v_proj"] and config.lora.rank == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"peft_config": LoraConfig(lora_dropout=0.1)}, "peft_config.lora_dropout: adapters have no dropout"),
+        ({"peft_config": LoraConfig(modules_to_save=["lm_head"])}, "peft_config.modules_to_save: with adapters no"),
+        ({"peft_config": LoraConfig(bias="all")}, "peft_config.bias: adapters are plain LoRA"),
+        ({"peft_config": LoraConfig(target_modules=".*proj")}, "peft_config.target_modules: must be a list"),
+        ({"peft_config": 3}, "peft_config: must be a peft.LoraConfig, got int"),
+        ({"rollout_func": reward}, "rollout_func: write a sampler"),
+        ({"optimizers": (object(), None)}, "optimizers: AdamW is the only optimizer"),
+        ({"quantization_config": object()}, "quantization_config: weights in 4 bits need adapters"),
+        ({"train_dataset": IterableDataset.from_generator(lambda: iter([]))}, "train_dataset: must be a datasets"),
+        ({"eval_dataset": {"a": ROWS}, "config": {"eval_strategy": "steps"}}, "eval_dataset: must be a datasets"),
+        ({"reward_funcs": ["a/b", "c/d"]}, "reward_funcs: one reward model is all that a run takes"),
+        ({"train_dataset": None}, "max_steps: must be given"),
+    ],
+)
+def test_arguments_without_a_meaning_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        trainer(tmp_path, **given)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_reward_model_is_the_reward_model(tmp_path: Path) -> None:
+    config = config_of(trainer(tmp_path, reward_funcs=[reward, "a/b"], config={"reward_weights": [1.0, 2.0]}))
+    assert config.rewards == [f"{__name__}:reward", "model"] and config.judging.model.path == "a/b"
+
+
+def test_an_environment_may_have_the_problems(tmp_path: Path) -> None:
+    class Counter:
+        def reset(self, **row: Any) -> str:
+            return "count"
+
+        def get_reward(self) -> float:
+            return 1.0
+
+    config = config_of(
+        trainer(
+            tmp_path, train_dataset=None, environment_factory=Counter, reward_funcs=None, config={"max_steps": 3},
+            tools=[reward],
+        )
+    )  # fmt: skip
+    assert config.task == "environment" and config.environment == ["caller:Counter"] and len(config.tools) == 1
+
+
+def test_a_model_as_an_object_is_written_once(
+    make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    made = trainer(tmp_path, model=make_tiny(), processing_class=tokenizer)
+    target = tmp_path / "out/initial-model"
+    assert config_of(made).model == str(target) and not target.exists()
+    made._save_model()
+    changed = (target / "config.json").stat().st_mtime_ns
+    made._save_model()
+    assert (target / "tokenizer.json").exists() and (target / "config.json").stat().st_mtime_ns == changed
+    again = trainer(tmp_path, model=str(target), processing_class=tokenizer)
+    assert config_of(again).model == str(target), "the same tokenizer needs no copy"
+
+
+def test_weights_in_4_bits() -> None:
+    given = SimpleNamespace(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    assert quantised(given) == {"load_in_4bit": True} and quantised(None) == {}
+    given.bnb_4bit_quant_type = "fp4"
+    with pytest.raises(UserError, match="quantization_config: must have load_in_4bit, bnb_4bit_quant_type = nf4"):
+        quantised(given)
+
+
+def test_callbacks_come_and_go(tmp_path: Path) -> None:
+    made = trainer(tmp_path, callbacks=[EarlyStoppingCallback()])
+    made.add_callback(EarlyStoppingCallback)
+    assert len(made.observer.callbacks) == 2
+    made.remove_callback(EarlyStoppingCallback)
+    assert made.observer.callbacks == [] and made.observer.state is made.state
+    with pytest.raises(UserError, match="save_model: there is no trained model yet"):
+        made.save_model()
+    for method in (made.evaluate, made.push_to_hub):
+        with pytest.raises(UserError):
+            method()
+    with pytest.raises(UserError, match="resume_from_checkpoint: must be True"):
+        made.train(resume_from_checkpoint="checkpoint-3")  # type: ignore[arg-type]
+
+
+def test_metrics_have_trls_names() -> None:
+    ours = {"reward/caller:f": 1.0, "reward_std/m:g": 2.0, "logged/x/y": 3.0, "completion_length_mean": 4.0, "kl": 5.0}
+    assert _in_trls_words(ours) == {
+        "rewards/f/mean": 1.0, "rewards/g/std": 2.0, "x/y": 3.0, "completions/mean_length": 4.0, "kl": 5.0,
+    }  # fmt: skip
