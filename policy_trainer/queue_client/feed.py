@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -78,7 +78,7 @@ class LeaseFeed:
 
     ledger: tracks the leases. Batches whose ids it restored from a checkpoint are acked, never trained again.
     allowance: batches that may be leased and not yet acked. check: says which batches can be trained on; the others are
-    released with an error, which counts as a delivery. gone: how many batches disappeared from the server untrained.
+    released with an error, which counts as a delivery.
 
     A trained batch may be leased again: when the process was killed before its ack was answered, or when its lease was
     lost, as on a suspended machine. It is not trained again; it is acked once a checkpoint includes it.
@@ -108,7 +108,6 @@ class LeaseFeed:
         self._refusals = LeaseRefusals(terms.run)
         self._failure: Exception | None = None
         self._spare: list[Leased] = []
-        self.gone = 0
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
             for name, work in (
@@ -166,6 +165,9 @@ class LeaseFeed:
                 taken.append(leased)
                 if len(taken) == count:
                     taken = self._start(taken)
+                    if len(taken) < count:  # the place of a lost batch may be a spare's
+                        self._buffer.put_back(self._spare)
+                        self._spare = []
         except BaseException:
             self._release(taken)
             raise
@@ -237,7 +239,7 @@ class LeaseFeed:
         """Marks leases as started. Returns those that are still live: they may have expired during a suspension."""
         taken = self.ledger.trainable(taken)  # a batch that came again may appear twice; keep the live lease
         outcomes = self._client.extend(taken, self._terms.lease_seconds, started=True)
-        self._forget([lease for lease in taken if outcomes[lease.id] != Outcome.OK], outcomes)
+        self.ledger.forget(lease for lease in taken if outcomes[lease.id] != Outcome.OK)
         return [lease for lease in taken if outcomes[lease.id] == Outcome.OK]
 
     def _release(self, leases: Sequence[Leased]) -> None:
@@ -285,12 +287,7 @@ class LeaseFeed:
             lost = [lease for lease in live if outcomes[lease.id] in (Outcome.STALE, Outcome.UNKNOWN)]
             if lost:
                 log.warning("leases were lost: this process was suspended, or the server lost them", batches=len(lost))
-            self._forget(lost, outcomes)
-
-    def _forget(self, lost: Sequence[Leased], outcomes: Mapping[str, Outcome]) -> None:
-        untrained = {lease.id for lease in self.ledger.untrained()}
-        self.gone += sum(outcomes[lease.id] == Outcome.UNKNOWN for lease in lost if lease.id in untrained)
-        self.ledger.forget(lost)
+            self.ledger.forget(lost)
 
 
 def _problem(leased: Leased) -> tuple[float, str]:

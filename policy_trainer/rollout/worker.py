@@ -34,8 +34,8 @@ _WEIGHTS_SECONDS = 0.2
 _ROOM_SECONDS = 0.1
 # The same while a step's groups are sampled and the trainer waits for nothing else.
 _STEP_SECONDS = 0.02
-# After so long a wait for the next step, the queue is looked at: a server may have lost what it had.
-_LOST_SECONDS = 10.0
+# After so long a wait for the next step, and twice as long each time, a server is asked whether it has lost groups.
+_LOST_SECONDS = 5.0
 # How long the deletion of a run's directory may take.
 _DELETING_SECONDS = 5.0
 
@@ -136,22 +136,21 @@ class RolloutWorker:
                 continue
             if left := self._share.left(publication, outbox):
                 return min(left, most), seconds
-            if seconds > look_at:
-                look_at += _LOST_SECONDS
-                if not self._waiting(outbox, State.LEASED):
-                    log.warning("the server has no batch of this run: sampling those of the step again")
-                    self._share.start_again()
+            if seconds > look_at and not outbox.waiting:
+                look_at *= 2
+                self._share.upload_again(self._client)
+                continue
             self._wait(f"the trainer to publish the weights of step {publication.version + 1}", seconds)
             time.sleep(_STEP_SECONDS)
 
-    def _waiting(self, outbox: Outbox, *more: State) -> int:
-        """Groups of the run that wait to be trained on, in the server or here. more: further states in the server.
+    def _waiting(self, outbox: Outbox) -> int:
+        """Groups of the run that wait to be trained on, in the server or here.
 
         Groups of other lineages may be among them. They expire as soon as this run's trainer asks for a batch.
         """
         here = outbox.waiting  # counted before the server's batches, so that no batch in transit is missed
         states = batches_by_state(self._client.queue(self._config.run), self._config.run)
-        return here + sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY, *more))
+        return here + sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
 
     def _sample_round(
         self, outbox: Outbox, publication: Publication, delivery: Delivery, count: int, waited: float
@@ -160,7 +159,6 @@ class RolloutWorker:
         began = time.monotonic()
         blocked = delivery.blocked_seconds
         sampled = self._rounds.next(outbox.draw, publication, count)
-        self._share.add(len(sampled.groups))
         about = {
             "worker": self._config.worker,
             "sampling_seconds": (time.monotonic() - began) / len(sampled.groups),
@@ -174,7 +172,10 @@ class RolloutWorker:
             fields |= logged.report(group.judgement.logged, fields)
             sample = json.dumps(fields, ensure_ascii=False)
             sample = sample.encode(errors="replace").decode()  # lone surrogates of a problem, which servers refuse
-            delivery.send(group.index, wire.encode(self._batch(publication, group, sample)))
+            body = wire.encode(self._batch(publication, group, sample))
+            if publication.groups is not None:
+                self._share.add(body)
+            delivery.send(group.index, body)
             once = {}
         self._blocked = delivery.blocked_seconds - blocked
 

@@ -29,6 +29,9 @@ class BadGroups:
     def __init__(self) -> None:
         self._failures: list[Failure] = []
 
+    def __len__(self) -> int:
+        return len(self._failures)
+
     def add(self, failures: Sequence[Failure], error: Exception) -> bool:
         """Sets groups aside. False if the run cannot go on without them; error then says why.
 

@@ -91,6 +91,16 @@ def choose_workers(
     return Workers(RestartedChild(child, note, futile=" without delivering a batch in between"))
 
 
+# By default workers pause when the groups of this many steps wait for training.
+_WAITING_STEPS = 3
+
+
+def max_waiting(config: TrainConfig) -> int:
+    """How many groups may wait for training: by default at most max_lag + 1 steps of them, since more would expire."""
+    steps = _WAITING_STEPS if config.max_lag is None else min(_WAITING_STEPS, config.max_lag + 1)
+    return config.max_waiting or steps * config.groups_per_step
+
+
 @dataclass(frozen=True)
 class BatchSource:
     """The source of batches.

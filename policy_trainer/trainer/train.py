@@ -20,9 +20,8 @@ from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, not_finite
-from policy_trainer.trainer.demand import Demand
 from policy_trainer.trainer.observer import Beginning
-from policy_trainer.trainer.parts import BatchSource, Reporters, step_record
+from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.publication import Publication
 from shared.atomic_files import whole_directory
@@ -57,7 +56,6 @@ class Trainer:
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: Saving | None = None
         self._bad_groups = BadGroups()
-        self._demand = Demand(config, source.watch, source.feed)
 
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
@@ -154,9 +152,10 @@ class Trainer:
             self._refuse(bad)
             return False
         feed.put_back([lease for lease, failure in zip(leased, failures, strict=True) if not failure])
-        self._demand.lose(len(bad))
         for failure in bad:
             self._reporters.display.note(f"batch {failure[0].id} is set aside: {describe(failure)}")
+        if self._config.max_lag == 0:  # nobody samples others for them unless asked
+            self._publish()
         return True
 
     def _refuse(self, failures: Sequence[Failure]) -> None:
@@ -183,8 +182,8 @@ class Trainer:
             epoch=state.epoch,
             version=state.step,
             next_index=state.next_index,
-            max_waiting=self._demand.max_waiting,
-            groups=self._demand.groups(state.step),
+            max_waiting=max_waiting(self._config),
+            groups=self._config.groups_per_step + len(self._bad_groups) if self._config.max_lag == 0 else None,
             finished=finished,
             lineage=self._files.lineage,
             probe=learner.probe(self._trained) if self._trained and not finished else None,
@@ -339,7 +338,7 @@ class Trainer:
         weights, workers, watch = self._source.weights, self._source.workers, self._source.watch
         with write_failures(weights.describe()):
             lost = weights.lost()
-        if lost or self._demand.grows():
+        if lost:
             with self._policy.turn():  # the probe computes
                 self._publish()
         workers.check()

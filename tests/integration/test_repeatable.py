@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,18 +98,31 @@ def test_groups_that_are_purged_are_replaced(random_model: Path, tmp_path: Path,
     """The step in hand needs four, and nobody would sample another. If the server has nothing left, the worker samples
     all of them again; else the trainer asks for as many as are missing."""
     run_dir = tmp_path / "lost"
-    process = run_again(start, random_model, run_dir, 0, "--checkpoint.save-steps", "100", "--lease-seconds", "3")
+    options = ("--checkpoint.save-steps", "100", "--lease-seconds", "3", "--max-steps", "30")
+    process = run_again(start, random_model, run_dir, 0, *options)
     until(lambda: len(steps_of(run_dir)) >= 2, "two steps", process)
-    process.popen.send_signal(signal.SIGSTOP)  # it takes nothing while its groups disappear
     with client_of(run_dir) as client:
-        version = len(steps_of(run_dir))
-        until(lambda: len(waiting(client, run_dir, version)) == 4, "the groups of the next step", process)
-        trained = [id for step in steps_of(run_dir) for id in step["batch_ids"]] if everything else []
-        for id in (*trained, *waiting(client, run_dir, version)[: 4 if everything else 2]):
+        chosen = until(lambda: stopped_before_a_step(process, client, run_dir), "groups that wait for a step", process)
+        trained = [id for step in steps_of(run_dir) for id in step["batch_ids"]]
+        for id in (*trained, *chosen) if everything else chosen[:2]:
             client.drop(id)
     process.popen.send_signal(signal.SIGCONT)
     assert process.wait() == 0, process.output()
-    assert len(figures(run_dir)) == 8
+    assert [step["step"] for step in steps_of(run_dir)] == [*range(1, 31)]
+
+
+def stopped_before_a_step(process: Process, client: RefServerClient, run_dir: Path) -> list[str]:
+    """Stops the trainer. Returns the groups of its next step; none, and it goes on, if they are not there."""
+    process.popen.send_signal(signal.SIGSTOP)
+    version = len(steps_of(run_dir))
+    deadline = time.monotonic() + 5
+    while len(ids := waiting(client, run_dir, version)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if len(ids) < 4:
+        process.popen.send_signal(signal.SIGCONT)
+        time.sleep(0.03)  # elsewhere in the step than before
+        return []
+    return ids
 
 
 def waiting(client: RefServerClient, run_dir: Path, version: int) -> list[str]:

@@ -1,6 +1,7 @@
 """The workers' shares of a step: together they are its groups."""
 
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from policy_trainer.rollout.outbox import Outbox
 from policy_trainer.rollout.share import StepShare
 from policy_trainer.weights.publication import Publication
+from shared.api import State, Uploaded
 
 
 def publication(version: int, next_index: int, groups: int) -> Publication:
@@ -41,8 +43,22 @@ def test_what_waits_from_an_earlier_process_is_uploaded_first(tmp_path: Path) ->
     outbox.delivered(left)
     assert share.left(wanted, outbox) == 2 and outbox.next_index == 7
     assert [outbox.draw(), outbox.draw()] == [7, 9]
-    share.add(2)
+    for body in (b"7", b"9"):
+        share.add(body)
     assert share.left(wanted, outbox) == 0
-    assert share.left(publication(4, 6, 6), outbox) == 1 and outbox.next_index == 11  # a lost one is asked for
-    share.start_again()
-    assert share.left(wanted, outbox) == 2 and outbox.next_index == 7
+    assert share.left(publication(4, 6, 6), outbox) == 1  # a lost one is asked for
+    client: Any = Answers({b"7": State.LEASED, b"9": State.EXPIRED})
+    share.upload_again(client)
+    assert share.left(wanted, outbox) == 1 and outbox.next_index == 11
+    share.upload_again(client)
+    assert client.uploaded == [b"7", b"9", b"7"]
+
+
+class Answers:
+    def __init__(self, states: dict[bytes, State]) -> None:
+        self.states = states
+        self.uploaded: list[bytes] = []
+
+    def upload(self, body: bytes) -> Uploaded:
+        self.uploaded.append(body)
+        return Uploaded(id="any", state=self.states[body], created=False)

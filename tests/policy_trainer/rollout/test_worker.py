@@ -19,6 +19,7 @@ from policy_trainer.rollout.worker import RolloutWorker, RunFinished
 from policy_trainer.sampling.sampler import WeightsLost
 from policy_trainer.weights.directory import WeightsDirectory
 from shared import wire
+from shared.api import State
 from shared.atomic_files import write_json
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerError
@@ -209,23 +210,20 @@ class TestGroupsOfAStep:
             work(enough)
         assert indexes(server) == [1]
 
-    def test_all_are_sampled_again_if_the_server_lost_them(
+    def test_those_that_a_server_has_dropped_are_replaced_after_a_while(
         self, work: Act, publish: Act, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("policy_trainer.rollout.worker._LOST_SECONDS", 0.1)
         server.open.set()
         publish(groups=2)
-        sampled: list[list[int]] = []
 
         def enough() -> bool:
-            if len(server.bodies) == 2:
-                sampled.append(indexes(server))
-                server.bodies.clear()
-            return len(sampled) == 2
+            server.state = State.EXPIRED if len(server.bodies) == 2 else State.QUEUED
+            return len(server.bodies) == 6
 
         with pytest.raises(Enough):
             work(enough)
-        assert sampled == [[0, 1], [0, 1]]
+        assert indexes(server) == [0, 0, 1, 1, 2, 3]
 
 
 PROBE = Probe([5], [[6, 7]], [-1.0, -2.0])

@@ -31,8 +31,7 @@ from policy_trainer.reporting.samples import Samples, append_samples, read_sampl
 from policy_trainer.run_files.checkpoint import Checkpoints, RunFiles, TrainState, read_state, write_weights
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.bad_groups import BadGroups
-from policy_trainer.trainer.demand import max_waiting
-from policy_trainer.trainer.parts import BatchSource, Reporters
+from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.weights.directory import WeightsDirectory
@@ -66,7 +65,6 @@ class Feed:
     ledger: Ledger
     settled: list[str] = field(default_factory=list)
     settling_is_due = False
-    gone = 0
     finished: bool = False
     idle: Callable[[Callable[[float], None]], None] | None = None
 
