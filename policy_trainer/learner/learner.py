@@ -18,6 +18,7 @@ from policy_trainer.learner.adapters import adapters_off, policy_state
 from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains, with_old_logps
 from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
+from policy_trainer.learner.routing import Routing
 from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
@@ -62,6 +63,9 @@ class Learner:
         self._source: ReferenceSource = config.reference.source if loss.beta else "server"
         self._make = partial(make_group, loss=loss, reference=self._source, weights=part_weights or {})
         self._ranks = ranks or Ranks()
+        self._routing = Routing(model, forward) if loss.router_aux_loss_coef else None
+        if self._routing and ranks:
+            raise UserError("loss.router_aux_loss_coef: several ranks do not compute it: set 0, or use one process")
         self.bonus = EntropyBonus(loss.entropy)
         self.weights = make_weights(model, config.optimizer)
         self.updated = False
@@ -94,7 +98,8 @@ class Learner:
                 "first step: compute on tokens.ratio, which is bounded, and select with torch.where before functions "
                 "that have no finite gradient"
             )
-        return step_stats(groups, training, updates, num_iterations=config.num_iterations, learning_rate=lr)
+        stats = step_stats(groups, training, updates, num_iterations=config.num_iterations, learning_rate=lr)
+        return stats if self._routing else replace(stats, aux_loss=math.nan)
 
     def failures(self, batches: Sequence[Batch], *, step: int) -> list[Exception | None]:
         """What a step on each batch by itself raises, or None. To be called when a step has raised.
@@ -217,11 +222,13 @@ class Learner:
         explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
+        aux_loss = None if self._routing is None else self._routing.loss(groups, total)
+        if aux_loss is not None:
+            total_loss = total_loss + loss.router_aux_loss_coef * aux_loss
         total_loss.backward()
         difference = (ours - sampler_logps).abs()
-        return micro_batch_sums(
-            total_loss.detach(), explored_entropy.detach(), per_token, entropy, tokens.mask, difference, importance
-        )
+        scalars = (total_loss, explored_entropy, torch.zeros_like(total_loss) if aux_loss is None else aux_loss)
+        return micro_batch_sums(*scalars, per_token, entropy, tokens.mask, difference, importance)
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per sampled token between the current policy and the reference, over whole batches, without training.

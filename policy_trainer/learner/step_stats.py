@@ -14,7 +14,7 @@ from policy_trainer.objective.ratios import masked
 
 _SUMS = (
     "loss", "kl", "entropy", "clipped_low", "clipped_high", "ratio", "logp_difference", "weight_clipped", "weight",
-    "weight_squared", "untrusted", "explored_entropy", "tokens",
+    "weight_squared", "untrusted", "explored_entropy", "aux_loss", "tokens",
 )  # fmt: skip
 # The smallest ratio is kept as the largest negative one.
 _MAXIMA = ("ratio_negative", "ratio", "logp_difference")
@@ -25,19 +25,21 @@ class StepStats:
     """Statistics of one step. Means are over tokens that train, in all iterations, unless said otherwise; NaN if
     none do.
 
-    loss: mean over updates. kl: to the reference, estimated by loss.kl before each update; NaN where a batch came
-    without ref_logps. entropy: of the policy before each update, in nats. clip_ratio: of both bounds. ratio_*: before
-    truncation. sampling_logp_difference_*: |log-prob - the sampler's|, of the log-probs before the step where
-    old_logps = recomputed or log_linear, else of the current ones; NaN where unknown. importance_sampling_ratio_mean:
-    mean of the correction weights w before truncation, logged even when the correction is off. effective_sample_size:
-    (sum w)^2 / (n sum w^2), in (0, 1]. importance_sampling_clip_ratio: share of tokens whose weight was truncated or
-    became 0. masked_ratio: share of tokens whose surrogate a mask of loss.mask took away. advantage_std: over
-    completions with a token that trains. frac_reward_zero_std: share of the step's groups. grad_norm: before clipping,
-    mean over updates. groups, tokens: that trained; with none there was no update. updates: of the optimizer.
-    not_finite: a loss or gradient was not finite, and its update was skipped.
+    loss: mean over updates. aux_loss: of a mixture's routers, the same mean; NaN where the loss has none. kl: to the
+    reference, estimated by loss.kl before each update; NaN where a batch came without ref_logps. entropy: of the policy
+    before each update, in nats. clip_ratio: of both bounds. ratio_*: before truncation. sampling_logp_difference_*:
+    |log-prob - the sampler's|, of the log-probs before the step where old_logps = recomputed or log_linear, else of the
+    current ones; NaN where unknown. importance_sampling_ratio_mean: mean of the correction weights w before truncation,
+    logged even when the correction is off. effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1].
+    importance_sampling_clip_ratio: share of tokens whose weight was truncated or became 0. masked_ratio: share of
+    tokens whose surrogate a mask of loss.mask took away. advantage_std: over completions with a token that trains.
+    frac_reward_zero_std: share of the step's groups. grad_norm: before clipping, mean over updates. groups, tokens:
+    that trained; with none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not
+    finite, and its update was skipped.
     """
 
     loss: float
+    aux_loss: float
     kl: float
     entropy: float
     clip_ratio: float
@@ -83,14 +85,15 @@ class Update:
 def micro_batch_sums(
     loss: Tensor,
     explored_entropy: Tensor,
+    aux_loss: Tensor,
     tokens: TokenLoss,
     entropy: Tensor,
     mask: Tensor,
     logp_difference: Tensor,
     importance: Sequence[Tensor],
 ) -> Tensor:
-    """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy: scalars, of which
-    the update has the sum; all else (C,).
+    """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy, aux_loss:
+    scalars, of which the update has the sum; all else (C,).
 
     logp_difference: |log-prob - the sampler's|. importance: the correction's weights before truncation; bool, where one
     was truncated.
@@ -101,7 +104,7 @@ def micro_batch_sums(
         loss, masked(tokens.kl, mask).sum(), masked(entropy, mask).sum(), tokens.clipped_low.sum(),
         tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), difference.sum(),
         clipped.sum(), weights.sum(), weights.square().sum(), tokens.untrusted.sum(),
-        explored_entropy, mask.sum(),
+        explored_entropy, aux_loss, mask.sum(),
     )  # fmt: skip
     maxima = (torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), difference.amax())
     return torch.stack([part.to(loss.dtype) for part in (*sums, *maxima)])
@@ -133,6 +136,7 @@ def step_stats(
     advantages = advantages[~np.isnan(advantages)]
     return StepStats(
         loss=sums["loss"] / len(updates) if updates else math.nan,
+        aux_loss=sums["aux_loss"] / len(updates) if updates else math.nan,
         kl=means["kl"],
         entropy=means["entropy"],
         clip_ratio=means["clipped_low"] + means["clipped_high"],

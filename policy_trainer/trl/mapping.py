@@ -28,7 +28,7 @@ _SAME = (
     "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "reward_weights", "beta",
     "epsilon", "delta", "importance_sampling_level", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos",
     "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "top_entropy_quantile",
-    "entropy_coef", "output_dir", "generation_kwargs",
+    "entropy_coef", "output_dir", "generation_kwargs", "router_aux_loss_coef",
 )  # fmt: skip
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
 # A number of steps that no run reaches.

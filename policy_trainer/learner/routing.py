@@ -1,0 +1,61 @@
+"""The auxiliary loss of a mixture of experts, which keeps its experts equally busy: `loss.router_aux_loss_coef`.
+
+Switch Transformer (arXiv 2101.03961, eq. 4 to 6), by transformers' own function. It is computed for each group by
+itself, so that it does not depend on how groups are joined in micro-batches; of an update it is the groups' mean,
+weighted by their completions that train. TRL computes it for each micro-batch: the two agree where a micro-batch is one
+group. A prompt counts once for each of its completions, as in TRL, although it is computed once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from policy_trainer.objective.aggregation import Totals
+from policy_trainer.objective.group import Group
+from shared.errors import UserError
+from shared.logprobs import LogprobForward, PackedForward
+
+
+class Routing:
+    """Has the model return the logits of its routers in forwards with a gradient, and computes the loss of the latest.
+
+    Raises UserError for a model without routers, and for a forward that is not packed.
+    """
+
+    def __init__(self, model: PreTrainedModel, forward: LogprobForward) -> None:
+        config: Any = model.config.get_text_config()
+        where = "loss.router_aux_loss_coef:"
+        if not hasattr(config, "output_router_logits"):
+            raise UserError(f"{where} {type(model).__name__} is no mixture of experts: leave it out")
+        if not isinstance(forward, PackedForward):
+            raise UserError(f"{where} it needs the packed forward, and this model's is {forward.name}: leave it out")
+        self._experts = getattr(config, "num_experts", None) or config.num_local_experts
+        self._top_k: int = config.num_experts_per_tok
+        self._logits: tuple[Tensor, ...] = ()
+        model.base_model.register_forward_pre_hook(_ask, with_kwargs=True)
+        model.base_model.register_forward_hook(self._keep)
+
+    def loss(self, groups: Sequence[Group], total: Totals) -> Tensor:
+        """A scalar with a gradient: the part of these groups, which the latest forward was of, in the update's loss."""
+        logits, self._logits = self._logits, ()
+        sizes = [group.tokens.tokens for group in groups]
+        parts = zip(*(layer.split(sizes) for layer in logits), strict=True)
+        losses = []
+        for group, layers in zip(groups, parts, strict=True):
+            weights = torch.ones(1, len(layers[0]), device=layers[0].device)
+            weights[:, : len(group.tokens.prompt_ids)] = len(group.lengths)
+            share = int(group.sequence_mask.sum()) / max(total.completions, 1)
+            losses.append(share * load_balancing_loss_func(layers, self._experts, self._top_k, weights))
+        return torch.stack(losses).sum()
+
+    def _keep(self, module: Any, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            self._logits = output.router_logits
+
+
+def _ask(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "output_router_logits": torch.is_grad_enabled()}
