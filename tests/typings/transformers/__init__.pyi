@@ -40,6 +40,7 @@ from transformers.models.phi3 import *
 from transformers.models.qwen2 import *
 from transformers.models.qwen2_vl import *
 from transformers.models.qwen3 import *
+from transformers.models.qwen3_moe import *
 from transformers.models.stablelm import *
 from transformers.optimization import get_scheduler as get_scheduler
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as PreTrainedTokenizerBase
