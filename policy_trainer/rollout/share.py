@@ -9,8 +9,8 @@ from shared.client import RefServerClient, RefServerError
 class StepShare:
     """The groups that a worker has sampled with the weights of one version.
 
-    Which problems they are, and which are sampled together, follows from the publication: a worker that is started again
-    samples the same groups, bit for bit, and the trainer takes each problem only once.
+    Which problems they are, and which are sampled together, follows from the publication: a worker that is started
+    again samples the same groups, bit for bit, and the trainer takes each problem only once.
     """
 
     def __init__(self, worker: int, workers: int) -> None:
