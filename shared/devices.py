@@ -36,8 +36,8 @@ def describe_device(name: str) -> str:
 
 
 @contextmanager
-def exact_operations(device: torch.device) -> Iterator[None]:
-    """In this block a GPU's sums have a fixed order, where PyTorch has such a form of them; a CPU's always have."""
+def deterministic_operations(device: torch.device) -> Iterator[None]:
+    """In this block operations on a GPU are deterministic where PyTorch supports it; those on a CPU always are."""
     if device.type != "cuda":
         yield
         return

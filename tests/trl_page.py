@@ -9,7 +9,7 @@ from policy_trainer.cli.settings import TRL, TRL_METRICS
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from-trl.md"
 BEGIN, END = "<!-- written by tests/trl_page.py: {} -->\n", "<!-- end of {} -->\n"
-_ABSENT = "What TRL has and Tandem has not: "
+_ABSENT = "TRL features that Tandem lacks: "
 _WIDTH = 150
 
 
@@ -43,10 +43,11 @@ def _settings() -> list[str]:
     present = [(name, ours, note) for name, ours, note in _entries() if ours not in ("-", "*")]
     plain = [(name, ours) for name, ours, note in present if not note]
     same = [ours for name, ours in plain if ours.rpartition(".")[2] == name]
-    renamed = ", ".join(f"`{name}`: {_code(ours.split())}" for name, ours in plain if ours not in same)
+    renamed = ", ".join(f"`{name}` → {_code(ours.split())}" for name, ours in plain if ours not in same)
     noted = _table((name, ours, note) for name, ours, note in present if note)
     table = ["| TRL | Tandem |  |", "| --- | --- | --- |", *noted]
-    return ["", *_wrapped(f"The same: {_code(same)}."), "", *_wrapped(f"Renamed: {renamed}."), "", *table]
+    lists = (f"Same name and meaning: {_code(same)}.", f"Other names (TRL → Tandem): {renamed}.")
+    return [*(line for text in lists for line in ("", *_wrapped(text))), "", *table]
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
@@ -66,8 +67,12 @@ def _absent() -> list[str]:
     lines: list[str] = []
     for title, entries in TRL.items():
         if refused := [name for name, entry in entries.items() if entry.startswith("- |")]:
-            lines += ["", *_wrapped(f"**{title.removeprefix(_ABSENT).capitalize()}:** {_code(refused)}.")]
+            lines += ["", *_wrapped(f"**{_upper(title.removeprefix(_ABSENT))}:** {_code(refused)}.")]
     return lines
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _wrapped(text: str) -> list[str]:

@@ -14,7 +14,7 @@ CALLER = "caller"
 FunctionName: TypeAlias = str
 
 
-class OrFunction:
+class NameOrFunction:
     """Marks a setting of the type `Literal[…] | FunctionName`: it takes one of the names, or a function."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -23,7 +23,7 @@ class OrFunction:
         def check(value: Any) -> str | Callable[..., Any]:
             if value in names or is_function(value):
                 return value
-            raise ValueError(f"must be one of {', '.join(names)}, or module:name for a function of yours")
+            raise ValueError(f"must be one of {', '.join(names)}, or module:name for your own function")
 
         text = core_schema.str_schema()
         as_text = core_schema.plain_serializer_function_ser_schema(function_label, return_schema=text)

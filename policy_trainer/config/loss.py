@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from policy_trainer.config.functions import FunctionName, OrFunction, is_function
+from policy_trainer.config.functions import FunctionName, NameOrFunction, is_function
 from policy_trainer.config.marks import Section, Travel
 from shared.settings import InHelp
 
@@ -91,13 +91,13 @@ class LossConfig(Section):
 
     advantage: Annotated[
         Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo", "distill"] | FunctionName,
-        OrFunction(),
+        NameOrFunction(),
         Travel.PUBLISHED,
         InHelp("replay"),
     ] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
     RLOO, REINFORCE++, or GDPO, which normalises each reward separately. distill: a teacher's log-probs instead
-    of rewards. Or module:name, a function of yours (docs/pieces.md)."""
+    of rewards. Or module:name, your own function (docs/pieces.md)."""
     distillation_coef: float | None = Field(default=None, ge=0)
     """Weight of the teacher: the advantage of each token is lowered by this times (old log-prob - the teacher's).
     Default: 1 with advantage distill, else 0, which needs no teacher."""
@@ -105,8 +105,8 @@ class LossConfig(Section):
     """Standard deviation that divides the rewards: with G - 1 in the denominator (unbiased), or G (population)."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
     """Rewards are divided by the standard deviation of their group, of the whole step (batch), or not at all. Default:
-    group for advantage outcome and process, batch for reinforce++ and gdpo, none for the others. A function of yours
-    may do as it says."""
+    group for advantage outcome and process, batch for reinforce++ and gdpo, none for the others. Your own function may
+    follow this setting or ignore it."""
     advantage_eps: float = Field(default=1e-4, gt=0)
     """Added to the standard deviation, against a division by zero."""
     drop_zero_variance: bool = True
@@ -119,10 +119,10 @@ class LossConfig(Section):
     learner's current ones, which makes the ratio 1; or log_linear: those before the first update, estimated between
     sampler and learner by the age of the sample, without a forward (AReaL)."""
     surrogate: Annotated[
-        Literal["clip", "reinforce", "cispo", "sapo", "vespo"] | FunctionName, OrFunction(), InHelp("replay")
+        Literal["clip", "reinforce", "cispo", "sapo", "vespo"] | FunctionName, NameOrFunction(), InHelp("replay")
     ] = "clip"
-    """Objective per ratio and advantage: PPO's clipped ratio, REINFORCE, CISPO, SAPO, VESPO, or module:name, a function
-    of yours (docs/pieces.md)."""
+    """Objective per ratio and advantage: PPO's clipped ratio, REINFORCE, CISPO, SAPO, VESPO, or module:name, your own
+    function (docs/pieces.md)."""
     importance_sampling_level: Literal["token", "sequence", "sequence_sum"] = "token"
     """Ratio of each token, the geometric mean of the ratios of a completion (GSPO), or their product."""
     epsilon: float = Field(default=0.2, gt=0, lt=1)
@@ -263,7 +263,7 @@ class LossConfig(Section):
         if self.advantage == "gdpo":
             yield "loss.kl_in: gdpo normalises each reward separately: no sum to subtract the KL from: use loss"
         if is_function(self.advantage):
-            yield "loss.kl_in: a function of yours gets rewards without the KL, which it would not subtract: use loss"
+            yield "loss.kl_in: must be loss with your own loss.advantage, whose rewards do not include the KL penalty"
         if self.advantage == "distill":
             yield "loss.kl_in: distill uses no rewards, so there is nothing to subtract the KL from: use loss"
 

@@ -129,7 +129,7 @@ class LoraConfig(Section):
     def _trains_adapters(self) -> "LoraConfig":
         if self.load_in_4bit and not self.rank:
             raise ValueError(
-                "lora.load_in_4bit: weights in 4 bits cannot be trained, only adapters on top of them: set "
+                "lora.load_in_4bit: 4-bit weights cannot be trained, only adapters on top of them: set "
                 "--lora.rank 16, or leave it out"
             )
         return self

@@ -192,7 +192,7 @@ def _lag_errors(config: TrainConfig) -> Iterator[str]:
     if config.sampling.regroup:
         yield "sampling.regroup: it mixes completions of several steps: set 0, or raise max_lag, which is 0"
     if config.max_waiting is not None:
-        yield "max_waiting: with max_lag = 0 a step's groups are sampled and no more: leave it out, or raise max_lag"
+        yield "max_waiting: workers sample only the groups of a step with max_lag = 0: leave it out, or raise max_lag"
 
 
 def _teacher_errors(config: TrainConfig) -> Iterator[str]:

@@ -31,7 +31,7 @@ class Problem:
     assistant_prefill: str = ""
     # The task of a mixture that the problem came from.
     task: str = ""
-    # Variables of the chat template, which go before those of the settings.
+    # Variables of the chat template, which override those of the settings.
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     # Those that the model may call; added before the prompt is encoded.
     tools: Tools = ()

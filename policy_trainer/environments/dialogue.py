@@ -135,7 +135,7 @@ class Dialogue:
         self._check()
 
     def with_variables(self, variables: Mapping[str, Any]) -> "Dialogue":
-        """The same for a problem with variables of the chat template, which go before those of the settings."""
+        """The same for a problem with variables of the chat template, which override those of the settings."""
         if not variables:
             return self
         other = copy(self)

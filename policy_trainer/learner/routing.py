@@ -30,7 +30,7 @@ class Routing:
         config: Any = model.config.get_text_config()
         where = "loss.router_aux_loss_coef:"
         if not hasattr(config, "output_router_logits"):
-            raise UserError(f"{where} {type(model).__name__} is no mixture of experts: leave it out")
+            raise UserError(f"{where} {type(model).__name__} is not a mixture-of-experts model: leave it out")
         if not isinstance(forward, PackedForward):
             raise UserError(f"{where} it needs the packed forward, and this model's is {forward.name}: leave it out")
         self._experts = getattr(config, "num_experts", None) or config.num_local_experts

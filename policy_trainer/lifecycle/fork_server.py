@@ -206,7 +206,7 @@ class _Server:
         os.chdir(request["directory"])
         paths = os.environ.get(_PATH, "").split(os.pathsep)
         sys.path[:] = dict.fromkeys([os.getcwd(), *filter(None, paths), *sys.path[1:]])
-        # Else all children had the same numbers. Python's are seeded at the fork.
+        # Otherwise all children would draw the same numbers. Python seeds its own at the fork.
         import_module("numpy").random.seed()
         import_module("torch").seed()
         _show(request["command"])

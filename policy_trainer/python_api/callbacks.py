@@ -17,7 +17,7 @@ import numpy as np
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.user_code import accepts
 from policy_trainer.lifecycle.endings import StopTraining
-from policy_trainer.trainer.observer import Beginning, Groups, Metrics, Observer
+from policy_trainer.trainer.observer import Groups, Metrics, Observer, RunStart
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Callbacks(Observer):
         self.control = TrainerControl()
         self._others: dict[str, Any] = {}
 
-    def begin(self, run: Beginning) -> None:
+    def begin(self, run: RunStart) -> None:
         super().begin(run)
         if self._function is not None:
             self._function.begin(run)

@@ -29,7 +29,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class RunStart:
     """A run, or its continuation. step: steps done. past: all records of metrics.jsonl."""
 
     config: TrainConfig
@@ -46,7 +46,7 @@ class Observer:
         self.stopwatch = stopwatch or Stopwatch()
         self.wishes = Wishes()
 
-    def begin(self, run: Beginning) -> None:
+    def begin(self, run: RunStart) -> None:
         """Before the first evaluation. Wishes of an earlier run are forgotten."""
         self.wishes = Wishes()
 

@@ -21,7 +21,7 @@ from policy_trainer.tasks.registry import make_task, steps_of_epochs
 from policy_trainer.trainer.assembly import build_trainer
 from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.directory import WeightsDirectory
-from shared.devices import choose_device, exact_operations
+from shared.devices import choose_device, deterministic_operations
 from shared.models import use_threads
 
 
@@ -60,7 +60,7 @@ def train(
         files = open_run(config, console, trial=trial)
         with ExitStack() as stack, suppress(Stopped):
             if config.max_lag == 0:
-                stack.enter_context(exact_operations(choose_device(config.device)))
+                stack.enter_context(deterministic_operations(choose_device(config.device)))
             build_trainer(counted, task, files, console, stack, observer or Observer(), world, forks).run()
     state = files.state
     finished = state.step >= counted.max_steps

@@ -20,7 +20,7 @@ from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, not_finite
-from policy_trainer.trainer.observer import Beginning
+from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.publication import Publication
@@ -60,7 +60,7 @@ class Trainer:
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
         state, config, learner, feed = self._state, self._config, self._policy.learner, self._source.feed
-        self._observer.begin(Beginning(config, learner.model, self._policy.tokenizer, state.step, self._reporters.past))
+        self._observer.begin(RunStart(config, learner.model, self._policy.tokenizer, state.step, self._reporters.past))
         self._ensure_reference()
         self._publish()
         self._source.workers.start()

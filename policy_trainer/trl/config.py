@@ -37,7 +37,7 @@ class GRPOConfig(_Fields):
             if name not in type(self).__dataclass_fields__:
                 near = get_close_matches(name, TRL_DEFAULTS, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                raise UserError(f"{name} is no field of TRL's GRPOConfig{hint}")
+                raise UserError(f"{name} is not a field of GRPOConfig in TRL 1.16{hint}")
         super().__init__(*values, **named)
         if self.output_dir is None:
             self.output_dir = "trainer_output"
@@ -48,7 +48,7 @@ class GRPOConfig(_Fields):
         """generation_batch_size and steps_per_generation follow from each other, as in TRL."""
         size = self.per_device_train_batch_size
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
-            raise UserError("generation_batch_size: steps_per_generation follows from it: give one of them")
+            raise UserError("generation_batch_size and steps_per_generation: give only one; it determines the other")
         if self.generation_batch_size is None:
             self.steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
             self.generation_batch_size = size * self.steps_per_generation

@@ -54,15 +54,15 @@ class Steps(NamedTuple):
 def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
     """rows: of the training data; None where an environment has the problems."""
     if args.steps_per_generation % args.gradient_accumulation_steps:
-        raise UserError("steps_per_generation: must be a multiple of gradient_accumulation_steps, so that updates end")
+        raise UserError("steps_per_generation: must be a multiple of gradient_accumulation_steps")
     updates = args.steps_per_generation // args.gradient_accumulation_steps * args.num_iterations
     of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size
     if args.max_steps > 0:
         if args.max_steps % updates:
-            raise UserError(f"max_steps: a generation batch is {updates} updates here: give a multiple of that")
+            raise UserError(f"max_steps: must be a multiple of {updates}, the updates in one generation batch")
         return Steps(updates, args.max_steps // updates, of_epoch)
     if not of_epoch:
-        raise UserError("max_steps: must be given: the training data has no generation batch from which it follows")
+        raise UserError("max_steps: must be given: there are no training rows, or fewer than a generation batch has")
     return Steps(updates, math.ceil(args.num_train_epochs * of_epoch), of_epoch)
 
 
@@ -91,7 +91,7 @@ def _one_of(args: GRPOConfig, name: str, allowed: Any) -> Any:
     value = getattr(args, name)
     value = getattr(value, "value", value)  # transformers' enumerations
     if value not in allowed:
-        raise UserError(f"{name}: {value!r} cannot be used here: {', '.join(map(repr, allowed))}. {ENTRIES[name][1]}")
+        raise UserError(f"{name}: must be one of {', '.join(map(repr, allowed))}, got {value!r}. {ENTRIES[name][1]}")
     return value
 
 

@@ -23,7 +23,7 @@ def placed_model(model: Any, tokenizer: Any, directory: Path) -> tuple[str, Save
     if isinstance(model, str | Path) and (tokenizer is None or _same(tokenizer, str(model))):
         return str(model), lambda: None
     if hasattr(model, "peft_config"):
-        raise UserError("model: has adapters already: give the base model, and peft_config")
+        raise UserError("model: already has adapters: pass the base model and peft_config")
     target = directory / "initial-model"
 
     def save() -> None:
@@ -55,7 +55,7 @@ def placed_reward_model(
     if not models:
         return lambda: None
     if len(models) > 1:
-        raise UserError("reward_funcs: one reward model is all that a run takes; functions may load others")
+        raise UserError("reward_funcs: at most one reward model is supported; load others inside a reward function")
     ((place, model),) = models
     tokenizer = tokenizers[place] if place < len(tokenizers) else None
     if isinstance(model, str):

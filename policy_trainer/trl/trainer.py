@@ -62,7 +62,7 @@ class GRPOTrainer:
             given["lora"] = adapters(peft_config, base) | quantised(quantization_config)
             given["reference"]["source"] = "adapter-off"
         elif quantization_config is not None:
-            raise UserError("quantization_config: weights in 4 bits need adapters that train: give peft_config too")
+            raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
         self.state = Callbacks([]).state
         rewards = [self._reward(each, given) for each in _listed(reward_funcs)]
         self._save_rewards = placed_reward_model(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shared.devices import choose_device, describe_device, exact_operations
+from shared.devices import choose_device, describe_device, deterministic_operations
 from shared.errors import UserError
 
 
@@ -38,10 +38,10 @@ def test_what_is_no_device(name: str) -> None:
         choose_device(name)
 
 
-def test_exact_operations_end_with_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_operations_end_with_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    with exact_operations(torch.device("cuda")):
+    with deterministic_operations(torch.device("cuda")):
         assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
-    with exact_operations(torch.device("cpu")):  # a CPU's are exact, and would only get slower
+    with deterministic_operations(torch.device("cpu")):  # a CPU's are exact, and would only get slower
         assert not torch.are_deterministic_algorithms_enabled()

@@ -166,5 +166,5 @@ def test_signatures_are_checked_before_the_first_step(ideas: dict[str, Any]) -> 
 
 
 def test_a_function_gets_no_rewards_with_the_kl() -> None:
-    with pytest.raises(ValueError, match=r"loss\.kl_in: a function of yours"):
+    with pytest.raises(ValueError, match=r"loss\.kl_in: must be loss"):
         LossConfig(advantage="m:f", kl_in="reward")

@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, ProgressCallback, TrainerCallbac
 from policy_trainer import GRPO, StopTraining, UserError
 from policy_trainer.config import TrainConfig
 from policy_trainer.python_api.callbacks import EVENTS, Callbacks, StepFunction, callback_input, step_input
-from policy_trainer.trainer.observer import Beginning
+from policy_trainer.trainer.observer import RunStart
 
 CONFIG = TrainConfig(model="m", max_steps=4, run_dir=Path("runs/x"))
 
@@ -20,9 +20,9 @@ def no_groups() -> list[Any]:
     return []
 
 
-def beginning(step: int = 0, past: Any = ()) -> Beginning:
+def beginning(step: int = 0, past: Any = ()) -> RunStart:
     model: Any = SimpleNamespace(name="model")
-    return Beginning(CONFIG, model, model, step, past)
+    return RunStart(CONFIG, model, model, step, past)
 
 
 def record(step: int, **metrics: Any) -> dict[str, Any]:

@@ -120,11 +120,11 @@ def test_learning_rates_are_transformers(schedule: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"beeta": 0.1}, "beeta is no field of TRL's GRPOConfig; did you mean beta?"),
+        ({"beeta": 0.1}, "beeta is not a field of GRPOConfig in TRL 1.16; did you mean beta?"),
         ({"num_generations": 3}, "generation_batch_size: 8 completions are no whole groups of 3"),
-        ({"loss_type": "ppo"}, "loss_type: 'ppo' cannot be used here: 'grpo', 'bnpo'"),
-        ({"optim": "adafactor"}, "optim: 'adafactor' cannot be used here"),
-        ({"data_seed": 7}, "data_seed: 7 cannot be used here: None, 42"),
+        ({"loss_type": "ppo"}, "loss_type: must be one of 'grpo', 'bnpo'"),
+        ({"optim": "adafactor"}, "optim: must be one of"),
+        ({"data_seed": 7}, "data_seed: must be one of None, 42, got 7"),
         ({"model_init_kwargs": {"attn_implementation": "sdpa"}}, "model_init_kwargs: takes dtype and revision here"),
         ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "loss_type: bnpo has a mean of its own"),
         ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs: num_cycles has no meaning for linear"),

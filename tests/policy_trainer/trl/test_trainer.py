@@ -92,10 +92,10 @@ def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: A
         ({"peft_config": 3}, "peft_config: must be a peft.LoraConfig, got int"),
         ({"rollout_func": reward}, "rollout_func: write a sampler"),
         ({"optimizers": (object(), None)}, "optimizers: AdamW is the only optimizer"),
-        ({"quantization_config": object()}, "quantization_config: weights in 4 bits need adapters"),
+        ({"quantization_config": object()}, "quantization_config: 4-bit weights cannot be trained"),
         ({"train_dataset": IterableDataset.from_generator(lambda: iter([]))}, "train_dataset: must be a datasets"),
         ({"eval_dataset": {"a": ROWS}, "config": {"eval_strategy": "steps"}}, "eval_dataset: must be a datasets"),
-        ({"reward_funcs": ["a/b", "c/d"]}, "reward_funcs: one reward model is all that a run takes"),
+        ({"reward_funcs": ["a/b", "c/d"]}, "reward_funcs: at most one reward model"),
         ({"train_dataset": None}, "max_steps: must be given"),
     ],
 )
