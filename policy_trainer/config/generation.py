@@ -45,7 +45,7 @@ def with_generation_kwargs(sampling: Mapping[str, Any]) -> dict[str, Any]:
             if value is not None:
                 values[_SETTINGS[name]] = _ours(name, value)
         elif name in _OFF:
-            if value and value != _OFF[name]:
+            if value not in (None, _OFF[name]) and value not in ([], {}):
                 raise ValueError(
                     f"{where} changes what is drawn, and the log-probs that trainer and server compute do not know it, "
                     "so the ratio and the KL would be wrong: leave it out"

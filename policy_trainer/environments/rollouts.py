@@ -244,7 +244,7 @@ class Rollouts:
                     waiting += 1
                     future = self._threads.submit(self._call, rollouts[row], calls)
                     future.add_done_callback(lambda done, row=row: answered.put((row, done)))
-            idle = waiting > 0 and not len(batch)
+            idle = len(arrived) < waiting and not len(batch)
             if idle:
                 on_idle()
             arrived += _arrived(answered, _WAIT_SECONDS if idle else 0)

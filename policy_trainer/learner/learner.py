@@ -127,6 +127,8 @@ class Learner:
         self.weights.finish_gradients()
         self.model.zero_grad(set_to_none=True)
         self.weights.optimizer.zero_grad(set_to_none=True)
+        if self._routing is not None:
+            self._routing.forget()
         torch.cuda.empty_cache()  # joins fragmented memory; does nothing without CUDA
 
     def _prepare(self, batches: Sequence[Batch], step: int) -> tuple[list[Group], list[Group]]:

@@ -52,6 +52,10 @@ class Routing:
             losses.append(share * load_balancing_loss_func(layers, self._experts, self._top_k, weights))
         return torch.stack(losses).sum()
 
+    def forget(self) -> None:
+        """Frees the activations of a forward after which no loss was computed."""
+        self._logits = ()
+
     def _keep(self, module: Any, args: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             self._logits = output.router_logits

@@ -1,5 +1,5 @@
 """A process that imports PyTorch and transformers once, and forks the reference server and the workers of a run: they
-start within milliseconds, and while the trainer imports the same itself.
+start within milliseconds, while the trainer is still importing.
 
 It does nothing else and runs no code of the user's: it has no thread and has not touched a GPU when it forks. It ends
 with its parent, and its children notice that as those of `python -m` do. Linux only.
@@ -26,8 +26,10 @@ from typing import Any
 
 from shared.process import PARENT_VARIABLE
 
-# How often it looks whether its parent is there.
+# Seconds between looks whether its parent is there.
 _TICK = 0.5
+# After so many seconds a child is started by `python -m`: imports on a slow disk may hang.
+_IMPORT_SECONDS = 120.0
 # The most bytes of a request: an environment, mostly. A larger one is refused.
 _MOST_BYTES = 2**20
 # PyTorch, transformers and their libraries read these when they are imported.
@@ -82,7 +84,14 @@ class ForkServer:
         life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, suppress(OSError):  # it is gone, or the request too large
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno(), log, *inherited])
-        if pid := life.recv(32):
+        life.settimeout(_IMPORT_SECONDS)
+        try:
+            pid = life.recv(32)
+        except TimeoutError:  # it must not begin later, beside the one that is started instead
+            pid = b""
+            self._process.kill()
+        if pid:
+            life.settimeout(None)
             return ForkedProcess(int(pid), life)
         life.close()
         return None

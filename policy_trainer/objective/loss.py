@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
+from policy_trainer.config.functions import is_function
 from policy_trainer.objective.corrections import kept
 from policy_trainer.objective.functions import Surrogate, SurrogateInputs, call_surrogate, nowhere
 from policy_trainer.objective.group import LossInputs
@@ -50,7 +51,8 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
     old_logps = tokens.denominator(logps.detach())
     ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.sequence_ids, mask).exp()
     ref_logps = None if tokens.ref_logps is None else masked(tokens.ref_logps, mask)
-    surrogate, low, high = SURROGATES.get(config.surrogate, call_surrogate)(
+    compute = call_surrogate if is_function(config.surrogate) else SURROGATES[config.surrogate]
+    surrogate, low, high = compute(
         SurrogateInputs(
             logps=logps,
             old_logps=masked(old_logps, mask),

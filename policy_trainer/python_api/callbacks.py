@@ -5,6 +5,7 @@ logs, after evaluations and checkpoints. Their `control` may stop the run, or ha
 """
 
 import inspect
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -137,7 +138,9 @@ class Callbacks(Observer):
         )
         self.state.log_history = [self._renamed(_numbers(record)) for record in run.past]
         for record in evaluations:
-            self._keep_best(record)
+            name = self._measure(record)
+            if self.state.best_metric is None or (record.get(name) or -math.inf) > self.state.best_metric:
+                self._keep_best(record)
         self._call("on_init_end")
         self._call("on_train_begin")
 
@@ -168,8 +171,7 @@ class Callbacks(Observer):
         self._call("on_log", logs={name: value for name, value in logs.items() if name != "step"})
 
     def evaluated(self, record: Metrics, *, best: bool) -> None:
-        if isinstance(self._args, SimpleNamespace):  # ours
-            self._args.metric_for_best_model = "reward" if record.get("accuracy") is None else "accuracy"
+        self._measure(record)
         self.control.should_evaluate = False
         metrics = {f"eval_{name}": value for name, value in self._renamed(_numbers(record)).items() if name != "step"}
         self.state.log_history.append({**metrics, "step": record["step"]})
@@ -177,8 +179,14 @@ class Callbacks(Observer):
         if best:  # after the event: EarlyStoppingCallback compares with the earlier best
             self._keep_best(record)
 
+    def _measure(self, record: Metrics) -> str:
+        """By which evaluations are compared: without arguments of the caller's the accuracy, if there is one."""
+        if isinstance(self._args, SimpleNamespace):  # ours
+            self._args.metric_for_best_model = "reward" if record.get("accuracy") is None else "accuracy"
+        return str(self._args.metric_for_best_model or "reward").removeprefix("eval_")
+
     def _keep_best(self, record: Metrics) -> None:
-        name = (self._args.metric_for_best_model or "reward").removeprefix("eval_")
+        name = self._measure(record)
         self.state.best_metric, self.state.best_global_step = record.get(name), record["step"]
 
     def saved(self, checkpoint: Path) -> None:

@@ -16,14 +16,14 @@ class StepShare:
     def __init__(self, worker: int, workers: int) -> None:
         self._worker = worker
         self._workers = workers
-        self._version: tuple[int, int] | None = None
+        self._version: tuple[str, int, int] | None = None
         self._sampled = 0
         self._refused = 0
         self._bodies: list[bytes] = []
 
     def left(self, publication: Publication, outbox: Outbox) -> int:
         """How many groups this worker still has to sample with these weights. A refused one is replaced by another."""
-        version = (publication.epoch, publication.version)
+        version = (publication.lineage, publication.epoch, publication.version)
         if version != self._version:
             if outbox.waiting:  # those of an earlier process are uploaded first: the same problems may come again
                 return 0
@@ -31,7 +31,7 @@ class StepShare:
             outbox.begin_at(publication.next_index)
         first = (self._worker - publication.next_index) % self._workers
         share = len(range(first, publication.groups or 0, self._workers))
-        return share + outbox.refusals - self._refused - self._sampled
+        return max(0, share + outbox.refusals - self._refused - self._sampled)
 
     def add(self, body: bytes) -> None:
         """A group that is sampled and about to be uploaded."""

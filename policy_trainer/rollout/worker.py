@@ -110,8 +110,8 @@ class RolloutWorker:
             with closing(Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)) as delivery:
                 try:
                     while True:
-                        count, waited = self._wait_for_work(outbox, delivery)
-                        self._sample_round(outbox, self._load_newest(), delivery, count, waited)
+                        publication, count, waited = self._wait_for_work(outbox, delivery)
+                        self._sample_round(outbox, publication, delivery, count, waited)
                 except FileNotFoundError:
                     if not _is_being_deleted(outbox):
                         raise
@@ -119,8 +119,9 @@ class RolloutWorker:
                         "the run's directory was deleted: waiting for another training", directory=str(directory)
                     )
 
-    def _wait_for_work(self, outbox: Outbox, delivery: Delivery) -> tuple[int, float]:
-        """Waits until there is something to sample; returns how many groups, and the seconds waited."""
+    def _wait_for_work(self, outbox: Outbox, delivery: Delivery) -> tuple[Publication, int, float]:
+        """Waits until there is something to sample; returns the weights, which are loaded, how many groups, and the
+        seconds waited."""
         began, most = time.monotonic(), self._config.sampling.prompts_per_round
         look_at = _LOST_SECONDS
         while True:
@@ -130,12 +131,12 @@ class RolloutWorker:
             if publication.groups is None:
                 waiting = self._waiting(outbox)
                 if waiting < publication.max_waiting:
-                    return most, seconds
+                    return publication, most, seconds
                 self._wait(f"the trainer to train on {waiting} groups that wait for it", seconds)
                 time.sleep(_ROOM_SECONDS)
                 continue
             if left := self._share.left(publication, outbox):
-                return min(left, most), seconds
+                return publication, min(left, most), seconds
             if seconds > look_at and not outbox.waiting:
                 look_at *= 2
                 self._share.upload_again(self._client)

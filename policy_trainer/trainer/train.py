@@ -67,7 +67,7 @@ class Trainer:
         try:
             if state.step == 0:
                 self._evaluate()
-                self._stop_if_wished()
+            self._stop_if_wished()
             if state.step >= config.max_steps:
                 self._reporters.display.note(f"all {state.step} steps are done; raise --max-steps to continue")
             while state.step < config.max_steps and not self._stop:

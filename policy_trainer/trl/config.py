@@ -41,6 +41,8 @@ class GRPOConfig(_Fields):
         super().__init__(*values, **named)
         if self.output_dir is None:
             self.output_dir = "trainer_output"
+        if self.metric_for_best_model is not None and self.greater_is_better is None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")  # as in transformers
         self._choose_batch()
         self._refuse_absent()
 

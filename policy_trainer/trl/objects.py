@@ -1,11 +1,13 @@
 """Models, tokenizers and adapters that a script gives as objects, for processes that load them from a directory."""
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.config import ENTRIES
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
@@ -75,16 +77,19 @@ def placed_reward_model(
 
 
 def _write(model: Any, tokenizer: Any, target: Path) -> None:
-    if target.exists():  # of the run that is continued
+    """Keeps what is there if the run in the directory has trained: it is resumed, or refused."""
+    if target.exists() and RunDirectory(target.parent).has_trained():
         return
+    shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_directory(target) as directory:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
 
 
-def adapters(config: Any, model: str) -> dict[str, Any]:
-    """The settings `lora` of a peft.LoraConfig. Raises UserError for what adapters cannot be here."""
+def adapters(config: Any, model: Any) -> dict[str, Any]:
+    """The settings `lora` of a peft.LoraConfig. model: its name, or the model. Raises UserError for what adapters
+    cannot be here."""
     if not is_dataclass(type(config)) or getattr(config, "r", None) is None:
         raise UserError(f"peft_config: must be a peft.LoraConfig, got {type(config).__name__}")
     plain: Any = asdict(type(config)())
@@ -100,12 +105,13 @@ def adapters(config: Any, model: str) -> dict[str, Any]:
     return {"rank": config.r, "alpha": float(config.lora_alpha) * scale, "target_modules": names}
 
 
-def _usual_modules(model: str) -> list[str]:
+def _usual_modules(model: Any) -> list[str]:
     """peft's choice for the model's family."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     from transformers import AutoConfig
 
-    family = AutoConfig.from_pretrained(model).model_type
+    config = model.config if hasattr(model, "config") else AutoConfig.from_pretrained(str(model))
+    family = config.model_type
     if family not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise UserError(f"peft_config.target_modules: must be given for a {family}")
     return list(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[family])

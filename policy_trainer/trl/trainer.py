@@ -59,7 +59,7 @@ class GRPOTrainer:
         given = settings(self.args, steps, in_chat=_in_chat(rows), evaluates=evaluates)
         base, self._save_model = placed_model(model, processing_class, Path(self.args.output_dir))
         if peft_config is not None:
-            given["lora"] = adapters(peft_config, base) | quantised(quantization_config)
+            given["lora"] = adapters(peft_config, model) | quantised(quantization_config)
             given["reference"]["source"] = "adapter-off"
         elif quantization_config is not None:
             raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")

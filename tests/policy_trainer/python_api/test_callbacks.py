@@ -121,6 +121,18 @@ def test_a_resumed_run_has_the_history_of_the_earlier_process() -> None:
     assert observer.state.log_history[1] == {"step": 1, "reward": 0.25, "reward/a": 0.25}
 
 
+def test_a_resumed_run_knows_its_best_evaluation() -> None:
+    """By accuracy, which it has: the rewards differ otherwise."""
+    observer = Callbacks([EarlyStoppingCallback(early_stopping_patience=1)])
+    values = [(1, 0.9, 1.0), (2, 0.7, 1.4)]
+    past = [{"kind": "evaluation", "step": n, "accuracy": right, "reward": reward} for n, right, reward in values]
+    observer.begin(beginning(2, past))
+    assert (observer.state.best_metric, observer.state.best_global_step) == (0.9, 1)
+    observer.begin_step()
+    observer.evaluated({"step": 3, "accuracy": 0.95, "reward": 1.1}, best=True)
+    assert not observer.wishes.stop and observer.state.best_metric == 0.95
+
+
 def test_events_that_a_run_does_not_have_are_named() -> None:
     with pytest.warns(UserWarning, match="ProgressCallback is not called at on_predict, on_prediction_step: a run has"):
         callback_input([ProgressCallback])

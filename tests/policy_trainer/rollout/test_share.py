@@ -1,5 +1,6 @@
 """The workers' shares of a step: together they are its groups."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ def test_what_waits_from_an_earlier_process_is_uploaded_first(tmp_path: Path) ->
     assert share.left(wanted, outbox) == 1 and outbox.next_index == 11
     share.upload_again(client)
     assert client.uploaded == [b"7", b"9", b"7"]
+    assert share.left(replace(wanted, lineage="another"), outbox) == 2 and outbox.next_index == 7
+
+
+def test_refused_files_may_be_deleted(tmp_path: Path) -> None:
+    outbox, share = Outbox(tmp_path, worker=0, workers=1, start=0), StepShare(0, 1)
+    outbox.refused(outbox.add(0, b"bad"))
+    assert share.left(publication(1, 0, 1), outbox) == 1
+    share.add(b"good")
+    next(tmp_path.glob("*.refused")).unlink()
+    assert share.left(publication(1, 0, 1), outbox) == 0
 
 
 class Answers:

@@ -198,16 +198,19 @@ class TestGroupsOfAStep:
         assert indexes(server) == [0, 1, 2, 1, 2]
 
     def test_a_refused_one_is_replaced(self, work: Act, publish: Act, server: Server) -> None:
-        server.failure = RefServerError(422, "a bad batch", code="invalid")
         server.open.set()
         publish(groups=1)
+        upload, bodies = server.upload, list[bytes]()
 
-        def enough() -> bool:
-            server.failure = None
-            return len(server.bodies) == 1
+        def refuse_first(body: bytes) -> Any:
+            bodies.append(body)
+            if len(bodies) == 1:
+                raise RefServerError(422, "a bad batch", code="invalid")
+            return upload(body)
 
+        server.upload = refuse_first
         with pytest.raises(Enough):
-            work(enough)
+            work(lambda: len(server.bodies) == 1)
         assert indexes(server) == [1]
 
     def test_those_that_a_server_has_dropped_are_replaced_after_a_while(

@@ -94,7 +94,7 @@ def test_steps_are_generation_batches() -> None:
     assert config.checkpoint.save_steps == 3 and config.optimizer.warmup_steps == 2
     assert config.loss.old_logps == "recomputed"
     assert mapped(rows=103, num_train_epochs=2, **batch).max_steps == 50, "a batch that is not full is left out"
-    with pytest.raises(UserError, match=r"^max_steps: a generation batch is 4 updates here"):
+    with pytest.raises(UserError, match=r"^max_steps: must be a multiple of 4"):
         mapped(max_steps=6, **batch)
     with pytest.raises(UserError, match=r"^max_steps: must be given"):
         mapped(rows=None)

@@ -1,5 +1,6 @@
 """What GRPOTrainer makes of TRL's arguments, before any process starts; and what it refuses."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,8 +79,9 @@ def test_adapters(given: LoraConfig, lora: tuple[Any, ...], tmp_path: Path) -> N
 
 def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
     save_model(make_tiny(), tokenizer, tmp_path / "m")
-    config = config_of(trainer(tmp_path, model=str(tmp_path / "m"), peft_config=LoraConfig()))
-    assert config.lora.target_modules == ["q_proj", "v_proj"] and config.lora.rank == 8
+    for model in (str(tmp_path / "m"), make_tiny()):
+        config = config_of(trainer(tmp_path, model=model, processing_class=tokenizer, peft_config=LoraConfig()))
+        assert config.lora.target_modules == ["q_proj", "v_proj"] and config.lora.rank == 8
 
 
 @pytest.mark.parametrize(
@@ -127,16 +129,20 @@ def test_an_environment_may_have_the_problems(tmp_path: Path) -> None:
     assert config.task == "environment" and config.environment == ["caller:Counter"] and len(config.tools) == 1
 
 
-def test_a_model_as_an_object_is_written_once(
+def test_a_model_as_an_object_is_kept_once_it_trains(
     make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     made = trainer(tmp_path, model=make_tiny(), processing_class=tokenizer)
     target = tmp_path / "out/initial-model"
     assert config_of(made).model == str(target) and not target.exists()
     made._save_model()
-    changed = (target / "config.json").stat().st_mtime_ns
+    other = trainer(tmp_path, model=make_tiny(layers=1), processing_class=tokenizer)
+    other._save_model()  # the first script ended before its first step
+    assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 1
+    (tmp_path / "out/checkpoints").mkdir()
     made._save_model()
-    assert (target / "tokenizer.json").exists() and (target / "config.json").stat().st_mtime_ns == changed
+    assert (target / "tokenizer.json").exists()
+    assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 1, "the run that is resumed has it"
     again = trainer(tmp_path, model=str(target), processing_class=tokenizer)
     assert config_of(again).model == str(target), "the same tokenizer needs no copy"
 
