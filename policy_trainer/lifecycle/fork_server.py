@@ -87,7 +87,7 @@ class ForkServer:
         life.settimeout(_IMPORT_SECONDS)
         try:
             pid = life.recv(32)
-        except TimeoutError:  # it must not begin later, beside the one that is started instead
+        except TimeoutError:  # it must not begin later, when another has been started
             pid = b""
             self._process.kill()
         if pid:

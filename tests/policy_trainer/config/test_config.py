@@ -116,7 +116,7 @@ class TestRefusals:
             (
                 TrainConfig,
                 ["--sampling.generation-kwargs", '{"do_sample": false}'],
-                "generation_kwargs: do_sample changes",
+                "sampling.generation_kwargs: do",
             ),
             (TrainConfig, ["--sampling.generation-kwargs", '{"seed": 1}'], "sampling.generation_kwargs: seed cannot"),
             (TrainConfig, ["--sampling.generation-kwargs", '{"min_q": 1}'], "sampling.generation_kwargs: min_q cannot"),
