@@ -112,9 +112,7 @@ def test_it_is_the_same_with_gradient_checkpointing(
 
 def test_other_models_and_forwards_are_refused(make_tiny: Make) -> None:
     loss = LossConfig(router_aux_loss_coef=COEFFICIENT)
-    with pytest.raises(
-        UserError, match=r"loss\.router_aux_loss_coef: Qwen2ForCausalLM is not a mixture-of-experts model"
-    ):
+    with pytest.raises(UserError, match=r"loss\.router_aux_loss_coef: Qwen2ForCausalLM is not a mixture-of"):
         make_learner(make_tiny(), loss=loss)
     model = seeded(mixtral)
     with pytest.raises(UserError, match=r"loss\.router_aux_loss_coef: it needs the packed forward, .* is plain"):
