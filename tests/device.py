@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._device import DeviceContext
@@ -18,10 +18,16 @@ from torch.utils._device import DeviceContext
 TEST_DEVICE = torch.device(os.environ["TEST_DEVICE"]) if "TEST_DEVICE" in os.environ else None
 DEVICE = TEST_DEVICE or torch.device("cpu")
 
+M = TypeVar("M", bound=torch.nn.Module)
 _ROOT = Path(__file__).parents[1]
 _TESTS = str(_ROOT / "tests")
 _OURS = (_TESTS, *(str(_ROOT / name) for name in ("shared", "ref_server", "policy_trainer")))
 _TO_NUMPY = {torch.Tensor.numpy, torch.Tensor.__array__}
+
+
+def on_device(model: M) -> M:
+    torch.nn.Module.to(model, DEVICE)
+    return model
 
 
 class TestDevice(DeviceContext):

@@ -26,7 +26,7 @@ from ref_server.scoring.frozen_model import FrozenModel
 from ref_server.service.service import Service
 from shared.batch import RolloutBatch, TokenGroup
 from shared.models import save_model
-from tests.device import DEVICE
+from tests.device import on_device
 from tests.ref_server.serving import listen, serving
 
 
@@ -42,7 +42,7 @@ def quiet_log() -> None:
 
 @pytest.fixture(scope="session")
 def model() -> PreTrainedModel:
-    return make_model(0).eval().to(DEVICE)
+    return on_device(make_model(0).eval())
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,7 @@ def model_dir(
 @pytest.fixture(scope="session")
 def naive_logps() -> Callable[[TokenGroup, float], np.ndarray]:
     """(C,) float64 log-probs from a copy of the same model in float64, row by row and token by token."""
-    reference = make_model(0).double().eval().to(DEVICE)
+    reference = on_device(make_model(0).double().eval())
     reference.set_attn_implementation("eager")
 
     def logps(group: TokenGroup, temperature: float) -> np.ndarray:

@@ -68,7 +68,7 @@ def sampler_of(config: TrainConfig) -> Sampler:
     def never(reason: str, seconds: float) -> None:
         raise AssertionError(reason)
 
-    return load_sampler(config, load_tokenizer(config.model), never, lora_rank=config.lora.rank)[0]
+    return load_sampler(config, load_tokenizer(config.model), never, lora=config.lora)[0]
 
 
 def loaded(model: Path) -> PreTrainedModel:

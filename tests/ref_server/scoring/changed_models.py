@@ -4,11 +4,11 @@ import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.demo.base_model import make_model
-from tests.device import DEVICE
+from tests.device import on_device
 
 
 def changed_model(by: float) -> PreTrainedModel:
-    changed = make_model(0).to(DEVICE)
+    changed = on_device(make_model(0))
     with torch.no_grad():
         for parameter in changed.parameters():
             parameter += by
@@ -16,7 +16,7 @@ def changed_model(by: float) -> PreTrainedModel:
 
 
 def randomly_changed_model() -> PreTrainedModel:
-    changed, generator = make_model(0).to(DEVICE), torch.Generator().manual_seed(5)
+    changed, generator = on_device(make_model(0)), torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in changed.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)

@@ -161,8 +161,9 @@ def test_varlen_on_a_device(heads: tuple[int, int]) -> None:
     inputs = [states(layout.spans[-1].end, h, seed) for seed, h in enumerate((heads[0], *heads[1:] * 2))]
     attention = VarlenAttention(layout, dtype=torch.bfloat16, device=device)
     theirs = [each.to(device, torch.bfloat16).requires_grad_() for each in inputs]
+    query, key, value = theirs
     exact = [each.detach().cpu().double().requires_grad_() for each in theirs]
-    got, want = attention(*theirs, None, 0.0), naive(layout, *exact, 8**-0.5)
+    got, want = attention(query, key, value, None, 0.0), naive(layout, exact[0], exact[1], exact[2], 8**-0.5)
     assert (got.cpu().double() - want).abs().max() < 5e-2
     got.float().square().sum().backward()
     want.square().sum().backward()
