@@ -54,7 +54,7 @@ class PromptConfig(Section):
     system_prompt: Annotated[str | None, Travel.TEXT] = None
     """System prompt for every problem without a system message of its own. Default: the task's; empty: none."""
     assistant_prefill: Annotated[str | None, Travel.TEXT] = None
-    """RunStart of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the
+    """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the
     completion. Default: the task's; empty: none."""
     chat_template_kwargs: Annotated[dict[str, Any], Travel.TEXT] = Field(default={})
     """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3. A
