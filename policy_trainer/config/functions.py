@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
-# The module of functions that only the calling process has.
+# `caller:NAME` is a function that only the calling process has.
 CALLER = "caller"
 
 # `module:name`; in Python also the function itself, which is written as `caller:name`.

@@ -30,13 +30,10 @@ _INSTEAD: Mapping[str, str] = {
 }
 
 
-_NAMES = ", ".join(_SETTINGS)
-
-
 def with_generation_kwargs(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the group `sampling`, where those of its `generation_kwargs` have replaced others, as in TRL.
 
-    Raises ValueError for a name that is none of these, or changes what is drawn in a way that log-probs do not know.
+    Raises ValueError for a name that is none of these, and for what changes the distribution unknown to the log-probs.
     """
     values = {**sampling}
     for name, value in (values.pop("generation_kwargs", None) or {}).items():
@@ -47,11 +44,11 @@ def with_generation_kwargs(sampling: Mapping[str, Any]) -> dict[str, Any]:
         elif name in _OFF:
             if value not in (None, _OFF[name]) and value not in ([], {}):
                 raise ValueError(
-                    f"{where} changes what is drawn, and the log-probs that trainer and server compute do not know it, "
+                    f"{where} changes the sampling distribution, but trainer and server compute log-probs without it, "
                     "so the ratio and the KL would be wrong: leave it out"
                 )
         else:
-            raise ValueError(f"{where} cannot be set: {_INSTEAD.get(name, f'there are {_NAMES}')}")
+            raise ValueError(f"{where} cannot be set: {_INSTEAD.get(name, 'there are ' + ', '.join(_SETTINGS))}")
     return values
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from policy_trainer.config import CommonConfig
+from policy_trainer.config.functions import CALLER
 from policy_trainer.data.problem import EnvironmentReference
 from policy_trainer.environments.connections import START_SECONDS, CallerSessions, Connection, ForkedSessions, Place
 from policy_trainer.environments.relay import Relay
 from policy_trainer.environments.toolbox import misfits
 from policy_trainer.rewards.failures import Failures
-from policy_trainer.rewards.function_server import MODULE
 from policy_trainer.rewards.sandbox import ProcessEnded
 from shared.errors import UserError
 
@@ -333,7 +333,7 @@ def _answered(connection: Connection, do: str, **arguments: Any) -> Mapping[str,
 
 
 def _is_callers(label: str) -> bool:
-    return label.startswith(f"{MODULE}:")
+    return label.startswith(f"{CALLER}:")
 
 
 def _name(schema: Mapping[str, Any]) -> str:

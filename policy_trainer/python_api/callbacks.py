@@ -53,14 +53,16 @@ def step_input(function: Callable[..., object]) -> OnStep:
 
 
 class StepFunction(Observer):
-    """Calls the caller's function after each step. Returning False, or raising StopTraining, ends the run with a
-    checkpoint."""
+    """Calls the caller's function, if there is one, after each step. Returning False, or raising StopTraining, ends the
+    run with a checkpoint."""
 
-    def __init__(self, on_step: OnStep) -> None:
+    def __init__(self, on_step: OnStep | None) -> None:
         super().__init__()
         self._on_step = on_step
 
     def end_step(self, record: Metrics, groups: Groups) -> None:
+        if self._on_step is None:
+            return
         try:
             answer = self._on_step(record, groups)
         except StopTraining:
@@ -90,10 +92,10 @@ def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]
     return several
 
 
-class Callbacks(Observer):
-    """Calls transformers' callbacks, with the state of this run.
+class Callbacks(StepFunction):
+    """Calls transformers' callbacks, with the state of this run, after the caller's function.
 
-    on_step: is called too, before them. args: what they get for TrainingArguments; None: a few of their names, from the
+    args: what they get for TrainingArguments; None: a few of their names, from the
     run's settings. logging_steps: steps between logs, which are means over these steps. renamed: changes the names of
     metrics.
     """
@@ -107,11 +109,10 @@ class Callbacks(Observer):
         logging_steps: int = 1,
         renamed: Callable[[Metrics], Metrics] = dict,
     ) -> None:
-        super().__init__()
+        super().__init__(on_step)
         from transformers import TrainerControl, TrainerState
 
         self.callbacks = [*callbacks]
-        self._function = None if on_step is None else StepFunction(on_step)
         self._args = args
         self._logging_steps = logging_steps
         self._renamed = renamed
@@ -122,8 +123,6 @@ class Callbacks(Observer):
 
     def begin(self, run: RunStart) -> None:
         super().begin(run)
-        if self._function is not None:
-            self._function.begin(run)
         self.control.should_training_stop = False
         if self._args is None:
             self._args = _arguments(run.config, self._logging_steps)
@@ -149,9 +148,7 @@ class Callbacks(Observer):
         self._call("on_step_begin")
 
     def end_step(self, record: Metrics, groups: Groups) -> None:
-        if self._function is not None:
-            self._function.end_step(record, groups)
-            self.wishes.stop |= self._function.wishes.stop
+        super().end_step(record, groups)
         self.state.global_step = record["step"]
         self.state.epoch = self.state.num_train_epochs * record["step"] / max(self.state.max_steps, 1)
         self.state.num_input_tokens_seen += record.get("tokens") or 0

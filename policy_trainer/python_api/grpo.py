@@ -16,6 +16,7 @@ from rich.console import Console
 from policy_trainer.cli.settings import HINTS
 from policy_trainer.cli.status import tell_device
 from policy_trainer.config import ENV_PREFIX, TrainConfig
+from policy_trainer.config.functions import CALLER
 from policy_trainer.environments.host import serve_here
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import fork_server
@@ -32,7 +33,7 @@ from policy_trainer.python_api.inputs import (
     with_data,
 )
 from policy_trainer.reporting.metrics import Metrics, read_metrics
-from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, MODULE, FunctionServer
+from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, FunctionServer
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.observer import Observer
 from shared.client import ClientError
@@ -170,9 +171,7 @@ class GRPO:
 
 def _observer(on_step: Callable[..., object] | None, callbacks: "Iterable[AnyCallback]") -> Observer:
     function = None if on_step is None else step_input(on_step)
-    if callbacks:
-        return Callbacks(callback_input(callbacks), function)
-    return Observer() if function is None else StepFunction(function)
+    return Callbacks(callback_input(callbacks), function) if callbacks else StepFunction(function)
 
 
 class _Console(Console):
@@ -215,7 +214,7 @@ def _explained(raised: Mapping[str, BaseException]) -> Iterator[None]:
         raise RunFailed(in_python(f"{error}{remedy(error, ENV_PREFIX)}")) from error
     except (RunFailed, UserError) as error:
         error.args = (in_python(str(error)),)
-        names = [name for name in raised if re.search(rf"\b{MODULE}:{name}\b", str(error))]
+        names = [name for name in raised if re.search(rf"\b{CALLER}:{name}\b", str(error))]
         if not names:
             raise
         raise error from raised[names[0]]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.config.functions import CALLER
 from policy_trainer.data.pictures import with_readable_pictures
 from policy_trainer.environments.toolbox import Toolbox
-from policy_trainer.rewards.function_server import MODULE
 from policy_trainer.rewards.functions import RewardFunction, reward_function
 from shared.errors import UserError
 
@@ -156,7 +156,7 @@ def reward_input(rewards: str | Function | Iterable[str | Function]) -> tuple[li
             names.append(name)
         else:
             name = _local_name(reward, here)
-            names.append(f"{MODULE}:{name}")
+            names.append(f"{CALLER}:{name}")
             here[name] = reward_function(name, reward)
     return names, here
 
@@ -199,7 +199,7 @@ def _label(given: str | Function, here: dict[str, Function]) -> str:
         return given
     if name := importable_name(given):
         return name
-    label = f"{MODULE}:{_local_name(given, [each.partition(':')[2] for each in here])}"
+    label = f"{CALLER}:{_local_name(given, [each.partition(':')[2] for each in here])}"
     here[label] = given
     return label
 

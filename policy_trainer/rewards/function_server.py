@@ -26,7 +26,6 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from policy_trainer.config.functions import CALLER
 from policy_trainer.data.problem import Sample, Score
 from policy_trainer.rewards.call_log import CallLogs
 from policy_trainer.rewards.failures import Failures, too_slow
@@ -35,8 +34,6 @@ from shared.errors import UserError
 
 # PORT:TOKEN of the caller's server.
 ADDRESS_VARIABLE = "TANDEM_CALLER"
-# `caller:NAME` in `rewards` is the function of this name.
-MODULE = CALLER
 
 # A request to this path makes its connection that of a session: lines of JSON, which environments/host.py answers.
 SESSIONS = "/sessions"

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from functools import partial
 
 from policy_trainer.config import ENVIRONMENT, CommonConfig, PenaltyConfig
+from policy_trainer.config.functions import CALLER
 from policy_trainer.data.problem import Correct, Reward, Sample, Task
 from policy_trainer.rewards.answers import (
     format_reward,
@@ -14,7 +15,7 @@ from policy_trainer.rewards.answers import (
     tags_reward,
     task_accuracy,
 )
-from policy_trainer.rewards.function_server import MODULE, CallerReward
+from policy_trainer.rewards.function_server import CallerReward
 from policy_trainer.rewards.http_reward import SCHEMES, HttpReward
 from policy_trainer.rewards.mathematics import grader, library
 from policy_trainer.rewards.recipes import (
@@ -200,7 +201,7 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
         return RULES[name]
     if name in CONFIGURED:
         return CONFIGURED[name](config, task)
-    if name.startswith(f"{MODULE}:"):
+    if name.startswith(f"{CALLER}:"):
         return CallerReward(name, seconds=config.judging.seconds)
     if name.startswith(SCHEMES):
         return HttpReward(name, config.judging.http)

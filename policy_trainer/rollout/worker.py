@@ -130,19 +130,18 @@ class RolloutWorker:
             seconds = time.monotonic() - began
             if publication.groups is None:
                 waiting = self._waiting(outbox)
-                if waiting < publication.max_waiting:
-                    return publication, most, seconds
-                self._wait(f"the trainer to train on {waiting} groups that wait for it", seconds)
-                time.sleep(_ROOM_SECONDS)
-                continue
-            if left := self._share.left(publication, outbox):
-                return publication, min(left, most), seconds
-            if seconds > look_at and not outbox.waiting:
+                count = most if waiting < publication.max_waiting else 0
+                reason, pause = f"the trainer to train on {waiting} groups that wait for it", _ROOM_SECONDS
+            else:
+                count = min(most, self._share.left(publication, outbox))
+                reason, pause = f"the trainer to publish the weights of step {publication.version + 1}", _STEP_SECONDS
+            if count:
+                return publication, count, seconds
+            if publication.groups is not None and seconds > look_at and not outbox.waiting:
                 look_at *= 2
                 self._share.upload_again(self._client)
-                continue
-            self._wait(f"the trainer to publish the weights of step {publication.version + 1}", seconds)
-            time.sleep(_STEP_SECONDS)
+            self._wait(reason, seconds)
+            time.sleep(pause)
 
     def _waiting(self, outbox: Outbox) -> int:
         """Groups of the run that wait to be trained on, in the server or here.

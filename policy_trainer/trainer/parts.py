@@ -26,7 +26,7 @@ from policy_trainer.reporting.metrics import Metrics, batch_metrics
 from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.samples import Samples
 from policy_trainer.reporting.tracking import Recorder
-from policy_trainer.run_files.recording import record
+from policy_trainer.run_files import recording
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.publisher import BackgroundPublisher
@@ -163,7 +163,7 @@ class Reporters:
     def keep(self, step: int, batches: Sequence[Batch]) -> None:
         """Writes the batches of a step, if they are kept for a replay."""
         if self.recording is not None:
-            record(self.recording, step, batches)
+            recording.record(self.recording, step, batches)
 
 
 def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepStats, step: int) -> dict[str, Any]:

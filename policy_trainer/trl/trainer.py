@@ -55,7 +55,7 @@ class GRPOTrainer:
         if evaluates and eval_dataset is None:
             raise UserError("eval_dataset: eval_strategy needs held-out rows")
         rows = None if train_dataset is None else _rows(train_dataset, "train_dataset")
-        self._steps = steps = count_steps(self.args, rows and len(rows))
+        steps = count_steps(self.args, rows and len(rows))
         given = settings(self.args, steps, in_chat=_in_chat(rows), evaluates=evaluates)
         base, self._save_model = placed_model(model, processing_class, Path(self.args.output_dir))
         if peft_config is not None:
@@ -63,7 +63,11 @@ class GRPOTrainer:
             given["reference"]["source"] = "adapter-off"
         elif quantization_config is not None:
             raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
-        self.state = Callbacks([]).state
+        self.observer = Callbacks(
+            callback_input(callbacks or ()), args=self.args, renamed=_in_trls_words,
+            logging_steps=steps.of(self.args.logging_steps, "logging_steps"),
+        )  # fmt: skip
+        self.state = self.observer.state
         rewards = [self._reward(each, given) for each in _listed(reward_funcs)]
         self._save_rewards = placed_reward_model(
             _listed(reward_funcs), _listed(reward_processing_classes), given, Path(self.args.output_dir)
@@ -77,11 +81,6 @@ class GRPOTrainer:
             environment_factory=environment_factory,
             **given,
         )
-        self.observer = Callbacks(
-            callback_input(callbacks or ()), args=self.args, renamed=_in_trls_words,
-            logging_steps=steps.of(self.args.logging_steps, "logging_steps"),
-        )  # fmt: skip
-        self.observer.state = self.state
         self._grpo.observer = self.observer
         self.result: GRPOResult | None = None
 
