@@ -54,7 +54,9 @@ export async function showBatches(root, parts, query, signal) {
     const rows = visibleRows();
     table.set(rows, chosen.sort);
     status.textContent = `${count(rows.length, "batch", "batches")}${chosen.q ? ` of ${number(batches.length)}` : ""}${more ? `; only the first ${number(MOST)} are shown: filter by state or run` : ""}.`;
-    fill(place, rows.length ? table.element : empty(chosen));
+    // A button that leaves the page for a moment loses the click that has begun on it.
+    if (!rows.length) fill(place, empty(chosen));
+    else if (!table.element.isConnected) fill(place, table.element);
     table.draw();
   };
   const load = async () => {

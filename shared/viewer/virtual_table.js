@@ -1,12 +1,12 @@
 // A table of any length that draws only its visible rows. All rows have the same height.
 
-import { el, fill } from "./dom.js";
+import { el } from "./dom.js";
 
 const BEYOND = 10;
 
 /**
- * columns: [{ name, number }…]. cellsOf: a row's data -> the contents of its cells. sortBy: called with the name of a
- * column when its header is clicked. Returns { element, set(rows, sort), draw() }.
+ * columns: [{ name, number }…]. cellsOf: a row's data, with an id -> the contents of its cells. sortBy: called with the
+ * name of a column when its header is clicked. Returns { element, set(rows, sort), draw() }.
  */
 export function virtualTable(columns, cellsOf, sortBy) {
   let rows = [];
@@ -30,11 +30,13 @@ export function virtualTable(columns, cellsOf, sortBy) {
     const end = Math.min(rows.length, Math.ceil((element.scrollTop + element.clientHeight) / height) + BEYOND);
     if (drawn === `${begin} ${end}`) return;
     drawn = `${begin} ${end}`;
+    const before = new Map([...body.rows].map((row) => [row.dataset.id, row]));
     const shown = rows.slice(begin, end).map((row, i) => {
       const cells = cellsOf(row).map((cell, column) => el("td", { class: columns[column].number ? "number" : "" }, cell));
-      return el("tr", { "aria-rowindex": String(begin + i + 2) }, cells);
+      const position = { "aria-rowindex": String(begin + i + 2), "data-id": row.id };
+      return updated(before.get(row.id), el("tr", position, cells));
     });
-    fill(body, gap(begin * height), shown, gap((rows.length - end) * height));
+    replaceRows(body, [gap(begin * height), ...shown, gap((rows.length - end) * height)]);
   };
   element.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });
   new ResizeObserver(draw).observe(element);
@@ -53,4 +55,19 @@ export function virtualTable(columns, cellsOf, sortBy) {
       draw();
     },
   };
+}
+
+// What a pointer is pressed on, or the keyboard's focus is in, must not leave the page under it: what stays, stays in place.
+
+function updated(row, fresh) {
+  if (!row) return fresh;
+  row.setAttribute("aria-rowindex", fresh.getAttribute("aria-rowindex"));
+  [...fresh.cells].forEach((cell, i) => row.cells[i].isEqualNode(cell) || row.cells[i].replaceWith(cell));
+  return row;
+}
+
+function replaceRows(body, rows) {
+  const stay = new Set(rows);
+  for (const row of [...body.rows]) if (!stay.has(row)) row.remove();
+  rows.forEach((row, i) => body.rows[i] === row || body.insertBefore(row, body.rows[i] ?? null));
 }

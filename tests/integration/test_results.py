@@ -123,7 +123,8 @@ def run_dir(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     refused.parent.mkdir(parents=True)
     refused.touch()
     server = Server(random_model, directory)
-    trainer = train(random_model, server, directory / "run", *QUICK, "--max-steps", "3")
+    options = (*QUICK, "--max-steps", "3", "--rewards", "accuracy", "tags", "tests.integration.varied:logged")
+    trainer = train(random_model, server, directory / "run", *options)
     try:
         assert trainer.wait() == 0, trainer.output()
     finally:

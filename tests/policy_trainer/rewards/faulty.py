@@ -72,7 +72,8 @@ def seeing(**known: Any) -> float:
         "finished": False,
         "numbers": (1, 1),
     }
-    return float(known == expected and "torch" not in sys.modules)
+    logging = known.pop("log_metric"), known.pop("log_extra")
+    return float(known == expected and all(map(callable, logging)) and "torch" not in sys.modules)
 
 
 def forking(completion: str) -> float:
@@ -134,7 +135,8 @@ def as_trl_calls(
         and completion_ids == [[5], [6, 7], [8]]
         and answer == [2, 2, None]
         and hint == ["h", None, None]
-        and rest == {"finished": [True, True, False]}
+        and rest.pop("finished") == [True, True, False]
+        and sorted(rest) == ["log_extra", "log_metric"]
     )
     return [float(right)] * 3
 

@@ -93,6 +93,25 @@ def test_requeueing_needs_an_admin(open_tab: OpenTab, guarded: httpx.Client) -> 
     assert guarded.get("/v1/queue").json()["states"]["dead"]["batches"] == 1
 
 
+def test_a_table_that_is_redrawn_keeps_the_button_under_the_pointer(
+    open_tab: OpenTab, guarded: httpx.Client, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tab = open_tab(guarded)
+    tab.at("#/batches")
+    give(tab, TOKENS["admin"])
+    dead = tab.page.get_by_role("row").filter(has_text="why not")
+    dead.get_by_role("button", name="Requeue").hover()
+    tab.page.mouse.down()
+    upload(guarded, group(tokenizer, run="another"))
+    expect(tab.page.locator("tbody a.name").filter(has_text="another")).to_be_visible()
+    # The page moved under the pointer by the new row, which the list shows first.
+    box = dead.get_by_role("button", name="Requeue").bounding_box()
+    assert box
+    tab.page.mouse.move(box["x"] + 5, box["y"] + 5)
+    tab.page.mouse.up()
+    expect(tab.page.get_by_role("dialog")).to_contain_text("Requeue this batch?")
+
+
 @contextmanager
 def at_port(service: Service, port: int) -> Iterator[httpx.Client]:
     """Serves at the same port as often as that is wanted; 0: at any."""
