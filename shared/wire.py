@@ -1,7 +1,8 @@
 """Batches and their training data as safetensors bytes: the bodies of uploads and leases.
 
-A body is a plain safetensors file: any safetensors library reads it, and it cannot execute code. An answer with several
-leases repeats, to its end: a u32 big-endian length, a lease as JSON of that length, and the bytes of its batch.
+A body is a plain safetensors file: any safetensors library reads it, and it cannot execute code. An upload of several
+batches repeats, to its end: a u32 big-endian length, and a batch of that length. An answer with several leases repeats
+a u32 big-endian length, a lease as JSON of that length, and the bytes of its batch.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from shared.tensor_file import MAX_HEADER_BYTES, Layout, number, read_header, re
 
 CONTENT_TYPE = "application/vnd.safetensors"
 LEASES_CONTENT_TYPE = "application/vnd.tandem.batches"
+UPLOADS_CONTENT_TYPE = "application/vnd.tandem.uploads"
 ROLLOUT_FORMAT = "rollout-batch/1"
 SCORED_FORMAT = "scored-batch/1"
 # The same with tensors of the prompt's images.
@@ -225,6 +227,20 @@ def _lineage(metadata: dict[str, str]) -> str:
     if metadata.get("lineage") == "":
         raise BatchError("lineage", f"must match {LINEAGE}, got ''")
     return metadata.get("lineage", "")
+
+
+def encode_uploads(batches: Iterable[bytes]) -> bytes:
+    return b"".join(len(batch).to_bytes(_LENGTH_BYTES, "big") + batch for batch in batches)
+
+
+def decode_uploads(body: bytes) -> Iterator[bytes]:
+    """Untrusted bytes -> each batch, still encoded. Raises ValueError if lengths do not match."""
+    place = 0
+    while place < len(body):
+        length = int.from_bytes(_cut(body, place, _LENGTH_BYTES, "a length"), "big")
+        place += _LENGTH_BYTES
+        yield _cut(body, place, length, "a batch")
+        place += length
 
 
 def encode_leases(batches: Iterable[tuple[Lease, bytes]]) -> list[bytes]:

@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +24,10 @@ _FAULTS_OF_A_BATCH = (409, 413, 422)
 _MAX_REFUSED_IN_A_ROW = 10
 # The server expires batches at once whose run is finished, or has become another trainer's.
 _MAX_UNWANTED_IN_A_ROW = 10
-# Concurrent uploads: the server can store them with one fsync and score them in one forward.
-_AT_ONCE = 8
+# Batches that are uploaded at once: the server can store them with one fsync and score them in one forward. Small ones
+# share a request, since it costs more than one of them does.
+_AT_ONCE = 64
+_REQUEST_BYTES = 2**20
 # How often the delivering thread checks whether to end.
 _LOOK_SECONDS = 0.5
 
@@ -101,41 +104,52 @@ class Delivery:
 
     def _deliver(self, batches: list[tuple[Path, bytes]]) -> None:
         """Uploads batches at once, and records the results in the batches' order, as the outbox's cursor needs."""
-        uploads = [self._upload(body) for _, body in batches]
-        for (path, _), upload in zip(batches, uploads, strict=True):
+        uploads = [(together, self._upload([body for _, body in together])) for together in _requests(batches)]
+        for together, upload in uploads:
             while not wait([upload], timeout=_LOOK_SECONDS).done:
                 if self._closed.is_set():
                     return
-            self._record(path, upload)
+            for (path, _), result in zip(together, upload.result(), strict=True):
+                self._record(path, result)
 
-    def _upload(self, body: bytes) -> "Future[Uploaded]":
+    def _upload(self, bodies: list[bytes]) -> "Future[list[Uploaded | RefServerError]]":
         """Uploads on a daemon thread: the end of the process waits for an executor's threads, but not for these."""
-        answer: Future[Uploaded] = Future()
+        answer: Future[list[Uploaded | RefServerError]] = Future()
 
         def work() -> None:
             try:
-                answer.set_result(self._client.upload(body))
+                answer.set_result(self._client.upload_several(bodies))
             except Exception as error:
                 answer.set_exception(error)
 
         threading.Thread(target=work, name="upload", daemon=True).start()
         return answer
 
-    def _record(self, path: Path, upload: "Future[Uploaded]") -> None:
+    def _record(self, path: Path, result: Uploaded | RefServerError) -> None:
         """Records a delivery, or sets a refused batch aside. Raises other errors, and the last of many refusals."""
-        error = upload.exception()
-        if error is None:
+        if isinstance(result, Uploaded):
             self._refused_in_a_row = 0
-            self._unwanted_in_a_row = self._unwanted_in_a_row + 1 if upload.result().state == State.EXPIRED else 0
+            self._unwanted_in_a_row = self._unwanted_in_a_row + 1 if result.state == State.EXPIRED else 0
             self._outbox.delivered(path)
             return
-        if not isinstance(error, RefServerError):
-            raise error
         self._refused_in_a_row += 1
-        if error.status not in _FAULTS_OF_A_BATCH or self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
-            raise error
-        log.warning("the server refused a batch, which is set aside", file=str(path), error=str(error))
+        if result.status not in _FAULTS_OF_A_BATCH or self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
+            raise result
+        log.warning("the server refused a batch, which is set aside", file=str(path), error=str(result))
         self._outbox.refused(path)
+
+
+def _requests(batches: Sequence[tuple[Path, bytes]]) -> list[list[tuple[Path, bytes]]]:
+    """Divides batches into those of one request each."""
+    requests: list[list[tuple[Path, bytes]]] = []
+    size = 0
+    for path, body in batches:
+        size += len(body)
+        if not requests or size > _REQUEST_BYTES:
+            requests.append([])
+            size = len(body)
+        requests[-1].append((path, body))
+    return requests
 
 
 def _is_whole(path: Path, body: bytes) -> bool:

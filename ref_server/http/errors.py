@@ -56,9 +56,12 @@ class HttpError(Exception):
     def answer(self, scope: Scope) -> JSONResponse:
         """The answer to a request. Leaves the code in the request's state, for the log and the metrics."""
         scope["state"]["error_code"] = self.code
+        error = Error(error=self.detail(scope))
+        return JSONResponse(error.model_dump(exclude_none=True), self.status, headers=self.headers)
+
+    def detail(self, scope: Scope) -> ErrorDetail:
         request_id = scope["state"]["request_id"]
-        detail = ErrorDetail(code=self.code, message=self.message, field=self.field, request_id=request_id)
-        return JSONResponse(Error(error=detail).model_dump(exclude_none=True), self.status, headers=self.headers)
+        return ErrorDetail(code=self.code, message=self.message, field=self.field, request_id=request_id)
 
 
 def denied(error: Denied) -> HttpError:
@@ -111,6 +114,14 @@ def add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
     app.add_exception_handler(HTTPException, lambda request, error: answer(request, _router_error(request, error)))
     app.add_exception_handler(Exception, answer_bug)
+
+
+def http_error(error: BaseException) -> HttpError:
+    """The answer to an exception of a route. Raises one that has no answer."""
+    translate = next((_ANSWERS[kind] for kind in type(error).__mro__ if kind in _ANSWERS), None)
+    if translate is None:
+        raise error
+    return translate(error)
 
 
 def _router_error(request: Request, error: Any) -> HttpError:

@@ -9,6 +9,8 @@ from shared.api.base import Error, ErrorDetail, RequestRecord, ResponseRecord
 from shared.api.batches import (
     CURSOR,
     LEGACY_RUN,
+    MAX_UPLOADS,
+    MAX_UPLOADS_BYTES,
     Admitted,
     BatchDetails,
     BatchPage,
@@ -28,6 +30,8 @@ from shared.api.batches import (
     State,
     TokensView,
     Uploaded,
+    UploadResult,
+    UploadResults,
 )
 from shared.api.leases import (
     MAX_LEASES,

@@ -5,10 +5,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from shared.api.base import Name, RequestRecord, ResponseRecord, example
+from shared.api.base import ErrorDetail, Name, RequestRecord, ResponseRecord, example
 
 # The run of all batches of the Simple-GRPO byte protocol: only that protocol uploads and takes them.
 LEGACY_RUN = "legacy"
+# An upload of several batches has at most so many, and so many bytes: it is for small ones.
+MAX_UPLOADS = 256
+MAX_UPLOADS_BYTES = 4 * 2**20
 # Regular expression of a cursor: the place of a batch in the order of admission, in hexadecimal.
 CURSOR = "^[0-9a-f]{1,15}$"
 # The states whose batches can be purged: a batch that is being scored or done is not dropped.
@@ -40,6 +43,19 @@ class Admitted(ResponseRecord):
 class Uploaded(Admitted):
     created: bool
     """False when the same batch was uploaded before."""
+
+
+class UploadResult(ResponseRecord):
+    """Of one batch among several: either of the two."""
+
+    uploaded: Uploaded | None = None
+    error: ErrorDetail | None = None
+
+
+class UploadResults(ResponseRecord):
+    """In the order of the batches."""
+
+    results: list[UploadResult]
 
 
 class BatchSummary(ResponseRecord):

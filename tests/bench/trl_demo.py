@@ -1,7 +1,8 @@
 """160 steps of the demo's task with TRL's GRPOTrainer and with ours, one after the other: same base model, problems,
-rewards and settings.
+rewards and settings. Both are measured on held-out problems only before and after.
 
-TRL is one process with two threads; ours are three processes with one thread each. Run it with `make bench-trl`.
+TRL is one process with two threads; ours are three processes with one thread each, which write checkpoints. Run it with
+`make bench-trl`.
 """
 
 import json
@@ -20,8 +21,10 @@ from policy_trainer.demo.demo import SAMPLING
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rewards import Sample, accuracy, equal_text
 from policy_trainer.rewards.answers import tags_reward
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.arithmetic import Arithmetic
 from tests.bench import measure
+from tests.bench.processes import run_policy_trainer
 
 STEPS = 160
 SEED = 0
@@ -74,13 +77,20 @@ def train_with_trl(base: Path, directory: Path) -> float:
     return seconds
 
 
-def train_with_tandem(directory: Path) -> float:
-    """`make demo` on the cached base model: the seconds of its training loop, its evaluations included."""
-    command = [sys.executable, "-m", "policy_trainer", "demo", "--seed", str(SEED), "--max-steps", str(STEPS)]
-    run_dir = directory / "demo"
-    (directory / "base_models").symlink_to(_BASE_MODELS.resolve())
-    subprocess.run([*command, "--run-dir", str(run_dir)], check=True, stdout=subprocess.DEVNULL)
-    return json.loads((run_dir / "summary.json").read_text())["seconds"]
+def train_with_tandem(base: Path, directory: Path) -> float:
+    """Trains with the demo's settings and without its evaluations; leaves the model in `directory`/model and returns
+    the seconds of training."""
+    demo, run = directory / "demo", RunDirectory(directory / "run")
+    demo.mkdir()
+    (demo / "base").symlink_to(base.resolve())
+    run_policy_trainer("demo-setup", "--seed", str(SEED), "--run-dir", str(demo))
+    run_policy_trainer(
+        "train", "--config", str(demo / "config.toml"), "--run-dir", str(run.root), "--server", "inline",
+        "--rollout", "inline", "--max-steps", str(STEPS), "--evaluation.eval-steps", "0",
+    )  # fmt: skip
+    run.model.rename(directory / "model")
+    newest = max(run.checkpoints.iterdir())
+    return json.loads((newest / "trainer.json").read_text())["training_seconds"]
 
 
 def eval_accuracy(model: Path) -> float:
@@ -101,10 +111,10 @@ def main() -> None:
         trl_command = [sys.executable, "-m", "tests.bench.trl_demo", "--trl", str(base), str(directory / "trl")]
         output = subprocess.run(trl_command, check=True, capture_output=True, text=True).stdout
         trl_seconds = json.loads(output.splitlines()[-1])["seconds"]
-        seconds = train_with_tandem(directory)
+        seconds = train_with_tandem(base, directory)
         rows = [
             ["TRL GRPOTrainer", f"{trl_seconds:.1f}", f"{eval_accuracy(directory / 'trl'):.3f}"],
-            ["Tandem", f"{seconds:.1f}", f"{eval_accuracy(directory / 'demo' / 'model'):.3f}"],
+            ["Tandem", f"{seconds:.1f}", f"{eval_accuracy(directory / 'model'):.3f}"],
         ]
         title = f"{STEPS} steps of the demo, from {eval_accuracy(base):.3f}; ratio {trl_seconds / seconds:.2f}"
         measure.show(title, ["", "seconds", "accuracy"], rows)

@@ -41,27 +41,14 @@ class Request:
         """upload, lease, ack, extend or release; "look" for everything else."""
         return _VERBS.get((self.method, self.path), "look")
 
-    def ids(self) -> list[str]:
-        """Batches that the request names."""
+    def about(self) -> list[dict[str, Any]]:
+        """What the history has of it: a record for each batch that it uploads, or one with the ids that it names."""
         if self.verb == "upload":
-            return [self._header().get("__metadata__", {}).get("id", "unreadable")]
+            several = self.headers.get("content-type") == wire.UPLOADS_CONTENT_TYPE
+            return [_about_batch(body) for body in (wire.decode_uploads(self.body) if several else [self.body])]
         if self.verb in ("ack", "extend", "release"):
-            return [key["id"] for key in json.loads(self.body)["leases"]]
-        return []
-
-    def has_pictures(self) -> bool:
-        """Whether it uploads a batch with tensors of images."""
-        return self.verb == "upload" and any(name.startswith("image/") for name in self._header())
-
-    def sample(self) -> dict[str, Any]:
-        """What a worker says of the batch that it uploads."""
-        return json.loads(self._header().get("__metadata__", {}).get("sample", "{}")) if self.verb == "upload" else {}
-
-    def _header(self) -> dict[str, Any]:
-        """Of a safetensors body; empty if it cannot be read."""
-        with suppress(ValueError):
-            return json.loads(self.body[8 : 8 + int.from_bytes(self.body[:8], "little")])
-        return {}
+            return [{"ids": [key["id"] for key in json.loads(self.body)["leases"]]}]
+        return [{"ids": []}]
 
     def without_connection(self) -> bytes:
         """The head, asking the server to close after its answer, so that the answer ends where the stream ends."""
@@ -84,7 +71,9 @@ class Answer:
         if self.status not in (200, 201):
             return {"ids": []}
         if verb == "upload":
-            return {"ids": [json.loads(self.body)["id"]]}
+            answer = json.loads(self.body)
+            results = answer.get("results", [{"uploaded": answer}])
+            return {"ids": [each["uploaded"]["id"] for each in results if "uploaded" in each]}
         if verb == "lease":
             keys = [(self.headers.get("batch-id"), self.headers.get("lease-token"))]
             if self.headers.get("content-type") == wire.LEASES_CONTENT_TYPE:
@@ -196,9 +185,8 @@ class Proxy(LoopbackProxy):
         fault = self._chance.choice(list(Fault)) if self._chance.random() < self._share else None
         known = {"verb": request.verb, "number": self._requests}
         if request.verb != "look":
-            sample = request.sample()
-            about = {"problem": sample.get("index"), "calls": bool(sample.get("rollouts", {}).get("tools"))}
-            self._history.record("request", **known, ids=request.ids(), pictures=request.has_pictures(), **about)
+            for about in request.about():
+                self._history.record("request", **known, **about)
         if fault is Fault.LATENCY:
             await asyncio.sleep(self._chance.uniform(*_LATENCY_SECONDS))
         try:
@@ -244,6 +232,21 @@ class Proxy(LoopbackProxy):
         if answer is None:
             raise _Broken("the server ended before it answered")
         return answer
+
+
+def _about_batch(body: bytes) -> dict[str, Any]:
+    """Its id and problem, whether it has tensors of images, and whether its sampling called tools."""
+    header: dict[str, Any] = {}
+    with suppress(ValueError):
+        header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+    metadata = header.get("__metadata__", {})
+    sample = json.loads(metadata.get("sample", "{}"))
+    return {
+        "ids": [metadata.get("id", "unreadable")],
+        "problem": sample.get("index"),
+        "pictures": any(name.startswith("image/") for name in header),
+        "calls": bool(sample.get("rollouts", {}).get("tools")),
+    }
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Request | None:

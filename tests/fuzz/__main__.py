@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tests.fuzz.workers import MAX_GROWTH, MAX_SECONDS, Failure, Outcome, fuzz, make
 
-TARGETS = ("native", "images", "leases", "legacy")
+TARGETS = ("native", "images", "uploads", "leases", "legacy")
 KEPT = Path("runs/fuzz")
 _INTERRUPTED = 130
 

@@ -2,14 +2,15 @@
 
 import pytest
 
-from tests.fuzz import images, leases, legacy, native
+from tests.fuzz import images, leases, legacy, native, uploads
 from tests.fuzz.workers import Outcome, fuzz
 
 # Fewer for the legacy decoder and for images, which are slower.
-INPUTS = {"native": 8_000, "images": 1_000, "leases": 8_000, "legacy": 2_000}
+INPUTS = {"native": 8_000, "images": 1_000, "uploads": 8_000, "leases": 8_000, "legacy": 2_000}
 STAGES = {
     "native": {*native.STAGES.values(), "accepted"},
     "images": {*images.STAGES.values(), "accepted"},
+    "uploads": {*uploads.STAGES.values(), "accepted"},
     "leases": {*leases.STAGES.values(), "accepted"},
     "legacy": {*legacy.STAGES.values(), "accepted", "string mode"},
 }

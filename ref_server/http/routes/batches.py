@@ -1,7 +1,9 @@
 """Routes for uploading batches, listing and inspecting them, and for requeueing and dropping them."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Annotated, TypeVar
 
 from anyio import from_thread
@@ -11,7 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.bodies import BodyThreads
-from ref_server.http.errors import HttpError, no_room_to_answer
+from ref_server.http.errors import DELAY_SECONDS, HttpError, http_error, no_room_to_answer
+from ref_server.http.guard import media_type
 from ref_server.http.load_shedder import LoadShedder
 from ref_server.http.requests import Caller, confine, note
 from ref_server.http.routes.documents import PathInteger, errors
@@ -21,6 +24,8 @@ from ref_server.service.views import RunSelection
 from shared import wire
 from shared.api import (
     CURSOR,
+    MAX_UPLOADS,
+    MAX_UPLOADS_BYTES,
     Admitted,
     BatchDetails,
     BatchPage,
@@ -31,6 +36,9 @@ from shared.api import (
     RewardsView,
     State,
     TokensView,
+    Uploaded,
+    UploadResult,
+    UploadResults,
 )
 
 T = TypeVar("T")
@@ -41,6 +49,11 @@ _TOKEN_BYTES = 80
 _PICTURE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 _PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+
+_UPLOADED_BEFORE = (
+    f"uploaded before; or the result of each of several. Their body (`{wire.UPLOADS_CONTENT_TYPE}`) repeats a "
+    f"big-endian u32 length and a batch of that length: at most {MAX_UPLOADS} of them, {MAX_UPLOADS_BYTES} bytes"
+)
 
 Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
 
@@ -53,27 +66,65 @@ def add(app: FastAPI, service: Service, stats: QueueStats, threads: BodyThreads,
 
 
 def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
+    async def admit(body: bytes, run: str | None, caller: Holder) -> Uploaded:
+        with shedder.admission(run):
+            return await threads.run(partial(service.admit, body, caller))
+
+    async def result(body: bytes, caller: Holder, request: Request) -> UploadResult:
+        """Of one batch among several. `ShedUploads` sees only single ones."""
+        run = wire.run_of(body) if shedder else None
+        try:
+            if full := shedder.refusal(run):
+                raise full
+            return UploadResult(uploaded=await admit(body, run, caller))
+        except Exception as error:
+            return UploadResult(error=http_error(error).detail(request.scope))
+
+    async def upload_several(body: bytes, caller: Holder, request: Request) -> Response:
+        batches = _split(body)
+        results = await asyncio.gather(*(result(batch, caller, request) for batch in batches))
+        note(request, batches=len(batches))
+        if any(each.error for each in results):
+            await asyncio.sleep(DELAY_SECONDS)  # as before a refusal of a single batch
+        return JSONResponse(UploadResults(results=results).model_dump(mode="json", exclude_none=True))
+
     @app.post(
         "/v1/batches", status_code=201, response_model=Admitted,
-        responses={200: {"model": Admitted, "description": "uploaded before"}, **errors(409, 503, 507)},
+        responses={200: {"model": Admitted | UploadResults, "description": _UPLOADED_BEFORE}, **errors(409, 503, 507)},
     )  # fmt: skip
-    @requires(Role.UPLOAD, wire.CONTENT_TYPE, confines=True)
+    @requires(Role.UPLOAD, wire.CONTENT_TYPE, wire.UPLOADS_CONTENT_TYPE, confines=True)
     async def upload(request: Request, caller: Caller) -> Response:
         """Admits a rollout batch. 201 once it is durable; 200 when the same batch was uploaded before.
+
+        Several small batches may come in one body. The answer is 200 with the result of each.
 
         ```
         curl localhost:8400/v1/batches -H 'Content-Type: application/vnd.safetensors' --data-binary @batch.safetensors
         ```
         """
         body = await request.body()
-        with shedder.admission(getattr(request.state, "upload_run", None)):
-            uploaded = await threads.run(partial(service.admit, body, caller))
+        if media_type(request.headers) == wire.UPLOADS_CONTENT_TYPE:
+            return await upload_several(body, caller, request)
+        uploaded = await admit(body, getattr(request.state, "upload_run", None), caller)
         note(request, id=uploaded.id)
         return JSONResponse(
             uploaded.model_dump(mode="json", exclude={"created"}),
             status_code=201 if uploaded.created else 200,
             headers={"Location": f"/v1/batches/{uploaded.id}"},
         )
+
+
+def _split(body: bytes) -> list[bytes]:
+    """The batches of a body with several. Raises HttpError 413, 422."""
+    if len(body) > MAX_UPLOADS_BYTES:
+        raise HttpError(413, "too_large", f"several batches together must be at most {MAX_UPLOADS_BYTES} bytes", "body")
+    try:
+        batches = [*islice(wire.decode_uploads(body), MAX_UPLOADS + 1)]
+    except ValueError as error:
+        raise HttpError(422, "invalid_request", f"the body must be batches, each behind its length: {error}") from None
+    if not 1 <= len(batches) <= MAX_UPLOADS:
+        raise HttpError(422, "invalid_request", f"the body must have 1 to {MAX_UPLOADS} batches")
+    return batches
 
 
 def _add_views(app: FastAPI, service: Service, stats: QueueStats) -> None:

@@ -85,6 +85,8 @@ def _describe(operation: dict[str, Any], required: Requirement) -> None:
     if wire.CONTENT_TYPE in required.media_types:
         body = operation.setdefault("requestBody", {"required": True, "content": {}})
         body["content"].update(SAFETENSORS)
+    if wire.UPLOADS_CONTENT_TYPE in required.media_types:
+        operation["requestBody"]["content"][wire.UPLOADS_CONTENT_TYPE] = SAFETENSORS[wire.CONTENT_TYPE]
     _document_errors_as_json(operation["responses"])
 
 

@@ -20,6 +20,7 @@ from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParam
 from policy_trainer.weights.publication import Publication
 from shared.api import QueueView, State, Uploaded
 from shared.batch import TokenGroup
+from shared.client import RefServerError
 from tests.policy_trainer.queues import queue_of
 
 
@@ -84,6 +85,15 @@ class Server:
             self.bodies.append(body)
             self.admitted.notify_all()
         return Uploaded(id="any", state=self.state, created=True)
+
+    def upload_several(self, bodies: Sequence[bytes]) -> list[Uploaded | RefServerError]:
+        return [self._result(body) for body in bodies]
+
+    def _result(self, body: bytes) -> Uploaded | RefServerError:
+        try:
+            return self.upload(body)
+        except RefServerError as error:
+            return error
 
     def wait_for(self, count: int) -> None:
         with self.admitted:

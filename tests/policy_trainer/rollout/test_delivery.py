@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,11 @@ def test_a_refused_batch_is_set_aside(tmp_path: Path) -> None:
     assert outbox(directory).next_index == 2, "a restart does not send it again"
 
 
-def test_uploads_are_made_at_once_and_recorded_in_order(tmp_path: Path) -> None:
+def test_large_batches_are_uploaded_at_once_and_recorded_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first one is answered last: no later one may move the cursor past it."""
+    monkeypatch.setattr("policy_trainer.rollout.delivery._REQUEST_BYTES", 5)
 
     class Slow(Server):
         def __init__(self) -> None:
@@ -131,6 +134,28 @@ def test_uploads_are_made_at_once_and_recorded_in_order(tmp_path: Path) -> None:
     server.wait_for(4)
     until(lambda: cursor() == 4)
     assert server.bodies[-1] == b"first"
+
+
+def test_small_batches_share_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait together, up to a number of bytes."""
+    monkeypatch.setattr("policy_trainer.rollout.delivery._REQUEST_BYTES", 5)
+    requests: list[list[bytes]] = []
+
+    class Noting(Server):
+        def upload_several(self, bodies: Sequence[bytes]) -> list[Uploaded | RefServerError]:
+            requests.append([*bodies])
+            return super().upload_several(bodies)
+
+    server, box = Noting(), outbox(tmp_path)
+    delivery = deliver(server, box, ahead=9)
+    delivery.send(box.draw(), b"single")
+    assert server.called.wait(60)
+    for body in (b"12", b"345", b"6", b"too large", b"7", b"8"):
+        delivery.send(box.draw(), body)
+    server.open.set()
+    server.wait_for(7)
+    assert sorted(requests) == sorted([[b"single"], [b"12", b"345"], [b"6"], [b"too large"], [b"7", b"8"]])
+    until(lambda: not box.waiting)
 
 
 def test_a_closed_delivery_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

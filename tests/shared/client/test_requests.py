@@ -13,7 +13,7 @@ import pytest
 from uuid6 import uuid7
 
 from shared import wire
-from shared.api import Lease, LeaseBody, ModelInfo, Order
+from shared.api import Lease, LeaseBody, ModelInfo, Order, Uploaded
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.client import Leased, NotRefServer, RefServerClient, RefServerError, Unreachable, UnusableBatch
 from shared.client.errors import retry_after
@@ -287,6 +287,16 @@ class TestLease:
         client = patient(script(reply(204, b"")).url)
         assert client.lease(TERMS) is None
         assert client.lease_many(TestLeaseMany.TERMS) == []
+
+
+def test_a_server_that_takes_single_batches_only(script: Script, patient: Connect) -> None:
+    """As older ones do. The result of each batch is its own."""
+    admitted = reply(201, {"id": "a", "state": "queued"})
+    site = script(problem(415), admitted, problem(422), admitted)
+    first, second, third = patient(site.url).upload_several([b"1", b"2", b"3"])
+    assert isinstance(first, Uploaded) and isinstance(third, Uploaded)
+    assert isinstance(second, RefServerError) and second.status == 422
+    assert [request.body for request in site.requests[1:]] == [b"1", b"2", b"3"]
 
 
 class TestLeaseMany:

@@ -1,4 +1,4 @@
-"""Several leased batches in one body: the bytes of the contract, and what does not add up. tests/fuzz does the rest."""
+"""Several batches in one body: the bytes of the contract, and what does not add up. tests/fuzz does the rest."""
 
 import json
 
@@ -58,3 +58,12 @@ def test_a_header_may_say_more_than_this_client_knows() -> None:
 def test_what_does_not_add_up_is_refused(body: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         list(wire.decode_leases(body))
+
+
+def test_uploads() -> None:
+    body = b"\0\0\0\2xy" + bytes(4) + b"\0\0\0\1z"
+    assert wire.encode_uploads([b"xy", b"", b"z"]) == body
+    assert list(wire.decode_uploads(body)) == [b"xy", b"", b"z"]
+    for end in (1, 5, len(body) - 1):
+        with pytest.raises(ValueError, match="is claimed at byte"):
+            list(wire.decode_uploads(body[:end]))

@@ -1,0 +1,115 @@
+"""Several batches in one upload over HTTP."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ref_server.config import QueueConfig
+from ref_server.http.app import create_app
+from shared import wire
+from shared.api import MAX_UPLOADS, MAX_UPLOADS_BYTES, UploadResult, UploadResults
+from shared.batch import RolloutBatch
+from shared.client import RefServerClient, RefServerError
+from tests.ref_server.calls import MakeService, Rollout, Serve, bearer, error, upload
+from tests.waiting import until
+
+TOGETHER = {"Content-Type": wire.UPLOADS_CONTENT_TYPE}
+
+
+@pytest.fixture(scope="module")
+def http(make_service: MakeService, serve: Serve) -> Iterator[httpx.Client]:
+    with serve(make_service()) as client:
+        yield client
+
+
+def upload_together(http: httpx.Client, *batches: RolloutBatch | bytes, **headers: str) -> list[UploadResult]:
+    bodies = [batch if isinstance(batch, bytes) else wire.encode(batch) for batch in batches]
+    answer = http.post("/v1/batches", content=wire.encode_uploads(bodies), headers=TOGETHER | headers)
+    assert answer.status_code == 200, answer.text
+    return UploadResults.model_validate_json(answer.content).results
+
+
+def test_each_is_admitted_and_a_repetition_is_harmless(http: httpx.Client, rollout: Rollout) -> None:
+    batches = [rollout() for _ in range(3)]
+    for created in (True, False):
+        uploaded = [result.uploaded for result in upload_together(http, *batches)]
+        assert [each and (each.id, each.created) for each in uploaded] == [(batch.id, created) for batch in batches]
+    assert upload(http, batches[0]).status_code == 200
+
+
+def test_one_that_is_refused_does_not_concern_the_others(http: httpx.Client, rollout: Rollout) -> None:
+    good, known = rollout(), rollout()
+    upload(http, known)
+    other_content = rollout(id=known.id, run="another")
+    results = upload_together(http, b"no batch", good, other_content, b"")
+    assert [each.error and each.error.code for each in results] == ["invalid_batch", None, "conflict", "invalid_batch"]
+    assert results[1].uploaded and results[1].uploaded.id == good.id
+    assert results[0].error and results[0].error.request_id
+
+
+def test_a_token_of_one_run_uploads_nothing_to_others(
+    make_service: MakeService, serve: Serve, rollout: Rollout, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens").write_text("upload mine-0123456789abcdef name=mine run=mine\n")
+    with serve(make_service(token_file=tmp_path / "tokens")) as http:
+        batches = rollout(run="mine"), rollout(run="yours")
+        mine, yours = upload_together(http, *batches, **bearer("mine-0123456789abcdef"))
+        assert mine.uploaded and yours.error and yours.error.code == "forbidden"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        (b"", 422, "1 to 256 batches"),
+        (bytes(4) * (MAX_UPLOADS + 1), 422, "1 to 256 batches"),
+        (b"\0\0", 422, "a length of 4 bytes is claimed"),
+        (b"\xff\xff\xff\xffx", 422, "a batch of 4294967295 bytes is claimed"),
+        (bytes(MAX_UPLOADS_BYTES + 1), 413, "at most 4194304 bytes"),
+    ],
+)
+def test_what_is_no_such_body(http: httpx.Client, body: bytes, status: int, why: str) -> None:
+    assert why in error(http.post("/v1/batches", content=body, headers=TOGETHER), status)["message"]
+
+
+def test_a_full_queue_takes_what_fits_and_the_client_waits_with_the_rest(
+    make_service: MakeService, serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ref_server.http.routes.batches.DELAY_SECONDS", 0.01)
+    batches = [rollout() for _ in range(5)]
+    waits: list[str] = []
+    with serve(make_service(queue=QueueConfig(max_batches=2))) as http:
+
+        def make_room(reason: str, seconds: float) -> None:
+            waits.append(reason)
+            for batch in until(lambda: http.get("/v1/batches", params={"state": "ready"}).json()["batches"]):
+                assert http.delete(f"/v1/batches/{batch['id']}").status_code == 204
+
+        with RefServerClient(str(http.base_url), patience=60, on_wait=make_room) as client:
+            uploaded = client.upload_several(batches)
+    assert [not isinstance(each, RefServerError) and each.id for each in uploaded] == [batch.id for batch in batches]
+    assert waits and all("429" in reason for reason in waits)
+
+
+def test_while_the_queue_is_full_few_of_them_are_decoded(
+    make_service: MakeService, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ref_server.http.routes.batches.DELAY_SECONDS", 0.0)
+    service = make_service(queue=QueueConfig(max_batches=2))
+    decoded: list[str] = []
+    put = service.queue.put
+    monkeypatch.setattr(service.queue, "put", lambda upload: decoded.append(upload.id) or put(upload))
+
+    async def play() -> list[str]:
+        answer = httpx.Response(0)
+        transport = httpx.ASGITransport(create_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            for _ in range(3):
+                content = wire.encode_uploads([wire.encode(rollout()) for _ in range(60)])
+                answer = await client.post("/v1/batches", content=content, headers=TOGETHER)
+        return [result["error"]["code"] for result in answer.json()["results"]]
+
+    assert asyncio.run(play()) == ["queue_full"] * 60
+    assert len(decoded) < 120
