@@ -60,7 +60,7 @@ _TRAINING_LAYOUT = Layout("training", {"advantages": "F32", "logps": "F32"}, {"f
 
 # The longest JSON of a lease: ids and tokens are short.
 MAX_LEASE_HEADER_BYTES = 4096
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 # Metadata and tensors of a safetensors file.
 _Parts = tuple[dict[str, str], dict[str, Array]]
 
@@ -230,15 +230,15 @@ def _lineage(metadata: dict[str, str]) -> str:
 
 
 def encode_uploads(batches: Iterable[bytes]) -> bytes:
-    return b"".join(len(batch).to_bytes(_LENGTH_BYTES, "big") + batch for batch in batches)
+    return b"".join(len(batch).to_bytes(LENGTH_BYTES, "big") + batch for batch in batches)
 
 
 def decode_uploads(body: bytes) -> Iterator[bytes]:
     """Untrusted bytes -> each batch, still encoded. Raises ValueError if lengths do not match."""
     place = 0
     while place < len(body):
-        length = int.from_bytes(_cut(body, place, _LENGTH_BYTES, "a length"), "big")
-        place += _LENGTH_BYTES
+        length = int.from_bytes(_cut(body, place, LENGTH_BYTES, "a length"), "big")
+        place += LENGTH_BYTES
         yield _cut(body, place, length, "a batch")
         place += length
 
@@ -248,7 +248,7 @@ def encode_leases(batches: Iterable[tuple[Lease, bytes]]) -> list[bytes]:
     pieces: list[bytes] = []
     for lease, batch in batches:
         header = lease.model_copy(update={"bytes": len(batch)}).model_dump_json().encode()
-        pieces += [len(header).to_bytes(_LENGTH_BYTES, "big") + header, batch]
+        pieces += [len(header).to_bytes(LENGTH_BYTES, "big") + header, batch]
     return pieces
 
 
@@ -256,10 +256,10 @@ def decode_leases(body: bytes) -> Iterator[tuple[Lease, bytes]]:
     """Untrusted bytes -> each lease with its batch, still encoded. Raises ValueError if lengths do not match."""
     place = 0
     while place < len(body):
-        length = int.from_bytes(_cut(body, place, _LENGTH_BYTES, "a length"), "big")
+        length = int.from_bytes(_cut(body, place, LENGTH_BYTES, "a length"), "big")
         if length > MAX_LEASE_HEADER_BYTES:
             raise ValueError(f"a header must be at most {MAX_LEASE_HEADER_BYTES} bytes, got {length}")
-        place += _LENGTH_BYTES
+        place += LENGTH_BYTES
         lease = Lease.model_validate_json(_cut(body, place, length, "a header"))
         place += length
         yield lease, _cut(body, place, lease.bytes, f"batch {lease.id[:80]!r}")

@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import structlog
 
 from policy_trainer.rollout.outbox import Outbox
 from shared import wire
-from shared.api import State, Uploaded
+from shared.api import MAX_UPLOADS, State, Uploaded
 from shared.batch import BatchError
 from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
@@ -24,9 +25,10 @@ _FAULTS_OF_A_BATCH = (409, 413, 422)
 _MAX_REFUSED_IN_A_ROW = 10
 # The server expires batches at once whose run is finished, or has become another trainer's.
 _MAX_UNWANTED_IN_A_ROW = 10
-# Batches that are uploaded at once: the server can store them with one fsync and score them in one forward. Small ones
-# share a request, since it costs more than one of them does.
-_AT_ONCE = 64
+# Requests at once, and the batches that share one: the server can store them with one fsync and score them in one
+# forward. Only small batches share a request, which costs more than one of them does.
+_AT_ONCE = 8
+_REQUEST_BATCHES = MAX_UPLOADS
 _REQUEST_BYTES = 2**20
 # How often the delivering thread checks whether to end.
 _LOOK_SECONDS = 0.5
@@ -88,29 +90,29 @@ class Delivery:
         try:
             left = iter(self._left)
             while not self._closed.is_set():
-                batch = next(left, None)
-                self._deliver([batch] if batch else self._next())
+                self._deliver([*islice(left, _REQUEST_BATCHES)] or self._next())
         except Exception as error:
             self._failure = error
 
     def _next(self) -> list[tuple[Path, bytes]]:
-        """Waits a moment for a batch; returns it and those queued behind it, at most _AT_ONCE."""
+        """Waits a moment for a batch; returns it and those queued behind it, at most _REQUEST_BATCHES."""
         batches: list[tuple[Path, bytes]] = []
         with suppress(queue.Empty):
             batches.append(self._waiting.get(timeout=_LOOK_SECONDS))
-            while len(batches) < _AT_ONCE:
+            while len(batches) < _REQUEST_BATCHES:
                 batches.append(self._waiting.get_nowait())
         return batches
 
     def _deliver(self, batches: list[tuple[Path, bytes]]) -> None:
         """Uploads batches at once, and records the results in the batches' order, as the outbox's cursor needs."""
-        uploads = [(together, self._upload([body for _, body in together])) for together in _requests(batches)]
-        for together, upload in uploads:
-            while not wait([upload], timeout=_LOOK_SECONDS).done:
-                if self._closed.is_set():
-                    return
-            for (path, _), result in zip(together, upload.result(), strict=True):
-                self._record(path, result)
+        requests = iter(_requests(batches))
+        while at_once := [*islice(requests, _AT_ONCE)]:
+            uploads = [self._upload([body for _, body in together]) for together in at_once]
+            for together, upload in zip(at_once, uploads, strict=True):
+                while not wait([upload], timeout=_LOOK_SECONDS).done:
+                    if self._closed.is_set():
+                        return
+                self._record([path for path, _ in together], upload.result())
 
     def _upload(self, bodies: list[bytes]) -> "Future[list[Uploaded | RefServerError]]":
         """Uploads on a daemon thread: the end of the process waits for an executor's threads, but not for these."""
@@ -125,17 +127,25 @@ class Delivery:
         threading.Thread(target=work, name="upload", daemon=True).start()
         return answer
 
-    def _record(self, path: Path, result: Uploaded | RefServerError) -> None:
-        """Records a delivery, or sets a refused batch aside. Raises other errors, and the last of many refusals."""
-        if isinstance(result, Uploaded):
-            self._refused_in_a_row = 0
-            self._unwanted_in_a_row = self._unwanted_in_a_row + 1 if result.state == State.EXPIRED else 0
-            self._outbox.delivered(path)
-            return
+    def _record(self, paths: Sequence[Path], results: Sequence[Uploaded | RefServerError]) -> None:
+        """Records deliveries, and sets refused batches aside. Raises other errors, and the last of many refusals."""
+        delivered: list[Path] = []
+        try:
+            for path, result in zip(paths, results, strict=True):
+                if isinstance(result, Uploaded):
+                    self._refused_in_a_row = 0
+                    self._unwanted_in_a_row = self._unwanted_in_a_row + 1 if result.state == State.EXPIRED else 0
+                    delivered.append(path)
+                else:
+                    self._set_aside(path, result)
+        finally:
+            self._outbox.delivered(delivered)
+
+    def _set_aside(self, path: Path, error: RefServerError) -> None:
         self._refused_in_a_row += 1
-        if result.status not in _FAULTS_OF_A_BATCH or self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
-            raise result
-        log.warning("the server refused a batch, which is set aside", file=str(path), error=str(result))
+        if error.status not in _FAULTS_OF_A_BATCH or self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
+            raise error
+        log.warning("the server refused a batch, which is set aside", file=str(path), error=str(error))
         self._outbox.refused(path)
 
 
@@ -144,10 +154,10 @@ def _requests(batches: Sequence[tuple[Path, bytes]]) -> list[list[tuple[Path, by
     requests: list[list[tuple[Path, bytes]]] = []
     size = 0
     for path, body in batches:
-        size += len(body)
+        size += len(body) + wire.LENGTH_BYTES
         if not requests or size > _REQUEST_BYTES:
             requests.append([])
-            size = len(body)
+            size = len(body) + wire.LENGTH_BYTES
         requests[-1].append((path, body))
     return requests
 

@@ -4,6 +4,7 @@ A batch is written here before it is uploaded, so that a worker killed in betwee
 the same id. A restart neither skips a problem nor samples one twice.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -84,20 +85,23 @@ class Outbox:
         """All files and their batches, in the order in which their problems were drawn."""
         return [(path, path.read_bytes()) for path in sorted(self._pending())]
 
-    def delivered(self, path: Path) -> None:
-        """Call it when the server has the batch: moves the cursor past it, then removes the file."""
-        self._move_past(path)
-        path.unlink()
+    def delivered(self, paths: Sequence[Path]) -> None:
+        """Call it when the server has these batches: moves the cursor past them, then removes their files."""
+        self._move_past(paths)
+        for path in paths:
+            path.unlink()
 
     def refused(self, path: Path) -> None:
         """Call it when the server refused the batch: moves the cursor past it, and keeps the file for inspection."""
-        self._move_past(path)
+        self._move_past([path])
         path.rename(path.with_suffix(".refused"))
 
-    def _move_past(self, path: Path) -> None:
+    def _move_past(self, paths: Sequence[Path]) -> None:
         # A problem that was regrouped comes after later ones: the cursor never goes back.
-        self._past = max(self._past, _index(path) + self._workers)
-        self._write_cursor(self._past)
+        past = max((_index(path) + self._workers for path in paths), default=0)
+        if past > self._past:
+            self._past = past
+            self._write_cursor(past)
 
     def _write_cursor(self, next_index: int) -> None:
         write_json(self._cursor, asdict(_Cursor(next_index, self._lineage)))

@@ -110,8 +110,8 @@ def add_error_handlers(app: FastAPI) -> None:
         message = "a bug of the server; its log has the traceback"
         return answer(request, HttpError(500, "internal", message, headers=headers))
 
-    for kind, translate in _ANSWERS.items():
-        app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
+    for kind in _ANSWERS:
+        app.add_exception_handler(kind, lambda request, error: answer(request, http_error(error)))
     app.add_exception_handler(HTTPException, lambda request, error: answer(request, _router_error(request, error)))
     app.add_exception_handler(Exception, answer_bug)
 

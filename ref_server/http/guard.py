@@ -16,6 +16,8 @@ from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
 from ref_server.http.bodies import Body, Rests, replay, too_large
 from ref_server.http.errors import HttpError, busy, denied
+from shared import wire
+from shared.api import MAX_UPLOADS_BYTES
 
 # Parsed JSON takes up to forty times its length in memory, and parsing blocks all other requests. 1 MiB holds ten
 # thousand leases, or 131,072 token ids; a larger batch can be sent as safetensors.
@@ -140,6 +142,8 @@ class Guard:
             return self._bodies, sys.maxsize
         if not required.media_types:
             return self._bodies, 0
+        if kind == wire.UPLOADS_CONTENT_TYPE:
+            return self._bodies, min(MAX_UPLOADS_BYTES, self._max_body_bytes)
         if kind == JSON and JSON in required.media_types:
             return self._json_bodies[path], min(MAX_JSON_BYTES, self._max_body_bytes)
         return self._bodies, self._max_body_bytes

@@ -10,7 +10,7 @@ from shared.api.base import ErrorDetail, Name, RequestRecord, ResponseRecord, ex
 # The run of all batches of the Simple-GRPO byte protocol: only that protocol uploads and takes them.
 LEGACY_RUN = "legacy"
 # An upload of several batches has at most so many, and so many bytes: it is for small ones.
-MAX_UPLOADS = 256
+MAX_UPLOADS = 64
 MAX_UPLOADS_BYTES = 4 * 2**20
 # Regular expression of a cursor: the place of a batch in the order of admission, in hexadecimal.
 CURSOR = "^[0-9a-f]{1,15}$"

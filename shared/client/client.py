@@ -51,8 +51,6 @@ _HEALTH_SECONDS = 10.0
 _GLANCE_SECONDS = 1.0
 # A server that hangs must not block a trainer that reports its samples.
 _TRAINING_SECONDS = 5.0
-# Of a server that takes less in one body, or is of a version that takes single batches only.
-_MAY_TAKE_THEM_SINGLY = (httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNSUPPORTED_MEDIA_TYPE)
 # Leases in one request, so that its body stays small.
 _LEASES_AT_ONCE = 1000
 
@@ -159,19 +157,21 @@ class RefServerClient(RunsClient, ScoringClient):
         return self._send(ApiCall("POST", "/v1/batches", read, encoded(batch), BATCH_HEADERS))
 
     def upload_several(self, batches: Sequence[RolloutBatch | bytes]) -> list[Uploaded | RefServerError]:
-        """Uploads small batches in one request: 1 to MAX_UPLOADS of them, of at most MAX_UPLOADS_BYTES together.
+        """Uploads small batches in one request: at most MAX_UPLOADS of them, of MAX_UPLOADS_BYTES together.
 
         Returns the result of each, or why the server refuses it. Waits while the queue is full, as `upload` does.
         """
         bodies = [encoded(batch) for batch in batches]
         content, headers = wire.encode_uploads(bodies), {"Content-Type": wire.UPLOADS_CONTENT_TYPE}
-        call = ApiCall("POST", "/v1/batches", as_record(UploadResults), content, headers)
-        try:
-            uploaded = [result.uploaded for result in self._send(call).results]
-        except RefServerError as error:
-            if error.status not in _MAY_TAKE_THEM_SINGLY:
-                raise
-            uploaded = [None] * len(bodies)
+
+        def read(response: httpx.Response) -> list[Uploaded | None]:
+            results = UploadResults.model_validate_json(response.content).results
+            if len(results) != len(bodies):
+                raise ValueError(f"it has {len(results)} results of {len(bodies)} batches")
+            return [result.uploaded for result in results]
+
+        together = len(bodies) > 1
+        uploaded = self._send(ApiCall("POST", "/v1/batches", read, content, headers)) if together else [None]
         results: list[Uploaded | RefServerError] = []
         for body, result in zip(bodies, uploaded, strict=True):
             try:

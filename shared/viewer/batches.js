@@ -136,7 +136,8 @@ function requeueButton(batch, status, load) {
       status.classList.add("wrong");
     }
   };
-  return el("button", { type: "button", class: "small", click: ask }, "Requeue");
+  // With the title, a button of a batch that has changed is another one.
+  return el("button", { type: "button", class: "small", click: ask, title: `${batch.state} ${batch.reason ?? ""}` }, "Requeue");
 }
 
 function empty({ state, run, q }) {

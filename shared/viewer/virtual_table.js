@@ -57,7 +57,8 @@ export function virtualTable(columns, cellsOf, sortBy) {
   };
 }
 
-// What a pointer is pressed on, or the keyboard's focus is in, must not leave the page under it: what stays, stays in place.
+// What a pointer is pressed on, or the keyboard's focus is in, must not leave the page under it: rows that keep their
+// order stay in place.
 
 function updated(row, fresh) {
   if (!row) return fresh;

@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 # A token takes about this many bytes as JSON, with its text and log-probs.
 _TOKEN_BYTES = 80
+# Of one upload of several batches, so many are decoded and stored at once.
+_PLACES = 16
 # Browsers must neither take it for anything else nor keep it: the batch may be another one's.
 _PICTURE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -70,23 +72,30 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
         with shedder.admission(run):
             return await threads.run(partial(service.admit, body, caller))
 
-    async def result(body: bytes, caller: Holder, request: Request) -> UploadResult:
-        """Of one batch among several. `ShedUploads` sees only single ones."""
-        run = wire.run_of(body) if shedder else None
+    async def result(body: bytes, run: str | None, caller: Holder, places: asyncio.Semaphore) -> Uploaded | HttpError:
         try:
             if full := shedder.refusal(run):
                 raise full
-            return UploadResult(uploaded=await admit(body, run, caller))
+            async with places:
+                return await admit(body, run, caller)
         except Exception as error:
-            return UploadResult(error=http_error(error).detail(request.scope))
+            return http_error(error)
 
     async def upload_several(body: bytes, caller: Holder, request: Request) -> Response:
-        batches = _split(body)
-        results = await asyncio.gather(*(result(batch, caller, request) for batch in batches))
-        note(request, batches=len(batches))
-        if any(each.error for each in results):
-            await asyncio.sleep(DELAY_SECONDS)  # as before a refusal of a single batch
-        return JSONResponse(UploadResults(results=results).model_dump(mode="json", exclude_none=True))
+        batches, places = _split(body), asyncio.Semaphore(_PLACES)
+        runs: list[str | None] = [None] * len(batches)
+        if shedder:  # its middleware sees single batches only
+            runs = await threads.run(lambda: [wire.run_of(batch) for batch in batches])
+        admitted = (result(batch, run, caller, places) for batch, run in zip(batches, runs, strict=True))
+        results = await asyncio.gather(*admitted)
+        refused = [each for each in results if isinstance(each, HttpError)]
+        note(request, batches=len(batches), refused=len(refused))
+        if refused:
+            request.state.error_code = refused[0].code
+        if any(each.status == 429 for each in refused):
+            await asyncio.sleep(DELAY_SECONDS)
+        answer = UploadResults(results=[_upload_result(each, request) for each in results])
+        return JSONResponse(answer.model_dump(mode="json", exclude_none=True))
 
     @app.post(
         "/v1/batches", status_code=201, response_model=Admitted,
@@ -114,10 +123,14 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
         )
 
 
+def _upload_result(result: Uploaded | HttpError, request: Request) -> UploadResult:
+    if isinstance(result, HttpError):
+        return UploadResult(error=result.detail(request.scope))
+    return UploadResult(uploaded=result)
+
+
 def _split(body: bytes) -> list[bytes]:
-    """The batches of a body with several. Raises HttpError 413, 422."""
-    if len(body) > MAX_UPLOADS_BYTES:
-        raise HttpError(413, "too_large", f"several batches together must be at most {MAX_UPLOADS_BYTES} bytes", "body")
+    """The batches of a body with several. Raises HttpError 422."""
     try:
         batches = [*islice(wire.decode_uploads(body), MAX_UPLOADS + 1)]
     except ValueError as error:

@@ -138,7 +138,7 @@ def test_large_batches_are_uploaded_at_once_and_recorded_in_order(
 
 def test_small_batches_share_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait together, up to a number of bytes."""
-    monkeypatch.setattr("policy_trainer.rollout.delivery._REQUEST_BYTES", 5)
+    monkeypatch.setattr("policy_trainer.rollout.delivery._REQUEST_BYTES", 15)
     requests: list[list[bytes]] = []
 
     class Noting(Server):

@@ -43,7 +43,7 @@ class Worker:
             for path, body in outbox.undelivered():
                 self.server.upload(body)
                 on_upload()
-                outbox.delivered(path)
+                outbox.delivered([path])
             if outbox.next_index >= until:
                 return
             for index in [outbox.draw() for _ in range(self.ROUND)]:
@@ -94,10 +94,10 @@ def test_a_problem_that_comes_after_later_ones_does_not_move_the_cursor_back(tmp
     """Regrouped problems do. They stay in the outbox, in the order in which they were drawn."""
     outbox = Outbox(tmp_path, worker=0, workers=1, start=0)
     later, _, earlier = (outbox.add(index, str(index).encode()) for index in (1000, 98, 2))
-    outbox.delivered(later)
+    outbox.delivered([later])
     again = Outbox(tmp_path, worker=0, workers=1, start=0)
     assert (again.next_index, [body for _, body in again.undelivered()]) == (1001, [b"2", b"98"])
-    again.delivered(earlier)
+    again.delivered([earlier])
     assert Outbox(tmp_path, worker=0, workers=1, start=0).next_index == 1001
 
 

@@ -41,7 +41,7 @@ def test_what_waits_from_an_earlier_process_is_uploaded_first(tmp_path: Path) ->
     left = outbox.add(3, b"batch")
     share, wanted = StepShare(1, 2), publication(4, 6, 4)
     assert share.left(wanted, outbox) == 0
-    outbox.delivered(left)
+    outbox.delivered([left])
     assert share.left(wanted, outbox) == 2 and outbox.next_index == 7
     assert [outbox.draw(), outbox.draw()] == [7, 9]
     for body in (b"7", b"9"):

@@ -289,14 +289,21 @@ class TestLease:
         assert client.lease_many(TestLeaseMany.TERMS) == []
 
 
-def test_a_server_that_takes_single_batches_only(script: Script, patient: Connect) -> None:
-    """As older ones do. The result of each batch is its own."""
-    admitted = reply(201, {"id": "a", "state": "queued"})
-    site = script(problem(415), admitted, problem(422), admitted)
+def test_what_is_refused_of_several_is_uploaded_again(script: Script, patient: Connect) -> None:
+    """By itself, so that it waits for room, or its own error is returned."""
+    admitted = {"id": "a", "state": "queued", "created": True}
+    error = {"code": "queue_full", "message": "no", "request_id": "r7"}
+    together = reply(200, {"results": [{"error": error}, {"uploaded": admitted}, {"error": error}]})
+    site = script(together, problem(422), reply(201, admitted))
     first, second, third = patient(site.url).upload_several([b"1", b"2", b"3"])
-    assert isinstance(first, Uploaded) and isinstance(third, Uploaded)
-    assert isinstance(second, RefServerError) and second.status == 422
-    assert [request.body for request in site.requests[1:]] == [b"1", b"2", b"3"]
+    assert isinstance(first, RefServerError) and first.status == 422
+    assert isinstance(second, Uploaded) and isinstance(third, Uploaded)
+    assert [request.body for request in site.requests[1:]] == [b"1", b"3"]
+
+
+def test_results_that_are_too_few(script: Script, patient: Connect) -> None:
+    with pytest.raises(NotRefServer, match="0 results of 2 batches"):
+        patient(script(reply(200, {"results": []})).url).upload_several([b"1", b"2"])
 
 
 class TestLeaseMany:

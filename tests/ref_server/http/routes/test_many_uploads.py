@@ -1,16 +1,21 @@
 """Several batches in one upload over HTTP."""
 
 import asyncio
+import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from ref_server.config import QueueConfig
 from ref_server.http.app import create_app
+from ref_server.http.load_shedder import MAX_PROBES
 from shared import wire
-from shared.api import MAX_UPLOADS, MAX_UPLOADS_BYTES, UploadResult, UploadResults
+from shared.api import MAX_UPLOADS, MAX_UPLOADS_BYTES, Uploaded, UploadResult, UploadResults
 from shared.batch import RolloutBatch
 from shared.client import RefServerClient, RefServerError
 from tests.ref_server.calls import MakeService, Rollout, Serve, bearer, error, upload
@@ -63,8 +68,8 @@ def test_a_token_of_one_run_uploads_nothing_to_others(
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
-        (b"", 422, "1 to 256 batches"),
-        (bytes(4) * (MAX_UPLOADS + 1), 422, "1 to 256 batches"),
+        (b"", 422, "1 to 64 batches"),
+        (bytes(4) * (MAX_UPLOADS + 1), 422, "1 to 64 batches"),
         (b"\0\0", 422, "a length of 4 bytes is claimed"),
         (b"\xff\xff\xff\xffx", 422, "a batch of 4294967295 bytes is claimed"),
         (bytes(MAX_UPLOADS_BYTES + 1), 413, "at most 4194304 bytes"),
@@ -93,6 +98,42 @@ def test_a_full_queue_takes_what_fits_and_the_client_waits_with_the_rest(
     assert waits and all("429" in reason for reason in waits)
 
 
+def test_one_upload_leaves_room_for_others(
+    make_service: MakeService, serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make_service()
+    admit, held, at_once = service.admit, threading.Event(), threading.Semaphore(0)
+
+    def slowly(body: bytes, *rest: Any) -> Uploaded:
+        at_once.release()
+        assert held.wait(60)
+        return admit(body, *rest)
+
+    with serve(service) as http, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(service, "admit", slowly)
+        together = pool.submit(upload_together, http, *(rollout() for _ in range(MAX_UPLOADS)))
+        for _ in range(16):
+            assert at_once.acquire(timeout=60)
+        assert not at_once.acquire(timeout=0.2), "no more at once"
+        monkeypatch.setattr(service, "admit", admit)
+        assert upload(http, rollout()).status_code == 201
+        monkeypatch.setattr(service, "admit", slowly)
+        held.set()
+        assert all(each.uploaded for each in together.result(timeout=60))
+
+
+def test_a_large_batch_is_sent_once_and_by_itself(
+    make_service: MakeService, serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = rollout(lengths=(200,) * 2700)
+    assert len(wire.encode(large)) > MAX_UPLOADS_BYTES
+    with serve(make_service(max_batch_tokens=10**6)) as http, RefServerClient(str(http.base_url)) as client:
+        (uploaded,) = client.upload_several([large])
+        counted = http.get("/metrics").text
+    assert isinstance(uploaded, Uploaded) and uploaded.created
+    assert re.search(r'http_request_seconds_count{method="POST",route="/v1/batches"} 1.0', counted)
+
+
 def test_while_the_queue_is_full_few_of_them_are_decoded(
     make_service: MakeService, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +150,8 @@ def test_while_the_queue_is_full_few_of_them_are_decoded(
             for _ in range(3):
                 content = wire.encode_uploads([wire.encode(rollout()) for _ in range(60)])
                 answer = await client.post("/v1/batches", content=content, headers=TOGETHER)
+        service.queue.close()
         return [result["error"]["code"] for result in answer.json()["results"]]
 
     assert asyncio.run(play()) == ["queue_full"] * 60
-    assert len(decoded) < 120
+    assert len(decoded) <= 60 + 2 * MAX_PROBES
