@@ -11,9 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from ref_server.config import QueueConfig
+from ref_server.cli.serve import open_queue
+from ref_server.config import QueueConfig, ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.load_shedder import MAX_PROBES
+from ref_server.scoring.reference import NoReferenceModel
+from ref_server.service.service import Service
 from shared import wire
 from shared.api import MAX_UPLOADS, MAX_UPLOADS_BYTES, Uploaded, UploadResult, UploadResults
 from shared.batch import RolloutBatch
@@ -122,12 +125,12 @@ def test_one_upload_leaves_room_for_others(
         assert all(each.uploaded for each in together.result(timeout=60))
 
 
-def test_a_large_batch_is_sent_once_and_by_itself(
-    make_service: MakeService, serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = rollout(lengths=(200,) * 2700)
+def test_a_large_batch_is_sent_once_and_by_itself(serve: Serve, rollout: Rollout, tmp_path: Path) -> None:
+    config = ServeConfig(no_model=True, data_dir=tmp_path, max_batch_tokens=10**6)
+    service = Service(NoReferenceModel(config), open_queue(config), config)
+    large = rollout(lengths=(300_000, 300_000))
     assert len(wire.encode(large)) > MAX_UPLOADS_BYTES
-    with serve(make_service(max_batch_tokens=10**6)) as http, RefServerClient(str(http.base_url)) as client:
+    with serve(service) as http, RefServerClient(str(http.base_url)) as client:
         (uploaded,) = client.upload_several([large])
         counted = http.get("/metrics").text
     assert isinstance(uploaded, Uploaded) and uploaded.created
