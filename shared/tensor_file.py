@@ -70,7 +70,7 @@ def parse(body: bytes, layout: Layout) -> tuple[dict[str, str], dict[str, Array]
     except safetensors.SafetensorError as error:
         raise BatchError("body", f"must be a safetensors file: {error}") from None
     tensors: dict[str, Array] = {}
-    for name, part in parts:
+    for name, part in sorted(parts, key=lambda named: named[0]):  # safetensors returns them in any order
         allowed = layout.allowed_dtypes(name)
         if part["dtype"] not in allowed:
             raise BatchError(name[:80], f"must have dtype {' or '.join(allowed)}, got {part['dtype']}")

@@ -2,7 +2,7 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
@@ -10,7 +10,7 @@ from textwrap import shorten
 from rich.console import Console
 
 from policy_trainer.reporting.sample_views import by_reward, view
-from policy_trainer.reporting.samples import SampledGroup, as_json, read_samples
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, as_json, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 
@@ -62,7 +62,7 @@ def _chosen(groups: Sequence[SampledGroup], options: Namespace, path: Path) -> l
     if not matching:
         raise UserError(_nothing(groups, wanted, path))
     if options.ranked:
-        return _RANKINGS[options.ranked](_single(matching))[: options.limit or _RANKED]
+        return _ranked(matching, options.ranked, options.limit or _RANKED)
     if not wanted.keys() & {"step", "batch"}:
         matching = [group for group in matching if group.step == matching[-1].step]
     return matching[: options.limit]
@@ -79,14 +79,11 @@ def _nothing(groups: Sequence[SampledGroup], wanted: Mapping[str, object], path:
     return f"{filters}: {path} has no such samples; it has those of steps {steps}"
 
 
-def _single(groups: Sequence[SampledGroup]) -> list[SampledGroup]:
-    """Groups of one completion each, the lowest reward first."""
-    owner = {id(item): group for group in groups for item in group.completions}
+def _ranked(groups: Sequence[SampledGroup], which: str, limit: int) -> list[SampledGroup]:
+    """The worst or best completions, those of a prompt together."""
+    owner = {id(item): place for place, group in enumerate(groups) for item in group.completions}
     items = by_reward([item for group in groups for item in group.completions])
-    return [replace(owner[id(item)], completions=(item,)) for item in items]
-
-
-_RANKINGS: Mapping[str, Callable[[list[SampledGroup]], list[SampledGroup]]] = {
-    "worst": lambda single: single,
-    "best": lambda single: single[::-1],
-}
+    chosen: dict[int, list[SampledCompletion]] = {}
+    for item in (items[::-1] if which == "best" else items)[:limit]:
+        chosen.setdefault(owner[id(item)], []).append(item)
+    return [replace(groups[place], completions=tuple(of_prompt)) for place, of_prompt in chosen.items()]

@@ -90,6 +90,7 @@ def _open_reference(config: ServeConfig) -> ReferenceModel:
         return_freed_memory()
         return NoReferenceModel(config)
     # PyTorch takes seconds and memory; a queue without a model needs neither.
+    log.info("starting PyTorch, which can take half a minute", model=config.model)
     from ref_server.scoring import frozen_model
 
     reference = frozen_model.load(config)

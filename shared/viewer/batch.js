@@ -4,13 +4,13 @@ import { ApiError, get, path } from "./api.js";
 import { add, el, fill } from "./dom.js";
 import { count, moment, number, age, bytes } from "./format.js";
 import { key } from "./keys.js";
-import { link, placeOf } from "./place.js";
+import { here, link, placeOf } from "./place.js";
 import { showGroup } from "./group.js";
 
 export async function showBatch(root, parts, query, signal) {
   const id = parts[1] ?? "";
   const list = placeOf(id);
-  add(root, el("h1", {}, "Group ", el("span", { class: "id" }, id)), neighbours(list, query, signal));
+  add(root, el("h1", {}, "Group ", el("span", { class: "id" }, id)), neighbours(list, signal));
   const batch = await get(path("v1", "batches", id), {}, signal);
   const place = el("div", {}, el("p", { class: "quiet" }, "reading tokens …"));
   add(root, place);
@@ -21,6 +21,7 @@ export async function showBatch(root, parts, query, signal) {
 
 /** The tokens of a batch, or { reason } if there are none. */
 async function readTokens(batch, signal) {
+  if (!batch.payload_bytes) return { reason: "its payload is gone" };
   try {
     return await get(path("v1", "batches", batch.id, "tokens"), {}, signal);
   } catch (error) {
@@ -35,14 +36,16 @@ function gone(reason) {
 }
 
 /** Links, and their keys, to the previous and next group of the list from which this group was opened. */
-function neighbours(list, query, signal) {
+function neighbours(list, signal) {
   if (!list) return null;
-  const to = (at) => (at in list.ids ? link(["batch", list.ids[at]], { color: query.get("color"), sort: query.get("sort") }) : null);
+  const chosen = () => Object.fromEntries(["color", "sort", "show", "q"].map((name) => [name, here().query.get(name)]));
+  const to = (at) => (at in list.ids ? link(["batch", list.ids[at]], chosen()) : null);
   const go = (at) => () => to(at) && (location.hash = to(at));
   key("j", "next group", go(list.at + 1), signal);
   key("k", "previous group", go(list.at - 1), signal);
   key("u", "back to the list", () => (location.hash = list.back), signal);
-  const way = (at, text) => (to(at) ? el("a", { href: to(at) }, text) : el("span", { class: "quiet" }, text));
+  const click = (at) => (event) => (event.currentTarget.href = to(at));
+  const way = (at, text) => (to(at) ? el("a", { href: to(at), click: click(at) }, text) : el("span", { class: "quiet" }, text));
   return el("p", { class: "fields" }, way(list.at - 1, "← previous (k)"), el("span", {}, `${list.at + 1} of ${number(list.ids.length)} in `,
     el("a", { href: list.back }, list.name)), way(list.at + 1, "next (j) →"));
 }

@@ -18,7 +18,7 @@ const SECONDS_BETWEEN_READS = 3;
 const ENDED = new Set(["finished", "abandoned"]);
 
 const COLUMNS = [
-  { name: "batch", of: (batch) => batch.id, cell: (batch, open) => el("a", { class: "id", href: link(["batch", batch.id]), click: open, title: batch.id }, shortId(batch.id)) },
+  { name: "batch", of: (batch) => batch.id, cell: (batch, open) => el("a", { class: batch.payload_bytes ? "id" : "id quiet", href: link(["batch", batch.id]), click: open, title: batch.payload_bytes ? batch.id : `${batch.id}: its tokens are gone` }, shortId(batch.id)) },
   { name: "run", of: (batch) => batch.run, cell: (batch) => el("a", { class: "name", href: link(["run", batch.run], { lineage: batch.lineage }) }, batch.run) },
   { name: "state", of: (batch) => STATES.indexOf(batch.state), cell: (batch) => el("span", { class: `tag ${batch.state}` }, batch.state) },
   { name: "reason", of: (batch) => batch.reason ?? "", cell: (batch) => el("span", { title: batch.reason }, batch.reason ?? "") },
@@ -53,7 +53,8 @@ export async function showBatches(root, parts, query, signal) {
   const show = () => {
     const rows = visibleRows();
     table.set(rows, chosen.sort);
-    status.textContent = `${count(rows.length, "batch", "batches")}${chosen.q ? ` of ${number(batches.length)}` : ""}${more ? `; only the first ${number(MOST)} are shown: filter by state or run` : ""}.`;
+    const gone = rows.filter((each) => !each.payload_bytes).length;
+    status.textContent = `${count(rows.length, "batch", "batches")}${chosen.q ? ` of ${number(batches.length)}` : ""}${more ? `; only the first ${number(MOST)} are shown: filter by state or run` : ""}.${gone ? ` The tokens of ${number(gone)} are gone, shown in grey.` : ""}`;
     // A button that leaves the page for a moment loses the click that has begun on it.
     if (!rows.length) fill(place, empty(chosen));
     else if (!table.element.isConnected) fill(place, table.element);

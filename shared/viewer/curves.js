@@ -1,52 +1,61 @@
 // Learning curves of one or more runs, as small plots that update with the runs.
 
-import { add, el, fill } from "./dom.js";
+import { el, fill } from "./dom.js";
 import { Columns, smoothed } from "./columns.js";
-import { atMost, on } from "./live.js";
+import { on } from "./live.js";
 import { plotsFor } from "./metrics.js";
 import { link } from "./place.js";
 import { plot } from "./plots.js";
 
 export const LINES = 6;
-const SECONDS_BETWEEN_READS = 2;
 
 /**
- * Draws the curves of runs [{ run, lineage, marks }…] into an element; marks: steps with warnings. look: { weight, along }:
- * the smoothing weight, 0 to 1, and the x axis, "step" or "completions". Updates until the signal aborts.
+ * The curves of runs [{ run, lineage, marks }…] in an element; marks: steps with warnings. look: { weight, along }: the
+ * smoothing weight, 0 to 1, and the x axis, "step" or "completions". Returns a function that reads and draws what is new;
+ * the plots end when the signal aborts.
  */
-export async function showCurves(place, runs, look, signal) {
+export function curvesOf(place, runs, look, signal) {
   const curves = runs.map((run) => ({ ...run, step: new Columns(run, "step"), evaluation: new Columns(run, "evaluation") }));
-  const read = () => Promise.all(curves.flatMap((each) => [each.step.read(signal), each.evaluation.read(signal)]));
-  await read();
-  const names = new Set(curves.flatMap(({ step }) => Object.keys(step.values)));
-  if (!names.size) return fill(place, el("p", { class: "box" }, "No step has been reported yet."));
-  const { main, others } = plotsFor(names);
-  const drawn = drawAll(el("div", { class: "plots" }), main, curves, look, signal);
-  fill(place, drawn.element, drawOthers(others, curves, look, signal, drawn));
-  signal.addEventListener("abort", () => drawn.plots.forEach((each) => each.plot.end()));
-  keepReading(curves, read, drawn, look, signal);
-}
-
-function drawAll(element, metrics, curves, look, signal, plots = []) {
-  for (const metric of metrics) {
-    const made = { metric, plot: null };
-    if (!isEmpty(metric, curves)) {
-      const lines = linesOf(metric, curves, look);
-      const axis = look.along === "completions" ? "completion" : "step";
-      const marks = curves.length === 1 ? curves[0].marks ?? [] : [];
-      const pick = (x) => (location.hash = stepLink(curves, x, look));
-      made.plot = plot(element, { ...metric, lines, data: dataOf(metric, curves, look), axis, pick, marks }, signal);
-      plots.push(made);
-    }
-  }
-  return { element, plots };
-}
-
-/** The other metrics are drawn when their section is opened. */
-function drawOthers(metrics, curves, look, signal, drawn) {
+  const plots = new Map();
+  const main = el("div", { class: "plots" });
   const inside = el("div", { class: "plots" });
-  const draw = () => !inside.childElementCount && drawAll(inside, metrics, curves, look, signal, drawn.plots);
-  return metrics.length > 0 && el("details", { toggle: draw }, el("summary", {}, `${metrics.length} other metrics`), inside);
+  const empty = el("p", { class: "box" }, "No step has been reported yet.");
+  const summary = el("summary", {});
+  const others = el("details", { hidden: true, toggle: () => draw() }, summary, inside);
+  fill(place, empty, main, others);
+  signal.addEventListener("abort", () => plots.forEach((each) => each.end()));
+  forgetReplaced(curves, signal);
+
+  const put = (element, metrics) => {
+    for (const metric of metrics) {
+      const id = `${metric.kind} ${metric.name}`;
+      if (plots.has(id)) plots.get(id).set(dataOf(metric, curves, look));
+      else if (!isEmpty(metric, curves)) plots.set(id, makePlot(element, metric, curves, look, signal));
+    }
+    const figures = metrics.map(({ kind, name }) => plots.get(`${kind} ${name}`)?.figure).filter(Boolean);
+    figures.forEach((each, i) => element.children[i] === each || element.insertBefore(each, element.children[i] ?? null));
+  };
+  /** A metric's plot appears with its first value; those of the other metrics once their section is opened. */
+  const draw = () => {
+    const found = plotsFor(new Set(curves.flatMap(({ step }) => Object.keys(step.values))));
+    put(main, found.main);
+    summary.textContent = `${found.others.length} other metrics`;
+    others.hidden = found.others.length === 0;
+    if (others.open) put(inside, found.others);
+    empty.hidden = plots.size > 0;
+  };
+  return async () => {
+    await Promise.all(curves.flatMap((each) => [each.step.read(signal), each.evaluation.read(signal)]));
+    if (!signal.aborted) draw();
+  };
+}
+
+function makePlot(element, metric, curves, look, signal) {
+  const lines = linesOf(metric, curves, look);
+  const axis = look.along === "completions" ? "completion" : "step";
+  const marks = curves.length === 1 ? curves[0].marks ?? [] : [];
+  const pick = (x) => (location.hash = stepLink(curves, x, look));
+  return plot(element, { ...metric, lines, data: dataOf(metric, curves, look), axis, pick, marks }, signal);
 }
 
 const columnOf = (metric, curve) => curve[metric.kind].values[metric.name];
@@ -54,7 +63,7 @@ const isEmpty = (metric, curves) => curves.every((curve) => !columnOf(metric, cu
 
 function linesOf(metric, curves, { weight }) {
   const points = metric.kind === "evaluation";
-  const lineOf = (curve, i) => ({ label: curves.length > 1 ? curve.label : "", line: (i % LINES) + 1, points });
+  const lineOf = (curve, i) => ({ label: curves.length > 1 ? curve.label : "", line: (i % LINES) + 1, dashed: i >= LINES, points });
   return curves.flatMap((curve, i) => (weight && !points ? [{ ...lineOf(curve, i), faint: true }, lineOf(curve, i)] : [lineOf(curve, i)]));
 }
 
@@ -83,17 +92,12 @@ function stepLink(curves, x, { along }) {
   return location.hash;
 }
 
-/** Reads and draws new records as they are reported. */
-function keepReading(curves, read, drawn, look, signal) {
-  const refresh = atMost(SECONDS_BETWEEN_READS, async () => {
-    await read();
-    for (const { metric, plot } of drawn.plots) plot.set(dataOf(metric, curves, look));
-  }, signal);
+/** Discards everything of a run that is resumed: it reports some steps again. */
+function forgetReplaced(curves, signal) {
   on("metrics", (event) => {
-    const mine = curves.filter(({ run, lineage }) => !event.run || (event.run === run && event.lineage === lineage));
-    for (const { step, evaluation } of mine) {
-      if (event.kind === "step" && event.step < step.steps.at(-1)) [step, evaluation].forEach((each) => each.forget());
+    for (const { run, lineage, step, evaluation } of curves) {
+      const again = event.run === run && event.lineage === lineage && event.kind === "step" && event.step < step.steps.at(-1);
+      if (again) [step, evaluation].forEach((each) => each.forget());
     }
-    if (mine.length) refresh();
   }, signal);
 }

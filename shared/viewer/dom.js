@@ -1,5 +1,6 @@
 // Creates elements. All text of the page passes through here and stays text: it never becomes markup.
 
+import { ago } from "./format.js";
 import { visible } from "./text.js";
 
 /**
@@ -27,6 +28,16 @@ export function fill(element, ...children) {
 export function add(element, ...children) {
   element.append(...children.flat().filter(isThere).map(node));
   return element;
+}
+
+/** How long ago a time in Unix seconds was. The page keeps it right. */
+export function since(at) {
+  return el("time", { "data-at": String(at) }, ago(at));
+}
+
+/** Writes anew how long ago each time on the page was. */
+export function writeAges() {
+  for (const each of document.querySelectorAll("time[data-at]")) each.textContent = ago(Number(each.dataset.at));
 }
 
 /** Announces a message to screen readers. */

@@ -49,6 +49,9 @@ export function moment(at) {
   return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 }
 
+/** Unix seconds -> local time of day. */
+export const timeOfDay = (at) => moment(at).slice(11);
+
 /** "1 batch", "2 batches". */
 export const count = (value, singular, plural = `${singular}s`) => `${number(value)} ${value === 1 ? singular : plural}`;
 

@@ -33,7 +33,8 @@ export function showGroup(tokens, query, signal) {
   const { rows, prompt } = tokens;
   const scales = scalesOf(rows);
   const chosen = Object.fromEntries(["color", "sort", "show", "q"].map((name) => [name, query.get(name) ?? ""]));
-  if (!(chosen.color in scales)) chosen.color = ["kl", "logp", "none"].find((name) => name in scales);
+  const asked = chosen.color;
+  if (!Object.hasOwn(scales, asked)) chosen.color = ["kl", "logp", "none"].find((name) => name in scales);
   const watcher = pieceWatcher(signal);
   const classOf = (number) => (i) => scales[chosen.color].classOf(scales[chosen.color].columns[number]?.[i]);
   const texts = rows.map((row, number) => tokenText(row, watcher, classOf(number)));
@@ -50,7 +51,8 @@ export function showGroup(tokens, query, signal) {
   const search = () => texts.forEach((text, number) => text.mark(hitsOf(rows[number], chosen.q)));
   const paint = () => {
     texts.forEach((text, number) => text.paint(classOf(number)));
-    fill(legend, legendItems(scales[chosen.color], rows));
+    const unknown = asked && !Object.hasOwn(scales, asked) && el("p", { class: "wrong" }, `This group has no values for the colour “${asked}”.`);
+    fill(legend, unknown, legendItems(scales[chosen.color], rows));
   };
   const change = (changes) => {
     Object.assign(chosen, changes);
@@ -139,10 +141,10 @@ function legendItems(scale, rows) {
 
 /** The indexes of the shown rows, in display order. */
 function arranged(rows, { sort, show, q }) {
-  const filter = FILTERS[show] ?? FILTERS[""];
+  const filter = Object.hasOwn(FILTERS, show) ? FILTERS[show] : FILTERS[""];
   const wanted = q.toLowerCase();
   const shown = [...rows.keys()].filter((i) => filter.of(rows[i]) && (!wanted || textOf(rows[i]).toLowerCase().includes(wanted)));
-  const by = SORTS[sort]?.of;
+  const by = Object.hasOwn(SORTS, sort) ? SORTS[sort].of : undefined;
   const value = (i) => by(rows[i]) ?? -Infinity;
   return by ? shown.sort((a, b) => value(b) - value(a)) : shown;
 }

@@ -40,6 +40,23 @@ export function atMost(seconds, call, signal) {
   };
 }
 
+/**
+ * Runs `call` now, and again after each event that concerns it, at most once every so many seconds. It listens before it
+ * reads, so nothing that happens meanwhile is missed. concerns: gets the event's detail.
+ */
+export async function keep(kind, seconds, call, signal, concerns = () => true) {
+  const again = atMost(seconds, call, signal);
+  let reading = true;
+  let missed = false;
+  on(kind, (detail) => concerns(detail) && (reading ? (missed = true) : again()), signal);
+  await call();
+  reading = false;
+  if (missed) again();
+}
+
+/** Whether a `metrics` event is of this run. Where events are polled for, each stands for all runs. */
+export const isOf = (run) => (event) => !event.run || event.run === run;
+
 /** Follows the server while the page is open. Not an EventSource, which cannot send a token. */
 export async function follow() {
   for (let failures = 0; ; ) {

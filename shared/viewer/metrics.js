@@ -5,7 +5,7 @@ const STEP = [
   ["reward", "Reward", "", "rising"],
   ["reward_std", "Spread of the reward", "", "above 0"],
   ["kl", "KL to the reference", "nats a token", "below 1, not tripling in 20 steps"],
-  ["clip_ratio", "Clipped tokens", "", "0.1 to 0.3; not 0 for 60 steps: the ratio is inert"],
+  ["clip_ratio", "Clipped tokens", "", "at most 0.3; not 0 for 60 steps: the ratio is inert"],
   ["entropy", "Entropy", "nats a token", "above a tenth of its beginning; a hundredth where the reward rises"],
   ["completion_length_mean", "Length", "tokens", ""],
   ["truncated", "Cut off", "", "not 0.1 above its beginning"],
@@ -38,7 +38,7 @@ export function plotsFor(names) {
   const known = new Map(STEP.map((metric) => [metric.name, metric]));
   const plain = (name) => ({ kind: "step", name, title: name, unit: "", healthy: "" });
   const [reward, ...rest] = STEP.filter((metric) => names.has(metric.name));
-  const parts = [...names].filter((name) => name.startsWith("reward/")).map(plain);
+  const parts = [...names].filter((name) => name.startsWith("reward/")).sort().map(plain);
   const others = [...names].filter((name) => !known.has(name) && !name.startsWith("reward/") && !LEFT_OUT.test(name));
   return { main: [reward, ...EVALUATION, ...parts, ...rest].filter(Boolean), others: others.sort().map(plain) };
 }

@@ -1,7 +1,7 @@
 // The overview: how full the queue is, how fast the server works, and which part limits the runs.
 
 import { ApiError, get } from "./api.js";
-import { add, el, fill } from "./dom.js";
+import { add, el, fill, since } from "./dom.js";
 import { age, bytes, count, number, percent } from "./format.js";
 import { atMost, on } from "./live.js";
 import { link } from "./place.js";
@@ -33,8 +33,8 @@ export async function showOverview(root, parts, query, signal) {
     el("section", {}, el("h2", {}, "Batches by run"), runs));
   const tokens = plot(rates, { title: "Scored", unit: "tokens a second", lines: [{ line: 1 }], data: ratesOf("tokens"), time: true }, signal);
   const batches = plot(rates, {
-    title: "Batches", unit: "a second", lines: [{ label: "uploaded", line: 1 }, { label: "trained", line: 2 }],
-    data: ratesOf("admitted", "acked"), time: true,
+    title: "Batches", unit: "a second", lines: [{ label: "uploaded", line: 1 }, { label: "taken by trainers", line: 2 }],
+    data: ratesOf("admitted", "taken"), time: true,
   }, signal);
   signal.addEventListener("abort", () => [tokens, batches].forEach((each) => each.end()));
   let newest = null;
@@ -45,7 +45,7 @@ export async function showOverview(root, parts, query, signal) {
     fill(about, aboutQueue(queue, Date.now() / 1000 - at));
     fill(runs, runsTable(queue));
     tokens.set(ratesOf("tokens"));
-    batches.set(ratesOf("admitted", "acked"));
+    batches.set(ratesOf("admitted", "taken"));
   };
   on("queue", (queue) => {
     newest = { queue, at: Date.now() / 1000 };
@@ -118,16 +118,18 @@ function followWaits(place, signal) {
     }
   }, signal);
   on("metrics", refresh, signal);
-  on("queue", () => newest.length && show(), signal);
+  const tick = setInterval(() => newest.length && show(), 1000 * SECONDS_BETWEEN_READS); // an idle server sends nothing
+  signal.addEventListener("abort", () => clearInterval(tick));
   refresh();
 }
 
-function waitsOfRun({ run, lineage, step, waits }) {
-  const all = { ...waits, server: scorerWaits() };
+function waitsOfRun({ run, lineage, step, updated_at: updated, waits }) {
+  const goesOn = Date.now() / 1000 - updated < waits.stopsAfter;
+  const all = goesOn ? { ...waits, server: scorerWaits() } : waits;
   return el("article", { class: "card" },
     el("h3", {}, el("a", { href: link(["run", run], { lineage }), class: "name" }, run), el("span", { class: "quiet" }, ` step ${number(step)}`)),
     el("dl", { class: "shares" }, rowsOf(all).map(({ name, share }) => el("div", {}, el("dt", {}, name), shareBar(name, share)))),
-    el("p", {}, verdictOf(all)));
+    el("p", {}, goesOn ? verdictOf(all) : ["No step for ", since(updated), ": these are the shares of its last steps."]));
 }
 
 function shareBar(name, share) {

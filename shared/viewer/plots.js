@@ -2,17 +2,20 @@
 
 import { color, onColors } from "./appearance.js";
 import { add, el, fill, announce } from "./dom.js";
-import { age, number, short } from "./format.js";
+import { age, number, short, timeOfDay } from "./format.js";
 
 const HEIGHT = 150;
+// The ticks of an x axis: times of day, or whole numbers.
+const CLOCK = { values: (_, ticks) => ticks.map(timeOfDay) };
+const WHOLE = { values: (_, ticks) => ticks.map(short), incrs: Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat() };
 const MOVED = 4;
 
 /**
  * Adds a plot to an element.
  *
- * title, unit, healthy: describe the metric. lines: [{ label, line, faint, points }…], `line` a colour number. data: [x, y…],
+ * title, unit, healthy: describe the metric. lines: [{ label, line, dashed, faint, points }…], `line` a colour number. data: [x, y…],
  * numbers or nulls. axis: the name of an x value. time: x is in Unix seconds. pick: called with the x of a selected point.
- * marks: x values of warnings. Returns { set(data), end() }.
+ * marks: x values of warnings. Returns { figure, set(data), end() }.
  */
 export function plot(place, { title, unit = "", healthy = "", lines, data, axis = "step", time = false, pick = null, marks = [] }, signal) {
   const values = el("span", { class: "values" });
@@ -26,8 +29,9 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, axis 
   const labelled = lines.map((line, i) => [line, i + 1]).filter(([line]) => !line.faint);
   const showValues = (chart) => {
     const at = chart.cursor.idx ?? chart.data[0].length - 1;
+    const hovered = typeof chart.cursor.idx === "number";
     const parts = labelled.map(([line, i]) =>
-      el("span", { class: `line-${line.line}` }, line.label ? `${line.label} ` : "", el("b", {}, number(valueAt(chart.data[i], at)))));
+      el("span", { class: `line-${line.line}` }, line.label ? `${line.label} ` : "", el("b", {}, number(valueAt(chart.data[i], at, hovered)))));
     const x = chart.data[0][at];
     const where = x === undefined ? "no value yet" : time ? `${age(Date.now() / 1000 - x)} ago` : `${axis} ${number(x)}`;
     fill(values, el("span", { class: "quiet" }, where), parts);
@@ -42,6 +46,7 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, axis 
   moveByKeys(figure, chart, pick, values);
   if (pick) pickByMouse(chart, pick);
   return {
+    figure,
     set: (next) => {
       chart.setData(next);
       showValues(chart);
@@ -59,21 +64,26 @@ function options({ lines, time, showValues, marked }) {
     stroke: () => color("--quiet"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui",
   };
   return {
-    width: 300, height: HEIGHT, padding: [8, 8, 0, 0], legend: { show: false },
+    width: 300, height: HEIGHT, padding: [8, 24, 0, 0], legend: { show: false },
     cursor: { sync: { key: time ? "time" : "step", scales: ["x", null] }, points: { size: 7 }, y: false },
     scales: { x: { time, range: (chart, low, high) => across(chart, low, high, time ? 30 : 1) }, y: { range } },
-    axes: [{ ...axis, size: 26, space: 60 }, { ...axis, size: 50, values: (_, ticks) => ticks.map(short) }],
+    axes: [{ ...axis, ...(time ? CLOCK : WHOLE), size: 26, space: 60 }, { ...axis, size: widthOf, values: (_, ticks) => ticks.map(short) }],
     series: [{}, ...lines.map(series)],
     hooks: { setCursor: [showValues], draw: [marked] },
   };
 }
 
-function series({ line, faint = false, points = false }) {
+function series({ line, dashed = false, faint = false, points = false }) {
   const stroke = () => color(`--line-${line}`);
   return {
-    stroke, width: faint ? 1 : 2, alpha: faint ? 0.35 : 1, spanGaps: true,
+    stroke, width: faint ? 1 : 2, alpha: faint ? 0.35 : 1, spanGaps: true, dash: dashed ? [6, 4] : undefined,
     points: points ? { show: true, size: 6, fill: stroke } : undefined,
   };
+}
+
+/** The width of the y axis, for its longest label. */
+function widthOf(_, labels) {
+  return Math.max(50, 14 + 7 * Math.max(0, ...(labels ?? []).map((each) => each.length)));
 }
 
 /** The y range: some space around the values, with a constant in the middle, and hardly below 0 if no value is. */
@@ -88,10 +98,11 @@ function across({ data: [xs] }, low, high, pad) {
   return xs.length === 1 ? [xs[0] - pad, xs[0] + pad] : [low, high];
 }
 
-/** The value at an index, or the last before it: evaluations are rarer than steps. */
-function valueAt(column, at) {
-  for (let i = at; i >= 0; i--) if (column[i] !== null && column[i] !== undefined) return column[i];
-  return null;
+/** The value at an index, or the last before it: evaluations are rarer than steps. A curve that has ended has none there. */
+function valueAt(column, at, hovered) {
+  const isThere = (value) => value !== null && value !== undefined;
+  if (hovered && !column.slice(at).some(isThere)) return null;
+  return column.slice(0, at + 1).findLast(isThere) ?? null;
 }
 
 /** Dashed lines at steps with a warning. */
@@ -121,7 +132,7 @@ function moveByKeys(figure, chart, pick, values) {
     if (to === undefined || !(to in steps)) return;
     event.preventDefault();
     chart.setCursor({ left: chart.valToPos(steps[to], "x"), top: 10 }, true, true);
-    announce(values.textContent);
+    announce([...values.children].map((each) => each.textContent).join(", "));
   });
 }
 

@@ -20,7 +20,8 @@ on("queue", (queue) => {
     working: queue.scoring.working_seconds,
     waiting: queue.scoring.waiting_seconds,
     admitted: queue.since_start.admitted ?? 0,
-    acked: queue.since_start.acked ?? 0,
+    // Acks come with checkpoints, many at once.
+    taken: (queue.since_start.leased ?? 0) - (queue.since_start.redelivered ?? 0),
   });
   while (history[0].at < now - KEPT_SECONDS) history.shift();
 });

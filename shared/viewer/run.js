@@ -1,54 +1,72 @@
 // One run: its warnings, curves and newest steps.
 
 import { Columns, readRuns, readStep } from "./columns.js";
-import { showCurves } from "./curves.js";
-import { add, el, fill } from "./dom.js";
-import { ago, moment, number } from "./format.js";
+import { curvesOf } from "./curves.js";
+import { add, el, fill, since } from "./dom.js";
+import { moment, number } from "./format.js";
+import { isOf, keep } from "./live.js";
 import { link, note } from "./place.js";
 import { recorded } from "./recorded.js";
 import { keyOf, smoothingField } from "./runs.js";
 
 const WARNINGS_SHOWN = 8;
 const STEPS_SHOWN = 30;
+const SECONDS_BETWEEN_READS = 2;
 
 export async function showRun(root, parts, query, signal) {
   const name = parts[1] ?? "";
-  const lineages = ((await readRuns(signal)) ?? []).filter(({ run }) => run === name);
-  const run = lineages.find(({ lineage }) => lineage === query.get("lineage")) ?? lineages[0];
-  add(root, el("h1", { class: "name" }, name));
-  const batches = el("a", { href: link(["batches"], { run: name }) }, "its batches");
-  if (!run) {
-    return add(root, el("div", { class: "box" }, el("p", {}, "This run has reported no metrics to this server."), el("p", {}, "Look at ", batches, ".")));
-  }
-  const warned = await readWarnings(run, signal);
-  const curves = el("div", {});
+  const [about, warnings, curves, newest] = [el("div", {}), el("div", {}), el("div", {}), el("div", {})];
+  const marks = []; // steps with warnings
+  let run = null;
+  let refreshCurves = null;
   let drawing = new AbortController();
+  signal.addEventListener("abort", () => drawing.abort());
   const draw = async () => {
     drawing.abort();
     drawing = new AbortController();
-    signal.addEventListener("abort", () => drawing.abort());
     note({ smooth: smoothing.value === "0" ? null : smoothing.value });
-    const marked = { ...run, marks: warned.map(({ step }) => step) };
-    await showCurves(curves, [marked], { weight: Number(smoothing.value) }, drawing.signal);
+    refreshCurves = curvesOf(curves, [{ ...run, marks }], { weight: Number(smoothing.value) }, drawing.signal);
+    await refreshCurves();
   };
-  const smoothing = smoothingField(query.get("smooth"), draw);
+  const smoothing = smoothingField(query.get("smooth"), () => run && draw());
+  const fields = el("div", { class: "fields", hidden: true }, smoothing.label, el("span", { class: "quiet" }, "Click a point to open its step."));
+  add(root, el("h1", { class: "name" }, name), about, warnings, fields, curves, newest);
+  await keep("metrics", SECONDS_BETWEEN_READS, async () => {
+    const lineages = ((await readRuns(signal)) ?? []).filter((each) => each.run === name);
+    run = lineages.find(({ lineage }) => lineage === query.get("lineage")) ?? lineages[0] ?? null;
+    fields.hidden = run === null;
+    if (run === null) return fill(about, noMetrics(name));
+    const warned = await readWarnings(run, signal);
+    marks.splice(0, marks.length, ...warned.map(({ step }) => step));
+    fill(about, aboutRun(run, lineages));
+    fill(warnings, warned.length > 0 && el("section", {}, el("h2", {}, "Warnings"), el("ul", { class: "warnings" }, warned.map(warning))));
+    fill(newest, await stepsTable(run, signal));
+    await (refreshCurves ? refreshCurves() : draw());
+  }, signal, isOf(name));
+}
+
+const batchesOf = (name) => el("a", { href: link(["batches"], { run: name }) }, "its batches");
+
+function noMetrics(name) {
+  const why = "This run has reported no metrics to this server. They appear here with its first step.";
+  return el("div", { class: "box" }, el("p", {}, why), el("p", {}, "Look at ", batchesOf(name), "."));
+}
+
+function aboutRun(run, lineages) {
   const others = lineages.filter((each) => each !== run);
-  add(root,
-    !recorded && el("p", {}, `Step ${number(run.step)}, updated ${ago(run.updated_at)} ago; started ${moment(run.first_at)}. See `, batches, ", or ",
+  return [
+    !recorded && el("p", {}, `Step ${number(run.step)}, updated `, since(run.updated_at), ` ago; started ${moment(run.first_at)}. See `, batchesOf(run.run), ", or ",
       el("a", { href: link(["runs"], { run: keyOf(run) }) }, "compare it with other runs"), "."),
     others.length > 0 && el("p", {}, "Other trainings with this name: ", others.map((each) =>
-      [el("a", { href: link(["run", name], { lineage: each.lineage }) }, each.lineage || "no lineage"), " "]).flat()),
-    warned.length > 0 && el("section", {}, el("h2", {}, "Warnings"), el("ul", { class: "warnings" }, warned.map(warning))),
-    el("div", { class: "fields" }, smoothing.label, el("span", { class: "quiet" }, "Click a point to open its step.")),
-    curves, await stepsTable(run, signal));
-  await draw();
+      [el("a", { href: link(["run", run.run], { lineage: each.lineage }) }, each.lineage || "no lineage"), " "]).flat()),
+  ];
 }
 
 /** The latest health records, newest first. */
 async function readWarnings(run, signal) {
   const columns = new Columns(run, "health");
   await columns.read(signal);
-  const steps = columns.steps.slice(recorded ? 0 : -WARNINGS_SHOWN).reverse();
+  const steps = [...new Set(columns.steps)].slice(recorded ? 0 : -WARNINGS_SHOWN).reverse(); // a step may have several
   const records = await Promise.all(steps.map((step) => readStep(run.run, run.lineage, step, signal)));
   return records.flat().filter(({ kind }) => kind === "health");
 }

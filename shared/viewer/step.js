@@ -1,8 +1,8 @@
 // One step of a run: its metrics, the rewards of its groups, and the groups.
 
 import { ApiError, get, path } from "./api.js";
-import { readStep } from "./columns.js";
-import { add, el, fill } from "./dom.js";
+import { readRuns, readStep } from "./columns.js";
+import { add, announce, el, fill } from "./dom.js";
 import { count, moment, number } from "./format.js";
 import { barsOf, histogram, holds } from "./histogram.js";
 import { key } from "./keys.js";
@@ -13,22 +13,44 @@ import { recorded } from "./recorded.js";
 // Concurrent requests for rewards of groups, and the number of groups read.
 const AT_ONCE = 6;
 const MOST_GROUPS = 512;
+// Of a long run's old steps so few are kept that the next one is at most so far away.
+const NEIGHBOURS = 130;
 
 export async function showStep(root, parts, query, signal) {
-  const [, run, , step] = parts;
+  const [, run, , text] = parts;
+  const step = Number(text);
   const lineage = query.get("lineage");
-  const to = (number) => link(["run", run, "step", number], { lineage });
-  add(root, el("h1", {}, el("a", { class: "name", href: link(["run", run], { lineage }) }, run), ` · step ${step}`),
-    el("p", { class: "fields" }, el("a", { href: to(Number(step) - 1) }, "← previous step"), el("a", { href: to(Number(step) + 1) }, "next step →")));
-  key("j", "next step", () => (location.hash = to(Number(step) + 1)), signal);
-  key("k", "previous step", () => (location.hash = to(Number(step) - 1)), signal);
-  const records = await readRecords(run, lineage, step, signal);
-  if (!records.length) return add(root, el("p", { class: "box" }, "There is no record of this step: only every other old step of a long run is kept."));
+  const to = (number) => link(["run", run, "step", number], { lineage, part: here().query.get("part") });
+  const place = el("div", {});
+  const ways = el("p", { class: "fields" });
+  add(root, el("h1", {}, el("a", { class: "name", href: link(["run", run], { lineage }) }, run), ` · step ${text}`), ways, place);
+  const known = ((await readRuns(signal)) ?? []).find((each) => each.run === run && (lineage === null || each.lineage === lineage));
+  const next = await neighboursOf(known, step, signal);
+  const way = (number, name) => (number === undefined ? el("span", { class: "quiet" }, name) : el("a", { href: to(number) }, name));
+  fill(ways, way(next.before, "← previous step"), way(next.after, "next step →"));
+  const go = (number, end) => () => (number === undefined ? announce(end) : (location.hash = to(number)));
+  key("j", "next step", go(next.after, "This is the newest step."), signal);
+  key("k", "previous step", go(next.before, "This is the first step."), signal);
+  if (!known) return add(place, el("p", { class: "box" }, "This run has reported no metrics to this server."));
+  const newest = el("a", { href: to(known.step) }, number(known.step));
+  if (!(step <= known.step)) return add(place, el("p", { class: "box" }, `The run has not reported step ${text}: its newest is `, newest, "."));
+  const records = await readRecords(run, lineage, text, signal);
+  if (!records.length) {
+    return add(place, el("p", { class: "box" }, "There is no record of this step: of a long run's old steps only every second is kept, and of older ones fewer."));
+  }
   const groups = el("section", {});
-  add(root, groups, records.map(recordSection));
-  if (recorded) return; // a report contains no groups
+  add(place, groups, records.map(recordSection));
+  if (recorded) return null; // a report contains no groups
   const ids = records.flatMap(({ batch_ids = [] }) => batch_ids);
-  await showGroups(groups, ids, query, signal);
+  return showGroups(groups, run, ids, query, signal);
+}
+
+/** The steps before and after one that the run has records of: { before, after }, each undefined where there is none. */
+async function neighboursOf(run, step, signal) {
+  if (!run || !Number.isInteger(step)) return {};
+  const query = { lineage: run.lineage, kind: "step", names: ["reward"], after: Math.max(-1, step - NEIGHBOURS), limit: 2 * NEIGHBOURS };
+  const { steps } = await get(path("v1", "runs", run.run, "metrics"), query, signal);
+  return { before: steps.findLast((each) => each < step), after: steps.find((each) => each > step) };
 }
 
 async function readRecords(run, lineage, step, signal) {
@@ -58,9 +80,10 @@ function formatted(value) {
 }
 
 /** A histogram of the rewards of the groups that are still available, and a table of these groups. */
-async function showGroups(place, ids, query, signal) {
+async function showGroups(place, run, ids, query, signal) {
   fill(place, el("h2", {}, "Groups"), el("p", { class: "quiet" }, "reading rewards …"));
-  const groups = await readRewards(ids.slice(0, MOST_GROUPS), signal);
+  const kept = await keptOf(run, ids, signal);
+  const groups = await readRewards(kept.slice(0, MOST_GROUPS), signal);
   if (!groups.length) {
     return fill(place, el("h2", {}, "Groups"), el("p", { class: "box" },
       `None of the ${count(ids.length, "group")} of this step is still available. The server keeps a sample of trained groups (ref-server serve --queue.keep-samples).`));
@@ -80,6 +103,18 @@ async function showGroups(place, ids, query, signal) {
     el("div", { class: "fields" }, el("label", {}, "Reward ", select)),
     histogram(bars, bars.map((bar) => all.filter((value) => holds(bar, value)).length), chosen, (bar) => href({ bar })),
     groupsTable(shown, rewardsOf));
+}
+
+/** Those of the groups whose payload the server still has. */
+async function keptOf(run, ids, signal) {
+  const kept = new Set();
+  let cursor = null;
+  do {
+    const page = await get("v1/batches", { run, kept: true, order: "newest", limit: 1000, cursor }, signal);
+    page.batches.forEach(({ id }) => kept.add(id));
+    cursor = page.next_cursor;
+  } while (cursor !== null);
+  return ids.filter((id) => kept.has(id));
 }
 
 async function readRewards(ids, signal) {

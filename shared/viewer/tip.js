@@ -32,7 +32,7 @@ export function tokenTip(group, signal) {
     const token = texts[row].current(index);
     token.scrollIntoView({ block: "nearest" });
     show(token, row, index);
-    announce(tip.textContent);
+    announce([JSON.stringify(group.rows[row].tokens[index]), ...Object.entries(valuesOf(group, row, index)).map((each) => each.join(" "))].join(", "));
   };
 
   element.addEventListener("pointerover", ({ target }) => {
@@ -64,22 +64,30 @@ function showFromAddress(query, { rows, texts }, choose) {
   if (!(row in rows)) return;
   requestAnimationFrame(() => {
     texts[row].element.closest(".completion")?.scrollIntoView({ block: "center" });
-    if (token >= 0) requestAnimationFrame(() => choose(row, token));
+    if (token < 0) return;
+    requestAnimationFrame(() => {
+      texts[row].element.focus({ preventScroll: true });
+      choose(row, token);
+    });
   });
 }
 
-function rowsOf({ rows, scales }, row, index) {
-  const { ids, tokens, loss_mask: mask, step_ends: ends, step_rewards: rewards } = rows[row];
+function rowsOf(group, row, index) {
+  return [el("code", {}, JSON.stringify(group.rows[row].tokens[index])), el("dl", { class: "sheet" },
+    Object.entries(valuesOf(group, row, index)).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))))];
+}
+
+/** What is known of a token, by name. Tokens are counted from 1. */
+function valuesOf({ rows, scales }, row, index) {
+  const { ids, loss_mask: mask, step_ends: ends, step_rewards: rewards } = rows[row];
   const end = ends?.indexOf(index) ?? -1;
-  const values = {
-    token: `${index} of ${ids.length}`,
+  return {
+    token: `${index + 1} of ${ids.length}`,
     id: String(ids[index]),
     ...Object.fromEntries(Object.values(scales).filter(({ columns }) => columns[row]).map(({ title, columns }) => [title, withProbability(title, columns[row][index])])),
     ...(mask?.[index] === false ? { masked: "not trained on" } : {}),
     ...(end >= 0 ? { "step ends": `reward ${number(rewards?.[end])}` } : {}),
   };
-  return [el("code", {}, JSON.stringify(tokens[index])), el("dl", { class: "sheet" },
-    Object.entries(values).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))))];
 }
 
 /** A log-prob with its probability. */

@@ -7,6 +7,9 @@ const NAMES = ["training_seconds", "waiting_seconds", "sampling_seconds", "sampl
 // The bottleneck waits for at most this share of its time, and the others for clearly more.
 const BUSY = 0.3;
 const CLEAR = 0.15;
+// A run whose next step is so late has stopped: nothing limits it.
+const STOPPED_SECONDS = 60;
+const STOPPED_STEPS = 3;
 
 const PARTS = { workers: "Rollout workers", server: "Reference server", trainer: "Policy trainer" };
 const LIMITS = {
@@ -15,16 +18,23 @@ const LIMITS = {
   trainer: "Training limits this run: give the trainer more or faster GPUs (torchrun), or larger --micro-batch-tokens if memory allows.",
 };
 
-/** The shares of time that workers and trainer waited in a run's latest steps; null if unknown. */
+/**
+ * The shares of time that workers and trainer waited in a run's latest steps, null if unknown; and after how many seconds
+ * without a step the run has stopped.
+ */
 export async function readWaits({ run, lineage, step }, signal) {
   const query = { lineage, kind: "step", names: NAMES, after: Math.max(-1, step - NEWEST_STEPS - 1) };
-  const { values } = await get(path("v1", "runs", run, "metrics"), query, signal);
+  const { steps, values } = await get(path("v1", "runs", run, "metrics"), query, signal);
+  const total = (name) => (values[name] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
   const share = (working, waiting) => {
-    const total = (name) => (values[name] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
     const all = total(working) + total(waiting);
     return all > 0 ? total(waiting) / all : null;
   };
-  return { workers: share("sampling_seconds", "sampler_waiting_seconds"), trainer: share("training_seconds", "waiting_seconds") };
+  const mean = (total("training_seconds") + total("waiting_seconds")) / Math.max(1, steps.length);
+  return {
+    workers: share("sampling_seconds", "sampler_waiting_seconds"), trainer: share("training_seconds", "waiting_seconds"),
+    stopsAfter: Math.max(STOPPED_SECONDS, STOPPED_STEPS * mean),
+  };
 }
 
 /** The known shares, for display: [{ name, share }…]. */

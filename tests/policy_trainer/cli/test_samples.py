@@ -62,7 +62,7 @@ def test_the_newest_step_is_shown_readably(shown: Callable[..., str]) -> None:
         (("--kind", "eval"), ["43\x1b[2J"]),
         (("--batch", "batch-1"), ["forty", "about 42"]),
         (("--limit", "1"), ["41", "42"]),
-        (("--worst",), ["41", "forty", "43\x1b[2J", "about 42", "42"]),
+        (("--worst",), ["41", "42", "forty", "about 42", "43\x1b[2J"]),
         (("--worst", "--limit", "2"), ["41", "forty"]),
         (("--best", "--limit", "1"), ["42"]),
         (("--best", "--step", "1", "--limit", "1"), ["about 42"]),

@@ -81,6 +81,9 @@ def test_a_role_that_is_too_small(open_tab: OpenTab, guarded: httpx.Client) -> N
     expect(tab.page.locator(".states .dead")).to_contain_text("1")
     tab.page.get_by_role("link", name="Batches", exact=True).click()
     expect(tab.page.get_by_role("alert")).to_contain_text("this needs a token of role train; yours is of role upload")
+    tab.page.get_by_role("button", name="Use another token").click()
+    give(tab, TOKENS["train"])
+    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
 
 
 def test_requeueing_needs_an_admin(open_tab: OpenTab, guarded: httpx.Client) -> None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import group, kill, upload
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,3 +85,15 @@ def test_a_server_without_batches_says_what_comes(
         tab.at("#/")
         expect(tab.page.get_by_text(f"--server {tab.url}")).to_be_visible()
         tab.page.close()
+
+
+def test_a_batch_whose_tokens_are_gone_is_grey(
+    tab: Tab, server: httpx.Client, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    dropped = upload(server, group(tokenizer, run="dropped"))
+    until(lambda: server.delete(f"/v1/batches/{dropped}").is_success)
+    page = tab.at("#/batches?run=dropped")
+    expect(page.get_by_text("The tokens of 1 are gone")).to_be_visible()
+    expect(page.locator("a.id.quiet")).to_have_attribute("title", f"{dropped}: its tokens are gone")
+    page.locator("a.id.quiet").click()
+    expect(page.get_by_text("Its tokens cannot be shown: its payload is gone.")).to_be_visible()

@@ -46,7 +46,7 @@ def test_a_token_tells_its_values_under_the_pointer(tab: Tab, server: httpx.Clie
     tab.at(f"#/batch/{ids[0]}")
     cards(tab).nth(0).locator(".tokens span").nth(5).hover()
     tip = tab.page.locator(".tip")
-    expect(tip).to_contain_text(f"5 of {len(row['ids'])}")
+    expect(tip).to_contain_text(f"6 of {len(row['ids'])}")
     expect(tip).to_contain_text(f"id{row['ids'][5]}")
     difference = row["sampler_logps"][5] - row["ref_logps"][5]
     expect(tip).to_contain_text(f"difference to the reference{difference:.4g}".replace("-", MINUS))
@@ -59,11 +59,20 @@ def test_keys_move_from_token_to_token(tab: Tab, ids: list[str]) -> None:
     for press in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
         tab.page.keyboard.press(press)
     expect(tokens.locator(".current")).to_have_count(1)
-    expect(tab.page.locator(".tip")).to_contain_text("token1 of")
+    expect(tab.page.locator(".tip")).to_contain_text("token2 of")
     assert tab.page.url.endswith("row=1&token=1")
-    expect(tab.page.locator("#announcer")).to_contain_text("token1 of")
+    expect(tab.page.locator("#announcer")).to_contain_text(re.compile('^"[^"]+", token 2 of [0-9]+, id [0-9]+, '))
     tab.page.reload()
     expect(cards(tab).nth(1).locator(".tokens .current")).to_have_count(1)
+    tab.page.keyboard.press("ArrowRight")
+    expect(tab.page.locator(".tip")).to_contain_text("token3 of")
+
+
+def test_a_colour_that_is_unknown_is_named(tab: Tab, ids: list[str]) -> None:
+    for wrong in ("constructor", "kl2"):
+        page = tab.at(f"#/batch/{ids[0]}?color={wrong}&show=constructor&sort=constructor")
+        expect(page.locator(".legend")).to_contain_text(f"no values for the colour “{wrong}”")
+        expect(cards(tab)).to_have_count(len(TEXTS))
 
 
 def test_colours_change_with_what_they_show(tab: Tab, ids: list[str]) -> None:

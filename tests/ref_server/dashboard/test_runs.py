@@ -9,6 +9,8 @@ from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import group, report, upload
 
 WARNING = {"kind": "health", "step": 7, "name": "kl", "seen": 3.5, "band": "below 1", "remedy": "raise loss.beta"}
+# What the page writes for a value that is not there.
+NONE = "\u2013"
 EVALUATION = {"kind": "evaluation", "step": 10, "accuracy": 0.75}
 
 
@@ -34,11 +36,32 @@ def test_the_newest_run_is_shown_with_its_last_values(tab: Tab) -> None:
     expect(plot(tab, "KL to the reference")).to_contain_text("nats a token")
 
 
+def test_a_run_that_has_stopped_gets_no_verdict(tab: Tab) -> None:
+    tab.page.clock.install()
+    page = tab.at("#/")
+    card = page.locator(".waits article").filter(has_text="one")
+    expect(card).to_contain_text("Sampling limits this run")
+    page.clock.fast_forward(120_000)
+    expect(card).to_contain_text("No step for")
+    expect(card).not_to_contain_text("limits this run")
+
+
+def test_the_overview_names_the_bottleneck(tab: Tab) -> None:
+    page = tab.at("#/")
+    card = page.locator(".waits article").filter(has_text="one")
+    expect(card).to_contain_text("Policy trainerworking 25%, waiting 75%")
+    expect(card).to_contain_text("Rollout workersworking 98%, waiting 2%")
+    expect(card).to_contain_text("Sampling limits this run")
+
+
 def test_runs_are_laid_over_each_other_and_the_address_says_which(tab: Tab) -> None:
     page = tab.at("#/runs")
     page.get_by_role("checkbox", name="two").check()
     expect(plot(tab, "Reward;")).to_contain_text("one 0.2")
     expect(plot(tab, "Reward;")).to_contain_text("two 0.05")
+    plot(tab, "Reward;").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(plot(tab, "Reward;")).to_contain_text(f"step 19one 0.19two {NONE}")
     page.get_by_label("Smoothing").select_option("much")
     expect(page.get_by_label("Smoothing")).to_have_value("0.9")
     address = page.url
@@ -80,14 +103,56 @@ def test_curves_move_as_the_run_reports(tab: Tab, server: httpx.Client) -> None:
     expect(plot(tab, "Reward;")).to_contain_text("step 29")
 
 
+def test_a_page_that_is_opened_before_the_first_step(tab: Tab, server: httpx.Client) -> None:
+    page = tab.at("#/run/early")
+    expect(page.get_by_text("They appear here with its first step")).to_be_visible()
+    report(server, "early", [1])
+    expect(plot(tab, "Reward;")).to_contain_text("step 1")
+    expect(page.get_by_text("Step 1, updated")).to_be_visible()
+    expect(plot(tab, "New one")).to_have_count(0)
+    report(server, "early", [2], WARNING | {"step": 2}, EVALUATION | {"step": 2}, entropy=0.5)
+    expect(page.get_by_text("Step 2, updated")).to_be_visible()
+    expect(plot(tab, "Entropy")).to_contain_text("0.5")
+    expect(plot(tab, "Accuracy, held out")).to_contain_text("0.75")
+    expect(page.locator(".warnings")).to_contain_text("Step 2: kl is 3.5")
+    expect(page.get_by_role("row").filter(has_text="0.02")).to_be_visible()
+
+
+def test_the_list_of_runs_gets_a_new_one(tab: Tab, server: httpx.Client) -> None:
+    page = tab.at("#/runs")
+    box = page.get_by_role("checkbox", name="one")
+    box.focus()
+    report(server, "newest", [1])
+    expect(page.get_by_role("checkbox", name="newest")).to_be_visible()
+    expect(box).to_be_focused()
+    report(server, "newest", [2])
+    expect(page.get_by_role("link", name="Open newest")).to_contain_text("step 2")
+
+
+def test_no_more_runs_can_be_chosen_than_are_drawn(tab: Tab, server: httpx.Client) -> None:
+    names = [f"many-{number:02}" for number in range(14)]
+    for name in names:
+        report(server, name, [1, 2])
+    page = tab.at("#/runs?" + "&".join(f"run=l/{name}" for name in names))
+    expect(page.get_by_role("checkbox", checked=True)).to_have_count(12)
+    expect(page.get_by_text("At most 12 runs")).to_be_visible()
+    expect(page.get_by_role("checkbox", name="many-13")).to_be_disabled()
+    expect(plot(tab, "Reward;")).to_contain_text("step 21 0.022 0.023 0.02")
+    page.get_by_role("checkbox", name="many-00").uncheck()
+    expect(page.get_by_role("checkbox", name="many-13")).to_be_enabled()
+
+
 def test_a_warning_is_shown_with_its_remedy(tab: Tab) -> None:
     tab.at("#/run/one")
     expect(tab.page.locator(".warnings")).to_have_text("Step 7: kl is 3.5; healthy: below 1. raise loss.beta")
 
 
 def test_the_way_from_a_step_to_a_group(tab: Tab, ids: list[str]) -> None:
+    refused: list[str] = []
+    tab.page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
     page = tab.at("#/run/one/step/5")
     expect(page.get_by_text("2 of 3 groups are available")).to_be_visible()
+    assert not refused, "the group that is gone is not asked for"
     bars = page.locator(".histogram a")
     expect(bars).to_have_count(4)
     bars.nth(3).click()
@@ -107,13 +172,12 @@ def test_a_step_without_groups_says_what_keeps_them(tab: Tab) -> None:
     expect(page.locator(".numbers")).to_contain_text("reward0.02 healthy: rising")
     page.keyboard.press("j")
     expect(page.locator("h1")).to_have_text("two · step 3")
+    page = tab.at("#/run/two/step/5")
+    expect(page.locator("p.fields a")).to_have_text("← previous step")
+    page.keyboard.press("j")
+    expect(page.locator("#announcer")).to_have_text("This is the newest step.")
+    expect(page.locator("h1")).to_have_text("two · step 5")
     tab.at("#/run/two/step/99")
-    expect(page.get_by_text("no record of this step")).to_be_visible()
-
-
-def test_the_overview_names_the_bottleneck(tab: Tab) -> None:
-    page = tab.at("#/")
-    card = page.locator(".waits article").filter(has_text="one")
-    expect(card).to_contain_text("Policy trainerworking 25%, waiting 75%")
-    expect(card).to_contain_text("Rollout workersworking 98%, waiting 2%")
-    expect(card).to_contain_text("Sampling limits this run")
+    expect(page.get_by_text("The run has not reported step 99: its newest is 5.")).to_be_visible()
+    tab.at("#/run/nobody/step/1")
+    expect(page.get_by_text("This run has reported no metrics")).to_be_visible()
