@@ -6,6 +6,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -81,11 +82,15 @@ def _plan(config: DoctorConfig, *, as_json: bool) -> int:
             json.dumps({"needs": [asdict(need) for need in needs], "short": [asdict(item) for item in short]}, indent=2)
         )
         return 1 if short else 0
-    table = Table("process", "memory", "needs", Column("GB", justify="right"), "what limits its speed", box=SIMPLE_HEAD)
+    whole = partial(Column, no_wrap=True)
+    columns = whole("process"), whole("memory"), "needs, and what limits its speed", whole("GB", justify="right")
+    table = Table(*columns, box=SIMPLE_HEAD)
     for need in needs:
         parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in need.parts.items())
-        table.add_row(need.process, need.memory, parts, f"{need.total / GB:.1f}", need.limit)
-    console = Console(width=COLUMNS, highlight=False)
+        table.add_row(need.process, need.memory, "\n".join(filter(None, (parts, need.limit))), f"{need.total / GB:.1f}")
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = COLUMNS
     console.print(table)
     if any(need.memory == MAIN_MEMORY and need.limit for need in needs):
         console.print(f"not counted, for each process on a CPU: {UNCOUNTED}", soft_wrap=True)

@@ -10,8 +10,8 @@ import { plot } from "./plots.js";
 export const LINES = 6;
 
 /**
- * The curves of runs [{ run, lineage, marks }…] in an element; marks: steps with warnings. look: { weight, along }: the
- * smoothing weight, 0 to 1, and the x axis, "step" or "completions". Returns a function that reads and draws what is new;
+ * The curves of runs [{ run, lineage, marks }…] in an element; marks: steps with warnings. look: { weight, along,
+ * zoom }: the smoothing weight, 0 to 1, the x axis, "step" or "completions", and the part of it that is shown. Returns a function that reads and draws what is new;
  * the plots end when the signal aborts.
  */
 export function curvesOf(place, runs, look, signal) {
@@ -55,7 +55,7 @@ function makePlot(element, metric, curves, look, signal) {
   const axis = look.along === "completions" ? "completion" : "step";
   const marks = curves.length === 1 ? curves[0].marks ?? [] : [];
   const pick = (x) => (location.hash = stepLink(curves, x, look));
-  return plot(element, { ...metric, lines, data: dataOf(metric, curves, look), axis, pick, marks }, signal);
+  return plot(element, { ...metric, lines, data: dataOf(metric, curves, look), axis, pick, marks, zoom: look.zoom }, signal);
 }
 
 const columnOf = (metric, curve) => curve[metric.kind].values[metric.name];

@@ -6,7 +6,7 @@ import { key } from "./keys.js";
 import { note } from "./place.js";
 import { picturesOf } from "./pictures.js";
 import { legendOf, scalesOf } from "./scales.js";
-import { shortened, visibleLines } from "./text.js";
+import { readable, shortened, visibleLines } from "./text.js";
 import { pieceWatcher, tokenText } from "./tokens.js";
 import { tokenTip } from "./tip.js";
 
@@ -19,6 +19,7 @@ const SORTS = {
   advantage: { title: "highest advantage", of: (row) => advantageOf(row) },
   "-advantage": { title: "lowest advantage", of: (row) => negative(advantageOf(row)) },
 };
+const VIEWS = { "": { title: "tokens" }, text: { title: "plain text" } };
 const FILTERS = {
   "": { title: "all", of: () => true },
   finished: { title: "finished", of: (row) => row.finished },
@@ -32,7 +33,7 @@ const FILTERS = {
 export function showGroup(tokens, query, signal) {
   const { rows, prompt } = tokens;
   const scales = scalesOf(rows);
-  const chosen = Object.fromEntries(["color", "sort", "show", "q"].map((name) => [name, query.get(name) ?? ""]));
+  const chosen = Object.fromEntries(["color", "sort", "show", "q", "view"].map((name) => [name, query.get(name) ?? ""]));
   const asked = chosen.color;
   if (!Object.hasOwn(scales, asked)) chosen.color = ["kl", "logp", "none"].find((name) => name in scales);
   const watcher = pieceWatcher(signal);
@@ -54,9 +55,11 @@ export function showGroup(tokens, query, signal) {
     const unknown = asked && !Object.hasOwn(scales, asked) && el("p", { class: "wrong" }, `This group has no values for the colour “${asked}”.`);
     fill(legend, unknown, legendItems(scales[chosen.color], rows));
   };
+  const look = () => cards.forEach((each, number) => showText(each, rows[number], chosen.view === "text" ? null : texts[number].element));
   const change = (changes) => {
     Object.assign(chosen, changes);
     note(chosen);
+    if ("view" in changes) return look();
     if ("color" in changes) paint();
     if ("q" in changes) search();
     if (!("color" in changes)) arrange();
@@ -64,16 +67,38 @@ export function showGroup(tokens, query, signal) {
   const controls = fieldsOf(chosen, scales, change);
   key("c", "next colour scale", () => nextOption(controls.color), signal);
   key("s", "next order", () => nextOption(controls.sort), signal);
+  key("v", "tokens or plain text", () => nextOption(controls.view), signal);
   key("/", "search the texts", () => controls.search.focus(), signal);
   paint();
   search();
+  look();
   arrange();
   const element = el("div", { class: "group" },
     el("div", { class: "asked" }, picturesOf(tokens, signal),
       el("details", { open: prompt.ids.length < 600 || tokens.images > 0, class: "prompt" }, el("summary", {}, `Prompt, ${count(prompt.ids.length, "token")}`), promptText(prompt))),
     el("div", { class: "fields" }, controls.all), legend, status, grid);
+  element.addEventListener("copy", (event) => copyTokens(event, element, rows, texts));
   tokenTip({ element, rows, texts, scales, query }, signal);
   return element;
+}
+
+/** Shows a completion's tokens, or without them its text, which can be selected and copied as it is. */
+function showText(card, row, tokens) {
+  const plain = el("pre", { class: "whole", tabindex: "0" });
+  plain.textContent = visibleLines(readable(row).text);
+  card.querySelector(".tokens, .whole")?.remove();
+  card.append(tokens ?? plain);
+}
+
+/** Copies whole tokens of a completion as their text: marks of white space are not part of it. */
+function copyTokens(event, element, rows, texts) {
+  const spans = [...element.querySelectorAll(".tokens span")].filter((each) => getSelection().containsNode(each, true));
+  const row = spans[0]?.closest(".completion").dataset.row;
+  if (!spans.length || spans.at(-1).closest(".completion").dataset.row !== row) return;
+  const [first, last] = [spans[0], spans.at(-1)].map((each) => texts[row].indexOf(each));
+  const { text, starts } = readable(rows[row]);
+  event.clipboardData.setData("text/plain", text.slice(starts[first], starts[last + 1] ?? text.length));
+  event.preventDefault();
 }
 
 function promptText({ text, ids }) {
@@ -103,9 +128,19 @@ function card(row, number, text, rollout) {
       advantage !== null && el("span", {}, "advantage ", el("b", {}, format(advantage))),
       el("span", {}, count(row.ids.length, "token")),
       el("span", { class: row.finished ? "tag" : "tag expired" }, row.finished ? "finished" : rollout?.end.replaceAll("_", " ") ?? "cut off"),
+      el("button", { type: "button", class: "plain", "aria-label": `Copy the text of completion ${number}`, click: (event) => copyText(readable(row).text, event.currentTarget) }, "copy"),
       rollout?.text && el("span", { class: "part" }, rollout.text),
-      row.step_rewards?.length > 0 && el("span", { class: "part" }, `steps ${row.step_rewards.map(format).join(", ")}`)),
-    text.element);
+      row.step_rewards?.length > 0 && el("span", { class: "part" }, `steps ${row.step_rewards.map(format).join(", ")}`)));
+}
+
+/** Copies a text, where the browser lets a page: over https, and on this machine. */
+async function copyText(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "copied";
+  } catch {
+    button.textContent = "choose View: plain text, and copy it there";
+  }
 }
 
 function fieldsOf(chosen, scales, change) {
@@ -114,12 +149,12 @@ function fieldsOf(chosen, scales, change) {
       Object.entries(options).map(([value, { title }]) => el("option", { value, selected: value === chosen[name] }, title)));
     return select;
   };
-  const [color, sort, show] = [choice("color", scales), choice("sort", SORTS), choice("show", FILTERS)];
+  const [color, sort, show, view] = [choice("color", scales), choice("sort", SORTS), choice("show", FILTERS), choice("view", VIEWS)];
   const search = el("input", { type: "search", value: chosen.q, placeholder: "text" });
   search.addEventListener("input", () => change({ q: search.value }));
   const labelled = (text, control) => el("label", {}, `${text} `, control);
-  const all = [labelled("Colour", color), labelled("Order", sort), labelled("Show", show), labelled("Search", search)];
-  return { all, color, sort, search };
+  const all = [labelled("View", view), labelled("Colour", color), labelled("Order", sort), labelled("Show", show), labelled("Search", search)];
+  return { all, color, sort, view, search };
 }
 
 function nextOption(select) {
@@ -143,7 +178,7 @@ function legendItems(scale, rows) {
 function arranged(rows, { sort, show, q }) {
   const filter = Object.hasOwn(FILTERS, show) ? FILTERS[show] : FILTERS[""];
   const wanted = q.toLowerCase();
-  const shown = [...rows.keys()].filter((i) => filter.of(rows[i]) && (!wanted || textOf(rows[i]).toLowerCase().includes(wanted)));
+  const shown = [...rows.keys()].filter((i) => filter.of(rows[i]) && (!wanted || readable(rows[i]).text.toLowerCase().includes(wanted)));
   const by = Object.hasOwn(SORTS, sort) ? SORTS[sort].of : undefined;
   const value = (i) => by(rows[i]) ?? -Infinity;
   return by ? shown.sort((a, b) => value(b) - value(a)) : shown;
@@ -153,17 +188,16 @@ function arranged(rows, { sort, show, q }) {
 function hitsOf(row, wanted) {
   const hits = new Set();
   if (!wanted) return hits;
-  const text = textOf(row).toLowerCase();
-  const starts = [];
-  row.tokens.reduce((at, token) => (starts.push(at), at + (token ?? "").length), 0);
-  for (let at = text.indexOf(wanted.toLowerCase()), i = 0; at >= 0; at = text.indexOf(wanted.toLowerCase(), at + 1)) {
+  const { text, starts } = readable(row);
+  const searched = text.toLowerCase();
+  for (let at = searched.indexOf(wanted.toLowerCase()), i = 0; at >= 0; at = searched.indexOf(wanted.toLowerCase(), at + 1)) {
     while (i + 1 < starts.length && starts[i + 1] <= at) i++;
+    while (i > 0 && starts[i - 1] === starts[i]) i--; // the first token of a character
     for (let j = i; j < starts.length && starts[j] < at + wanted.length; j++) hits.add(j);
   }
   return hits;
 }
 
-const textOf = (row) => row.tokens.map((token) => token ?? "").join("");
 const format = (value) => (value === null || value === undefined ? "–" : number(value));
 const negative = (value) => (value === null ? null : -value);
 

@@ -28,6 +28,18 @@ export function note(changes) {
   history.replaceState(null, "", link(parts, Object.fromEntries([...old, ...changed])));
 }
 
+/** The zoom of a view's plots, which is kept in the address: { range, set }. */
+export function zoomOf(query) {
+  const range = ["from", "to"].map((name) => Number(query.get(name) ?? Number.NaN));
+  return {
+    range: range[0] < range[1] ? range : null,
+    set(range) {
+      this.range = range;
+      note({ from: range && Number(range[0].toPrecision(6)), to: range && Number(range[1].toPrecision(6)) });
+    },
+  };
+}
+
 function decoded(part) {
   try {
     return decodeURIComponent(part);

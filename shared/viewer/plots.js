@@ -9,15 +9,18 @@ const HEIGHT = 150;
 const CLOCK = { values: (_, ticks) => ticks.map(timeOfDay) };
 const WHOLE = { values: (_, ticks) => ticks.map(short), incrs: Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat() };
 const MOVED = 4;
+const DOUBLE_CLICK_MS = 300;
+const NO_ZOOM = { range: null, set: () => {} };
 
 /**
  * Adds a plot to an element.
  *
  * title, unit, healthy: describe the metric. lines: [{ label, line, dashed, faint, points }…], `line` a colour number. data: [x, y…],
  * numbers or nulls. axis: the name of an x value. time: x is in Unix seconds. pick: called with the x of a selected point.
- * marks: x values of warnings. Returns { figure, set(data), end() }.
+ * marks: x values of warnings. zoom: { range, set(range) }, shared by the plots of a view; range: [low, high] of x, or
+ * null. Returns { figure, set(data), end() }.
  */
-export function plot(place, { title, unit = "", healthy = "", lines, data, axis = "step", time = false, pick = null, marks = [] }, signal) {
+export function plot(place, { title, unit = "", healthy = "", lines, data, axis = "step", time = false, pick = null, marks = [], zoom = NO_ZOOM }, signal) {
   const values = el("span", { class: "values" });
   const about = [unit, healthy && `healthy: ${healthy}`].filter(Boolean).join("; ");
   const area = el("div", { class: "area" });
@@ -37,7 +40,7 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, axis 
     fill(values, el("span", { class: "quiet" }, where), parts);
   };
   const marked = (chart) => drawMarks(chart, marks);
-  const chart = new uPlot(options({ lines, time, showValues, marked }), data, area);
+  const chart = new uPlot(options({ lines, time, zoom, showValues, marked }), data, area);
   showValues(chart);
 
   const width = new ResizeObserver(() => area.clientWidth && chart.setSize({ width: area.clientWidth, height: HEIGHT }));
@@ -45,6 +48,7 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, axis 
   onColors(() => chart.redraw(false), signal);
   moveByKeys(figure, chart, pick, values);
   if (pick) pickByMouse(chart, pick);
+  chart.over.addEventListener("dblclick", () => zoom.set(null));
   return {
     figure,
     set: (next) => {
@@ -59,17 +63,17 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, axis 
   };
 }
 
-function options({ lines, time, showValues, marked }) {
+function options({ lines, time, zoom, showValues, marked }) {
   const axis = {
     stroke: () => color("--quiet"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui",
   };
   return {
     width: 300, height: HEIGHT, padding: [8, 24, 0, 0], legend: { show: false },
     cursor: { sync: { key: time ? "time" : "step", scales: ["x", null] }, points: { size: 7 }, y: false },
-    scales: { x: { time, range: (chart, low, high) => across(chart, low, high, time ? 30 : 1) }, y: { range } },
+    scales: { x: { time, auto: () => !zoom.range, min: zoom.range?.[0], max: zoom.range?.[1], range: (chart, low, high) => across(chart, low, high, time ? 30 : 1) }, y: { range } },
     axes: [{ ...axis, ...(time ? CLOCK : WHOLE), size: 26, space: 60 }, { ...axis, size: widthOf, values: (_, ticks) => ticks.map(short) }],
     series: [{}, ...lines.map(series)],
-    hooks: { setCursor: [showValues], draw: [marked] },
+    hooks: { setCursor: [showValues], draw: [marked], setSelect: [(chart) => noteZoom(chart, zoom)] },
   };
 }
 
@@ -105,6 +109,12 @@ function valueAt(column, at, hovered) {
   return column.slice(0, at + 1).findLast(isThere) ?? null;
 }
 
+/** The part of the x axis that was chosen by dragging. */
+function noteZoom(chart, zoom) {
+  const { left, width } = chart.select;
+  if (width > 0) zoom.set([chart.posToVal(left, "x"), chart.posToVal(left + width, "x")]);
+}
+
 /** Dashed lines at steps with a warning. */
 function drawMarks(chart, marks) {
   const { ctx, bbox } = chart;
@@ -136,12 +146,15 @@ function moveByKeys(figure, chart, pick, values) {
   });
 }
 
-/** Selects a point on a click, but not at the end of a drag, which zooms. */
+/** Selects a point on a click, but not at the end of a drag, which zooms, nor on a double click, which ends the zoom. */
 function pickByMouse(chart, pick) {
   let down = 0;
+  let picking = null;
   chart.over.addEventListener("mousedown", (event) => (down = event.clientX));
   chart.over.addEventListener("click", (event) => {
+    clearTimeout(picking);
     const at = chart.cursor.idx;
-    if (Math.abs(event.clientX - down) <= MOVED && typeof at === "number") pick(chart.data[0][at]);
+    if (event.detail > 1 || Math.abs(event.clientX - down) > MOVED || typeof at !== "number") return;
+    picking = setTimeout(pick, DOUBLE_CLICK_MS, chart.data[0][at]);
   });
 }

@@ -5,7 +5,7 @@ import { curvesOf } from "./curves.js";
 import { add, el, fill, since } from "./dom.js";
 import { moment, number } from "./format.js";
 import { isOf, keep } from "./live.js";
-import { link, note } from "./place.js";
+import { link, note, zoomOf } from "./place.js";
 import { recorded } from "./recorded.js";
 import { keyOf, smoothingField } from "./runs.js";
 
@@ -17,6 +17,7 @@ export async function showRun(root, parts, query, signal) {
   const name = parts[1] ?? "";
   const [about, warnings, curves, newest] = [el("div", {}), el("div", {}), el("div", {}), el("div", {})];
   const marks = []; // steps with warnings
+  const zoom = zoomOf(query);
   let run = null;
   let refreshCurves = null;
   let drawing = new AbortController();
@@ -25,7 +26,7 @@ export async function showRun(root, parts, query, signal) {
     drawing.abort();
     drawing = new AbortController();
     note({ smooth: smoothing.value === "0" ? null : smoothing.value });
-    refreshCurves = curvesOf(curves, [{ ...run, marks }], { weight: Number(smoothing.value) }, drawing.signal);
+    refreshCurves = curvesOf(curves, [{ ...run, marks }], { weight: Number(smoothing.value), zoom }, drawing.signal);
     await refreshCurves();
   };
   const smoothing = smoothingField(query.get("smooth"), () => run && draw());

@@ -5,7 +5,7 @@ import { LINES, curvesOf } from "./curves.js";
 import { add, el, fill, since } from "./dom.js";
 import { number } from "./format.js";
 import { keep } from "./live.js";
-import { link, note } from "./place.js";
+import { link, note, zoomOf } from "./place.js";
 import { nothingYet } from "./overview.js";
 import { recorded } from "./recorded.js";
 
@@ -24,6 +24,7 @@ export async function showRuns(root, parts, query, signal) {
   const nothing = el("div", {});
   const chosen = new Set(query.getAll("run").slice(0, MOST));
   const items = new Map();
+  const zoom = zoomOf(query);
   let runs = [];
   let refreshCurves = null;
   let drawing = new AbortController();
@@ -39,7 +40,7 @@ export async function showRuns(root, parts, query, signal) {
     const labelled = shown.map((each, i) => ({ ...each, label: shown.length > NAMED ? String(i + 1) : labelOf(each, runs) }));
     refreshCurves = null;
     if (!shown.length) return fill(curves, el("p", { class: "box" }, "Select a run to see its curves."));
-    refreshCurves = curvesOf(curves, labelled, { weight: Number(smoothing.value), along: along.value }, drawing.signal);
+    refreshCurves = curvesOf(curves, labelled, { weight: Number(smoothing.value), along: along.value, zoom }, drawing.signal);
     await refreshCurves();
   };
   const choose = (key, on) => {

@@ -27,6 +27,41 @@ export function visibleToken(text, id) {
     .replace(/^ +$| {2,}| +(?=⏎)/g, (spaces) => "·".repeat(spaces.length));
 }
 
+// How the server writes a token that is a part of a character: a byte-level tokenizer's, and SentencePiece's.
+const BYTE = /\\x([89a-f][0-9a-f])|<0x([89A-F][0-9A-F])>/g;
+const encoder = new TextEncoder();
+const read = new WeakMap();
+
+/**
+ * The text of a row of GET /v1/batches/{id}/tokens, { text, starts }, with the place in it where each token begins.
+ * Characters that several tokens share are whole: the later ones begin where the character does.
+ */
+export function readable(row) {
+  if (!read.has(row)) read.set(row, joined(row.tokens));
+  return read.get(row);
+}
+
+function joined(tokens) {
+  const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+  let text = "";
+  const starts = tokens.map((token) => {
+    const at = text.length;
+    text += decoder.decode(bytesOf(token ?? ""), { stream: true });
+    return at;
+  });
+  return { text: text + decoder.decode(), starts };
+}
+
+function bytesOf(token) {
+  const bytes = [];
+  let end = 0;
+  for (const match of token.matchAll(BYTE)) {
+    bytes.push(...encoder.encode(token.slice(end, match.index)), Number.parseInt(match[1] ?? match[2], 16));
+    end = match.index + match[0].length;
+  }
+  return Uint8Array.from([...bytes, ...encoder.encode(token.slice(end))]);
+}
+
 function escaped(character) {
   if (character in NAMES) return NAMES[character];
   const code = character.codePointAt(0);

@@ -172,3 +172,37 @@ def test_the_calls_of_a_rollout_are_shown(tab: Tab, server: httpx.Client, tokeni
     expect(cards(tab).nth(1)).not_to_contain_text("calls")
     expect(cards(tab).nth(2)).to_contain_text("finished")
     expect(cards(tab).nth(3)).to_contain_text("out of turns")
+
+
+WORDS = ("héllo שלום", "漢字 😀\n\n  done")
+
+
+@pytest.fixture
+def words(server: httpx.Client, tokenizer: PreTrainedTokenizerBase) -> str:
+    return upload(server, group(tokenizer, WORDS, run="words"))
+
+
+@pytest.mark.parametrize("word", [*["héllo", "שלום", "漢字", "😀"], "é", "o ש"])
+def test_a_search_meets_characters_of_several_tokens(tab: Tab, words: str, word: str) -> None:
+    page = tab.at(f"#/batch/{words}")
+    page.get_by_label("Search").fill(word)
+    expect(cards(tab)).to_have_count(1)
+    assert len(word.encode()) == cards(tab).locator(".hit").count(), "the test's tokenizer has a token for each byte"
+    page.get_by_role("combobox", name="View").select_option("plain text")
+    expect(page.locator("pre.whole")).to_contain_text(word)
+
+
+def test_what_is_copied_is_the_text(tab: Tab, words: str) -> None:
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = tab.at(f"#/batch/{words}")
+    read = "navigator.clipboard.readText()"
+    page.get_by_role("button", name="Copy the text of completion 1").click()
+    expect(page.get_by_role("button", name="Copy the text of completion 1")).to_have_text("copied")
+    assert page.evaluate(read) == WORDS[1]
+    tokens = cards(tab).nth(1).locator(".tokens")
+    tokens.evaluate("element => getSelection().selectAllChildren(element)")
+    page.keyboard.press("Control+c")
+    assert page.evaluate(read) == WORDS[1]
+    page.keyboard.press("v")
+    expect(page.locator("pre.whole").nth(1)).to_have_text(WORDS[1])
+    assert "view=text" in page.url

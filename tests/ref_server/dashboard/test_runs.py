@@ -1,5 +1,7 @@
 """Learning curves, the way from a point to a group, and who waits for whom."""
 
+import re
+
 import httpx
 import pytest
 from playwright.sync_api import Locator, expect
@@ -181,3 +183,25 @@ def test_a_step_without_groups_says_what_keeps_them(tab: Tab) -> None:
     expect(page.get_by_text("The run has not reported step 99: its newest is 5.")).to_be_visible()
     tab.at("#/run/nobody/step/1")
     expect(page.get_by_text("This run has reported no metrics")).to_be_visible()
+
+
+def test_a_zoom_is_in_the_address_and_outlasts_new_steps(tab: Tab, server: httpx.Client) -> None:
+    report(server, "zoomed", range(1, 21))
+    page = tab.at("#/run/zoomed")
+    over = plot(tab, "Reward;").locator(".u-over")
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20, steps=5)
+    page.mouse.up()
+    page.wait_for_url(re.compile("from=5[.].*to=10[.]"))
+    report(server, "zoomed", [21])
+    expect(page.get_by_text("Step 21, updated")).to_be_visible()
+    for _ in range(2):
+        over.hover(position={"x": box["width"] - 2, "y": 20})
+        expect(plot(tab, "KL to the reference").locator(".values")).to_contain_text("step 10")
+        page.reload()
+        expect(over).to_be_visible()
+    over.dblclick()
+    page.wait_for_url(re.compile("#/run/zoomed$"))
