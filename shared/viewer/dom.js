@@ -25,6 +25,18 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** The same, but children that would be equal stay, so that the keyboard's focus and a begun click are not lost there. */
+export function update(element, ...children) {
+  const fresh = children.flat().filter(isThere).map(node);
+  fresh.forEach((each, i) => {
+    const old = element.childNodes[i];
+    if (!old) element.append(each);
+    else if (!old.isEqualNode(each)) old.replaceWith(each);
+  });
+  while (element.childNodes.length > fresh.length) element.lastChild.remove();
+  return element;
+}
+
 export function add(element, ...children) {
   element.append(...children.flat().filter(isThere).map(node));
   return element;

@@ -1,7 +1,7 @@
 // The overview: how full the queue is, how fast the server works, and which part limits the runs.
 
 import { ApiError, get } from "./api.js";
-import { add, el, fill, since } from "./dom.js";
+import { add, el, fill, since, update } from "./dom.js";
 import { age, bytes, count, number, percent } from "./format.js";
 import { atMost, on } from "./live.js";
 import { link } from "./place.js";
@@ -41,9 +41,9 @@ export async function showOverview(root, parts, query, signal) {
   const show = () => {
     if (!newest) return;
     const { queue, at } = newest;
-    fill(states, Object.entries(queue.states).map(([state, depth]) => stateCard(state, depth)));
-    fill(about, aboutQueue(queue, Date.now() / 1000 - at));
-    fill(runs, runsTable(queue));
+    update(states, Object.entries(queue.states).map(([state, depth]) => stateCard(state, depth)));
+    update(about, aboutQueue(queue, Date.now() / 1000 - at));
+    update(runs, runsTable(queue));
     tokens.set(ratesOf("tokens"));
     batches.set(ratesOf("admitted", "taken"));
   };
@@ -105,7 +105,7 @@ export function nothingYet() {
 /** Shows how long each part of the most recently updated runs waits, and updates it as they report steps. */
 function followWaits(place, signal) {
   let newest = [];
-  const show = () => fill(place, newest.length ? newest.map(waitsOfRun) : el("p", { class: "quiet" }, "No run has reported a step yet."));
+  const show = () => update(place, newest.length ? newest.map(waitsOfRun) : el("p", { class: "quiet" }, "No run has reported a step yet."));
   const refresh = atMost(SECONDS_BETWEEN_READS, async () => {
     try {
       const { runs } = await get("v1/runs", { limit: RUNS_SHOWN }, signal);

@@ -2,7 +2,7 @@
 
 import { Columns, readRuns, readStep } from "./columns.js";
 import { curvesOf } from "./curves.js";
-import { add, el, fill, since } from "./dom.js";
+import { add, el, since, update } from "./dom.js";
 import { moment, number } from "./format.js";
 import { isOf, keep } from "./live.js";
 import { link, note, zoomOf } from "./place.js";
@@ -36,12 +36,12 @@ export async function showRun(root, parts, query, signal) {
     const lineages = ((await readRuns(signal)) ?? []).filter((each) => each.run === name);
     run = lineages.find(({ lineage }) => lineage === query.get("lineage")) ?? lineages[0] ?? null;
     fields.hidden = run === null;
-    if (run === null) return fill(about, noMetrics(name));
+    if (run === null) return update(about, noMetrics(name));
     const warned = await readWarnings(run, signal);
     marks.splice(0, marks.length, ...warned.map(({ step }) => step));
-    fill(about, aboutRun(run, lineages));
-    fill(warnings, warned.length > 0 && el("section", {}, el("h2", {}, "Warnings"), el("ul", { class: "warnings" }, warned.map(warning))));
-    fill(newest, await stepsTable(run, signal));
+    update(about, aboutRun(run, lineages));
+    update(warnings, warned.length > 0 && el("section", {}, el("h2", {}, "Warnings"), el("ul", { class: "warnings" }, warned.map(warning))));
+    update(newest, await stepsTable(run, signal));
     await (refreshCurves ? refreshCurves() : draw());
   }, signal, isOf(name));
 }

@@ -62,8 +62,11 @@ def test_the_keyboard_reaches_the_content_and_shows_where_it_is(tab: Tab) -> Non
     expect(page.get_by_role("button", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
+    expect(page.locator(".states a").first).to_be_visible()
     page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.wait_for_timeout(6000)
+    expect(page.locator(".states a").first).to_be_focused()
     page.keyboard.press("3")
     expect(page.locator("h1")).to_have_text("Batches")
     expect(page.get_by_role("link", name="Batches", exact=True)).to_have_attribute("aria-current", "page")
