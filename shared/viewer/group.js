@@ -34,6 +34,7 @@ export function showGroup(tokens, query, signal) {
   const { rows, prompt } = tokens;
   const scales = scalesOf(rows);
   const chosen = Object.fromEntries(["color", "sort", "show", "q", "view"].map((name) => [name, query.get(name) ?? ""]));
+  const hasTexts = rows.some((row) => row.text !== null); // a server without a model has no tokenizer
   const asked = chosen.color;
   if (!Object.hasOwn(scales, asked)) chosen.color = ["kl", "logp", "none"].find((name) => name in scales);
   const watcher = pieceWatcher(signal);
@@ -55,7 +56,7 @@ export function showGroup(tokens, query, signal) {
     const unknown = asked && !Object.hasOwn(scales, asked) && el("p", { class: "wrong" }, `This group has no values for the colour “${asked}”.`);
     fill(legend, unknown, legendItems(scales[chosen.color], rows));
   };
-  const look = () => cards.forEach((each, number) => showText(each, rows[number], chosen.view === "text" ? null : texts[number].element));
+  const look = () => cards.forEach((each, number) => showText(each, rows[number], chosen.view === "text" && hasTexts ? null : texts[number].element));
   const change = (changes) => {
     Object.assign(chosen, changes);
     note(chosen);
@@ -64,10 +65,10 @@ export function showGroup(tokens, query, signal) {
     if ("q" in changes) search();
     if (!("color" in changes)) arrange();
   };
-  const controls = fieldsOf(chosen, scales, change);
+  const controls = fieldsOf(chosen, scales, hasTexts, change);
   key("c", "next colour scale", () => nextOption(controls.color), signal);
   key("s", "next order", () => nextOption(controls.sort), signal);
-  key("v", "tokens or plain text", () => nextOption(controls.view), signal);
+  if (hasTexts) key("v", "tokens or plain text", () => nextOption(controls.view), signal);
   key("/", "search the texts", () => controls.search.focus(), signal);
   paint();
   search();
@@ -128,7 +129,7 @@ function card(row, number, text, rollout) {
       advantage !== null && el("span", {}, "advantage ", el("b", {}, format(advantage))),
       el("span", {}, count(row.ids.length, "token")),
       el("span", { class: row.finished ? "tag" : "tag expired" }, row.finished ? "finished" : rollout?.end.replaceAll("_", " ") ?? "cut off"),
-      el("button", { type: "button", class: "plain", "aria-label": `Copy the text of completion ${number}`, click: (event) => copyText(readable(row).text, event.currentTarget) }, "copy"),
+      row.text !== null && el("button", { type: "button", class: "plain quiet", "aria-label": `Copy the text of completion ${number}`, click: (event) => copyText(readable(row).text, event.currentTarget) }, "copy"),
       rollout?.text && el("span", { class: "part" }, rollout.text),
       row.step_rewards?.length > 0 && el("span", { class: "part" }, `steps ${row.step_rewards.map(format).join(", ")}`)));
 }
@@ -143,7 +144,7 @@ async function copyText(text, button) {
   }
 }
 
-function fieldsOf(chosen, scales, change) {
+function fieldsOf(chosen, scales, hasTexts, change) {
   const choice = (name, options) => {
     const select = el("select", { change: () => change({ [name]: select.value }) },
       Object.entries(options).map(([value, { title }]) => el("option", { value, selected: value === chosen[name] }, title)));
@@ -153,7 +154,7 @@ function fieldsOf(chosen, scales, change) {
   const search = el("input", { type: "search", value: chosen.q, placeholder: "text" });
   search.addEventListener("input", () => change({ q: search.value }));
   const labelled = (text, control) => el("label", {}, `${text} `, control);
-  const all = [labelled("View", view), labelled("Colour", color), labelled("Order", sort), labelled("Show", show), labelled("Search", search)];
+  const all = [hasTexts && labelled("View", view), labelled("Colour", color), labelled("Order", sort), labelled("Show", show), labelled("Search", search)];
   return { all, color, sort, view, search };
 }
 
