@@ -95,9 +95,8 @@ def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]
 class Callbacks(StepFunction):
     """Calls transformers' callbacks, with the state of this run, after the caller's function.
 
-    args: what they get for TrainingArguments; None: a few of their names, from the
-    run's settings. logging_steps: steps between logs, which are means over these steps. renamed: changes the names of
-    metrics.
+    args: what they get for TrainingArguments; None: a few of their names, from the run's settings. logging_steps: steps
+    between logs, which are means over these steps. renamed: changes the names of metrics.
     """
 
     def __init__(

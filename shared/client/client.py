@@ -162,16 +162,7 @@ class RefServerClient(RunsClient, ScoringClient):
         Returns the result of each, or why the server refuses it. Waits while the queue is full, as `upload` does.
         """
         bodies = [encoded(batch) for batch in batches]
-        content, headers = wire.encode_uploads(bodies), {"Content-Type": wire.UPLOADS_CONTENT_TYPE}
-
-        def read(response: httpx.Response) -> list[Uploaded | None]:
-            results = UploadResults.model_validate_json(response.content).results
-            if len(results) != len(bodies):
-                raise ValueError(f"it has {len(results)} results of {len(bodies)} batches")
-            return [result.uploaded for result in results]
-
-        together = len(bodies) > 1
-        uploaded = self._send(ApiCall("POST", "/v1/batches", read, content, headers)) if together else [None]
+        uploaded = self._upload_together(bodies) if len(bodies) > 1 else [None] * len(bodies)
         results: list[Uploaded | RefServerError] = []
         for body, result in zip(bodies, uploaded, strict=True):
             try:
@@ -179,6 +170,18 @@ class RefServerClient(RunsClient, ScoringClient):
             except RefServerError as error:
                 results.append(error)
         return results
+
+    def _upload_together(self, bodies: Sequence[bytes]) -> list[Uploaded | None]:
+        """The batches that were admitted, None for the others."""
+
+        def read(response: httpx.Response) -> list[Uploaded | None]:
+            results = UploadResults.model_validate_json(response.content).results
+            if len(results) != len(bodies):
+                raise ValueError(f"it has {len(results)} results of {len(bodies)} batches")
+            return [result.uploaded for result in results]
+
+        headers = {"Content-Type": wire.UPLOADS_CONTENT_TYPE}
+        return self._send(ApiCall("POST", "/v1/batches", read, wire.encode_uploads(bodies), headers))
 
     def lease(self, terms: LeaseBody) -> Leased | None:
         """Leases one batch; None if none came within terms.wait_seconds. A retried request gets the same batch.

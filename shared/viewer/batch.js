@@ -5,7 +5,7 @@ import { add, el, fill } from "./dom.js";
 import { count, moment, number, age, bytes } from "./format.js";
 import { key } from "./keys.js";
 import { here, link, placeOf } from "./place.js";
-import { showGroup } from "./group.js";
+import { SETTINGS, showGroup } from "./group.js";
 
 export async function showBatch(root, parts, query, signal) {
   const id = parts[1] ?? "";
@@ -38,7 +38,7 @@ function gone(reason) {
 /** Links, and their keys, to the previous and next group of the list from which this group was opened. */
 function neighbours(list, signal) {
   if (!list) return null;
-  const chosen = () => Object.fromEntries(["color", "sort", "show", "q", "view"].map((name) => [name, here().query.get(name)]));
+  const chosen = () => Object.fromEntries(SETTINGS.map((name) => [name, here().query.get(name)]));
   const to = (at) => (at in list.ids ? link(["batch", list.ids[at]], chosen()) : null);
   const go = (at) => () => to(at) && (location.hash = to(at));
   key("j", "next group", go(list.at + 1), signal);

@@ -1,6 +1,6 @@
 // Learning curves of one or more runs, as small plots that update with the runs.
 
-import { el, fill } from "./dom.js";
+import { arrange, el, fill } from "./dom.js";
 import { Columns, smoothed } from "./columns.js";
 import { on } from "./live.js";
 import { plotsFor } from "./metrics.js";
@@ -10,9 +10,9 @@ import { plot } from "./plots.js";
 export const LINES = 6;
 
 /**
- * The curves of runs [{ run, lineage, marks }…] in an element; marks: steps with warnings. look: { weight, along,
- * zoom }: the smoothing weight, 0 to 1, the x axis, "step" or "completions", and the part of it that is shown. Returns a function that reads and draws what is new;
- * the plots end when the signal aborts.
+ * The curves of runs [{ run, lineage, marks }…] in an element; marks: steps with warnings. look: { weight, along, zoom }:
+ * the smoothing weight, 0 to 1, the x axis, "step" or "completions", and the part of it that is shown. Returns a function
+ * that reads and draws what is new; the plots end when the signal aborts.
  */
 export function curvesOf(place, runs, look, signal) {
   const curves = runs.map((run) => ({ ...run, step: new Columns(run, "step"), evaluation: new Columns(run, "evaluation") }));
@@ -32,8 +32,7 @@ export function curvesOf(place, runs, look, signal) {
       if (plots.has(id)) plots.get(id).set(dataOf(metric, curves, look));
       else if (!isEmpty(metric, curves)) plots.set(id, makePlot(element, metric, curves, look, signal));
     }
-    const figures = metrics.map(({ kind, name }) => plots.get(`${kind} ${name}`)?.figure).filter(Boolean);
-    figures.forEach((each, i) => element.children[i] === each || element.insertBefore(each, element.children[i] ?? null));
+    arrange(element, metrics.map(({ kind, name }) => plots.get(`${kind} ${name}`)?.figure).filter(Boolean));
   };
   /** A metric's plot appears with its first value; those of the other metrics once their section is opened. */
   const draw = () => {

@@ -37,6 +37,13 @@ export function update(element, ...children) {
   return element;
 }
 
+/** Gives an element these children, in this order. Those that keep their order stay in place, as with `update`. */
+export function arrange(element, children) {
+  const stay = new Set(children);
+  for (const child of [...element.children]) if (!stay.has(child)) child.remove();
+  children.forEach((child, i) => element.children[i] === child || element.insertBefore(child, element.children[i] ?? null));
+}
+
 export function add(element, ...children) {
   element.append(...children.flat().filter(isThere).map(node));
   return element;

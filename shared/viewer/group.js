@@ -10,6 +10,8 @@ import { readable, shortened, visibleLines } from "./text.js";
 import { pieceWatcher, tokenText } from "./tokens.js";
 import { tokenTip } from "./tip.js";
 
+/** What the user chooses, by its names in the address. */
+export const SETTINGS = ["color", "sort", "show", "q", "view"];
 const SORTS = {
   "": { title: "sampling order" },
   reward: { title: "highest reward", of: (row) => row.reward },
@@ -33,7 +35,7 @@ const FILTERS = {
 export function showGroup(tokens, query, signal) {
   const { rows, prompt } = tokens;
   const scales = scalesOf(rows);
-  const chosen = Object.fromEntries(["color", "sort", "show", "q", "view"].map((name) => [name, query.get(name) ?? ""]));
+  const chosen = Object.fromEntries(SETTINGS.map((name) => [name, query.get(name) ?? ""]));
   const hasTexts = rows.some((row) => row.text !== null); // a server without a model has no tokenizer
   const asked = chosen.color;
   if (!Object.hasOwn(scales, asked)) chosen.color = ["kl", "logp", "none"].find((name) => name in scales);

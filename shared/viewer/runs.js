@@ -2,7 +2,7 @@
 
 import { readRuns } from "./columns.js";
 import { LINES, curvesOf } from "./curves.js";
-import { add, el, fill, since } from "./dom.js";
+import { add, arrange, el, fill, since } from "./dom.js";
 import { number } from "./format.js";
 import { keep } from "./live.js";
 import { link, note, zoomOf } from "./place.js";
@@ -55,8 +55,7 @@ export async function showRuns(root, parts, query, signal) {
       if (!items.has(key)) items.set(key, choice(each, (on) => choose(key, on)));
       items.get(key).show(each, runs, order);
     }
-    const elements = runs.map((each) => items.get(keyOf(each)).element);
-    elements.forEach((each, i) => list.children[i] === each || list.insertBefore(each, list.children[i] ?? null));
+    arrange(list, runs.map((each) => items.get(keyOf(each)).element));
     limit.hidden = order.length < MOST;
   };
   const smoothing = smoothingField(query.get("smooth"), () => draw());

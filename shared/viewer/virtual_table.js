@@ -1,6 +1,6 @@
 // A table of any length that draws only its visible rows. All rows have the same height.
 
-import { el } from "./dom.js";
+import { arrange, el, update } from "./dom.js";
 
 const BEYOND = 10;
 
@@ -33,10 +33,11 @@ export function virtualTable(columns, cellsOf, sortBy) {
     const before = new Map([...body.rows].map((row) => [row.dataset.id, row]));
     const shown = rows.slice(begin, end).map((row, i) => {
       const cells = cellsOf(row).map((cell, column) => el("td", { class: columns[column].number ? "number" : "" }, cell));
-      const position = { "aria-rowindex": String(begin + i + 2), "data-id": row.id };
-      return updated(before.get(row.id), el("tr", position, cells));
+      const line = before.get(row.id) ?? el("tr", { "data-id": row.id });
+      line.setAttribute("aria-rowindex", String(begin + i + 2));
+      return update(line, cells);
     });
-    replaceRows(body, [gap(begin * height), ...shown, gap((rows.length - end) * height)]);
+    arrange(body, [gap(begin * height), ...shown, gap((rows.length - end) * height)]);
   };
   element.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });
   new ResizeObserver(draw).observe(element);
@@ -55,20 +56,4 @@ export function virtualTable(columns, cellsOf, sortBy) {
       draw();
     },
   };
-}
-
-// What a pointer is pressed on, or the keyboard's focus is in, must not leave the page under it: rows that keep their
-// order stay in place.
-
-function updated(row, fresh) {
-  if (!row) return fresh;
-  row.setAttribute("aria-rowindex", fresh.getAttribute("aria-rowindex"));
-  [...fresh.cells].forEach((cell, i) => row.cells[i].isEqualNode(cell) || row.cells[i].replaceWith(cell));
-  return row;
-}
-
-function replaceRows(body, rows) {
-  const stay = new Set(rows);
-  for (const row of [...body.rows]) if (!stay.has(row)) row.remove();
-  rows.forEach((row, i) => body.rows[i] === row || body.insertBefore(row, body.rows[i] ?? null));
 }
