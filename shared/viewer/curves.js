@@ -44,7 +44,11 @@ export function curvesOf(place, runs, look, signal) {
     empty.hidden = plots.size > 0;
   };
   return async () => {
-    await Promise.all(curves.flatMap((each) => [each.step.read(signal), each.evaluation.read(signal)]));
+    try {
+      await Promise.all(curves.flatMap((each) => [each.step.read(signal), each.evaluation.read(signal)]));
+    } catch (error) {
+      if (!signal.aborted) throw error; // other curves have taken the place of these
+    }
     if (!signal.aborted) draw();
   };
 }

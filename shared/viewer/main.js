@@ -85,6 +85,13 @@ on("state", (name) => {
   state.dataset.state = name;
   state.textContent = STATES[name];
 });
+// What a click asked for was given up, or the server is away, which the header shows.
+addEventListener("unhandledrejection", (event) => {
+  const { reason } = event;
+  if (reason?.name !== "AbortError" && !(reason instanceof ApiError)) return;
+  event.preventDefault();
+  if (reason instanceof ApiError && reason.status !== 0) add(content.firstChild, failure(reason, show));
+});
 addEventListener("hashchange", show);
 show();
 if (!recorded) follow();

@@ -4,7 +4,7 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Route, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.ref_server.dashboard.conftest import Tab
@@ -73,6 +73,21 @@ def test_runs_are_laid_over_each_other_and_the_address_says_which(tab: Tab) -> N
     expect(page.get_by_label("Smoothing")).to_have_value("0.9")
     page.get_by_role("checkbox", name="one").uncheck()
     expect(plot(tab, "Reward;")).not_to_contain_text("one")
+
+
+def test_runs_chosen_faster_than_their_curves_arrive_leave_no_error(tab: Tab) -> None:
+    page = tab.at("#/runs")
+    expect(plot(tab, "Reward;")).to_be_visible()
+
+    def slowly(route: Route) -> None:
+        page.wait_for_timeout(100)
+        route.continue_()
+
+    page.route("**/v1/runs/*/metrics*", slowly)
+    for _ in range(3):
+        page.get_by_role("checkbox", name="two").click()
+    expect(plot(tab, "Reward;")).to_contain_text("two 0.05")
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_a_click_on_a_point_and_the_key_enter_open_the_step(tab: Tab) -> None:
