@@ -100,7 +100,7 @@ def changes(before: Mapping[str, Any], config: BaseModel) -> list[Change]:
     """
     cls = type(config)
     earlier = compared_settings(before, cls)
-    was, now = default_settings(cls) | earlier, compared_settings(_as_json(config), cls)
+    was, now = default_settings(cls) | earlier, compared_settings(settings_as_json(config), cls)
     # A default that is None stands for a setting that was left out; a table of free keys has no default.
     names = [*now, *(name for name in earlier if name not in now)]
     return [
@@ -112,7 +112,17 @@ def changes(before: Mapping[str, Any], config: BaseModel) -> list[Change]:
 
 def default_settings(cls: type[BaseModel]) -> dict[str, Any]:
     """The defaults of a command by their dotted names. A setting that has none is left out."""
-    return compared_settings(_as_json(cls.model_construct()), cls)
+    return compared_settings(settings_as_json(cls.model_construct()), cls)
+
+
+def public_settings(tables: Mapping[str, Any], cls: type[BaseModel]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in nested tables, and the command's defaults, by their dotted names; without private ones."""
+    private = marked(cls, Travel.PRIVATE)
+    given, defaults = (
+        {name: value for name, value in settings.items() if name.partition(".")[0] not in private}
+        for settings in (compared_settings(tables, cls), default_settings(cls))
+    )
+    return given, defaults
 
 
 def compared_settings(tables: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def compared_settings(tables: Mapping[str, Any], cls: type[BaseModel]) -> dict[s
     return {name: value for name, value in flat_settings(tables).items() if name not in left_out}
 
 
-def _as_json(config: BaseModel) -> dict[str, Any]:
+def settings_as_json(config: BaseModel) -> dict[str, Any]:
     left_out = marked(type(config), Resume.NOT_COMPARED, Resume.NOT_KEPT)
     return json.loads(config.model_dump_json(exclude=left_out, warnings=False))
 

@@ -4,14 +4,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from policy_trainer.config import RewardTrainingConfig, SftConfig, TrainConfig
-from policy_trainer.config.marks import Travel, compared_settings, default_settings, marked
+from policy_trainer.config.marks import public_settings
 from policy_trainer.reporting.metrics import Metrics, read_metrics
 from policy_trainer.reporting.samples import SampledGroup, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -69,14 +68,6 @@ class RecordedRun:
     @property
     def last_step(self) -> int:
         return self.steps[-1]["step"] if self.steps else 0
-
-    def samples_at(self) -> dict[int, float]:
-        """Step -> number of completions sampled up to it; empty if no step records any."""
-        counts = [number(record, "completions") for record in self.steps]
-        if not any(count > 0 for count in counts):
-            return {}
-        total = accumulate(0.0 if math.isnan(count) else count for count in counts)
-        return {0: 0.0} | dict(zip((record["step"] for record in self.steps), total, strict=True))
 
 
 def read_run(root: Path) -> RecordedRun:
@@ -140,12 +131,7 @@ def read_run_settings(path: Path, steps: Sequence[Metrics]) -> RunSettings:
     else:
         command = _command_of(steps)
     cls = _COMMANDS[command]
-    private = marked(cls, Travel.PRIVATE)
-    given, usual = (
-        {name: value for name, value in settings.items() if name.partition(".")[0] not in private}
-        for settings in (compared_settings(tables, cls), default_settings(cls))
-    )
-    return RunSettings(command, given, usual, problem)
+    return RunSettings(command, *public_settings(tables, cls), problem)
 
 
 def _command_of(steps: Sequence[Metrics]) -> str:

@@ -58,7 +58,7 @@ def _steps(run: RecordedRun) -> str:
         return "No step has been trained yet."
     most = run.settings["max_steps"] if run.settings.command == "train" else None
     done = f"{run.last_step:,} of {most:,} steps" if isinstance(most, int) and most else f"{run.last_step:,} steps"
-    samples = run.samples_at().get(run.last_step)
+    samples = max((value for record in run.steps if (value := number(record, "completions_total")) > 0), default=0)
     lives = int(max((value for record in run.steps if (value := number(record, "epoch")) > 0), default=0))
     resumed = {0: "", 1: "; it was resumed once"}.get(lives, f"; it was resumed {lives} times")
     return f"{done} are done" + (f", on {samples:,.0f} completions" if samples else "") + resumed + "."

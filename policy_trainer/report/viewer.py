@@ -7,7 +7,6 @@ import json
 import math
 import re
 from base64 import b64encode
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
@@ -75,17 +74,10 @@ def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _metrics(run: RecordedRun) -> dict[str, Any]:
     """The metrics of each kind of record, as columns."""
-    totals = sorted(run.samples_at().items())
-    steps = [step for step, _ in totals]
     columns = {}
     for kind, records in {"step": run.steps, "evaluation": run.evaluations, "health": run.warnings}.items():
         kept = _thinned(sorted({record["step"]: record for record in records}.items()))
         rows = [dict(numbers(record)) for _, record in kept]
-        if totals:
-            rows = [
-                row | {"completions_so_far": totals[max(0, bisect_right(steps, step) - 1)][1]}
-                for (step, _), row in zip(kept, rows, strict=True)
-            ]
         names = dict.fromkeys(name for row in rows for name in row)
         values = {name: [_short(row.get(name)) for row in rows] for name in names}
         columns[kind] = {"steps": [step for step, _ in kept], "values": values, "next_after": None}

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from policy_trainer.reporting.metrics import Metrics, without_nan
+from policy_trainer.reporting.samples import SampledGroup
 from shared.api import MAX_RECORD_BYTES, MAX_RECORDS
 from shared.client import ClientError, RefServerClient, RefServerError
 
@@ -25,6 +26,9 @@ _CLOSING_SECONDS = 5.0
 _MOST = 4096
 # Of one request: a server takes 1 MiB of JSON.
 _REQUEST_BYTES = 512 * 1024
+# Of a text in a record of samples, in characters; the run's samples.jsonl has all of it.
+_TEXT = 4000
+_ANSWERS = 8
 _NOT_ALLOWED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
@@ -66,6 +70,12 @@ class ServerMetrics:
             self._thread.start()
         if dropping and not self._given_up:
             self._say("the reference server has taken no metrics for long: it will lack the oldest ones")
+
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        """Sends the held-out problems among them; the server has the texts of training batches already."""
+        for group in groups:
+            if group.kind == "eval" and group.problem is not None:
+                self.write(samples_record(group))
 
     def close(self) -> None:
         """Sends the rest, for some seconds at most."""
@@ -130,6 +140,23 @@ class ServerMetrics:
         if text not in self._said:
             self._said.add(text)
             self._note(text)
+
+
+def settings_record(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Metrics:
+    """A run's settings by their dotted names, as the server keeps them."""
+    changed = {name: value for name, value in given.items() if value != defaults.get(name)}
+    usual = {name: value for name, value in given.items() if name not in changed}
+    return {"kind": "settings", "step": 0, "changed": changed, "defaults": usual}
+
+
+def samples_record(group: SampledGroup) -> Metrics:
+    """A held-out problem with its answers, as the server keeps it."""
+    answers = [
+        {"text": answer.text[:_TEXT], "reward": answer.reward, "tokens": answer.tokens, "finished": answer.finished}
+        for answer in group.completions[:_ANSWERS]
+    ]
+    texts = {"prompt": group.prompt[:_TEXT], "answer": (group.answer or "")[:_TEXT]}
+    return {"kind": "samples", "step": group.step, "name": str(group.problem), **texts, "completions": answers}
 
 
 def _first(waiting: Iterable[Metrics]) -> list[Metrics]:

@@ -58,9 +58,8 @@ class TrainState:
     ledger: list[str] = field(default_factory=list)
     next_index: int = 0
     batches: int = 0
-    groups_left_out: int = 0
+    completions: int = 0
     trained_tokens: int = 0
-    bad_steps: int = 0
     bad_steps_in_a_row: int = 0
     training_seconds: float = 0.0
     best_step: int | None = None
@@ -70,6 +69,10 @@ class TrainState:
     renewed_at: int = 0
     entropy_coef: float = 0.0
     last_entropy: float | None = None
+
+    def progress(self, seconds: float = 0.0) -> dict[str, float]:
+        """The x axes of plots besides the step. seconds: of the step that is being recorded."""
+        return {"completions_total": self.completions, "runtime_seconds": self.training_seconds + seconds}
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from functools import partial
 from rich.console import Console
 
 from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.config.marks import public_settings, settings_as_json
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.lifecycle.fork_server import ForkServer
@@ -25,8 +26,8 @@ from policy_trainer.reporting.metrics import MetricsFile, read_metrics
 from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.sample_views import print_best_and_worst
 from policy_trainer.reporting.samples import Samples, append_samples
-from policy_trainer.reporting.server_metrics import ServerMetrics
-from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
+from policy_trainer.reporting.server_metrics import ServerMetrics, settings_record
+from policy_trainer.reporting.tracking import Trackers, start_trackers
 from policy_trainer.run_files.checkpoint import RunFiles
 from policy_trainer.run_files.device_turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
@@ -156,10 +157,13 @@ def _make_reporters(
     writers = [partial(append_samples, files.directory.samples), *(tracker.write_samples for tracker in trackers)]
     if config.show_samples:
         writers.append(partial(print_best_and_worst, console))
-    on_server: list[Recorder] = []
+    on_server: list[ServerMetrics] = []
     if not files.trial:
         once, after = connect(config, url, None, patience=0), files.state.step or -1
-        on_server += [ServerMetrics(once, config.run, files.lineage, after=after, past=past, note=display.note)]
+        server = ServerMetrics(once, config.run, files.lineage, after=after, past=past, note=display.note)
+        server.write(settings_record(*public_settings(settings_as_json(config), TrainConfig)))
+        writers.append(server.write_samples)
+        on_server.append(server)
     tokenizer, eos = policy.tokenizer, set(eos_token_ids(policy.learner.model, policy.tokenizer))
     first = last_of_first(config.groups_per_step, config.max_steps)
     return Reporters(

@@ -151,9 +151,9 @@ class Reporters:
             self.display.note(f"step {record['step']}: {trouble}")
         self.observer.end_step(dict(record), partial(self.samples.groups, record["step"], batches, groups))
 
-    def evaluation(self, evaluation: Evaluation, step: int, *, best: bool) -> None:
-        """Reports an evaluation. step: training steps done."""
-        record = {"step": step, **evaluation.summary()}
+    def evaluation(self, evaluation: Evaluation, step: int, progress: Metrics, *, best: bool) -> None:
+        """Reports an evaluation. step: training steps done. progress: the completions and seconds until then."""
+        record = {"step": step, **progress, **evaluation.summary()}
         self.samples.of_evaluation(sampled_groups(evaluation, step))
         self.metrics.write({"kind": "evaluation", **record})
         for line in (f"held-out {evaluation}", *evaluation.failures):

@@ -56,6 +56,7 @@ class Trainer:
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: Saving | None = None
         self._bad_groups = BadGroups()
+        self._progress = files.state.progress()
 
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
@@ -217,7 +218,7 @@ class Trainer:
         scores = list(evaluation.scores)
         if best := scores > self._state.best_scores:
             self._state.best_step, self._state.best_scores = step, scores
-        self._reporters.evaluation(evaluation, step, best=best)
+        self._reporters.evaluation(evaluation, step, self._progress, best=best)
         return best and step > 0
 
     def _evaluating(self, done: int, total: int) -> None:
@@ -276,11 +277,10 @@ class Trainer:
         state = self._state
         state.step += 1
         state.batches += len(leased)
+        state.completions += sum(lease.rollout.group.size for lease in leased)
         state.trained_tokens += stats.tokens
         state.next_index = max(state.next_index, next_index(leased))
-        state.groups_left_out += len(leased) - stats.groups
         state.bad_steps_in_a_row = state.bad_steps_in_a_row + 1 if stats.not_finite else 0
-        state.bad_steps += stats.not_finite
         bonus = self._policy.learner.bonus
         state.entropy_coef, state.last_entropy = bonus.coef, bonus.entropy
 
@@ -296,9 +296,11 @@ class Trainer:
     ) -> None:
         """Reports the step: metrics, display, health."""
         self._source.watch.look()
+        self._progress = self._state.progress(waiting + working)
         figures: dict[str, Any] = {
             **step_record(leased, groups, stats, self._state.step),
             "epoch": self._state.epoch,
+            **self._progress,
             "entropy_coef": self._state.entropy_coef,
             "training_seconds": working,
             "waiting_seconds": waiting,
@@ -327,9 +329,8 @@ class Trainer:
         if not stats.not_finite:
             return
         self._reporters.display.note(f"step {self._state.step}: loss or gradient is not finite; no update was made")
-        if self._state.bad_steps_in_a_row < self._config.max_bad_steps:
-            return
-        raise not_finite(leased, self._config.max_bad_steps, self._files.directory.bad_batches)
+        if self._state.bad_steps_in_a_row >= self._config.max_bad_steps:
+            raise not_finite(leased, self._config.max_bad_steps, self._files.directory.bad_batches)
 
     def _idle(self, seconds: float) -> None:
         """Called while there is nothing to train on: restores what a server has lost, and shows the reason."""

@@ -21,6 +21,10 @@ class Kind(StrEnum):
     STEP = "step"
     EVALUATION = "evaluation"
     HEALTH = "health"
+    SETTINGS = "settings"
+    """At step 0, one record: `changed` and `defaults`, the settings by their dotted names."""
+    SAMPLES = "samples"
+    """A held-out problem and the answers to it at one evaluation. `name` is the problem's."""
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

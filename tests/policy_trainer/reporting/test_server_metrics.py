@@ -1,6 +1,7 @@
 """The server gets all records of a run, in order, and never holds up the run."""
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from policy_trainer.reporting import server_metrics
-from policy_trainer.reporting.server_metrics import ServerMetrics
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
+from policy_trainer.reporting.server_metrics import ServerMetrics, settings_record
 from shared.api import MAX_RECORD_BYTES
 from shared.client import RefServerClient
 from tests.site import Site, open_site
@@ -174,3 +176,21 @@ def test_a_run_that_records_nothing_sends_nothing(site: Site, sender: Sender) ->
     with sender.sending(site.url, past=(step(1),)):
         pass
     assert not site.requests
+
+
+def test_held_out_problems_are_sent_with_their_answers_and_training_groups_are_not(site: Site, sender: Sender) -> None:
+    answer = SampledCompletion("x" * 5000, math.nan, {}, None, 7, finished=True)
+    groups = [SampledGroup(4, kind, None, None, 2, "6*7=?", "42", (answer,)) for kind in ("eval", "train")]
+    with sender.sending(site.url) as metrics:
+        metrics.write_samples(groups)
+    assert received(site) == [
+        {
+            "kind": "samples", "step": 4, "name": "2", "prompt": "6*7=?", "answer": "42",
+            "completions": [{"text": "x" * 4000, "reward": None, "tokens": 7, "finished": True}],
+        }
+    ]  # fmt: skip
+
+
+def test_settings_that_differ_from_their_defaults_are_named_apart() -> None:
+    record = settings_record({"seed": 3, "max_steps": 10}, {"seed": 0, "max_steps": 10})
+    assert record == {"kind": "settings", "step": 0, "changed": {"seed": 3}, "defaults": {"max_steps": 10}}
