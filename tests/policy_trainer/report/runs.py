@@ -23,7 +23,7 @@ def step_record(step: int, steps: int = 10) -> dict[str, Any]:
         "reward/tags": learned, "reward_std": 0.5, "completions": 64, "completions_total": 64 * step,
         "runtime_seconds": 4.0 * step, "completion_length_mean": 20.5 - learned, "completion_length_min": 8,
         "completion_length_max": 40, "truncated": 0.1 - 0.1 * learned, "loss": 0.01, "kl": 0.125 * learned,
-        "teacher_kl": None, "entropy": 1.5 - learned, "clip_ratio": 0.01, "clip_ratio_low": 0.01, "clip_ratio_high": 0.0,
+        "teacher_kl": None, "entropy": 1.5 - learned, "clip_ratio": 0.01, "clip_ratio_low": 0.01, "clip_ratio_high": 0,
         "staleness": 1.0, "staleness_max": 2, "frac_reward_zero_std": 0.25, "grad_norm": 0.9,
         "effective_sample_size": 0.99, "learning_rate": 3e-4, "training_seconds": 1.0, "waiting_seconds": 3.0,
         "waiting_share": 0.75, "sampling_seconds": 3.9, "judging_seconds": 0.4, "sampler_waiting_seconds": 0.1,
@@ -34,9 +34,9 @@ def step_record(step: int, steps: int = 10) -> dict[str, Any]:
 def evaluation_record(step: int, right: int, of: int = 100) -> dict[str, Any]:
     low, high = wilson_interval(right, of)
     return {
-        "kind": "evaluation", "step": step, "completions_total": 64 * step, "runtime_seconds": 4.0 * step,
-        "decoding": "greedy", "problems": of, "accuracy": right / of, "low": low, "high": high,
-        "reward": 2 * right / of, "rewards": {"accuracy": right / of}, "finished": 1.0,
+        "kind": "evaluation", "step": step, "decoding": "greedy", "problems": of, "accuracy": right / of, "low": low,
+        "high": high, "reward": 2 * right / of, "rewards": {"accuracy": right / of}, "finished": 1.0,
+        "completions_total": 64 * step, "runtime_seconds": 4.0 * step,
     }  # fmt: skip
 
 
