@@ -10,7 +10,7 @@ from policy_trainer.reporting.ranges import METRICS, STEP_METRICS, Metric
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "metrics.md"
 SCRIPT = ROOT / "shared" / "viewer" / "ranges.js"
-_HEAD = "// Metrics in the order of their plots: written from policy_trainer/reporting/ranges.py by tests/metrics_page.py.\n\n"
+_HEAD = "// Metrics in the order of their plots, written by tests/metrics_page.py from reporting/ranges.py.\n\n"
 # A row of the page's first table, and one of the table of all names.
 _FIRST = re.compile(r"^(\| \[`(\w+)`\][^|]*\| )[^|]*( \|[^|]*\|)$", re.MULTILINE)
 _ROW = re.compile(r"^\| (step|evaluation) \| `(\w+)` \|.*$", re.MULTILINE)

@@ -1,4 +1,4 @@
-// Metrics in the order of their plots: written from policy_trainer/reporting/ranges.py by tests/metrics_page.py.
+// Metrics in the order of their plots, written by tests/metrics_page.py from reporting/ranges.py.
 
 export const METRICS = [
   {"kind": "step", "name": "reward", "title": "Reward", "unit": "", "healthy": "rising", "low": null, "high": null, "about": "Mean over the completions that were judged."},
