@@ -121,7 +121,7 @@ METRICS = (
         "loss.mask",
     ),
     Metric(
-        "probe_logp_difference", "Workers' log-probs differ", "nats",
+        "probe_logp_difference", "Workers' log-prob difference", "nats",
         "after each update of its weights a worker compares its log-probs of a few tokens with the trainer's: mean of "
         "|difference|; beyond `sampling.max_logp_difference` the worker stops", high=0.1,
         too_high="workers do not have the weights that were published, or compute otherwise than the trainer: look at "
