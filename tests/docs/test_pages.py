@@ -84,13 +84,15 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.relative_to(ROOT)}: {link}"
         if heading:
-            assert heading in _headings(target), f"{page.relative_to(ROOT)}: {link}"
+            assert heading in _anchors(target), f"{page.relative_to(ROOT)}: {link}"
 
 
-def _headings(page: Path) -> set[str]:
-    """As GitHub makes anchors of them."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def _anchors(page: Path) -> set[str]:
+    """The page's own, and those that GitHub makes of its headings."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    of_headings = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return of_headings | set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
 def test_a_placeholder_is_no_option() -> None:

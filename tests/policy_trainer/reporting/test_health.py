@@ -1,16 +1,15 @@
 """Health: a healthy run gets no warning, each trouble has its remedy, and nothing is reported twice."""
 
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from policy_trainer.config import LossConfig
-from policy_trainer.reporting.health import LONG, WINDOW, Health, diagnose, health_record
+from policy_trainer.reporting.health import Health, diagnose, health_record
+from policy_trainer.reporting.ranges import LONG, STEP_METRICS, WINDOW
+from tests.metrics_page import PAGE, SCRIPT, script, written
 
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 WELL: dict[str, Any] = {
     "kind": "step",
     "reward": 0.5,
@@ -23,6 +22,7 @@ WELL: dict[str, Any] = {
     "frac_reward_zero_std": 0.2,
     "effective_sample_size": 1.0000001,
     "masked_ratio": 0.0,
+    "probe_logp_difference": 0.01,
     "staleness": 3.0,
     "updates": 1,
     "unrewarded": 0,
@@ -59,6 +59,7 @@ BANDS = [
     ("frac_reward_zero_std", 0.79, 0.81, "max_resamples"),
     ("effective_sample_size", 0.51, 0.49, "correction"),
     ("masked_ratio", 0.49, 0.51, "loss.mask"),
+    ("probe_logp_difference", 0.09, 0.11, "restart the workers"),
     ("staleness", 16, 17, "publish_every"),
     ("unrewarded", 3, 4, "judging.seconds"),
 ]
@@ -68,15 +69,22 @@ BANDS = [
 def test_each_band(name: str, well: float, ill: float, remedy: str) -> None:
     assert sick(name, well) == []
     (trouble,) = diagnose(run(WINDOW), [*run(WINDOW), *run(WINDOW, **{name: ill})], LossConfig())
-    assert trouble.name == name and remedy in trouble.remedy
+    assert trouble.name == name and remedy in trouble.remedy and trouble.band == STEP_METRICS[name].healthy
     assert trouble.seen == pytest.approx(ill / 64 if name == "unrewarded" else ill)
     assert trouble.remedy in str(trouble) and trouble.band in str(trouble) and f"{trouble.seen:.3g}" in str(trouble)
 
 
-def test_the_page_names_what_is_watched() -> None:
-    watched = re.search(r"^The trainer watches (.*?)\. ", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M)
-    assert watched
-    assert set(re.findall(r"`(\w+)`", watched[1])) == {name for name, *_ in BANDS}
+def test_all_that_is_watched_is_tested() -> None:
+    watched = {name for name, metric in STEP_METRICS.items() if metric.too_low or metric.too_high}
+    assert watched == {name for name, *_ in BANDS}
+
+
+def test_pages_have_the_ranges() -> None:
+    """Every metric has a row on the page, and both files are as ranges.py writes them."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert {name for name in STEP_METRICS if f'<a id="{name}"></a>' not in page} == set()
+    files = (page, SCRIPT.read_text(encoding="utf-8"))
+    assert files == (written(page), script()), "run: .venv/bin/python -m tests.metrics_page"
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
