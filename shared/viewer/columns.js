@@ -1,16 +1,19 @@
 // The metrics of a run in columns, in the form of GET /v1/runs/{run}/metrics.
 
 import { ApiError, get, path } from "./api.js";
+import { on } from "./live.js";
 
 const PAGE = 2000;
 
-/** All columns of one kind of record: { steps: [12, …], values: { reward: [0.4, …] } }. `read` appends new records. */
+/**
+ * The columns of one kind of record: { steps: [12, …], at: [Unix seconds], values: { reward: [0.4, …] } }. names: only
+ * these. `read` appends new records.
+ */
 export class Columns {
-  constructor({ run, lineage }, kind) {
-    this.query = { lineage, kind, limit: PAGE };
+  constructor({ run, lineage }, kind, names = []) {
+    this.query = { lineage, kind, names, limit: PAGE };
     this.route = path("v1", "runs", run, "metrics");
-    this.steps = [];
-    this.values = {};
+    this.forget();
   }
 
   async read(signal) {
@@ -21,15 +24,16 @@ export class Columns {
     }
   }
 
-  /** Discards everything: a resumed run reports some steps again. */
   forget() {
     this.steps = [];
+    this.at = [];
     this.values = {};
   }
 
   append(page) {
     const before = this.steps.length;
     this.steps.push(...page.steps);
+    this.at.push(...(page.at ?? [])); // a report has no times
     for (const name of Object.keys(page.values)) this.values[name] ??= new Array(before).fill(null);
     for (const [name, column] of Object.entries(this.values)) {
       column.push(...(page.values[name] ?? new Array(page.steps.length).fill(null)));
@@ -59,14 +63,10 @@ export async function readStep(run, lineage, step, signal) {
   return (await get(path("v1", "runs", run, "metrics", String(step)), { lineage }, signal)).records;
 }
 
-/** Exponential moving averages with bias correction, as in TensorBoard and Adam. */
-export function smoothed(values, weight) {
-  let sum = 0;
-  let norm = 0;
-  return values.map((value) => {
-    if (value === null || value === undefined) return value;
-    sum = weight * sum + (1 - weight) * value;
-    norm = weight * norm + (1 - weight);
-    return sum / norm;
-  });
+/** Discards the columns of a run that is resumed: it reports some steps again. */
+export function forgetReplaced({ run, lineage }, tables, signal) {
+  on("metrics", (event) => {
+    const again = event.run === run && event.lineage === lineage && event.kind === "step";
+    if (again && tables.some(({ steps }) => event.step < steps.at(-1))) tables.forEach((each) => each.forget());
+  }, signal);
 }

@@ -1,20 +1,61 @@
 // Learning curves of one or more runs, as small plots that update with the runs.
 
+import { Columns, forgetReplaced } from "./columns.js";
 import { arrange, el, fill } from "./dom.js";
-import { Columns, smoothed } from "./columns.js";
-import { on } from "./live.js";
 import { plotsFor } from "./metrics.js";
-import { link } from "./place.js";
+import { link, note, zoomOf } from "./place.js";
 import { plot } from "./plots.js";
 
+// The colours; as many runs again are dashed.
 export const LINES = 6;
+const SMOOTHING = [["0", "none"], ["0.6", "a little"], ["0.9", "much"], ["0.97", "most"]];
+const AXES = [["step", "steps"], ["seconds", "time of training"], ["completions", "completions"]];
+const SCALES = [["linear", "linear"], ["log", "logarithmic"]];
 
 /**
- * The curves of runs [{ run, lineage, marks }…] in an element; marks: steps with warnings. look: { weight, along, zoom }:
- * the smoothing weight, 0 to 1, the x axis, "step" or "completions", and the part of it that is shown. Returns a function
- * that reads and draws what is new; the plots end when the signal aborts.
+ * Curves in an element: { fields, show(runs) }. fields: controls of their smoothing and axes, which are kept in the address
+ * with the zoom. show: draws runs [{ run, lineage, label, marks }…], or reads what is new where they are drawn already;
+ * marks: steps with warnings.
  */
-export function curvesOf(place, runs, look, signal) {
+export function curvesIn(place, query, signal) {
+  const zoom = zoomOf(query);
+  let runs = [];
+  let read = null;
+  let drawing = new AbortController();
+  signal.addEventListener("abort", () => drawing.abort());
+  const draw = async () => {
+    drawing.abort();
+    drawing = new AbortController();
+    note(Object.fromEntries(Object.entries(controls).map(([name, select]) => [name, select.selectedIndex ? select.value : null])));
+    read = null;
+    if (!runs.length) return fill(place, el("p", { class: "box" }, "Select a run to see its curves."));
+    const look = { weight: Number(controls.smooth.value), along: controls.along.value, log: controls.scale.value === "log", zoom };
+    read = curvesOf(place, runs, look, drawing.signal);
+    return read();
+  };
+  const choice = (name, options, changed) =>
+    el("select", { change: changed }, options.map(([value, text]) => el("option", { value, selected: value === query.get(name) }, text)));
+  const alongAnother = () => {
+    zoom.set(null);
+    return draw();
+  };
+  const controls = { smooth: choice("smooth", SMOOTHING, draw), along: choice("along", AXES, alongAnother), scale: choice("scale", SCALES, draw) };
+  const labelled = (text, control) => el("label", {}, `${text} `, control);
+  return {
+    fields: el("div", { class: "fields" }, labelled("Smoothing", controls.smooth), labelled("X axis", controls.along), labelled("Y axis", controls.scale),
+      el("span", { class: "quiet" }, "Click a point to open its step. Drag to zoom, double-click to reset.")),
+    show: (next) => {
+      const same = read && JSON.stringify(next.map(identity)) === JSON.stringify(runs.map(identity));
+      runs = next;
+      return same ? read() : draw();
+    },
+  };
+}
+
+const identity = ({ run, lineage, label }) => [run, lineage, label];
+
+/** Draws the curves. Returns a function that reads and draws what is new. */
+function curvesOf(place, runs, look, signal) {
   const curves = runs.map((run) => ({ ...run, step: new Columns(run, "step"), evaluation: new Columns(run, "evaluation") }));
   const plots = new Map();
   const main = el("div", { class: "plots" });
@@ -24,7 +65,7 @@ export function curvesOf(place, runs, look, signal) {
   const others = el("details", { hidden: true, toggle: () => draw() }, summary, inside);
   fill(place, empty, main, others);
   signal.addEventListener("abort", () => plots.forEach((each) => each.end()));
-  forgetReplaced(curves, signal);
+  for (const curve of curves) forgetReplaced(curve, [curve.step, curve.evaluation], signal);
 
   const put = (element, metrics) => {
     for (const metric of metrics) {
@@ -55,10 +96,9 @@ export function curvesOf(place, runs, look, signal) {
 
 function makePlot(element, metric, curves, look, signal) {
   const lines = linesOf(metric, curves, look);
-  const axis = look.along === "completions" ? "completion" : "step";
-  const marks = curves.length === 1 ? curves[0].marks ?? [] : [];
+  const marks = curves.length === 1 && look.along === "step" ? curves[0].marks ?? [] : [];
   const pick = (x) => (location.hash = stepLink(curves, x, look));
-  return plot(element, { ...metric, lines, data: dataOf(metric, curves, look), axis, pick, marks, zoom: look.zoom }, signal);
+  return plot(element, { ...metric, ...look, lines, data: dataOf(metric, curves, look), pick, marks }, signal);
 }
 
 const columnOf = (metric, curve) => curve[metric.kind].values[metric.name];
@@ -70,37 +110,50 @@ function linesOf(metric, curves, { weight }) {
   return curves.flatMap((curve, i) => (weight && !points ? [{ ...lineOf(curve, i), faint: true }, lineOf(curve, i)] : [lineOf(curve, i)]));
 }
 
-function dataOf(metric, curves, { weight, along }) {
+function dataOf(metric, curves, { weight, along, log }) {
   const tables = curves.map((curve) => {
-    const xs = coordinatesOf(curve, metric.kind, along);
-    const column = (xs.length && columnOf(metric, curve)) || new Array(xs.length).fill(null);
+    const all = coordinatesOf(curve[metric.kind], along);
+    const kept = rising(all);
+    const plotted = (value) => (value === undefined || (log && value <= 0) ? null : value);
+    const column = kept.map((i) => plotted(columnOf(metric, curve)?.[i]));
+    const xs = kept.map((i) => all[i]);
     return weight && metric.kind === "step" ? [xs, column, smoothed(column, weight)] : [xs, column];
   });
   return tables.length > 1 ? uPlot.join(tables) : tables[0];
 }
 
-/** The x coordinates of a run's values: steps, or the number of completions sampled up to each step. */
-function coordinatesOf(curve, kind, along) {
-  return along === "completions" ? curve[kind].values.completions_so_far ?? [] : curve[kind].steps;
+/** The x coordinates of a table's rows: steps, or the completions or the seconds of training until each. */
+function coordinatesOf({ steps, at, values }, along) {
+  if (along === "step") return steps;
+  if (along === "completions") return values.completions_total ?? [];
+  return values.runtime_seconds ?? at.map((each) => each - at[0]); // other trainers may not count
+}
+
+/** The indexes of the rows whose coordinate is there, and above all before it. */
+function rising(xs) {
+  let last = -Infinity;
+  return [...xs.keys()].filter((i) => typeof xs[i] === "number" && xs[i] > last && ((last = xs[i]), true));
+}
+
+/** Exponential moving averages with bias correction, as in TensorBoard and Adam. */
+function smoothed(values, weight) {
+  let sum = 0;
+  let norm = 0;
+  return values.map((value) => {
+    if (value === null) return value;
+    sum = weight * sum + (1 - weight) * value;
+    norm = weight * norm + (1 - weight);
+    return sum / norm;
+  });
 }
 
 /** A link to the step at an x coordinate, of the first run that has it. */
 function stepLink(curves, x, { along }) {
-  for (const curve of curves) {
-    for (const kind of ["step", "evaluation"]) {
-      const at = coordinatesOf(curve, kind, along).indexOf(x);
-      if (at >= 0) return link(["run", curve.run, "step", curve[kind].steps[at]], { lineage: curve.lineage });
+  for (const { run, lineage, step, evaluation } of curves) {
+    for (const table of [step, evaluation]) {
+      const at = coordinatesOf(table, along).indexOf(x);
+      if (at >= 0) return link(["run", run, "step", table.steps[at]], { lineage });
     }
   }
   return location.hash;
-}
-
-/** Discards everything of a run that is resumed: it reports some steps again. */
-function forgetReplaced(curves, signal) {
-  on("metrics", (event) => {
-    for (const { run, lineage, step, evaluation } of curves) {
-      const again = event.run === run && event.lineage === lineage && event.kind === "step" && event.step < step.steps.at(-1);
-      if (again) [step, evaluation].forEach((each) => each.forget());
-    }
-  }, signal);
 }

@@ -38,6 +38,12 @@ export function age(seconds) {
   return `${Math.max(0, Math.round(seconds))} s`;
 }
 
+/** Seconds for an axis: 30 s, 5 min, 2 h. */
+export function span(seconds) {
+  for (const [size, unit] of AGES) if (seconds >= size) return `${Number((seconds / size).toFixed(1))} ${unit}`;
+  return `${Number(seconds.toFixed(1))} s`;
+}
+
 /** Unix seconds -> how long ago. */
 export const ago = (at) => age(Date.now() / 1000 - at);
 

@@ -2,8 +2,8 @@
 
 import { METRICS } from "./ranges.js";
 
-// Indexes, values that other plots show, and the second x axis of reports.
-const LEFT_OUT = /^(step|epoch|eval_step|eval_accuracy|eval_reward|completions_so_far)$/;
+// Indexes, values that other plots show, and the other x axes.
+const LEFT_OUT = /^(step|epoch|eval_step|eval_accuracy|eval_reward|completions_total|runtime_seconds)$/;
 
 /** The plots for runs that report these names of steps: { main, others }. Reward components follow the reward. */
 export function plotsFor(names) {

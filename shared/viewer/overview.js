@@ -31,10 +31,10 @@ export async function showOverview(root, parts, query, signal) {
       el("section", {}, el("h2", {}, "Who waits for whom"), waits),
       el("section", {}, el("h2", {}, "Throughput"), rates)),
     el("section", {}, el("h2", {}, "Batches by run"), runs));
-  const tokens = plot(rates, { title: "Scored", unit: "tokens a second", lines: [{ line: 1 }], data: ratesOf("tokens"), time: true }, signal);
+  const tokens = plot(rates, { title: "Scored", unit: "tokens a second", lines: [{ line: 1 }], data: ratesOf("tokens"), along: "clock" }, signal);
   const batches = plot(rates, {
     title: "Batches", unit: "a second", lines: [{ label: "uploaded", line: 1 }, { label: "taken by trainers", line: 2 }],
-    data: ratesOf("admitted", "taken"), time: true,
+    data: ratesOf("admitted", "taken"), along: "clock",
   }, signal);
   signal.addEventListener("abort", () => [tokens, batches].forEach((each) => each.end()));
   let newest = null;

@@ -20,6 +20,9 @@ export function search(query) {
   return parameters.size ? `?${parameters}` : "";
 }
 
+/** The key of a run and its lineage in an address. */
+export const keyOf = ({ run, lineage }) => `${lineage}/${run}`;
+
 /** Records a view's settings in the address, so that it can be shared; "" removes a setting. The view is not redrawn. */
 export function note(changes) {
   const { parts, query } = here();

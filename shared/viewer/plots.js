@@ -2,12 +2,18 @@
 
 import { color, onColors } from "./appearance.js";
 import { add, el, fill, announce } from "./dom.js";
-import { age, number, short, timeOfDay } from "./format.js";
+import { age, number, short, span, timeOfDay } from "./format.js";
 
 const HEIGHT = 150;
-// The ticks of an x axis: times of day, or whole numbers.
-const CLOCK = { values: (_, ticks) => ticks.map(timeOfDay) };
 const WHOLE = { values: (_, ticks) => ticks.map(short), incrs: Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat() };
+const SPANS = [1, 2, 5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 2 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400];
+// X axes: the ticks, how a value is named, and the space around a single one.
+const AXES = {
+  step: { ticks: WHOLE, named: (x) => `step ${number(x)}`, around: 1 },
+  completions: { ticks: WHOLE, named: (x) => `completion ${number(x)}`, around: 1 },
+  seconds: { ticks: { values: (_, ticks) => ticks.map(span), incrs: SPANS }, named: (x) => `after ${age(x)}`, around: 1 },
+  clock: { ticks: { values: (_, ticks) => ticks.map(timeOfDay) }, named: (x) => `${age(Date.now() / 1000 - x)} ago`, around: 30 },
+};
 const MOVED = 4;
 const DOUBLE_CLICK_MS = 300;
 const NO_ZOOM = { range: null, set: () => {} };
@@ -15,18 +21,20 @@ const NO_ZOOM = { range: null, set: () => {} };
 /**
  * Adds a plot to an element.
  *
- * title, unit, healthy: describe the metric. lines: [{ label, line, dashed, faint, points }…], `line` a colour number. data: [x, y…],
- * numbers or nulls. axis: the name of an x value. time: x is in Unix seconds. pick: called with the x of a selected point.
- * marks: x values of warnings. zoom: { range, set(range) }, shared by the plots of a view; range: [low, high] of x, or
- * null. Returns { figure, set(data), end() }.
+ * title, unit, healthy, about: describe the metric, its range and what to do outside of it. low, high: the range that is
+ * shaded, or null. lines: [{ label, line, dashed, faint, points }…], `line` a colour number. data: [x, y…], numbers or
+ * nulls. along: the x axis, "step", "completions", "seconds" or "clock" (Unix seconds). log: a logarithmic y axis. pick:
+ * called with the x of a selected point. marks: x values of warnings. zoom: { range, set(range) }, shared by the plots of
+ * a view; range: [low, high] of x, or null. Returns { figure, set(data), end() }.
  */
-export function plot(place, { title, unit = "", healthy = "", lines, data, axis = "step", time = false, pick = null, marks = [], zoom = NO_ZOOM }, signal) {
+export function plot(place, metric, signal) {
+  const { title, lines, data, along = "step", pick = null, zoom = NO_ZOOM } = metric;
+  const axis = AXES[along];
   const values = el("span", { class: "values" });
-  const about = [unit, healthy && `healthy: ${healthy}`].filter(Boolean).join("; ");
   const area = el("div", { class: "area" });
   const keys = pick ? "; arrow keys move, Enter opens the step" : "; arrow keys move";
   const figure = el("figure", { class: "plot", tabindex: "0", role: "group", "aria-label": `${title}${keys}` },
-    el("figcaption", {}, el("div", { class: "heading" }, el("strong", {}, title), el("span", { class: "quiet", title: about }, about)), values), area);
+    el("figcaption", {}, heading(metric), values), area);
   add(place, figure);
 
   const labelled = lines.map((line, i) => [line, i + 1]).filter(([line]) => !line.faint);
@@ -36,11 +44,9 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, axis 
     const parts = labelled.map(([line, i]) =>
       el("span", { class: `line-${line.line}` }, line.label ? `${line.label} ` : "", el("b", {}, number(valueAt(chart.data[i], at, hovered)))));
     const x = chart.data[0][at];
-    const where = x === undefined ? "no value yet" : time ? `${age(Date.now() / 1000 - x)} ago` : `${axis} ${number(x)}`;
-    fill(values, el("span", { class: "quiet" }, where), parts);
+    fill(values, el("span", { class: "quiet" }, x === undefined ? "no value yet" : axis.named(x)), parts);
   };
-  const marked = (chart) => drawMarks(chart, marks);
-  const chart = new uPlot(options({ lines, time, zoom, showValues, marked }), data, area);
+  const chart = new uPlot(options(metric, axis, zoom, showValues), data, area);
   showValues(chart);
 
   const width = new ResizeObserver(() => area.clientWidth && chart.setSize({ width: area.clientWidth, height: HEIGHT }));
@@ -63,17 +69,31 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, axis 
   };
 }
 
-function options({ lines, time, zoom, showValues, marked }) {
+/** The title and unit; the healthy range, which opens its explanation. */
+function heading({ title, unit = "", healthy = "", about = "" }) {
+  const name = el("strong", {}, title);
+  if (!about) return el("div", { class: "heading" }, name, el("span", { class: "quiet" }, unit));
+  const range = healthy ? `${unit}${unit && "; "}healthy: ${healthy}` : unit || "what is this?";
+  return el("details", { class: "meaning" }, el("summary", { class: "heading" }, name, el("span", { class: "quiet", title: range }, range)), el("p", {}, about));
+}
+
+function options({ lines, along, low = null, high = null, log = false, marks = [] }, { ticks, around }, zoom, showValues) {
   const axis = {
     stroke: () => color("--quiet"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui",
   };
   return {
     width: 300, height: HEIGHT, padding: [8, 24, 0, 0], legend: { show: false },
-    cursor: { sync: { key: time ? "time" : "step", scales: ["x", null] }, points: { size: 7 }, y: false },
-    scales: { x: { time, auto: () => !zoom.range, min: zoom.range?.[0], max: zoom.range?.[1], range: (chart, low, high) => across(chart, low, high, time ? 30 : 1) }, y: { range } },
-    axes: [{ ...axis, ...(time ? CLOCK : WHOLE), size: 26, space: 60 }, { ...axis, size: widthOf, values: (_, ticks) => ticks.map(short) }],
+    cursor: { sync: { key: along, scales: ["x", null] }, points: { size: 7 }, y: false },
+    scales: {
+      x: { time: along === "clock", auto: () => !zoom.range, min: zoom.range?.[0], max: zoom.range?.[1], range: (chart, first, last) => across(chart, first, last, around) },
+      y: log ? { distr: 3, range: logRange } : { range },
+    },
+    axes: [{ ...axis, ...ticks, size: 26, space: 60 }, { ...axis, size: widthOf, values: (_, labels) => labels.map((each) => (each === null ? "" : short(each))) }],
     series: [{}, ...lines.map(series)],
-    hooks: { setCursor: [showValues], draw: [marked], setSelect: [(chart) => noteZoom(chart, zoom)] },
+    hooks: {
+      setCursor: [showValues], drawClear: [(chart) => drawBand(chart, low, high)], draw: [(chart) => drawMarks(chart, marks)],
+      setSelect: [(chart) => noteZoom(chart, zoom)],
+    },
   };
 }
 
@@ -97,6 +117,11 @@ function range(_, low, high) {
   return [low >= 0 && low < pad ? -pad / 3 : low - pad, high + pad];
 }
 
+/** The y range of a logarithmic axis: whole powers of ten. */
+function logRange(_, low, high) {
+  return low === null || low <= 0 ? [0.1, 1] : uPlot.rangeLog(low, high, 10, true);
+}
+
 /** The x range: the plotting library's, or some space around a single value. */
 function across({ data: [xs] }, low, high, pad) {
   return xs.length === 1 ? [xs[0] - pad, xs[0] + pad] : [low, high];
@@ -113,6 +138,19 @@ function valueAt(column, at, hovered) {
 function noteZoom(chart, zoom) {
   const { left, width } = chart.select;
   if (width > 0) zoom.set([chart.posToVal(left, "x"), chart.posToVal(left + width, "x")]);
+}
+
+/** Shades the healthy range, as far as the plot shows it. */
+function drawBand(chart, low, high) {
+  if (low === null && high === null) return;
+  const { ctx, bbox } = chart;
+  const inside = (y) => Math.max(bbox.top, Math.min(bbox.top + bbox.height, y));
+  const top = high === null ? bbox.top : inside(chart.valToPos(high, "y", true));
+  const bottom = low === null ? bbox.top + bbox.height : inside(chart.valToPos(low, "y", true));
+  ctx.save();
+  ctx.fillStyle = color("--healthy");
+  ctx.fillRect(bbox.left, top, bbox.width, bottom - top);
+  ctx.restore();
 }
 
 /** Dashed lines at steps with a warning. */
@@ -135,6 +173,7 @@ function drawMarks(chart, marks) {
 
 function moveByKeys(figure, chart, pick, values) {
   figure.addEventListener("keydown", (event) => {
+    if (event.target !== figure) return;
     const steps = chart.data[0];
     const at = chart.cursor.idx ?? steps.length - 1;
     if (event.key === "Enter" && pick && steps.length) return pick(steps[at]);

@@ -1,48 +1,46 @@
-// One run: its warnings, curves and newest steps.
+// One run: its warnings, curves, held-out problems, newest steps and settings.
 
 import { Columns, readRuns, readStep } from "./columns.js";
-import { curvesOf } from "./curves.js";
-import { add, el, since, update } from "./dom.js";
+import { curvesIn } from "./curves.js";
+import { add, el, fill, since, update } from "./dom.js";
 import { moment, number } from "./format.js";
+import { heldOut } from "./held_out.js";
 import { isOf, keep } from "./live.js";
-import { link, note, zoomOf } from "./place.js";
+import { keyOf, link } from "./place.js";
 import { recorded } from "./recorded.js";
-import { keyOf, smoothingField } from "./runs.js";
+import { settingsOf } from "./settings.js";
 
 const WARNINGS_SHOWN = 8;
-const STEPS_SHOWN = 30;
+const STEPS_SHOWN = 12;
 const SECONDS_BETWEEN_READS = 2;
 
 export async function showRun(root, parts, query, signal) {
   const name = parts[1] ?? "";
-  const [about, warnings, curves, newest] = [el("div", {}), el("div", {}), el("div", {}), el("div", {})];
+  const [about, warnings, place, answers, newest, settings] = Array.from({ length: 6 }, () => el("div", {}));
   const marks = []; // steps with warnings
-  const zoom = zoomOf(query);
-  let run = null;
-  let refreshCurves = null;
-  let drawing = new AbortController();
-  signal.addEventListener("abort", () => drawing.abort());
-  const draw = async () => {
-    drawing.abort();
-    drawing = new AbortController();
-    note({ smooth: smoothing.value === "0" ? null : smoothing.value });
-    refreshCurves = curvesOf(curves, [{ ...run, marks }], { weight: Number(smoothing.value), zoom }, drawing.signal);
-    await refreshCurves();
-  };
-  const smoothing = smoothingField(query.get("smooth"), () => run && draw());
-  const fields = el("div", { class: "fields", hidden: true }, smoothing.label, el("span", { class: "quiet" }, "Click a point to open its step."));
-  add(root, el("h1", { class: "name" }, name), about, warnings, fields, curves, newest);
+  const curves = curvesIn(place, query, signal);
+  let problems = null;
+  curves.fields.hidden = true;
+  add(root, el("h1", { class: "name" }, name), about, warnings, curves.fields, place, answers, newest, settings);
   await keep("metrics", SECONDS_BETWEEN_READS, async () => {
-    const lineages = ((await readRuns(signal)) ?? []).filter((each) => each.run === name);
-    run = lineages.find(({ lineage }) => lineage === query.get("lineage")) ?? lineages[0] ?? null;
-    fields.hidden = run === null;
+    const runs = (await readRuns(signal)) ?? [];
+    const lineages = runs.filter((each) => each.run === name);
+    const run = lineages.find(({ lineage }) => lineage === query.get("lineage")) ?? lineages[0] ?? null;
+    curves.fields.hidden = run === null;
     if (run === null) return update(about, noMetrics(name));
     const warned = await readWarnings(run, signal);
     marks.splice(0, marks.length, ...warned.map(({ step }) => step));
     update(about, aboutRun(run, lineages));
     update(warnings, warned.length > 0 && el("section", {}, el("h2", {}, "Warnings"), el("ul", { class: "warnings" }, warned.map(warning))));
     update(newest, await stepsTable(run, signal));
-    await (refreshCurves ? refreshCurves() : draw());
+    await curves.show([{ ...run, marks }]);
+    if (recorded) return null;
+    if (!problems) {
+      problems = heldOut(run, signal);
+      add(answers, problems.element);
+      fill(settings, await settingsOf(run, runs, signal));
+    }
+    return problems.read();
   }, signal, isOf(name));
 }
 

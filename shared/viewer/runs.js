@@ -1,112 +1,207 @@
-// All runs with metrics, and the curves of the selected ones in the same plots.
+// All runs with metrics as a table, and the curves of the selected ones with their legend.
 
-import { readRuns } from "./columns.js";
-import { LINES, curvesOf } from "./curves.js";
-import { add, arrange, el, fill, since } from "./dom.js";
+import { Columns, forgetReplaced, readRuns } from "./columns.js";
+import { LINES, curvesIn } from "./curves.js";
+import { add, arrange, el, fill, since, update } from "./dom.js";
 import { number } from "./format.js";
+import { key } from "./keys.js";
 import { keep } from "./live.js";
-import { link, note, zoomOf } from "./place.js";
+import { keyOf, link, note } from "./place.js";
 import { nothingYet } from "./overview.js";
+import { METRICS } from "./ranges.js";
 import { recorded } from "./recorded.js";
+import { allOf, differing, readSettings, textOf } from "./settings.js";
 
-const SMOOTHING = [["0", "none"], ["0.6", "a little"], ["0.9", "much"], ["0.97", "most"]];
-// The x axes of a report's curves. A server does not count the completions up to a step.
-const AXES = [["step", "steps"], ["completions", "completions sampled"]];
-const MOST = 12;
-// With more runs than these, plots name them by their numbers in the list.
+// As many as have a line of their own.
+const MOST = 2 * LINES;
+// With more runs than these, plots name them by their numbers in the table.
 const NAMED = 4;
+// Rows and columns of settings; a filter reaches the others.
+const ROWS = 200;
+const SETTINGS = 12;
+// They tell only where a run's files are.
+const PLACES = new Set(["run", "run_dir"]);
 const SECONDS_BETWEEN_READS = 2;
+const NUMBERS = new Set(["step", "last", "best"]);
+const FALLS = /loss|perplexity|kl$|_share$/;
 
 export async function showRuns(root, parts, query, signal) {
-  const list = el("ul", { class: "choices" });
-  const curves = el("div", {});
-  const limit = el("p", { class: "quiet", hidden: true }, `At most ${MOST} runs are shown at once.`);
+  const look = { q: query.get("q") ?? "", sort: query.get("sort") ?? "", metric: query.get("metric") ?? "step/reward" };
+  let chosen = query.getAll("run").slice(0, MOST);
+  let before = null; // what was chosen before one run was isolated
+  let runs = []; // in the order in which they were first seen, new ones before: rows that others move cannot be clicked
+  const rows = new Map();
+  const place = el("div", {});
+  const curves = curvesIn(place, query, signal);
+  const table = runsTable((name) => change({ sort: look.sort === name ? `-${name}` : look.sort === `-${name}` ? "" : name }));
+  const status = el("p", { class: "quiet", role: "status" });
   const nothing = el("div", {});
-  const chosen = new Set(query.getAll("run").slice(0, MOST));
-  const items = new Map();
-  const zoom = zoomOf(query);
-  let runs = [];
-  let refreshCurves = null;
-  let drawing = new AbortController();
-  signal.addEventListener("abort", () => drawing.abort());
+  const legend = el("ul", { class: "drawn", "aria-label": "Legend" });
 
-  const draw = async () => {
-    drawing.abort();
-    drawing = new AbortController();
-    const order = [...chosen];
-    note({ run: order, smooth: smoothing.value === "0" ? null : smoothing.value, along: along.value === "step" ? null : along.value });
-    showList();
-    const shown = order.map((key) => runs.find((each) => keyOf(each) === key)).filter(Boolean);
-    const labelled = shown.map((each, i) => ({ ...each, label: shown.length > NAMED ? String(i + 1) : labelOf(each, runs) }));
-    refreshCurves = null;
-    if (!shown.length) return fill(curves, el("p", { class: "box" }, "Select a run to see its curves."));
-    refreshCurves = curvesOf(curves, labelled, { weight: Number(smoothing.value), along: along.value, zoom }, drawing.signal);
-    await refreshCurves();
+  const show = () => {
+    note({ run: chosen, ...look, metric: look.metric === "step/reward" ? "" : look.metric });
+    const wanted = look.q.toLowerCase().split(/\s+/);
+    const found = runs.map((run) => rows.get(keyOf(run))).filter((row) => wanted.every((word) => textOfRow(row).includes(word)));
+    const shown = table.set(found, look, chosen, runs);
+    arrange(legend, chosen.map((each) => rows.get(each)).filter(Boolean).map((row, i) => legendItem(row, i, chosen.length, runs)));
+    const limits = [shown < found.length && `the first ${shown} are listed`, chosen.length >= MOST && `at most ${MOST} are drawn at once`];
+    status.textContent = [`${number(found.length)} of ${number(runs.length)} runs`, ...limits].filter(Boolean).join("; ");
   };
-  const choose = (key, on) => {
-    on ? chosen.add(key) : chosen.delete(key);
-    draw();
+  const draw = () => {
+    show();
+    const drawn = chosen.map((each) => rows.get(each)?.run).filter(Boolean);
+    return curves.show(drawn.map((each, i) => ({ ...each, label: drawn.length > NAMED ? String(i + 1) : labelOf(each, runs) })));
   };
-  /** Items stay: a click that has begun on one would be lost with it, and so would the keyboard's focus. */
-  const showList = () => {
-    const order = [...chosen];
-    for (const each of runs) {
-      const key = keyOf(each);
-      if (!items.has(key)) items.set(key, choice(each, (on) => choose(key, on)));
-      items.get(key).show(each, runs, order);
-    }
-    arrange(list, runs.map((each) => items.get(keyOf(each)).element));
-    limit.hidden = order.length < MOST;
+  const choose = (name, on) => {
+    chosen = on ? [...chosen, name] : chosen.filter((each) => each !== name);
+    return draw();
   };
-  const smoothing = smoothingField(query.get("smooth"), () => draw());
-  const along = el("select", { change: () => draw() }, AXES.map(([value, name]) => el("option", { value, selected: value === query.get("along") }, name)));
-  const fields = el("div", { class: "fields" }, smoothing.label, recorded && el("label", {}, "X axis ", along), el("span", { class: "quiet" }, "Click a point to open its step. Drag to zoom, double-click to reset."));
-  const shown = el("div", { hidden: true }, fields, el("div", { class: "list-and-curves" }, el("div", {}, limit, list), curves));
-  add(root, el("h1", {}, "Runs"), nothing, shown);
+  /** Draws one run alone, and the second time those that were drawn before. */
+  const isolate = (name) => {
+    const alone = chosen.length === 1 && chosen[0] === name;
+    [chosen, before] = alone ? [before ?? chosen, null] : [[name], chosen];
+    return draw();
+  };
+  const readRows = () => Promise.all(runs.slice(0, ROWS).map((run) => rows.get(keyOf(run)).read(look.metric)));
+  const change = async (changes) => {
+    Object.assign(look, changes);
+    if ("metric" in changes) await readRows();
+    show();
+  };
+  const search = el("input", { type: "search", value: look.q, placeholder: "name, beta=0.04 …" });
+  search.addEventListener("input", () => change({ q: search.value }));
+  const metric = el("select", { change: () => change({ metric: metric.value }) },
+    METRICS.map(({ kind, name, title }) => el("option", { value: `${kind}/${name}`, selected: `${kind}/${name}` === look.metric }, title)));
+  key("/", "filter the runs", () => search.focus(), signal);
+  const filters = el("div", { class: "fields" }, el("label", {}, "Filter ", search), el("label", {}, "Values of ", metric), status);
+  const all = el("div", { hidden: true }, filters, table.element, curves.fields, legend, place);
+  add(root, el("h1", {}, "Runs"), nothing, all);
+
   await keep("metrics", SECONDS_BETWEEN_READS, async () => {
     const found = await readRuns(signal);
     if (found === null) return fill(nothing, el("p", { class: "box" }, "This server stores no metrics."));
-    // In the order in which they were first seen, new ones before: a list that others move in cannot be clicked.
-    const known = new Set(runs.map(keyOf));
-    const fresh = found.filter((each) => !known.has(keyOf(each)));
-    runs = [...fresh, ...runs.map((each) => found.find((now) => keyOf(now) === keyOf(each)) ?? each)];
-    shown.hidden = !runs.length;
+    const now = new Map(found.map((run) => [keyOf(run), run]));
+    const fresh = found.filter((run) => !rows.has(keyOf(run)));
+    for (const run of fresh) rows.set(keyOf(run), makeRow(run, choose, isolate, signal));
+    if (!chosen.length && !runs.length && found.length) chosen = [keyOf(found[0])];
+    runs = [...fresh, ...runs].map((run) => now.get(keyOf(run)) ?? run);
+    for (const run of runs) rows.get(keyOf(run)).run = run;
+    all.hidden = !runs.length;
     fill(nothing, !runs.length && nothingYet());
     if (!runs.length) return null;
-    if (!chosen.size && !refreshCurves && known.size === 0) chosen.add(keyOf(runs[0]));
-    showList();
-    return refreshCurves ? refreshCurves() : draw();
+    await readRows();
+    return draw();
   }, signal);
 }
 
-/** The smoothing control: { label, value }. */
-export function smoothingField(chosen, changed) {
-  const select = el("select", { change: changed }, SMOOTHING.map(([value, name]) => el("option", { value, selected: value === chosen }, name)));
-  return { label: el("label", {}, "Smoothing ", select), get value() { return select.value; } };
+/** A run: { run, values, metric, settings, read(metric) }, and its parts of the table and of the legend, which stay. */
+function makeRow(run, choose, isolate, signal) {
+  const name = keyOf(run);
+  const box = el("input", { type: "checkbox", change: () => choose(name, box.checked) });
+  const label = el("span", { class: "name" });
+  const head = el("th", { scope: "row" }, el("label", {}, box, el("span", { class: "swatch" }), label));
+  const only = el("button", { type: "button", class: "plain name", title: "Draw only this run, or all of them again", click: () => isolate(name) });
+  const hide = el("button", { type: "button", class: "plain", "aria-label": `Hide ${run.run}`, click: () => choose(name, false) }, "×");
+  const item = el("li", {}, el("span", { class: "swatch" }), only, hide);
+  const row = { run, head, box, label, only, item, line: el("tr"), settings: undefined, values: null, metric: "" };
+  row.read = async (metric) => {
+    if (row.metric !== metric) {
+      row.metric = metric;
+      row.values = columnsOf(run, metric);
+      forgetReplaced(run, [row.values], signal);
+    }
+    const { values } = row;
+    await Promise.all([values.read(signal), row.settings === undefined && readSettings(run, signal).then((each) => (row.settings = each))]);
+  };
+  return row;
 }
 
-/** An item of the list: { element, show(run, all, order) }. changed: called with whether the run is chosen. */
-function choice({ run, lineage }, changed) {
-  const box = el("input", { type: "checkbox", value: keyOf({ run, lineage }), change: () => changed(box.checked) });
-  const name = el("span", { class: "name" });
-  const state = el("a", { class: "quiet", href: link(["run", run], { lineage }), "aria-label": `Open ${run}` });
-  const element = el("li", {}, el("label", {}, box, el("span", { class: "swatch" }), name), state);
+/** The column of a metric, "step/reward". */
+function columnsOf(run, metric) {
+  const [, kind, name] = /^(\w+)\/(.*)$/.exec(metric) ?? ["", "step", "reward"];
+  return new Columns(run, kind === "evaluation" ? kind : "step", [name]);
+}
+
+/** The last value of a row's metric, and the best: the largest, or the smallest of one that should fall. */
+function valuesOf({ values, metric }) {
+  const column = Object.values(values?.values ?? {})[0] ?? [];
+  const known = column.filter((each) => typeof each === "number");
+  const best = (FALLS.test(metric) ? Math.min : Math.max)(...known);
+  return { last: known.at(-1), best: known.length ? best : undefined };
+}
+
+/**
+ * The table: { element, set(rows, look, chosen, runs) }. sortBy: called with the name of a column. `set` returns how many
+ * rows it shows.
+ */
+function runsTable(sortBy) {
+  const heads = el("tr");
+  const body = el("tbody");
+  let names = [];
+  const showHeads = (sort) => {
+    if (heads.children.length !== names.length || names.some((name, i) => heads.children[i].dataset.name !== name)) {
+      fill(heads, names.map((name) => el("th", { scope: "col", "data-name": name, class: NUMBERS.has(name) ? "number" : "" }, el("button", { type: "button", class: "plain", click: () => sortBy(name) }, name))));
+    }
+    for (const head of heads.children) {
+      const way = { [head.dataset.name]: "ascending", [`-${head.dataset.name}`]: "descending" }[sort];
+      way ? head.setAttribute("aria-sort", way) : head.removeAttribute("aria-sort");
+    }
+  };
   return {
-    element,
-    show: (now, all, order) => {
-      const at = order.indexOf(keyOf(now));
-      box.checked = at >= 0;
-      box.disabled = at < 0 && order.length >= MOST;
-      element.className = at >= 0 ? `line-${(at % LINES) + 1}` : "";
-      element.classList.toggle("dashed", at >= LINES);
-      fill(name, at >= 0 && order.length > NAMED && el("b", {}, `${at + 1} `), labelOf(now, all));
-      fill(state, `step ${number(now.step)}`, !recorded && [", ", since(now.updated_at), " ago"]);
+    element: el("div", { class: "scrolls runs", tabindex: "0", role: "region", "aria-label": "Runs" }, el("table", {}, el("thead", {}, heads), body)),
+    set(rows, { sort }, chosen, runs) {
+      const settings = new Map(rows.map((row) => [row, allOf(row.settings)]));
+      const told = [...settings.values()].filter((each) => Object.keys(each).length);
+      const columns = differing(told).filter((name) => !PLACES.has(name)).slice(0, SETTINGS);
+      const cells = (row) => {
+        const { last, best } = valuesOf(row);
+        return { run: row.run.run, step: row.run.step, ...(recorded ? {} : { updated: row.run.updated_at }), last, best, ...Object.fromEntries(columns.map((name) => [name, settings.get(row)[name]])) };
+      };
+      const all = rows.map((row) => [row, cells(row)]);
+      names = ["run", "step", ...(recorded ? [] : ["updated"]), "last", "best", ...columns];
+      showHeads(sort);
+      const shown = sorted(all, sort).slice(0, ROWS);
+      arrange(body, shown.map(([row, values]) => showRow(row, values, columns, chosen, runs)));
+      return shown.length;
     },
   };
 }
 
-/** The key of a run and its lineage in an address. */
-export const keyOf = ({ run, lineage }) => `${lineage}/${run}`;
+function sorted(rows, sort) {
+  const name = sort.replace(/^-/, "");
+  const sign = sort.startsWith("-") ? -1 : 1;
+  const known = ([, values]) => values[name] !== undefined && values[name] !== null;
+  const order = ([, a], [, b]) => sign * (typeof a[name] === "number" && typeof b[name] === "number" ? a[name] - b[name] : textOf(a[name]).localeCompare(textOf(b[name])));
+  return name ? [...rows.filter(known).sort(order), ...rows.filter((each) => !known(each))] : rows;
+}
+
+function showRow(row, values, columns, chosen, runs) {
+  const { run, head, box, label, line } = row;
+  const at = chosen.indexOf(keyOf(run));
+  box.checked = at >= 0;
+  box.disabled = at < 0 && chosen.length >= MOST;
+  line.className = at < 0 ? "" : styleOf(at);
+  fill(label, labelOf(run, runs));
+  const numeric = (value) => el("td", { class: "number" }, number(value));
+  return update(line, head, el("td", { class: "number" }, el("a", { href: link(["run", run.run], { lineage: run.lineage }), "aria-label": `Open ${run.run}, step ${number(run.step)}` }, number(run.step))),
+    !recorded && el("td", {}, since(run.updated_at), " ago"), numeric(values.last), numeric(values.best),
+    columns.map((name) => el("td", {}, textOf(values[name]))));
+}
+
+const styleOf = (at) => `line-${(at % LINES) + 1}${at >= LINES ? " dashed" : ""}`;
+
+/** A drawn run in the legend. at: its number, from 0, of so many. */
+function legendItem({ run, item, only }, at, drawn, runs) {
+  item.className = styleOf(at);
+  fill(only, drawn > NAMED && el("b", {}, `${at + 1} `), labelOf(run, runs));
+  return item;
+}
+
+/** What a filter finds: the name, the lineage, and name=value of the settings. */
+function textOfRow({ run, settings }) {
+  const pairs = Object.entries(allOf(settings)).map(([name, value]) => `${name}=${textOf(value)}`);
+  return [run.run, run.lineage, ...pairs].join("\n").toLowerCase();
+}
 
 /** The run's name, with its lineage if several trainings share the name. */
 function labelOf({ run, lineage }, all) {

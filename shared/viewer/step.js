@@ -55,7 +55,8 @@ async function neighboursOf(run, step, signal) {
 
 async function readRecords(run, lineage, step, signal) {
   try {
-    return await readStep(run, lineage, step, signal);
+    const records = await readStep(run, lineage, step, signal);
+    return records.filter(({ kind }) => kind !== "settings" && kind !== "samples"); // those have their place on the run's page
   } catch (error) {
     if (error instanceof ApiError && error.status === 404) return [];
     throw error;

@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Route, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.ref_server.dashboard.conftest import Tab
-from tests.ref_server.dashboard.content import group, report, upload
+from tests.ref_server.dashboard.content import HOSTILE, group, report, upload
 
 WARNING = {"kind": "health", "step": 7, "name": "kl", "seen": 3.5, "band": "below 1", "remedy": "raise loss.beta"}
 # What the page writes for a value that is not there.
@@ -143,7 +143,7 @@ def test_the_list_of_runs_gets_a_new_one(tab: Tab, server: httpx.Client) -> None
     expect(page.get_by_role("checkbox", name="newest")).to_be_visible()
     expect(box).to_be_focused()
     report(server, "newest", [2])
-    expect(page.get_by_role("link", name="Open newest")).to_contain_text("step 2")
+    expect(page.get_by_role("link", name="Open newest, step 2")).to_be_visible()
 
 
 def test_no_more_runs_can_be_chosen_than_are_drawn(tab: Tab, server: httpx.Client) -> None:
@@ -152,7 +152,7 @@ def test_no_more_runs_can_be_chosen_than_are_drawn(tab: Tab, server: httpx.Clien
         report(server, name, [1, 2])
     page = tab.at("#/runs?" + "&".join(f"run=l/{name}" for name in names))
     expect(page.get_by_role("checkbox", checked=True)).to_have_count(12)
-    expect(page.get_by_text("At most 12 runs")).to_be_visible()
+    expect(page.get_by_text("at most 12 are drawn")).to_be_visible()
     expect(page.get_by_role("checkbox", name="many-13")).to_be_disabled()
     expect(plot(tab, "Reward;")).to_contain_text("step 21 0.022 0.023 0.02")
     page.get_by_role("checkbox", name="many-00").uncheck()
@@ -220,3 +220,97 @@ def test_a_zoom_is_in_the_address_and_outlasts_new_steps(tab: Tab, server: httpx
         expect(over).to_be_visible()
     over.dblclick()
     page.wait_for_url(re.compile("#/run/zoomed$"))
+
+
+def settings(**changed: object) -> dict[str, object]:
+    return {"kind": "settings", "step": 0, "changed": changed, "defaults": {"max_steps": 500}}
+
+
+def sample(step: int, text: str, **fields: object) -> dict[str, object]:
+    answer = {"text": text, "reward": 0.5, "tokens": 3, "finished": True} | fields
+    return {"kind": "samples", "step": step, "name": "0", "prompt": "6*7=?", "answer": "42", "completions": [answer]}
+
+
+@pytest.fixture
+def sweep(server: httpx.Client) -> None:
+    """Three runs that differ in a setting."""
+    for place, beta in enumerate((0.0, 0.04, 0.1)):
+        told = settings(**{"loss.beta": beta, "seed": 0})
+        report(server, f"sweep-{place}", [1, 2 + place], told, completions_total=64, runtime_seconds=90.0 * (place + 1))
+
+
+@pytest.mark.usefixtures("sweep")
+def test_runs_are_a_table_with_the_settings_in_which_they_differ(tab: Tab) -> None:
+    page = tab.at("#/runs?q=sweep")
+    rows = page.get_by_role("region", name="Runs").locator("tbody tr")
+    expect(page.get_by_role("columnheader")).to_have_text(["run", "step", "updated", "last", "best", "loss.beta"])
+    expect(rows).to_have_count(3)
+    page.get_by_role("button", name="loss.beta").click()
+    page.get_by_role("button", name="loss.beta").click()
+    expect(page.get_by_role("columnheader", name="loss.beta")).to_have_attribute("aria-sort", "descending")
+    expect(rows.first.get_by_role("cell").last).to_have_text("0.1")
+    page.get_by_label("Filter").fill("loss.beta=0.04")
+    expect(rows).to_have_count(1)
+    expect(rows.first.get_by_role("checkbox", name="sweep-1")).to_be_visible()
+    page.reload()
+    expect(rows).to_have_count(1)
+    page.get_by_label("Values of").select_option("KL to the reference")
+    expect(page).to_have_url(re.compile("metric=step%2Fkl"))
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_click_in_the_legend_isolates_a_run_and_another_brings_the_others_back(tab: Tab) -> None:
+    page = tab.at("#/runs?run=l/sweep-0&run=l/sweep-1&run=l/sweep-2")
+    legend = page.get_by_role("list", name="Legend")
+    only = legend.get_by_role("button", name="sweep-1", exact=True)
+    only.click()
+    expect(page.get_by_role("checkbox", checked=True)).to_have_count(1)
+    expect(plot(tab, "Reward;")).not_to_contain_text("sweep")
+    only.click()
+    expect(page.get_by_role("checkbox", checked=True)).to_have_count(3)
+    legend.get_by_role("button", name="Hide sweep-0").click()
+    expect(page.get_by_role("checkbox", name="sweep-0")).not_to_be_checked()
+    expect(plot(tab, "Reward;")).not_to_contain_text("sweep-0")
+
+
+@pytest.mark.usefixtures("sweep")
+def test_curves_along_seconds_and_completions_and_on_a_logarithmic_axis(tab: Tab) -> None:
+    page = tab.at("#/run/sweep-1")
+    page.get_by_label("X axis").select_option("time of training")
+    expect(plot(tab, "Reward;")).to_contain_text("after 3.0 min")
+    page.get_by_label("Y axis").select_option("logarithmic")
+    expect(page).to_have_url(re.compile("along=seconds&scale=log"))
+    page.reload()
+    expect(plot(tab, "Reward;")).to_contain_text("after 3.0 min")
+    page.get_by_label("X axis").select_option("completions")
+    expect(plot(tab, "Reward;")).to_contain_text("completion 64")
+
+
+def test_a_plot_explains_its_healthy_range(tab: Tab) -> None:
+    page = tab.at("#/run/one")
+    meaning = page.get_by_text("Above its range, the policy drifts too far from the reference")
+    expect(meaning).to_be_hidden()
+    plot(tab, "KL to the reference").locator("summary").press("Enter")
+    expect(meaning).to_be_visible()
+    expect(page.locator("h1")).to_have_text("one")
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_run_shows_its_settings_and_their_difference_to_anothers(tab: Tab) -> None:
+    page = tab.at("#/run/sweep-1")
+    section = page.locator("section").filter(has=page.get_by_role("heading", name="Settings"))
+    expect(section.get_by_role("row").filter(has_text="loss.beta")).to_contain_text("0.04")
+    page.get_by_label("Compare with").select_option("sweep-2")
+    expect(section.locator("table").first.locator("tbody tr")).to_have_text(["loss.beta0.040.1"])
+
+
+def test_answers_to_a_held_out_problem_over_the_steps(tab: Tab, server: httpx.Client) -> None:
+    report(server, "answering", [1], sample(0, "no idea"), sample(1, HOSTILE, reward="high", tokens=None))
+    page = tab.at("#/run/answering")
+    answers = page.locator(".answers article")
+    expect(answers).to_have_count(2)
+    expect(answers.first).to_contain_text("<script>alert(1)</script>")
+    expect(page.get_by_text("Gold answer: 42")).to_be_visible()
+    report(server, "answering", [2], sample(2, "It is 42"), {"kind": "samples", "step": 2, "name": "1", "prompt": 3})
+    expect(answers.first).to_contain_text("It is 42")
+    expect(answers).to_have_count(3)

@@ -1,0 +1,67 @@
+// Samples over steps: what the model answered to the same held-out problem at each evaluation.
+
+import { Columns, readStep } from "./columns.js";
+import { el, fill } from "./dom.js";
+import { count, number } from "./format.js";
+import { link } from "./place.js";
+import { visibleLines } from "./text.js";
+
+// At most so many evaluations are shown: the first, the newest, and evenly spaced ones between them.
+const MOST = 8;
+
+/** A section with the answers to a held-out problem, which can be chosen: { element, read() }; `read` shows new ones. */
+export function heldOut(run, signal) {
+  const steps = new Columns(run, "samples");
+  const known = new Map(); // step -> its records
+  const select = el("select", { change: () => show() });
+  const place = el("div", {});
+  const element = el("section", { hidden: true }, el("h2", {}, "Held-out problems"), el("div", { class: "fields" }, el("label", {}, "Problem ", select)), place);
+  const show = () => {
+    const problems = new Map([...known.values()].flat().map((record) => [record.name, record]));
+    element.hidden = problems.size === 0;
+    const chosen = problems.has(select.value) ? select.value : problems.keys().next().value;
+    fill(select, [...problems.values()].map(({ name, prompt }) => el("option", { value: name, selected: name === chosen }, titleOf(prompt))));
+    const answered = [...known].sort(([a], [b]) => b - a).flatMap(([, records]) => records.filter(({ name }) => name === chosen));
+    fill(place, problems.has(chosen) && [question(problems.get(chosen)), el("div", { class: "answers" }, answered.map((record) => answersOf(run, record)))]);
+  };
+  return {
+    element,
+    read: async () => {
+      await steps.read(signal);
+      const wanted = spread([...new Set(steps.steps)], MOST);
+      const missing = wanted.filter((step) => !known.has(step));
+      if (!missing.length) return;
+      const found = await Promise.all(missing.map((step) => readStep(run.run, run.lineage, step, signal)));
+      missing.forEach((step, i) => known.set(step, found[i].filter(isSample)));
+      for (const step of known.keys()) if (!wanted.includes(step)) known.delete(step);
+      show();
+    },
+  };
+}
+
+/** Clients may put anything into their records. */
+const isSample = ({ kind, name, prompt, completions }) =>
+  kind === "samples" && typeof name === "string" && typeof prompt === "string" && Array.isArray(completions);
+
+function titleOf(prompt) {
+  const line = prompt.trim().replaceAll(/\s+/g, " ");
+  return line.length > 80 ? `${line.slice(0, 79)}…` : line;
+}
+
+const pre = (text) => Object.assign(el("pre", {}), { textContent: visibleLines(text) });
+
+function question({ prompt, answer }) {
+  return el("div", { class: "prompt" }, pre(prompt), answer && el("p", {}, "Gold answer: ", el("b", {}, String(answer))));
+}
+
+function answersOf(run, { step, completions }) {
+  const head = ({ reward, tokens, finished }) => el("p", { class: "quiet" }, "reward ", el("b", {}, typeof reward === "number" ? number(reward) : "–"), Number.isInteger(tokens) && `, ${count(tokens, "token")}`, finished === false && ", cut off");
+  return el("article", { class: "card" }, el("h3", {}, el("a", { href: link(["run", run.run, "step", step], { lineage: run.lineage }) }, `Step ${number(step)}`)),
+    completions.filter((each) => typeof each?.text === "string").flatMap((each) => [head(each), pre(each.text)]));
+}
+
+/** At most so many of the values: the first, the last, and evenly spaced ones in between. */
+function spread(values, most) {
+  if (values.length <= most) return values;
+  return Array.from({ length: most }, (_, i) => values[Math.round((i * (values.length - 1)) / (most - 1))]);
+}

@@ -1,0 +1,63 @@
+// The settings of runs, which trainers report as one record.
+
+import { ApiError } from "./api.js";
+import { readStep } from "./columns.js";
+import { el, fill } from "./dom.js";
+import { keyOf } from "./place.js";
+
+/** The settings of a run by their names: { changed, defaults }, those that differ from their defaults first; null without. */
+export async function readSettings({ run, lineage }, signal) {
+  try {
+    const records = await readStep(run, lineage, 0, signal);
+    const record = records.find(({ kind }) => kind === "settings");
+    const { changed, defaults } = record ?? {};
+    return [changed, defaults].every((each) => each && typeof each === "object") ? { changed, defaults } : null;
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 404) return null;
+    throw error;
+  }
+}
+
+/** A setting's value as text; a dash for one that a run lacks. */
+export function textOf(value) {
+  if (value === undefined) return "–";
+  if (typeof value === "number" && value !== 0 && Math.abs(value) < 0.001) return value.toExponential();
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** All settings in one object. */
+export const allOf = (settings) => (settings ? { ...settings.defaults, ...settings.changed } : {});
+
+/** The names of the settings in which some of these objects differ. */
+export function differing(all) {
+  const names = new Set(all.flatMap(Object.keys));
+  return [...names].filter((name) => all.some((each) => textOf(each[name]) !== textOf(all[0][name])));
+}
+
+/** A section with a run's settings, and on request their difference to those of another of the runs; null without any. */
+export async function settingsOf(run, runs, signal) {
+  const settings = await readSettings(run, signal);
+  if (!settings) return null;
+  const place = el("div", { class: "scrolls" });
+  const showOwn = () => fill(place, table(["setting", "value"], Object.entries(settings.changed).map(([name, value]) => [name, textOf(value)])));
+  const compare = async () => {
+    const other = runs.find((each) => keyOf(each) === select.value);
+    if (!other) return showOwn();
+    const both = [settings, await readSettings(other, signal)].map(allOf);
+    const rows = differing(both).map((name) => [name, ...both.map((each) => textOf(each[name]))]);
+    return fill(place, rows.length ? table(["setting", run.run, other.run], rows) : el("p", { class: "quiet" }, "Both have the same settings."));
+  };
+  const others = runs.filter((each) => keyOf(each) !== keyOf(run));
+  const select = el("select", { change: compare }, el("option", { value: "" }, "nothing: those that are not defaults"),
+    others.map((each) => el("option", { value: keyOf(each) }, each.run)));
+  showOwn();
+  const usual = Object.entries(settings.defaults).map(([name, value]) => [name, textOf(value)]);
+  return el("section", {}, el("h2", {}, "Settings"),
+    others.length > 0 && el("div", { class: "fields" }, el("label", {}, "Compare with ", select)), place,
+    el("details", {}, el("summary", {}, `${usual.length} settings have their defaults`), el("div", { class: "scrolls" }, table(["setting", "value"], usual))));
+}
+
+function table(heads, rows) {
+  return el("table", {}, el("thead", {}, el("tr", {}, heads.map((each) => el("th", { scope: "col" }, each)))),
+    el("tbody", {}, rows.map(([name, ...values]) => el("tr", {}, el("th", { scope: "row", class: "id" }, name), values.map((each) => el("td", {}, each))))));
+}
