@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from policy_trainer.report.run import RecordedRun, number
 from policy_trainer.reporting.metrics import Metrics
+from policy_trainer.reporting.server_metrics import settings_record
 
 # Of a run with more than _MOST records, the newest and evenly spaced older ones are kept, about _MOST in total.
 _NEWEST, _MOST = 256, 1000
@@ -60,6 +61,7 @@ def document(view: str, opens: str, runs: Mapping[str, RecordedRun]) -> dict[str
         "runs": [{"run": name, "lineage": "", "step": _last_step(run)} for name, run in runs.items()],
         "metrics": {name: _metrics(run) for name, run in runs.items()},
         "warnings": {name: [_warning(record) for record in run.warnings] for name, run in runs.items()},
+        "settings": {name: settings_record(run.settings.given, run.settings.defaults) for name, run in runs.items()},
     }
 
 

@@ -3,9 +3,9 @@
 const data = document.getElementById("recorded");
 
 /**
- * The data of a report: { view, opens, runs, metrics, warnings }; null on a page served by a server.
+ * The data of a report: { view, opens, runs, metrics, warnings, settings }; null on a page served by a server.
  * view, opens: the first view and its address. runs: as in GET /v1/runs, without times. metrics: by run and kind, as in
- * GET /v1/runs/{run}/metrics. warnings: the health records by run.
+ * GET /v1/runs/{run}/metrics. warnings, settings: the health records and the record of settings by run.
  */
 export const recorded = data && JSON.parse(data.textContent);
 
@@ -43,5 +43,6 @@ function recordsOf(run, step) {
     const numbers = Object.entries(values).map(([name, column]) => [name, column[at]]).filter(([, value]) => value !== null);
     records.push({ kind, step, ...Object.fromEntries(numbers) });
   }
+  if (step === 0) records.push(recorded.settings[run]);
   return records.length ? { records } : undefined;
 }

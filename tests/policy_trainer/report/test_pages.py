@@ -62,13 +62,13 @@ def test_a_report_opens_on_its_run_and_a_point_opens_the_step(tmp_path: Path, op
 def test_compared_runs_are_laid_over_each_other_by_step_and_by_completions(
     tmp_path: Path, open_tab: Callable[..., Tab]
 ) -> None:
-    half = [step_record(step) | {"completions": 32} for step in range(1, 11)]
+    half = [step_record(step) | {"completions": 32, "completions_total": 32 * step} for step in range(1, 11)]
     roots = [learning_run(tmp_path / "sums"), make_run(tmp_path / "half", half), make_run(tmp_path / "young")]
     page = open_tab(comparison_of(*roots)).at("")
-    expect(page.locator(".choices input:checked")).to_have_count(3)
+    expect(page.get_by_role("checkbox", checked=True)).to_have_count(3)
     reward = page.get_by_role("group", name=re.compile("^Reward;"))
     expect(reward.locator(".values")).to_have_text("step 10sums 2half 2young \u2013")
-    page.get_by_label("X axis").select_option("completions sampled")
+    page.get_by_label("X axis").select_option("completions")
     reward.focus()
     page.keyboard.press("Home")
     expect(reward.locator(".values")).to_have_text("completion 32sums \u2013half 0.2young \u2013")
