@@ -45,7 +45,7 @@ test-all: $(TO_TEST)  ## pyright on the tests, and the tests that `make test` le
 	$(BIN)/pyright tests
 	$(PYTEST) -m "slow and not long"
 
-test-long: $(TO_TEST)  ## whole runs through rare events, which neither of them runs: twenty minutes
+test-long: $(TO_TEST)  ## whole runs through rare events and the other demos, which neither of them runs: half an hour
 	$(PYTEST) -m long
 
 # Each run sets variables of several libraries, none of which reads another's. MKL_ENABLE_INSTRUCTIONS works only on

@@ -63,6 +63,7 @@ def test_stages_are_read_from_a_run(tmp_path: Path) -> None:
     assert (observed.workers, observed.trainer) == (0.8, 0.6)
 
 
+@pytest.mark.long
 def test_the_gpu_tables_on_a_cpu(tmp_path: Path) -> None:
     """The command as a user runs it, without compiling, which takes a minute."""
     command = [sys.executable, "-m", "tests.bench.gpu", "--device", "cpu", "--json", tmp_path / "figures.json"]

@@ -106,6 +106,7 @@ def server(
     return serving
 
 
+@pytest.mark.long
 def test_a_run_plays_an_environment_of_openenv(tmp_path: Path, server: Process, start: Callable[..., Any]) -> None:
     use_threads(1)
     call = f'<call>echo{{"message": "{MESSAGE}"}}</call>'

@@ -31,6 +31,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "demo"
 
 
+@pytest.mark.long
 def test_it_trains_with_a_tool_and_shows_its_calls(run_dir: Path, start: Callable[..., Any]) -> None:
     def demo(*options: str) -> Process:
         command = ("demo", "--tools", "--run-dir", str(run_dir), "--max-steps", "8", *options)

@@ -123,14 +123,15 @@ def logs_of(script: str, import_line: str, model: Path, directory: Path) -> tupl
 @pytest.mark.parametrize(
     ("script", "names"),
     [
-        (QUICKSTART, {"rewards/accuracy_reward/mean"}),
-        (
+        pytest.param(QUICKSTART, {"rewards/accuracy_reward/mean"}, id="quickstart"),
+        pytest.param(
             REWARDS,
             {"rewards/reward_len/mean", "rewards/math_reward_func/mean", "rewards/async_reward_func/mean", "half"},
+            id="rewards",
+            marks=pytest.mark.long,
         ),
-        (PEFT, {"rewards/concise/mean", "kl"}),
+        pytest.param(PEFT, {"rewards/concise/mean", "kl"}, id="peft", marks=pytest.mark.long),
     ],
-    ids=["quickstart", "rewards", "peft"],
 )
 def test_a_script_runs_with_its_import_changed(
     script: str, names: set[str], random_model: Path, tmp_path: Path

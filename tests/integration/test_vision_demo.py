@@ -25,6 +25,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "demo"
 
 
+@pytest.mark.long
 def test_it_trains_on_pictures_and_shows_them(run_dir: Path, start: Callable[..., Any]) -> None:
     def demo(*options: str) -> Process:
         command = ("demo", "--vision", "--run-dir", str(run_dir), "--max-steps", "8", *options)
