@@ -3,6 +3,7 @@
 import { add, el, fill } from "./dom.js";
 import { count, number, percent } from "./format.js";
 import { key } from "./keys.js";
+import { markdown } from "./markdown.js";
 import { note } from "./place.js";
 import { picturesOf } from "./pictures.js";
 import { legendOf, scalesOf } from "./scales.js";
@@ -21,7 +22,7 @@ const SORTS = {
   advantage: { title: "highest advantage", of: (row) => advantageOf(row) },
   "-advantage": { title: "lowest advantage", of: (row) => negative(advantageOf(row)) },
 };
-const VIEWS = { "": { title: "tokens" }, text: { title: "plain text" } };
+const VIEWS = { "": { title: "tokens" }, text: { title: "plain text" }, markdown: { title: "Markdown" } };
 const FILTERS = {
   "": { title: "all", of: () => true },
   finished: { title: "finished", of: (row) => row.finished },
@@ -58,7 +59,7 @@ export function showGroup(tokens, query, signal) {
     const unknown = asked && !Object.hasOwn(scales, asked) && el("p", { class: "wrong" }, `This group has no values for the colour “${asked}”.`);
     fill(legend, unknown, legendItems(scales[chosen.color], rows));
   };
-  const look = () => cards.forEach((each, number) => showText(each, rows[number], chosen.view === "text" && hasTexts ? null : texts[number].element));
+  const look = () => cards.forEach((each, number) => showText(each, (hasTexts && wholeText(chosen.view, rows[number])) || texts[number].element));
   const change = (changes) => {
     Object.assign(chosen, changes);
     note(chosen);
@@ -70,7 +71,7 @@ export function showGroup(tokens, query, signal) {
   const controls = fieldsOf(chosen, scales, hasTexts, change);
   key("c", "next colour scale", () => nextOption(controls.color), signal);
   key("s", "next order", () => nextOption(controls.sort), signal);
-  if (hasTexts) key("v", "tokens or plain text", () => nextOption(controls.view), signal);
+  if (hasTexts) key("v", "tokens, plain text or Markdown", () => nextOption(controls.view), signal);
   key("/", "search the texts", () => controls.search.focus(), signal);
   paint();
   search();
@@ -85,12 +86,17 @@ export function showGroup(tokens, query, signal) {
   return element;
 }
 
-/** Shows a completion's tokens, or without them its text, which can be selected and copied as it is. */
-function showText(card, row, tokens) {
-  const plain = el("pre", { class: "whole", tabindex: "0" });
-  plain.textContent = visibleLines(readable(row).text);
+/** A completion's text as it can be selected and copied, or read as Markdown; null in the view of tokens. */
+function wholeText(view, row) {
+  if (view === "markdown") return el("div", { class: "whole markdown", tabindex: "0" }, markdown(readable(row).text));
+  if (view !== "text") return null;
+  return Object.assign(el("pre", { class: "whole", tabindex: "0" }), { textContent: visibleLines(readable(row).text) });
+}
+
+/** Shows a completion's tokens, or its text in their place. */
+function showText(card, shown) {
   card.querySelector(".tokens, .whole")?.remove();
-  card.append(tokens ?? plain);
+  card.append(shown);
 }
 
 /** Copies whole tokens of a completion as their text: marks of white space are not part of it. */

@@ -207,3 +207,21 @@ def test_what_is_copied_is_the_text(tab: Tab, words: str) -> None:
     page.keyboard.press("v")
     expect(page.locator("pre.whole").nth(1)).to_have_text(WORDS[1])
     assert "view=text" in page.url
+
+
+def test_markdown_is_read_and_stays_text(tab: Tab, server: httpx.Client, tokenizer: PreTrainedTokenizerBase) -> None:
+    text = (
+        "## Plan\n\n1. add **2**\n2. `print(5)`\n\n> said\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
+        f"[x](javascript:alert(1)) {MARKUP}\n```python\nx = '**5**'\n"
+    )
+    hostile = "*" * 30 + "`" * 30 + "|" * 30
+    page = tab.at(f"#/batch/{upload(server, group(tokenizer, texts=(text, hostile)))}?view=markdown")
+    shown = page.locator(".markdown").first
+    expect(shown.locator("h4")).to_have_text("Plan")
+    expect(shown.locator("ol li")).to_have_text(["add 2", "print(5)"])
+    expect(shown.locator("li b")).to_have_text("2")
+    expect(shown.locator("blockquote")).to_have_text("said")
+    expect(shown.locator("td")).to_have_text(["a", "b", "1", "2"])
+    expect(shown.locator("p")).to_have_text(f"[x](javascript:alert(1)) {MARKUP}")
+    expect(shown.locator("pre")).to_have_text("x = '**5**'\n")
+    expect(shown.locator("a, script, img")).to_have_count(0)
