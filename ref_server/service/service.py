@@ -194,9 +194,9 @@ class Service:
         return content and describe_tokens(content, wire.decode_training(report) if report else None, self.reference)
 
     def describe_rewards(self, batch: BatchSummary) -> RewardsView | None:
-        """As describe_tokens, without tokens."""
+        """As describe_tokens, without tokens; prompt and gold answer are shortened."""
         content = self._stored(batch)
-        return content and describe_rewards(content)
+        return content and describe_rewards(content, self.reference)
 
     def picture(self, batch: BatchSummary, number: int) -> bytes | None:
         """A picture of the prompt as a PNG file; None where there is none. Raises BatchError like describe_tokens."""

@@ -176,9 +176,14 @@ class TokensView(ResponseRecord):
 
 
 class RewardsView(ResponseRecord):
-    """The rewards of a batch's completions, null where one could not be judged."""
+    """The rewards of a batch's completions, null where one could not be judged, and for people its problem."""
 
     id: str
+    prompt: str | None = None
+    """On one line of at most 200 characters: the last message of the user in the batch's `sample`, else the end of the
+    decoded prompt. null if the server has no tokenizer either."""
+    answer: str | None = None
+    """The gold answer in the batch's `sample`, shortened like `prompt`; null if there is none."""
     rewards: list[float | None]
     parts: dict[str, list[float | None]]
     """Each reward that the totals were made of."""

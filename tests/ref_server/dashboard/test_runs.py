@@ -176,11 +176,14 @@ def test_the_way_from_a_step_to_a_group(tab: Tab, ids: list[str]) -> None:
     expect(page.locator(".histogram a[aria-current]")).to_contain_text("1")
     assert "bar=3" in page.url
     page.get_by_role("combobox", name="Reward").select_option("accuracy")
-    page.get_by_role("link", name=ids[1]).click()
-    expect(page.locator("h1")).to_contain_text(ids[1])
+    expect(page.get_by_title(ids[1])).to_have_text("2+3=?")
+    row = page.get_by_role("row").filter(has=page.get_by_title(ids[1]))
+    expect(row).to_contain_text("2+3=?\t5\t4", use_inner_text=True)
+    page.get_by_title(ids[1]).click()
+    expect(page.locator("h1 + .id")).to_have_text(ids[1])
     expect(page.get_by_text("2 of 2 in")).to_be_visible()
     page.keyboard.press("k")
-    expect(page.locator("h1")).to_contain_text(ids[0])
+    expect(page.locator("h1 + .id")).to_have_text(ids[0])
 
 
 def test_a_step_without_groups_says_what_keeps_them(tab: Tab) -> None:
