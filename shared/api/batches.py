@@ -215,6 +215,24 @@ class ScoringView(ResponseRecord):
     tokens_per_second: float
 
 
+class ThroughputView(ResponseRecord):
+    """How fast the answering server worked, since its start at most. Columns: entry i of each list is the mean rate per
+    second up to `times[i]`, since the entry before."""
+
+    times: list[float]
+    """Unix seconds, ascending: every 10 seconds, or every 4 minutes of more than an hour."""
+    tokens: list[float]
+    """Tokens scored, prompts included."""
+    uploaded: list[float]
+    """Batches admitted."""
+    taken: list[float]
+    """Batches leased for the first time."""
+    working: list[float]
+    """Seconds that scoring loops scored: how many of them did on average."""
+    waiting: list[float]
+    """Seconds that scoring loops waited for batches."""
+
+
 # max_batches and max_bytes bound what waits: queued, scoring and ready batches, and leased ones whose training has not
 # started. max_in_flight bounds leased batches that are not settled, whether their training has started or not. A run
 # may use at most as much of each as is free. The limits per run apply while it is the only run. max_stored_bytes

@@ -103,15 +103,15 @@ def test_a_batch_whose_tokens_are_gone_is_grey(
 def test_prompts_are_read_for_the_rows_that_can_be_seen(
     tab: Tab, server: httpx.Client, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    asked: list[str] = []
-    tab.page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/rewards") else None)
+    requests: list[str] = []
+    tab.page.on("request", lambda request: requests.append(request.url) if request.url.endswith("/rewards") else None)
     first, *rest = [upload(server, group(tokenizer, ["1"], f"{number}+1=?", run="long")) for number in range(70)]
     page = tab.at("#/batches?run=long&order=oldest")
     expect(page.get_by_title(first)).to_have_text("0+1=?")
     expect(page.get_by_role("link", name="25+1=?")).to_be_attached()
-    assert page.get_by_title(rest[-1]).count() == 0 and len(asked) < 60
+    assert page.get_by_title(rest[-1]).count() == 0 and len(requests) < 60
     page.locator(".tall").evaluate("element => element.scrollTo(0, element.scrollHeight)")
     expect(page.get_by_title(rest[-1])).to_have_text("69+1=?")
     page.get_by_title(rest[-1]).click()
     expect(page.locator("h1")).to_have_text("69+1=?")
-    assert len(asked) == len({*asked}), "each is read once"
+    assert len(requests) == len({*requests}), "each is read once"

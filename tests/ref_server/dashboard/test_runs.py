@@ -1,12 +1,17 @@
 """Learning curves, the way from a point to a group, and who waits for whom."""
 
 import re
+import time
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Locator, Route, expect
 from transformers import PreTrainedTokenizerBase
 
+from ref_server.service.service import Service
+from ref_server.service.throughput import Throughput
 from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import group, report, upload
 
@@ -54,6 +59,38 @@ def test_the_overview_names_the_bottleneck(tab: Tab) -> None:
     expect(card).to_contain_text("Policy trainerworking 25%, waiting 75%")
     expect(card).to_contain_text("Rollout workersworking 98%, waiting 2%")
     expect(card).to_contain_text("Sampling limits this run")
+
+
+def test_a_page_that_is_opened_late_shows_the_past(
+    open_tab: Callable[..., Tab], make_service: Callable[..., Service], serve: Callable[..., Any]
+) -> None:
+    past = [1800.0]
+
+    def clock() -> float:
+        return time.monotonic() - past[0]
+
+    rates = {"tokens": 1234, "uploaded": 0.5, "taken": 0.25, "working": 0.75, "waiting": 0.25}
+    service = make_service()
+    service.throughput = Throughput(lambda: {name: rate * clock() for name, rate in rates.items()}, clock)
+    while past[0]:
+        service.throughput.note()
+        past[0] -= 10
+    with serve(service) as http:
+        tab = open_tab(http)
+        page = tab.at("#/")
+        expect(plot(tab, "Scored")).to_contain_text("1234")
+        expect(plot(tab, "Batches")).to_contain_text("uploaded 0.5")
+        page.get_by_label("Last").select_option("15 minutes")
+        assert page.url.endswith("#/?seconds=900")
+        page.reload()
+        expect(page.get_by_label("Last")).to_have_value("900")
+        plot(tab, "Scored").focus()
+        page.keyboard.press("Home")
+        expect(plot(tab, "Scored")).to_contain_text(re.compile(r"(14\.[89]|15\.0) min ago"))
+        page.get_by_label("Last").select_option("hour")
+        expect(plot(tab, "Scored")).to_contain_text(re.compile(r"(29\.[89]|30\.0) min ago"))
+        assert page.url.endswith("#/")
+        tab.page.close()
 
 
 def test_runs_are_laid_over_each_other_and_the_address_says_which(tab: Tab) -> None:
