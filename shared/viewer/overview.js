@@ -102,7 +102,7 @@ export function nothingYet() {
     el("pre", {}, `policy-trainer train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k --run-dir runs/first --server ${location.origin}`));
 }
 
-/** Plots the server's throughput. Returns a function that gives the latest response of GET /v1/throughput, or null. */
+/** Plots the server's throughput. Returns a function for the latest response of GET /v1/throughput, null before it. */
 function followThroughput(place, query, signal) {
   const chosen = query.get("seconds") in SPANS ? query.get("seconds") : DEFAULT_SPAN;
   const choose = () => {
@@ -133,7 +133,10 @@ function followThroughput(place, query, signal) {
   return () => latest;
 }
 
-/** Shows how long each part of the most recently updated runs waits, and updates it as they report steps. throughput: gives the latest. */
+/**
+ * Shows how long each part of the most recently updated runs waits, and updates it as they report steps.
+ * throughput: as `followThroughput` returns it.
+ */
 function followWaits(place, throughput, signal) {
   let newest = [];
   const show = () => update(place, newest.length ? newest.map((run) => waitsOfRun(run, throughput())) : el("p", { class: "quiet" }, "No run has reported a step yet."));

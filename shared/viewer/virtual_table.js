@@ -6,7 +6,8 @@ const BEYOND = 10;
 
 /**
  * columns: [{ name, number, of }…]; those with `of` can be sorted. cellsOf: a row's data, with an id -> the contents of
- * its cells. sortBy: called with the name of a column when its header is clicked. Returns { element, set(rows, sort), draw() }.
+ * its cells. sortBy: called with the name of a column when its header is clicked.
+ * Returns { element, set(rows, sort), draw() }.
  */
 export function virtualTable(columns, cellsOf, sortBy) {
   let rows = [];

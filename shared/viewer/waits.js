@@ -35,7 +35,7 @@ export async function readWaits({ run, lineage, step }, signal) {
   };
 }
 
-/** The share of the last minute in which scoring waited; null if unknown. throughput: as GET /v1/throughput answers, or null. */
+/** The share of the last minute in which scoring waited, or null. throughput: of GET /v1/throughput, or null. */
 export function scorerWaits(throughput) {
   const times = throughput?.times ?? [];
   const begin = times.findIndex((each) => each > times.at(-1) - MINUTE);
