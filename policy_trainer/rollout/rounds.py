@@ -37,8 +37,9 @@ from shared.errors import UserError
 _MAX_DROPPED_IN_A_ROW = 10_000
 # Seconds between attempts to reset environments, at most.
 _MAX_PAUSE = 10.0
-# Longer texts are cut in a batch's `sample`, which is for people and limited in size: gold answers keep their first
-# characters, beginnings of answers their last.
+# Longer texts are cut in a batch's `sample`, which is for people and limited in size: prompts and gold answers keep
+# their first characters, beginnings of answers their last.
+_PROMPT_CHARACTERS = 300
 _ANSWER_CHARACTERS = 1000
 _START_CHARACTERS = 200
 
@@ -81,10 +82,15 @@ class JudgedGroup:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The group's part of a batch's `sample`, for people: the problem's index, its gold answer, and the beginning
-        of the answer that was part of the prompt, which rewards also see."""
-        answer, start = self.problem.answer, self.judgement.samples[0].start
-        texts = {"answer": answer[:_ANSWER_CHARACTERS], "start": start[-_START_CHARACTERS:]}
+        """The group's part of a batch's `sample`, for people: the problem's index, its last message of the user, its
+        gold answer, and the beginning of the answer that was part of the prompt, which rewards also see."""
+        problem, start = self.problem, self.judgement.samples[0].start
+        messages = (message["content"] for message in reversed(problem.messages) if message["role"] == "user")
+        texts = {
+            "prompt": next(messages, problem.prompt)[:_PROMPT_CHARACTERS],
+            "answer": problem.answer[:_ANSWER_CHARACTERS],
+            "start": start[-_START_CHARACTERS:],
+        }
         return {"index": self.index, **{name: text for name, text in texts.items() if text}}
 
     # Steps never occur with regroup: config/commands.py refuses it.

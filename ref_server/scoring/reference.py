@@ -97,7 +97,7 @@ class ReferenceModel(Protocol):
         """Token ids of a text, without special tokens. Raises NoModel."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str | None:
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str | None:
         """The text of tokens; None without a tokenizer."""
         ...
 
@@ -151,7 +151,7 @@ class NoReferenceModel:
     def encode(self, text: str) -> list[int]:
         raise NoModel
 
-    def decode(self, ids: Sequence[int]) -> None:
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> None:
         return None
 
     def token_texts(self, ids: Sequence[int]) -> list[None]:

@@ -60,8 +60,8 @@ class ReferenceWithTeacher:
     def encode(self, text: str) -> list[int]:
         return self._reference.encode(text)
 
-    def decode(self, ids: Sequence[int]) -> str | None:
-        return self._reference.decode(ids)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str | None:
+        return self._reference.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_texts(self, ids: Sequence[int]) -> Sequence[str | None]:
         return self._reference.token_texts(ids)

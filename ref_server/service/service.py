@@ -10,12 +10,14 @@ from anyio import CapacityLimiter, to_thread
 from ref_server.access.keys import ANYBODY, Holder
 from ref_server.background import BackgroundLoop
 from ref_server.config import ServeConfig
+from ref_server.metrics import Count
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Stats, Upload
 from ref_server.scoring.reference import NotReady, ReferenceModel
 from ref_server.service.polls import Polls
 from ref_server.service.reference import CurrentReference
+from ref_server.service.throughput import Throughput
 from ref_server.service.views import RunSelection, describe_queue, describe_rewards, describe_tokens, pictures_of
 from ref_server.service.weights import ServedWeights
 from shared import wire
@@ -46,6 +48,7 @@ class Service:
             reference, queue, tokens_per_forward=config.scoring_tokens, on_ready=self.polls.look_now
         )
         self.scoring = self._served.scoring
+        self.throughput = Throughput(self._totals)
         self._tidying = {
             BackgroundLoop("queue cleanup"): self.queue.tidy,
             BackgroundLoop("weights cleanup"): self.weights.tidy,
@@ -54,7 +57,8 @@ class Service:
         """The loops whose failures make /readyz answer 503."""
 
     def start(self) -> None:
-        work = [self.polls.watch(self.queue), *(_keep_tidy(tidy, loop) for loop, tidy in self._tidying.items())]
+        work = [self.polls.watch(self.queue), self.throughput.watch()]
+        work += (_keep_tidy(tidy, loop) for loop, tidy in self._tidying.items())
         self._tasks = [asyncio.create_task(each) for each in work]
         self._served.start()
 
@@ -184,6 +188,17 @@ class Service:
         """runs: those that are listed one by one."""
         return describe_queue(stats, runs, self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits)
 
+    def _totals(self) -> dict[str, float]:
+        """Since the start of this process, by the names of `ThroughputView`."""
+        counts, scored = self.queue.activity.counts(), self.scoring.totals.counts()
+        return {
+            "tokens": scored["tokens"] + scored["direct_tokens"],
+            "uploaded": counts[Count.ADMITTED],
+            "taken": counts[Count.LEASED] - counts[Count.REDELIVERED],  # acks come with checkpoints, many at once
+            "working": scored["working_seconds"],
+            "waiting": scored["waiting_seconds"],
+        }
+
     def describe_tokens(self, batch: BatchSummary) -> TokensView | None:
         """The tokens of a batch with texts and log-probs, and its training record; None when its payload is gone.
 
@@ -194,9 +209,9 @@ class Service:
         return content and describe_tokens(content, wire.decode_training(report) if report else None, self.reference)
 
     def describe_rewards(self, batch: BatchSummary) -> RewardsView | None:
-        """As describe_tokens, without tokens."""
+        """As describe_tokens, without tokens; prompt and gold answer are shortened."""
         content = self._stored(batch)
-        return content and describe_rewards(content)
+        return content and describe_rewards(content, self.reference)
 
     def picture(self, batch: BatchSummary, number: int) -> bytes | None:
         """A picture of the prompt as a PNG file; None where there is none. Raises BatchError like describe_tokens."""

@@ -151,6 +151,9 @@ def _flat_numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 # One batch
 
+# Of a text that stands for a batch in a list.
+_LINE_CHARACTERS = 200
+
 
 def describe_tokens(
     batch: RolloutBatch | ScoredBatch, training: Training | None, reference: ReferenceModel
@@ -190,15 +193,44 @@ def describe_tokens(
     )
 
 
-def describe_rewards(batch: RolloutBatch | ScoredBatch) -> RewardsView:
+def describe_rewards(batch: RolloutBatch | ScoredBatch, reference: ReferenceModel) -> RewardsView:
     rollout = _rollout(batch)
+    sample = _parsed(rollout.sample)
+    about = sample if isinstance(sample, dict) else {}
+    prompt = _line(_question(about))
+    if prompt is None:
+        prompt = _line(reference.decode(rollout.group.prompt_ids.tolist(), skip_special_tokens=True), end=True)
     return RewardsView(
         id=rollout.id,
+        prompt=prompt,
+        answer=_line(about.get("answer")),
         rewards=_numbers(rollout.rewards),
         parts={name: _numbers(part) for name, part in rollout.reward_parts.items()},
         lengths=rollout.group.completion_lengths.tolist(),
         finished=rollout.finished.tolist(),
     )
+
+
+def _question(about: Mapping[str, Any]) -> Any:
+    """The prompt in a client's sample, which may hold any JSON: a text, or the last of the messages of the user."""
+    prompt = about.get("prompt") or about.get("messages")
+    if isinstance(prompt, list):
+        texts = [each.get("content") for each in prompt if isinstance(each, dict) and each.get("role") == "user"]
+        prompt = texts[-1] if texts else None
+    if isinstance(prompt, list):  # a message in parts, such as a picture and a text
+        texts = [part.get("text") for part in prompt if isinstance(part, dict)]
+        prompt = " ".join(text for text in texts if isinstance(text, str))
+    return prompt
+
+
+def _line(value: Any, *, end: bool = False) -> str | None:
+    """A text or a number on one line, its beginning (or its end) if it is long; None for anything else."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return None
+    line = " ".join(str(value).split())
+    if len(line) <= _LINE_CHARACTERS:
+        return line or None
+    return f"…{line[1 - _LINE_CHARACTERS :]}" if end else f"{line[: _LINE_CHARACTERS - 1]}…"
 
 
 def pictures_of(batch: RolloutBatch | ScoredBatch) -> list[Picture]:

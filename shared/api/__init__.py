@@ -28,6 +28,7 @@ from shared.api.batches import (
     RowView,
     ScoringView,
     State,
+    ThroughputView,
     TokensView,
     Uploaded,
     UploadResult,

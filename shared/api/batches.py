@@ -176,9 +176,14 @@ class TokensView(ResponseRecord):
 
 
 class RewardsView(ResponseRecord):
-    """The rewards of a batch's completions, null where one could not be judged."""
+    """The rewards of a batch's completions, null where one could not be judged, and for people its problem."""
 
     id: str
+    prompt: str | None = None
+    """On one line of at most 200 characters: the last message of the user in the batch's `sample`, else the end of the
+    decoded prompt. null if the server has no tokenizer either."""
+    answer: str | None = None
+    """The gold answer in the batch's `sample`, shortened like `prompt`; null if there is none."""
     rewards: list[float | None]
     parts: dict[str, list[float | None]]
     """Each reward that the totals were made of."""
@@ -208,6 +213,24 @@ class ScoringView(ResponseRecord):
     working_seconds: float
     waiting_seconds: float
     tokens_per_second: float
+
+
+class ThroughputView(ResponseRecord):
+    """How fast the answering server worked, since its start at most. Columns: entry i of each list is the mean rate per
+    second up to `times[i]`, since the entry before."""
+
+    times: list[float]
+    """Unix seconds, ascending: every 10 seconds, or every 4 minutes of more than an hour."""
+    tokens: list[float]
+    """Tokens scored, prompts included."""
+    uploaded: list[float]
+    """Batches admitted."""
+    taken: list[float]
+    """Batches leased for the first time."""
+    working: list[float]
+    """Seconds that scoring loops scored: how many of them did on average."""
+    waiting: list[float]
+    """Seconds that scoring loops waited for batches."""
 
 
 # max_batches and max_bytes bound what waits: queued, scoring and ready batches, and leased ones whose training has not

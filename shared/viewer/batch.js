@@ -5,17 +5,21 @@ import { add, el, fill } from "./dom.js";
 import { count, moment, number, age, bytes } from "./format.js";
 import { key } from "./keys.js";
 import { here, link, placeOf } from "./place.js";
+import { readProblem } from "./problems.js";
 import { SETTINGS, showGroup } from "./group.js";
 
 export async function showBatch(root, parts, query, signal) {
   const id = parts[1] ?? "";
   const list = placeOf(id);
-  add(root, el("h1", {}, "Group ", el("span", { class: "id" }, id)), neighbours(list, signal));
+  const heading = el("h1", { class: "two-lines" }, "Group");
+  add(root, heading, el("p", { class: "id quiet" }, id), neighbours(list, signal));
   const batch = await get(path("v1", "batches", id), {}, signal);
   const place = el("div", {}, el("p", { class: "quiet" }, "reading tokens …"));
   add(root, place);
+  const problem = batch.payload_bytes ? await readProblem(id, signal) : null;
+  if (problem?.prompt) fill(heading, problem.prompt);
   const tokens = await readTokens(batch, signal);
-  const sidebar = el("aside", {}, factsOf(batch, tokens), historyOf(batch), sampleOf(tokens));
+  const sidebar = el("aside", {}, factsOf(batch, tokens, problem), historyOf(batch), sampleOf(tokens));
   fill(place, el("div", { class: "group-view" }, tokens.rows ? showGroup(tokens, query, signal) : gone(tokens.reason), sidebar));
 }
 
@@ -50,11 +54,12 @@ function neighbours(list, signal) {
     el("a", { href: list.back }, list.name)), way(list.at + 1, "next (j) →"));
 }
 
-function factsOf(batch, tokens) {
+function factsOf(batch, tokens, problem) {
   const step = tokens.trained_step ?? null;
   const facts = {
     run: el("a", { href: link(["run", batch.run], { lineage: batch.lineage }), class: "name" }, batch.run),
     task: tokens.task,
+    answer: problem?.answer,
     state: el("span", { class: `tag ${batch.state}` }, batch.state),
     reason: batch.reason,
     "sampled by": `version ${batch.epoch}.${batch.policy_version}`,

@@ -6,6 +6,7 @@ import { ago, bytes, count, number } from "./format.js";
 import { key } from "./keys.js";
 import { link, note, remember } from "./place.js";
 import { atMost, on } from "./live.js";
+import { groupLink, promptReader } from "./problems.js";
 import { virtualTable } from "./virtual_table.js";
 
 const STATES = ["queued", "scoring", "ready", "leased", "done", "expired", "dead"];
@@ -18,7 +19,7 @@ const SECONDS_BETWEEN_READS = 3;
 const ENDED = new Set(["finished", "abandoned"]);
 
 const COLUMNS = [
-  { name: "batch", of: (batch) => batch.id, cell: (batch, open) => el("a", { class: batch.payload_bytes ? "id" : "id quiet", href: link(["batch", batch.id]), click: open, title: batch.payload_bytes ? batch.id : `${batch.id}: its tokens are gone` }, shortId(batch.id)) },
+  { name: "prompt", cell: promptCell },
   { name: "run", of: (batch) => batch.run, cell: (batch) => el("a", { class: "name", href: link(["run", batch.run], { lineage: batch.lineage }) }, batch.run) },
   { name: "state", of: (batch) => STATES.indexOf(batch.state), cell: (batch) => el("span", { class: `tag ${batch.state}` }, batch.state) },
   { name: "reason", of: (batch) => batch.reason ?? "", cell: (batch) => el("span", { title: batch.reason }, batch.reason ?? "") },
@@ -30,9 +31,10 @@ const COLUMNS = [
   { name: "attempts", number: true, of: (batch) => batch.deliveries + batch.scoring_attempts, cell: (batch) => number(batch.deliveries + batch.scoring_attempts) },
 ];
 
-// Ids begin with the time, which is nearly the same for many batches.
-function shortId(id) {
-  return id.length > 12 ? `…${id.slice(-12)}` : id;
+function promptCell({ id, payload_bytes: kept }, open, readPrompt) {
+  const element = groupLink(id, open, kept ? id : `${id}: its tokens are gone`);
+  kept ? readPrompt(element, id) : element.classList.add("quiet");
+  return element;
 }
 
 function tokensOf(batch) {
@@ -46,7 +48,8 @@ export async function showBatches(root, parts, query, signal) {
   const status = el("p", { class: "quiet", role: "status" });
   const place = el("div", {});
   const open = () => remember({ ids: visibleRows().map(({ id }) => id), back: location.hash, name: "the batches" });
-  const cellsOf = (batch) => [...COLUMNS.map(({ cell }) => cell(batch, open)), requeueButton(batch, status, load)];
+  const readPrompt = promptReader(signal);
+  const cellsOf = (batch) => [...COLUMNS.map(({ cell }) => cell(batch, open, readPrompt)), requeueButton(batch, status, load)];
   const table = virtualTable([...COLUMNS, { name: "" }], cellsOf, (name) => change({ sort: chosen.sort === name ? `-${name}` : name }));
 
   const visibleRows = () => sorted(batches.filter((batch) => matches(batch, chosen.q)), chosen.sort);
@@ -114,7 +117,7 @@ const matches = (batch, text) =>
 /** sort: the name of a column, with a leading minus for descending order; empty: the server's order. */
 function sorted(batches, sort) {
   const column = COLUMNS.find(({ name }) => name === sort.replace(/^-/, ""));
-  if (!column) return batches;
+  if (!column?.of) return batches;
   const sign = sort.startsWith("-") ? -1 : 1;
   const keyed = batches.map((batch) => [column.of(batch), batch]);
   keyed.sort(([a], [b]) => sign * (a < b ? -1 : a > b ? 1 : 0));

@@ -4,10 +4,9 @@ import { ApiError, get } from "./api.js";
 import { add, el, fill, since, update } from "./dom.js";
 import { age, bytes, count, number, percent } from "./format.js";
 import { atMost, on } from "./live.js";
-import { link } from "./place.js";
+import { link, note } from "./place.js";
 import { plot } from "./plots.js";
-import { ratesOf, scorerWaits } from "./rates.js";
-import { readWaits, rowsOf, verdictOf } from "./waits.js";
+import { readWaits, rowsOf, scorerWaits, verdictOf } from "./waits.js";
 
 const WAITING = ["queued", "scoring", "ready", "leased"];
 const MEANINGS = {
@@ -17,6 +16,10 @@ const MEANINGS = {
 const RUNS_SHOWN = 3;
 const ROWS_SHOWN = 50;
 const SECONDS_BETWEEN_READS = 5;
+// The server keeps its throughput this often.
+const SECONDS_BETWEEN_RATES = 10;
+const SPANS = { 900: "15 minutes", 3600: "hour", 86400: "day" };
+const DEFAULT_SPAN = "3600";
 
 export async function showOverview(root, parts, query, signal) {
   const states = el("ol", { class: "states" });
@@ -31,12 +34,6 @@ export async function showOverview(root, parts, query, signal) {
       el("section", {}, el("h2", {}, "Who waits for whom"), waits),
       el("section", {}, el("h2", {}, "Throughput"), rates)),
     el("section", {}, el("h2", {}, "Batches by run"), runs));
-  const tokens = plot(rates, { title: "Scored", unit: "tokens a second", lines: [{ line: 1 }], data: ratesOf("tokens"), along: "clock" }, signal);
-  const batches = plot(rates, {
-    title: "Batches", unit: "a second", lines: [{ label: "uploaded", line: 1 }, { label: "taken by trainers", line: 2 }],
-    data: ratesOf("admitted", "taken"), along: "clock",
-  }, signal);
-  signal.addEventListener("abort", () => [tokens, batches].forEach((each) => each.end()));
   let newest = null;
   const show = () => {
     if (!newest) return;
@@ -44,16 +41,19 @@ export async function showOverview(root, parts, query, signal) {
     update(states, Object.entries(queue.states).map(([state, depth]) => stateCard(state, depth)));
     update(about, aboutQueue(queue, Date.now() / 1000 - at));
     update(runs, runsTable(queue));
-    tokens.set(ratesOf("tokens"));
-    batches.set(ratesOf("admitted", "taken"));
   };
   on("queue", (queue) => {
     newest = { queue, at: Date.now() / 1000 };
     show();
   }, signal);
-  const tick = setInterval(show, 1000 * SECONDS_BETWEEN_READS);
+  every(SECONDS_BETWEEN_READS, show, signal);
+  followWaits(waits, followThroughput(rates, query, signal), signal);
+}
+
+/** Calls `call` every so many seconds until the signal aborts: an idle server sends no events. */
+function every(seconds, call, signal) {
+  const tick = setInterval(call, 1000 * seconds);
   signal.addEventListener("abort", () => clearInterval(tick));
-  followWaits(waits, signal);
 }
 
 function stateCard(state, { batches, bytes: size }) {
@@ -102,10 +102,44 @@ export function nothingYet() {
     el("pre", {}, `policy-trainer train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k --run-dir runs/first --server ${location.origin}`));
 }
 
-/** Shows how long each part of the most recently updated runs waits, and updates it as they report steps. */
-function followWaits(place, signal) {
+/** Plots the server's throughput. Returns a function for the latest response of GET /v1/throughput, null before it. */
+function followThroughput(place, query, signal) {
+  const chosen = query.get("seconds") in SPANS ? query.get("seconds") : DEFAULT_SPAN;
+  const choose = () => {
+    note({ seconds: select.value === DEFAULT_SPAN ? "" : select.value });
+    read();
+  };
+  const select = el("select", { change: choose },
+    Object.entries(SPANS).map(([seconds, name]) => el("option", { value: seconds, selected: seconds === chosen }, name)));
+  place.before(el("div", { class: "fields" }, el("label", {}, "Last ", select)));
+  const tokens = plot(place, { title: "Scored", unit: "tokens a second", lines: [{ line: 1 }], data: [[], []], along: "clock" }, signal);
+  const batches = plot(place, {
+    title: "Batches", unit: "a second", lines: [{ label: "uploaded", line: 1 }, { label: "taken by trainers", line: 2 }],
+    data: [[], [], []], along: "clock",
+  }, signal);
+  signal.addEventListener("abort", () => [tokens, batches].forEach((each) => each.end()));
+  let latest = null;
+  const read = async () => {
+    const seconds = select.value;
+    const rates = await get("v1/throughput", { seconds }, signal);
+    if (select.value !== seconds) return;
+    latest = rates;
+    tokens.set([rates.times, rates.tokens]);
+    batches.set([rates.times, rates.uploaded, rates.taken]);
+  };
+  const again = atMost(SECONDS_BETWEEN_RATES, read, signal);
+  again();
+  every(SECONDS_BETWEEN_RATES, () => document.hidden || again(), signal);
+  return () => latest;
+}
+
+/**
+ * Shows how long each part of the most recently updated runs waits, and updates it as they report steps.
+ * throughput: as `followThroughput` returns it.
+ */
+function followWaits(place, throughput, signal) {
   let newest = [];
-  const show = () => update(place, newest.length ? newest.map(waitsOfRun) : el("p", { class: "quiet" }, "No run has reported a step yet."));
+  const show = () => update(place, newest.length ? newest.map((run) => waitsOfRun(run, throughput())) : el("p", { class: "quiet" }, "No run has reported a step yet."));
   const refresh = atMost(SECONDS_BETWEEN_READS, async () => {
     try {
       const { runs } = await get("v1/runs", { limit: RUNS_SHOWN }, signal);
@@ -118,14 +152,13 @@ function followWaits(place, signal) {
     }
   }, signal);
   on("metrics", refresh, signal);
-  const tick = setInterval(() => newest.length && show(), 1000 * SECONDS_BETWEEN_READS); // an idle server sends nothing
-  signal.addEventListener("abort", () => clearInterval(tick));
+  every(SECONDS_BETWEEN_READS, () => newest.length && show(), signal);
   refresh();
 }
 
-function waitsOfRun({ run, lineage, step, updated_at: updated, waits }) {
+function waitsOfRun({ run, lineage, step, updated_at: updated, waits }, throughput) {
   const goesOn = Date.now() / 1000 - updated < waits.stopsAfter;
-  const all = goesOn ? { ...waits, server: scorerWaits() } : waits;
+  const all = goesOn ? { ...waits, server: scorerWaits(throughput) } : waits;
   return el("article", { class: "card" },
     el("h3", {}, el("a", { href: link(["run", run], { lineage }), class: "name" }, run), el("span", { class: "quiet" }, ` step ${number(step)}`)),
     el("dl", { class: "shares" }, rowsOf(all).map(({ name, share }) => el("div", {}, el("dt", {}, name), shareBar(name, share)))),

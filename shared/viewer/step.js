@@ -8,10 +8,9 @@ import { barsOf, histogram, holds } from "./histogram.js";
 import { key } from "./keys.js";
 import { here, link, remember } from "./place.js";
 import { aboutMetric } from "./metrics.js";
+import { AT_ONCE, groupLink, readGroup } from "./problems.js";
 import { recorded } from "./recorded.js";
 
-// Concurrent requests for rewards of groups, and the number of groups read.
-const AT_ONCE = 6;
 const MOST_GROUPS = 512;
 // Of a long run's old steps so few are kept that the next one is at most so far away.
 const NEIGHBOURS = 130;
@@ -122,13 +121,7 @@ async function readRewards(ids, signal) {
   const rewards = new Array(ids.length).fill(null);
   const waiting = ids.keys();
   const reader = async () => {
-    for (const i of waiting) {
-      try {
-        rewards[i] = await get(path("v1", "batches", ids[i], "rewards"), {}, signal);
-      } catch (error) {
-        if (!(error instanceof ApiError) || error.status !== 404) throw error;
-      }
-    }
+    for (const i of waiting) rewards[i] = await readGroup(ids[i], signal);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, reader));
   return rewards.filter(Boolean);
@@ -139,16 +132,16 @@ function groupsTable(groups, rewardsOf) {
   const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
   const row = (group) => {
     const rewards = rewardsOf(group);
-    const href = link(["batch", group.id]);
     const open = () => remember({ ids, back: location.hash, name: `groups of ${here().parts.slice(1).join(" ")}` });
     return el("tr", {},
-      el("th", { scope: "row" }, el("a", { href, class: "id", click: open }, group.id)),
+      el("th", { scope: "row", class: "line" }, groupLink(group.id, open)),
+      el("td", { class: "line" }, group.answer ?? "–"),
       [group.rewards.length, mean(rewards), Math.min(...rewards), Math.max(...rewards), mean(group.lengths)].map((value) =>
         el("td", { class: "number" }, Number.isFinite(value) ? number(value) : "–")),
       el("td", { class: "number" }, `${group.finished.filter(Boolean).length} of ${group.finished.length}`));
   };
   const heads = ["completions", "mean", "min", "max", "mean length", "finished"];
   return el("div", { class: "scrolls" }, el("table", {},
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "group"), heads.map((name) => el("th", { scope: "col", class: "number" }, name)))),
+    el("thead", {}, el("tr", {}, ["prompt", "answer"].map((name) => el("th", { scope: "col" }, name)), heads.map((name) => el("th", { scope: "col", class: "number" }, name)))),
     el("tbody", {}, groups.map(row))));
 }

@@ -5,14 +5,15 @@ import { arrange, el, update } from "./dom.js";
 const BEYOND = 10;
 
 /**
- * columns: [{ name, number }…]. cellsOf: a row's data, with an id -> the contents of its cells. sortBy: called with the
- * name of a column when its header is clicked. Returns { element, set(rows, sort), draw() }.
+ * columns: [{ name, number, of }…]; those with `of` can be sorted. cellsOf: a row's data, with an id -> the contents of
+ * its cells. sortBy: called with the name of a column when its header is clicked.
+ * Returns { element, set(rows, sort), draw() }.
  */
 export function virtualTable(columns, cellsOf, sortBy) {
   let rows = [];
   let drawn = "";
-  const heads = columns.map(({ name, number }) => el("th", { scope: "col", class: number ? "number" : "" },
-    name && el("button", { type: "button", class: "plain", click: () => sortBy(name) }, name)));
+  const heads = columns.map(({ name, number, of }) => el("th", { scope: "col", class: number ? "number" : "" },
+    of ? el("button", { type: "button", class: "plain", click: () => sortBy(name) }, name) : name));
   const body = el("tbody");
   const table = el("table", { class: "virtual" }, el("colgroup", {}, columns.map(({ name }) => el("col", { class: `col-${name || "action"}` }))),
     el("thead", {}, el("tr", {}, heads)), body);

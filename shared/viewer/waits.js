@@ -10,6 +10,7 @@ const CLEAR = 0.15;
 // A run whose next step is so late has stopped: nothing limits it.
 const STOPPED_SECONDS = 60;
 const STOPPED_STEPS = 3;
+const MINUTE = 60;
 
 const PARTS = { workers: "Rollout workers", server: "Reference server", trainer: "Policy trainer" };
 const LIMITS = {
@@ -26,16 +27,23 @@ export async function readWaits({ run, lineage, step }, signal) {
   const query = { lineage, kind: "step", names: NAMES, after: Math.max(-1, step - NEWEST_STEPS - 1) };
   const { steps, values } = await get(path("v1", "runs", run, "metrics"), query, signal);
   const total = (name) => (values[name] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
-  const share = (working, waiting) => {
-    const all = total(working) + total(waiting);
-    return all > 0 ? total(waiting) / all : null;
-  };
+  const share = (working, waiting) => shareOf(total(working), total(waiting));
   const mean = (total("training_seconds") + total("waiting_seconds")) / Math.max(1, steps.length);
   return {
     workers: share("sampling_seconds", "sampler_waiting_seconds"), trainer: share("training_seconds", "waiting_seconds"),
     stopsAfter: Math.max(STOPPED_SECONDS, STOPPED_STEPS * mean),
   };
 }
+
+/** The share of the last minute in which scoring waited, or null. throughput: of GET /v1/throughput, or null. */
+export function scorerWaits(throughput) {
+  const times = throughput?.times ?? [];
+  const begin = times.findIndex((each) => each > times.at(-1) - MINUTE);
+  const total = (column) => throughput[column].slice(begin).reduce((sum, value) => sum + value, 0);
+  return times.length ? shareOf(total("working"), total("waiting")) : null;
+}
+
+const shareOf = (working, waiting) => (working + waiting > 0 ? waiting / (working + waiting) : null);
 
 /** The known shares, for display: [{ name, share }…]. */
 export function rowsOf(waits) {

@@ -280,7 +280,7 @@ def _add_contents(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     @app.get("/v1/batches/{id}/rewards", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
     def rewards(id: Id, caller: Caller) -> RewardsView:
-        """For histograms: the rewards of each completion, their parts, and the completions' lengths.
+        """For lists and histograms: the start of the prompt, the gold answer, and each completion's rewards and length.
 
         ```
         curl localhost:8400/v1/batches/$ID/rewards

@@ -1,4 +1,4 @@
-"""Routes that say whether the server is up and ready, and the page that Prometheus scrapes.
+"""Routes that say whether the server is up and ready and how fast it works, and the page that Prometheus scrapes.
 
 While the store cannot be read that page leaves out the depths of the queue, and `tandem_store_up` is 0.
 """
@@ -6,9 +6,9 @@ While the store cannot be read that page leaves out the depths of the queue, and
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client.core import Metric
@@ -24,6 +24,8 @@ from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import DiskSpace, Stats
 from ref_server.service import gauges
 from ref_server.service.service import Service
+from ref_server.service.throughput import DAY, HOUR
+from shared.api import ThroughputView
 
 # Seconds after which a store that does not answer counts as not ready, and a scrape goes on without it. Prometheus
 # itself gives up after ten.
@@ -35,6 +37,19 @@ _FRESH_SECONDS = 1.0
 def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
     _add_health(app, service)
     _add_metrics(app, service, traffic)
+
+    @app.get("/v1/throughput")
+    @requires(Role.UPLOAD, confines=True)
+    async def throughput(
+        seconds: Annotated[int, Query(ge=1, le=DAY, description="How far back.")] = HOUR,
+    ) -> ThroughputView:
+        """Tokens scored, and batches uploaded and taken, per second: in columns of at most about 360 entries.
+
+        ```
+        curl 'localhost:8400/v1/throughput?seconds=900'
+        ```
+        """
+        return service.throughput.rates(seconds)
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

@@ -1,6 +1,7 @@
 """Rounds of a worker, with a scripted sampler."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, RolloutLossConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
-from policy_trainer.data.problem import Problem
+from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rollout.rounds import Round
@@ -41,9 +42,14 @@ def indexes(made: Round) -> list[int]:
 
 def test_a_batchs_sample_is_readable(made: Any) -> None:
     plain, _ = made({1}, draw=iter(range(100)))
-    assert [group.about for group in plain.groups] == [{"index": i, "answer": str(i)} for i in range(3)]
+    texts = [{"index": i, "prompt": str(i), "answer": str(i)} for i in range(3)]
+    assert [group.about for group in plain.groups] == texts
     begun, _ = made({1}, draw=iter(range(100)), data=DataConfig(assistant_prefill=f"{' ' * 300}\n"))
-    assert begun.groups[1].about == {"index": 1, "answer": "1", "start": f"{' ' * 199}\n"}
+    assert begun.groups[1].about == texts[1] | {"start": f"{' ' * 199}\n"}
+    turns = [("user", "2+3?"), ("user", "y" * 999), ("assistant", "6")]
+    problem = Problem("5", tuple({"role": role, "content": text} for role, text in turns), prompt="x")
+    judgement = replace(plain.groups[0].judgement, samples=[Sample(problem, "")])
+    assert replace(plain.groups[0], judgement=judgement).about == {"index": 0, "prompt": "y" * 300, "answer": "5"}
     assert begun.groups[1].judgement.samples[0].start == f"{' ' * 300}\n"
 
 

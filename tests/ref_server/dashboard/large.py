@@ -32,7 +32,7 @@ _WORDS = (
 class Worded(NoReferenceModel):
     """No model, but a text for each id."""
 
-    def decode(self, ids: Sequence[int]) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def decode(self, ids: Sequence[int], **_: bool) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return "".join(self.token_texts(ids))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]

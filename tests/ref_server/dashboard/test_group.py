@@ -39,6 +39,8 @@ def test_a_group_is_shown_with_its_rewards_and_history(tab: Tab, ids: list[str])
     expect(cards(tab).nth(3)).to_contain_text("cut off")
     expect(tab.page.locator(".history li")).to_have_count(4)
     expect(tab.page.locator(".history")).to_contain_text("leased after")
+    expect(tab.page.locator("h1")).to_have_text("2+3=?")
+    expect(tab.page.locator("aside")).to_contain_text("answer5")
 
 
 def test_a_token_tells_its_values_under_the_pointer(tab: Tab, server: httpx.Client, ids: list[str]) -> None:
@@ -140,11 +142,11 @@ def test_what_training_made_of_it_is_shown(
 
 def test_keys_lead_to_the_next_group_of_the_list(tab: Tab, ids: list[str]) -> None:
     page = tab.at("#/batches?run=seen&order=oldest")
-    page.get_by_role("link", name=ids[0][-12:]).click()
+    page.get_by_title(ids[0]).click()
     expect(page.get_by_text("1 of 3 in")).to_be_visible()
     for press, at in (("j", 1), ("j", 2), ("j", 2), ("k", 1)):
         page.keyboard.press(press)
-        expect(page.locator("h1")).to_contain_text(ids[at])
+        expect(page.locator("h1 + .id")).to_have_text(ids[at])
     page.keyboard.press("u")
     expect(page.locator("h1")).to_have_text("Batches")
 

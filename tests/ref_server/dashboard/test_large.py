@@ -29,13 +29,13 @@ def test_ten_thousand_batches_are_a_table_of_a_few_rows(
     page = tab.at("#/batches?run=bench&order=oldest")
     expect(page.get_by_text("10,000 batches")).to_be_visible(timeout=60_000)
     assert page.locator("tbody tr").count() < 80
-    first = page.locator("tbody a.id").first.get_attribute("title")
+    first = page.locator("tbody a").first.get_attribute("title")
     page.get_by_role("button", name="age").click()
     page.locator(".tall").evaluate(END)
-    expect(page.locator(f"tr[aria-rowindex='{BATCHES + 1}'] a.id")).to_have_attribute("title", first or "")
+    expect(page.locator(f"tr[aria-rowindex='{BATCHES + 1}'] a").first).to_have_attribute("title", first or "")
     assert page.locator("tbody tr").count() < 80
     page.get_by_label("Search").fill((first or "")[-12:])
-    expect(page.locator("tbody a.id")).to_have_count(1)
+    expect(page.locator("tbody tr:not(.gap)")).to_have_count(1)
 
 
 def test_a_group_of_a_quarter_of_a_million_tokens_is_drawn_in_pieces(

@@ -20,7 +20,8 @@ COLORS = ("logp", "ref", "difference", "kl")
 @pytest.fixture(scope="module")
 def places(server: httpx.Client, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Every view, with something of every kind in it."""
-    id = upload(server, group(tokenizer, [*TEXTS, *TEXTS], run="looked-at"))
+    long = f'{{"prompt": "{"How many is that? " * 9}{"0" * 99}", "answer": "{"5" * 99}"}}'
+    id = upload(server, group(tokenizer, [*TEXTS, *TEXTS], run="looked-at", sample=long))
     upload(server, group(tokenizer, run=MARKUP * 2))
     kill(server, MARKUP * 2, "why not " * 10)
     report(server, "looked-at", range(1, 9), WARNING, batch_ids=[id])

@@ -32,7 +32,7 @@ PIXELS = """async (image) => {
 class Seeing(NoReferenceModel):
     """No model, but a text for each id."""
 
-    def decode(self, ids: Sequence[int]) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def decode(self, ids: Sequence[int], **_: bool) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return "".join("<|image_pad|>" if id == PLACEHOLDER else f"<{id}>" for id in ids)
 
 

@@ -1,12 +1,17 @@
 """Learning curves, the way from a point to a group, and who waits for whom."""
 
 import re
+import time
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Locator, Route, expect
 from transformers import PreTrainedTokenizerBase
 
+from ref_server.service.service import Service
+from ref_server.service.throughput import Throughput
 from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import HOSTILE, group, report, upload
 
@@ -54,6 +59,38 @@ def test_the_overview_names_the_bottleneck(tab: Tab) -> None:
     expect(card).to_contain_text("Policy trainerworking 25%, waiting 75%")
     expect(card).to_contain_text("Rollout workersworking 98%, waiting 2%")
     expect(card).to_contain_text("Sampling limits this run")
+
+
+def test_a_page_that_is_opened_late_shows_the_past(
+    open_tab: Callable[..., Tab], make_service: Callable[..., Service], serve: Callable[..., Any]
+) -> None:
+    past = [1800.0]
+
+    def clock() -> float:
+        return time.monotonic() - past[0]
+
+    rates = {"tokens": 1234, "uploaded": 0.5, "taken": 0.25, "working": 0.75, "waiting": 0.25}
+    service = make_service()
+    service.throughput = Throughput(lambda: {name: rate * clock() for name, rate in rates.items()}, clock)
+    while past[0]:
+        service.throughput.note()
+        past[0] -= 10
+    with serve(service) as http:
+        tab = open_tab(http)
+        page = tab.at("#/")
+        expect(plot(tab, "Scored")).to_contain_text("1234")
+        expect(plot(tab, "Batches")).to_contain_text("uploaded 0.5")
+        page.get_by_label("Last").select_option("15 minutes")
+        assert page.url.endswith("#/?seconds=900")
+        page.reload()
+        expect(page.get_by_label("Last")).to_have_value("900")
+        plot(tab, "Scored").focus()
+        page.keyboard.press("Home")
+        expect(plot(tab, "Scored")).to_contain_text(re.compile(r"(14\.[89]|15\.0) min ago"))
+        page.get_by_label("Last").select_option("hour")
+        expect(plot(tab, "Scored")).to_contain_text(re.compile(r"(29\.[89]|30\.0) min ago"))
+        assert page.url.endswith("#/")
+        tab.page.close()
 
 
 def test_runs_are_laid_over_each_other_and_the_address_says_which(tab: Tab) -> None:
@@ -176,11 +213,14 @@ def test_the_way_from_a_step_to_a_group(tab: Tab, ids: list[str]) -> None:
     expect(page.locator(".histogram a[aria-current]")).to_contain_text("1")
     assert "bar=3" in page.url
     page.get_by_role("combobox", name="Reward").select_option("accuracy")
-    page.get_by_role("link", name=ids[1]).click()
-    expect(page.locator("h1")).to_contain_text(ids[1])
+    expect(page.get_by_title(ids[1])).to_have_text("2+3=?")
+    row = page.get_by_role("row").filter(has=page.get_by_title(ids[1]))
+    expect(row).to_contain_text("2+3=?\t5\t4", use_inner_text=True)
+    page.get_by_title(ids[1]).click()
+    expect(page.locator("h1 + .id")).to_have_text(ids[1])
     expect(page.get_by_text("2 of 2 in")).to_be_visible()
     page.keyboard.press("k")
-    expect(page.locator("h1")).to_contain_text(ids[0])
+    expect(page.locator("h1 + .id")).to_have_text(ids[0])
 
 
 def test_a_step_without_groups_says_what_keeps_them(tab: Tab) -> None:

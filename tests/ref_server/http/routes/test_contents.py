@@ -57,10 +57,11 @@ def test_a_kept_batch_shows_its_training_data(http: httpx.Client, rollout: Rollo
     assert [each["id"] for each in kept] == [batch.id]
 
 
-def test_masks_steps_and_rewards_are_shown(http: httpx.Client, rollout: Rollout) -> None:
+def test_masks_steps_and_rewards_are_shown(http: httpx.Client, rollout: Rollout, tokenizer: Any) -> None:
+    ids = np.array(tokenizer.encode("2+2=?", add_special_tokens=False))
     batch = rollout(
         run="steps",
-        lengths=(2, 3),
+        group=TokenGroup(ids, ids, np.array([2, len(ids) - 2])),
         rewards=floats(1.5, np.nan),
         reward_parts={"accuracy": floats(1.0, np.nan)},
         finished=np.array([True, False]),
@@ -81,6 +82,8 @@ def test_masks_steps_and_rewards_are_shown(http: httpx.Client, rollout: Rollout)
     assert view["sample"] == {"index": 3, "answer": "4"}
     assert http.get(f"/v1/batches/{batch.id}/rewards").json() == {
         "id": batch.id,
+        "prompt": tokenizer.decode(batch.group.prompt_ids),
+        "answer": "4",
         "rewards": [1.5, None],
         "parts": {"accuracy": [1.0, None]},
         "lengths": [2, 3],

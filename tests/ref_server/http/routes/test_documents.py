@@ -90,7 +90,9 @@ def test_every_reference_resolves(page: dict[str, Any]) -> None:
             target = target[part]
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/v1/model", "/v1/queue", "/v1/batches"])
+@pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/metrics", "/v1/model", "/v1/queue", "/v1/throughput", "/v1/batches"]
+)
 def test_commands_that_read(run_examples: Commands, path: str) -> None:
     assert run_examples("get", path)
 

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the alerts use only metrics that a server exports."""
+"""The Grafana dashboard and the alerts use only metrics that a server exports; the throughput."""
 
 import json
 import re
@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.ref_server.calls import MakeService, Rollout, Serve, lease, lease_key, settle, upload
+from ref_server.service.service import Service
+from tests.ref_server.calls import MakeService, Rollout, Serve, admit, error, lease, lease_key, settle, upload
 
 DOCKER = Path(__file__).parents[4] / "docker"
 DASHBOARD = DOCKER / "grafana" / "dashboards" / "tandem.json"
@@ -106,3 +108,17 @@ def test_the_configuration_of_prometheus_names_the_job_of_the_alerts() -> None:
     assert configuration["rule_files"] == [ALERTS.name]
     for path in (DOCKER / "grafana" / "provisioning").rglob("*.yml"):
         assert yaml.safe_load(path.read_text())["apiVersion"] == 1
+
+
+def test_the_throughput_is_kept(http: httpx.Client, service: Service, rollout: Rollout) -> None:
+    batch = rollout(run="fast")
+    admit(http, batch)
+    lease(http, "fast")
+    service.throughput.note()
+    for seconds in (60, 86400):
+        rates = http.get("/v1/throughput", params={"seconds": seconds}).json()
+        assert {*rates} == {"times", "tokens", "uploaded", "taken", "working", "waiting"}
+        assert all(len(column) == len(rates["times"]) for column in rates.values())
+        assert all(rates[name][-1] > 0 for name in ("tokens", "uploaded", "taken", "waiting"))
+    for seconds in (0, 86401):
+        assert error(http.get("/v1/throughput", params={"seconds": seconds}), 422)["field"] == "seconds"
