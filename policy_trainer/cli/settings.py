@@ -32,6 +32,10 @@ _TABLE: Mapping[str, Mapping[str, Any]] = tomllib.loads(
 TRL: Mapping[str, Mapping[str, str]] = {
     title: entries for title, entries in _TABLE.items() if title not in ("Metrics", "defaults")
 }
+# Of all sections: TRL's name -> our names, or a mark of NO_SETTING; and the note.
+TRL_ENTRIES: Mapping[str, tuple[str, ...]] = {
+    name: entry.partition(" | ")[::2] for section in TRL.values() for name, entry in section.items()
+}
 # TRL's metrics -> ours.
 TRL_METRICS: Mapping[str, str] = _TABLE["Metrics"]
 # TRL's own value of each field of GRPOConfig.
@@ -40,11 +44,10 @@ TRL_DEFAULTS: Mapping[str, Any] = {
 }
 # `*`: the result does not depend on it, so that policy_trainer.trl takes any value.
 NO_SETTING = ("-", "*")
-_ENTRIES = {name: entry.partition(" | ") for section in TRL.values() for name, entry in section.items()}
 
 # A name in another program -> ours.
 RENAMED: Mapping[str, tuple[str, ...]] = {
-    **{name: tuple(ours.split()) for name, (ours, _, _) in _ENTRIES.items() if ours not in (*NO_SETTING, name)},
+    **{name: tuple(ours.split()) for name, (ours, _) in TRL_ENTRIES.items() if ours not in (*NO_SETTING, name)},
     "torch_dtype": ("dtype",),
     "lr": ("optimizer.learning_rate",),
     "kl_coef": ("loss.beta",),
@@ -56,7 +59,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
 
 # A name that is no setting -> why not, and what to do instead: names in TRL, and --dry-run of many programs.
 ABSENT: Mapping[str, str] = {
-    **{name: note for name, (ours, _, note) in _ENTRIES.items() if ours in NO_SETTING},
+    **{name: note for name, (ours, note) in TRL_ENTRIES.items() if ours in NO_SETTING},
     "dry_run": "`policy-trainer doctor` takes one group through everything, and keeps nothing",
 }
 

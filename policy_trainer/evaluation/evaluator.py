@@ -59,12 +59,12 @@ class Evaluator:
         self,
         sampler: Sampler,
         params: SamplingParams,
-        problems: int,
+        problems: int | None,
         *,
         seed: int = 0,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Evaluation:
-        """Evaluates on the first `problems` held-out problems, with params.num_generations answers to each.
+        """Evaluates on the first `problems` held-out problems, or all, with params.num_generations answers to each.
 
         on_progress: called with the number of answered problems and the number of all, too long ones too; again and
         again while tools run. It may raise.

@@ -1,7 +1,7 @@
 """Evaluation of a saved model, outside of a run: accuracy on held-out problems, greedy and sampled."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -9,25 +9,35 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from policy_trainer.config import EvalConfig
+from policy_trainer.config import EvalConfig, TrainConfig
 from policy_trainer.environments.rollouts import open_sessions
 from policy_trainer.evaluation.evaluator import make_evaluator
 from policy_trainer.evaluation.results import Evaluation
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.sampling.engines import load_sampler
-from policy_trainer.sampling.sampler import sampling_params
+from policy_trainer.sampling.sampler import SamplingParams, sampling_params
 from policy_trainer.tasks.registry import make_task
 from shared.errors import UserError
 from shared.models import load_tokenizer, use_threads
 
 
-def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
-    """Evaluates greedily, then sampled at sampling.temperature with evaluation.num_generations answers to a problem.
+def evaluate_model(
+    config: EvalConfig | TrainConfig,
+    on_progress: Callable[[str, int, int], None],
+    decodings: Mapping[str, SamplingParams] | None = None,
+) -> list[Evaluation]:
+    """One evaluation for each decoding, by name. Default: greedily, then sampled at sampling.temperature with
+    evaluation.num_generations answers to a problem.
 
     on_progress: called with the decoding, the number of answered problems and the number of all. Raises UserError for
     data or rewards that cannot be used; data of the wrong form is found before the model is loaded.
     """
+    answers, temperature = config.evaluation.num_generations, config.sampling.temperature
+    decodings = decodings or {
+        "greedy": sampling_params(config.sampling, num_generations=1, temperature=0.0),
+        "sampled": sampling_params(config.sampling, num_generations=answers, temperature=temperature),
+    }
     use_threads(config.threads)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
@@ -39,15 +49,12 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
         return [
             evaluator.evaluate(
                 sampler,
-                sampling_params(config.sampling, num_generations=count, temperature=temperature),
-                config.evaluation.problems,
+                params,
+                config.evaluation.problems or None,
                 seed=config.seed,
                 on_progress=partial(on_progress, decoding),
             )
-            for decoding, temperature, count in (
-                ("greedy", 0.0, 1),
-                ("sampled", config.sampling.temperature, config.evaluation.num_generations),
-            )
+            for decoding, params in decodings.items()
         ]
 
 

@@ -1,6 +1,6 @@
 """LoRA adapters of a policy: small trained matrices added to frozen weights (Hu et al., arXiv 2106.09685).
 
-Only this file imports peft, which adds the adapters to a model and computes with them.
+Only this file and `policy_trainer.trl` import peft, which adds the adapters to a model and computes with them.
 """
 
 import re

@@ -30,9 +30,9 @@ class Routing:
         config: Any = model.config.get_text_config()
         where = "loss.router_aux_loss_coef:"
         if not hasattr(config, "output_router_logits"):
-            raise UserError(f"{where} {type(model).__name__} is not a mixture-of-experts model: leave it out")
+            raise UserError(f"{where} {type(model).__name__} is not a mixture-of-experts model: set it to 0")
         if not isinstance(forward, PackedForward):
-            raise UserError(f"{where} it needs the packed forward, and this model's is {forward.name}: leave it out")
+            raise UserError(f"{where} it needs the packed forward, and this model's is {forward.name}: set it to 0")
         self._experts = getattr(config, "num_experts", None) or config.num_local_experts
         self._top_k: int = config.num_experts_per_tok
         self._logits: tuple[Tensor, ...] = ()

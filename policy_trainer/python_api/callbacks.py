@@ -193,6 +193,7 @@ class Callbacks(StepFunction):
 
     def end(self) -> None:
         self._call("on_train_end")
+        self._others = {}  # else the model would stay in memory
 
     def _call(self, event: str, **values: Any) -> None:
         for callback in self.callbacks:

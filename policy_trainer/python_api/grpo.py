@@ -33,6 +33,7 @@ from policy_trainer.python_api.inputs import (
     with_data,
 )
 from policy_trainer.reporting.metrics import Metrics, read_metrics
+from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, FunctionServer
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.observer import Observer
@@ -43,6 +44,7 @@ from shared.settings import from_python
 from shared.settings.names import group_at, setting_names
 
 if TYPE_CHECKING:
+    from policy_trainer.evaluation.results import Evaluation
     from policy_trainer.python_api.callbacks import AnyCallback
     from policy_trainer.trainer.run import TrainResult
 
@@ -146,6 +148,23 @@ class GRPO:
             findings = list(print_findings(findings, console))
         console.print(conclusion(findings))
         return not any(finding.verdict is Verdict.WRONG for _, finding in findings)
+
+    def evaluate(self, model: str | Path | None = None) -> "Evaluation":
+        """Measures a model on the held-out problems with the run's rewards, as evaluations while training do; on all of
+        them if evaluation.problems is 0. model: such as a result's; None: the one that the run begins with.
+
+        Raises UserError for what cannot be used, RunFailed for a reward that failed on every answer.
+        """
+        other = {} if model is None else {"model": str(model), "revision": None}
+        config = self.config.model_copy(update={**other, "sampler": "hf"})
+        with self._run_environment():
+            from policy_trainer.evaluation.evaluator import evaluation_params  # late: they load PyTorch
+            from policy_trainer.evaluation.standalone import evaluate_model
+
+            (evaluation,) = evaluate_model(config, lambda *_: None, {"": evaluation_params(config)})
+            for name, error in evaluation.failed.items():
+                raise RewardsFailed(name, "every answer of the evaluation", error)
+        return evaluation
 
     @contextmanager
     def _run_environment(self) -> Iterator[ExitStack]:

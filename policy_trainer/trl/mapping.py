@@ -1,4 +1,4 @@
-"""What TRL's configuration means in our settings.
+"""What TRL's configuration means in our settings, and what our metrics are called in TRL.
 
 TRL counts optimizer updates; a step here is one generation batch, which may be several updates.
 """
@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from policy_trainer.trl.config import ENTRIES, GRPOConfig
+from policy_trainer.cli.settings import TRL_ENTRIES, TRL_METRICS
+from policy_trainer.trl.config import GRPOConfig
 from shared.errors import UserError
 
 # loss_type -> loss.surrogate, loss.aggregation.
@@ -33,6 +34,8 @@ _SAME = (
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
 # A number of steps that no run reaches.
 NEVER = 10**9
+# Our metrics -> TRL's. NAME stands for a reward's. An evaluation's lengths have another name than a step's.
+_METRICS = {ours: theirs for theirs, ours in TRL_METRICS.items()} | {"mean_tokens": "completions/mean_length"}
 
 
 class Steps(NamedTuple):
@@ -71,10 +74,11 @@ def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) 
 
     Raises UserError, with TRL's name, for a value that has no meaning here.
     """
-    flat: dict[str, Any] = {ENTRIES[name][0]: getattr(args, name) for name in _SAME}
+    flat: dict[str, Any] = {TRL_ENTRIES[name][0]: getattr(args, name) for name in _SAME}
     for part in (_run, _model, _optimizer, _sampling, _loss, _corrections, _others):
         flat |= part(args, steps)
     flat |= _evaluations(args, steps) if evaluates else {"evaluation.problems": 0, "evaluation.eval_steps": 0}
+    flat["evaluation.num_generations"] = args.num_generations_eval or args.num_generations
     flat["data.prompt_style"] = "chat" if in_chat else "plain"
     nested: dict[str, Any] = {}
     for name, value in flat.items():
@@ -91,7 +95,9 @@ def _one_of(args: GRPOConfig, name: str, allowed: Any) -> Any:
     value = getattr(args, name)
     value = getattr(value, "value", value)  # transformers' enumerations
     if value not in allowed:
-        raise UserError(f"{name}: must be one of {', '.join(map(repr, allowed))}, got {value!r}. {ENTRIES[name][1]}")
+        raise UserError(
+            f"{name}: must be one of {', '.join(map(repr, allowed))}, got {value!r}. {TRL_ENTRIES[name][1]}"
+        )
     return value
 
 
@@ -228,12 +234,7 @@ def _corrections(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 def _evaluations(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     every = args.logging_steps if args.eval_steps is None else args.eval_steps
     every = (steps.of_epoch or NEVER) * steps.updates if args.eval_strategy == "epoch" else every
-    answers = args.num_generations_eval or args.num_generations
-    return {
-        "evaluation.problems": NEVER,
-        "evaluation.eval_steps": steps.of(every, "eval_steps"),
-        "evaluation.num_generations": answers,
-    }
+    return {"evaluation.problems": NEVER, "evaluation.eval_steps": steps.of(every, "eval_steps")}
 
 
 def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
@@ -249,3 +250,14 @@ def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
         "judging.seconds": 600.0,
         "judging.memory_gib": 0.0,
     }
+
+
+def in_trls_words(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics with TRL's names, and rewards without the module of their function."""
+    return {_trls_name(name): value for name, value in metrics.items()}
+
+
+def _trls_name(name: str) -> str:
+    group, slash, rest = name.partition("/")
+    theirs = _METRICS.get(name) or _METRICS.get(f"{group}{slash}NAME") or name
+    return theirs.replace("NAME", rest.rpartition(":")[2])

@@ -1,130 +1,104 @@
-"""Models, tokenizers and adapters that a script gives as objects, for processes that load them from a directory."""
+"""Models, tokenizers and adapters that a script gives as objects, for processes that load them from a directory; and
+a run's model as an object."""
 
 import math
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass
+from collections.abc import Callable
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from policy_trainer.cli.settings import TRL_ENTRIES
+from policy_trainer.config import TrainConfig
+from policy_trainer.quantised import load_base
+from policy_trainer.run_files.checkpoint import Checkpoints
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trl.config import ENTRIES
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
+from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 
-Save = Callable[[], None]
 # Fields of peft's LoraConfig that have a meaning here, and those that say nothing of the adapters.
 _TAKEN = {"r", "lora_alpha", "target_modules", "use_rslora"}
 _IDLE = {
     "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
 }  # fmt: skip
+# What a tokenizer does besides its token ids. Padding plays no part: nothing is padded.
+_tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id")
 
 
-def placed_model(model: Any, tokenizer: Any, directory: Path) -> tuple[str, Save]:
-    """The path of the model with this tokenizer, and what writes it there."""
-    if isinstance(model, str | Path) and (tokenizer is None or _same(tokenizer, str(model))):
-        return str(model), lambda: None
+def place(model: Any, tokenizer: Any, target: Path, load: Callable[[str], Any]) -> str:
+    """The path of the model with this tokenizer: if nothing else has them together, they are written to `target`.
+
+    load: of a model's name.
+    """
+    named = isinstance(model, str | Path)
+    if named and (tokenizer is None or _same(tokenizer, load_tokenizer(str(model)))):
+        return str(model)
     if hasattr(model, "peft_config"):
         raise UserError("model: already has adapters: pass the base model and peft_config")
-    target = directory / "initial-model"
-
-    def save() -> None:
-        from shared.models import load_model, load_tokenizer
-
-        named = isinstance(model, str | Path)
-        loaded: Any = load_model(str(model), revision=None, device="cpu", dtype="auto") if named else model
-        _write(loaded, tokenizer or load_tokenizer(loaded.name_or_path), target)
-
-    return str(target), save
+    if not (target.exists() and RunDirectory(target.parent).has_trained()):  # else the run is resumed, or refused
+        loaded = load(str(model)) if named else model
+        with whole_directory(target) as directory:
+            save_model(loaded, tokenizer or load_tokenizer(loaded.name_or_path), directory)
+    return str(target)
 
 
-def _same(tokenizer: Any, model: str) -> bool:
-    """Whether the model is saved with a tokenizer that does the same. Padding plays no part: nothing is padded."""
-    from shared.models import load_tokenizer  # with PyTorch, which a run imports while its children start
-
-    saved = load_tokenizer(model)
-    return all(
-        getattr(tokenizer, name, None) == getattr(saved, name, None)
-        for name in ("chat_template", "eos_token_id", "bos_token_id", "vocab_size")
-    ) and len(tokenizer) == len(saved)
+def _same(given: Any, saved: Any) -> bool:
+    same_ids = tokenizer_fingerprint(given) == tokenizer_fingerprint(saved)
+    return same_ids and _tokenizer_settings(given) == _tokenizer_settings(saved)
 
 
-def placed_reward_model(
-    rewards: Sequence[Any], tokenizers: Sequence[Any], given: dict[str, Any], directory: Path
-) -> Save:
-    """Sets judging.model for the reward that is a model, by its name or as an object. Returns what writes it."""
-    models = [(place, each) for place, each in enumerate(rewards) if isinstance(each, str) or hasattr(each, "config")]
-    if not models:
-        return lambda: None
-    if len(models) > 1:
-        raise UserError("reward_funcs: at most one reward model is supported; load others inside a reward function")
-    ((place, model),) = models
-    tokenizer = tokenizers[place] if place < len(tokenizers) else None
-    if isinstance(model, str):
-        if tokenizer is not None and not _same(tokenizer, model):
-            raise UserError(f"reward_processing_classes: {ENTRIES['reward_processing_classes'][1]}")
-        given["judging"]["model"] = {"path": model}
-        return lambda: None
-    target = directory / "reward-model"
-    given["judging"]["model"] = {"path": str(target)}
-
-    def save() -> None:
-        from shared.models import load_tokenizer
-
-        _write(model, tokenizer or load_tokenizer(model.name_or_path), target)
-
-    return save
-
-
-def _write(model: Any, tokenizer: Any, target: Path) -> None:
-    """Keeps what is there if the run in the directory has trained: it is resumed, or refused."""
-    if target.exists() and RunDirectory(target.parent).has_trained():
-        return
-    shutil.rmtree(target, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_directory(target) as directory:
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
-
-
-def adapters(config: Any, model: Any) -> dict[str, Any]:
-    """The settings `lora` of a peft.LoraConfig. model: its name, or the model. Raises UserError for what adapters
-    cannot be here."""
-    if not is_dataclass(type(config)) or getattr(config, "r", None) is None:
+def adapters(config: Any, quantization: Any, family: str) -> dict[str, Any]:
+    """The settings `lora` of a peft.LoraConfig and a transformers.BitsAndBytesConfig, or None. family: the base model's
+    model_type. Raises UserError for what adapters cannot be here."""
+    if not hasattr(config, "lora_alpha"):
         raise UserError(f"peft_config: must be a peft.LoraConfig, got {type(config).__name__}")
-    plain: Any = asdict(type(config)())
+    plain = asdict(type(config)())
     for name, value in asdict(config).items():
-        if name not in _TAKEN | _IDLE and (value or None) != (plain.get(name) or None):
-            entry = next((each for each in (name, f"lora_{name}") if each in ENTRIES), None)
-            raise UserError(f"peft_config.{name}: {ENTRIES[entry][1] if entry else ENTRIES['use_dora'][1]}")
-    modules = config.target_modules
-    if isinstance(modules, str) and modules != "all-linear":
-        raise UserError("peft_config.target_modules: must be a list of names, or all-linear, not a pattern")
-    scale = math.sqrt(config.r) if config.use_rslora else 1.0
-    names = [modules] if isinstance(modules, str) else sorted(modules or _usual_modules(model))
-    return {"rank": config.r, "alpha": float(config.lora_alpha) * scale, "target_modules": names}
-
-
-def _usual_modules(model: Any) -> list[str]:
-    """peft's choice for the model's family."""
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    from transformers import AutoConfig
-
-    config = model.config if hasattr(model, "config") else AutoConfig.from_pretrained(str(model))
-    family = config.model_type
-    if family not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
-        raise UserError(f"peft_config.target_modules: must be given for a {family}")
-    return list(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[family])
-
-
-def quantised(config: Any) -> dict[str, Any]:
-    """The settings `lora` of a transformers.BitsAndBytesConfig; none for None. Raises UserError for other ones."""
-    if config is None:
-        return {}
-    given = config.load_in_4bit, config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant
-    if given != (True, "nf4", True):
+        if name not in _TAKEN | _IDLE and (value or None) != (plain[name] or None):
+            _, note = TRL_ENTRIES.get(name) or TRL_ENTRIES.get(f"lora_{name}") or TRL_ENTRIES["use_dora"]
+            raise UserError(f"peft_config.{name}: {note}")
+    keys = ("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+    if quantization is not None and attrgetter(*keys)(quantization) != (True, "nf4", True):
         raise UserError(
-            "quantization_config: must have load_in_4bit, bnb_4bit_quant_type = nf4 and bnb_4bit_use_double_quant: "
-            + ENTRIES["quantization_config"][1]
+            f"quantization_config: must have {keys[0]}, {keys[1]} = nf4 and {keys[2]}: "
+            + TRL_ENTRIES["quantization_config"][1]
         )
-    return {"load_in_4bit": True}
+    scale = math.sqrt(config.r) if config.use_rslora else 1.0
+    return {
+        "rank": config.r,
+        "alpha": float(config.lora_alpha) * scale,
+        "target_modules": _modules(config.target_modules, family),
+        "load_in_4bit": quantization is not None,
+    }
+
+
+def _modules(wanted: Any, family: str) -> list[str]:
+    """wanted: None for peft's choice for the model's family."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+
+    if wanted == "all-linear":
+        return [wanted]
+    if isinstance(wanted, str):
+        raise UserError("peft_config.target_modules: must be a list of names, or all-linear, not a pattern")
+    if not wanted and family not in USUAL:
+        raise UserError(f"peft_config.target_modules: must be given for a {family}")
+    return sorted(wanted or USUAL[family])
+
+
+def load_policy(config: TrainConfig, trained: str | None) -> Any:
+    """The model that the run begins with, or the one that it has trained: with adapters a peft.PeftModel, as TRL's.
+
+    trained: the directory of the run's result; None before training.
+    """
+    where: Any = {"device": config.device, "dtype": config.dtype}
+    if trained and not config.lora.rank:
+        return load_model(trained, revision=None, **where)
+    model = load_base(config.model, config.lora, revision=config.revision, **where)
+    if trained is None:
+        return model
+    from peft import PeftModel
+
+    # The result has the adapters merged; a checkpoint has them apart.
+    checkpoint = Checkpoints(RunDirectory(config.run_dir).checkpoints, keep=1).newest()
+    return PeftModel.from_pretrained(model, str(checkpoint))

@@ -3,25 +3,23 @@
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from policy_trainer.cli.settings import TRL_METRICS
+from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.python_api.callbacks import Callbacks, callback_input
-from policy_trainer.python_api.grpo import GRPO, GRPOResult
-from policy_trainer.python_api.inputs import problem_input
-from policy_trainer.trl.config import ENTRIES, GRPOConfig
-from policy_trainer.trl.mapping import count_steps, settings
-from policy_trainer.trl.objects import adapters, placed_model, placed_reward_model, quantised
+from policy_trainer.python_api.grpo import GRPO
+from policy_trainer.trl.config import GRPOConfig
+from policy_trainer.trl.mapping import count_steps, in_trls_words, settings
+from policy_trainer.trl.objects import adapters, load_policy, place
 from shared.errors import UserError
+from shared.models import load_classifier, load_model, load_outline, load_tokenizer
 
 if TYPE_CHECKING:
     from policy_trainer.python_api.callbacks import AnyCallback
-
-# Our metrics -> TRL's. NAME stands for a reward's.
-_METRICS = {ours: theirs for theirs, ours in TRL_METRICS.items()}
 
 
 class GRPOTrainer:
@@ -49,50 +47,80 @@ class GRPOTrainer:
     ) -> None:
         for name, values in (("rollout_func", (rollout_func,)), ("optimizers", optimizers)):
             if any(value is not None for value in values):
-                raise UserError(f"{name}: {ENTRIES[name][1]}")
+                raise UserError(f"{name}: {TRL_ENTRIES[name][1]}")
+        if quantization_config is not None and peft_config is None:
+            raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
         self.args = args or GRPOConfig(f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO")
-        evaluates = getattr(self.args.eval_strategy, "value", self.args.eval_strategy) != "no"
+        evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
             raise UserError("eval_dataset: eval_strategy needs held-out rows")
-        rows = None if train_dataset is None else _rows(train_dataset, "train_dataset")
-        steps = count_steps(self.args, rows and len(rows))
-        given = settings(self.args, steps, in_chat=_in_chat(rows), evaluates=evaluates)
-        base, self._save_model = placed_model(model, processing_class, Path(self.args.output_dir))
+        rows, self.eval_dataset = _rows(train_dataset, "train_dataset"), _rows(eval_dataset, "eval_dataset")
+        steps = count_steps(self.args, None if rows is None else len(rows))
+        in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text stands as it is, as in TRL
+        given = settings(self.args, steps, in_chat=in_chat, evaluates=evaluates)
+        config = self._place(model, processing_class, given)
         if peft_config is not None:
-            given["lora"] = adapters(peft_config, model) | quantised(quantization_config)
+            given["lora"] = adapters(peft_config, quantization_config, config.model_type)
             given["reference"]["source"] = "adapter-off"
-        elif quantization_config is not None:
-            raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
         self.observer = Callbacks(
-            callback_input(callbacks or ()), args=self.args, renamed=_in_trls_words,
+            callback_input(callbacks or ()), args=self.args, renamed=in_trls_words,
             logging_steps=steps.of(self.args.logging_steps, "logging_steps"),
         )  # fmt: skip
         self.state = self.observer.state
-        rewards = [self._reward(each, given) for each in _listed(reward_funcs)]
-        self._save_rewards = placed_reward_model(
-            _listed(reward_funcs), _listed(reward_processing_classes), given, Path(self.args.output_dir)
+        rewards = self._rewards(_listed(reward_funcs), _listed(reward_processing_classes), given)
+        self._make = partial(
+            GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
         )
-        self._grpo = GRPO(
-            model=base,
-            dataset=rows,
-            eval_dataset=_rows(eval_dataset, "eval_dataset") if evaluates else _first(rows),
-            rewards=rewards,
-            tools=tools or (),
-            environment_factory=environment_factory,
-            **given,
-        )
+        # Without held-out rows a tenth of the others would be held out.
+        nothing = None if rows is None else rows.select([0])
+        self._grpo = self._make(eval_dataset=nothing if self.eval_dataset is None else self.eval_dataset)
         self._grpo.observer = self.observer
-        self.result: GRPOResult | None = None
+        self._trained: str | None = None  # the directory of the trained model
 
-    def _reward(self, reward: Any, given: Mapping[str, Any]) -> Any:
-        """A function with `trainer_state` bound, which is this process's; `model` for a reward model."""
-        if not callable(reward) or hasattr(reward, "config"):
-            return "model"
-        if "trainer_state" not in signature(reward).parameters:
+    def _place(self, model: Any, tokenizer: Any, given: dict[str, Any]) -> Any:
+        """The model's configuration. given: gets the model's path, and what TRL takes from the configuration."""
+        load = partial(load_model, revision=given.get("revision"), device="cpu", dtype="auto")
+        given["model"] = place(model, tokenizer, Path(self.args.output_dir, "initial-model"), load)
+        if tokenizer is not None:
+            self.processing_class = tokenizer
+        if hasattr(model, "config"):
+            self.model, config = model, model.config
+        else:
+            config = load_outline(str(model), revision=given.get("revision")).config
+        text = config.get_text_config()
+        if hasattr(text, "output_router_logits"):  # a mixture of experts
+            given["loss"].setdefault("router_aux_loss_coef", getattr(text, "router_aux_loss_coef", 0.0))
+        return config
+
+    def _rewards(self, rewards: list[Any], tokenizers: list[Any], given: Mapping[str, Any]) -> list[Any]:
+        """`model` for a reward model, and functions. given: gets the place of the reward model."""
+        models = [index for index, each in enumerate(rewards) if isinstance(each, str) or hasattr(each, "config")]
+        if len(models) > 1:
+            raise UserError("reward_funcs: at most one reward model is supported; load others inside a reward function")
+        for index in models:
+            tokenizer = tokenizers[index] if index < len(tokenizers) else None
+            path = place(rewards[index], tokenizer, Path(self.args.output_dir, "reward-model"), _load_reward_model)
+            given["judging"]["model"] = {"path": path}
+            rewards[index] = "model"
+        return [self._with_state(each) for each in rewards]
+
+    def _with_state(self, reward: Any) -> Any:
+        """A function of `trainer_state` gets this process's."""
+        if isinstance(reward, str) or "trainer_state" not in signature(reward).parameters:
             return reward
         bound: Any = partial(reward, trainer_state=self.state)
         bound.__name__ = getattr(reward, "__name__", "reward")
         return bound
+
+    @cached_property
+    def model(self) -> Any:
+        """The trained model; before `train()` the one that was given."""
+        return load_policy(self._grpo.config, self._trained)
+
+    @cached_property
+    def processing_class(self) -> Any:
+        config = self._grpo.config
+        return load_tokenizer(config.model, revision=config.revision)
 
     def train(self, resume_from_checkpoint: bool | None = None) -> Any:
         """Trains to the last step. True continues from the newest checkpoint in output_dir.
@@ -102,21 +130,34 @@ class GRPOTrainer:
         from transformers.trainer_utils import TrainOutput
 
         if resume_from_checkpoint not in (None, True, False):
-            raise UserError(f"resume_from_checkpoint: must be True: {ENTRIES['resume_from_checkpoint'][1]}")
+            raise UserError(f"resume_from_checkpoint: must be True: {TRL_ENTRIES['resume_from_checkpoint'][1]}")
         if resume_from_checkpoint is not None:
             self._grpo.config = self._grpo.config.model_copy(update={"resume": resume_from_checkpoint})
-        self._save_model()
-        self._save_rewards()
-        self.result = self._grpo.train()
-        losses = [each["loss"] for each in self.result.history if isinstance(each.get("loss"), int | float)]
-        metrics = {"train_loss": sum(losses) / len(losses) if losses else math.nan}
-        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+        vars(self).pop("model", None)  # the untrained one
+        result = self._grpo.train()
+        self._trained = result.model
+        losses = [each["loss"] for each in result.history if isinstance(each.get("loss"), int | float)]
+        loss = fmean(losses) if losses else math.nan
+        return TrainOutput(self.state.global_step, loss, {"train_loss": loss})
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None) -> dict[str, Any]:
+        """Measures the trained model, or before `train()` the one that was given, by the same rewards on held-out rows,
+        those of the trainer if there are no others. Returns the metrics, which callbacks and `state` get too.
+
+        Raises UserError and RunFailed, as `GRPO.evaluate`.
+        """
+        rows = self.eval_dataset if eval_dataset is None else _rows(eval_dataset, "eval_dataset")
+        if rows is None:
+            raise UserError("eval_dataset: evaluate needs held-out rows")
+        evaluation = self._make(eval_dataset=rows).evaluate(self._trained)
+        self.observer.evaluated({"step": self.state.global_step, **evaluation.summary()}, best=False)
+        return self.state.log_history[-1]
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Copies the trained model to the directory, by default to args.output_dir."""
-        if self.result is None or self.result.model is None:
+        if self._trained is None:
             raise UserError("save_model: there is no trained model yet: call train() first")
-        shutil.copytree(self.result.model, output_dir or self.args.output_dir, dirs_exist_ok=True)
+        shutil.copytree(self._trained, output_dir or self.args.output_dir, dirs_exist_ok=True)
 
     def add_callback(self, callback: "AnyCallback") -> None:
         self.observer.callbacks += callback_input([callback])
@@ -126,11 +167,12 @@ class GRPOTrainer:
         kept = [each for each in self.observer.callbacks if callback not in (each, type(each))]
         self.observer.callbacks = kept
 
-    def evaluate(self, *_: Any, **__: Any) -> Any:
-        raise UserError("evaluate: a run evaluates by eval_strategy; `policy-trainer eval` measures a saved model")
-
     def push_to_hub(self, *_: Any, **__: Any) -> Any:
-        raise UserError(f"push_to_hub: {ENTRIES['push_to_hub'][1]}")
+        raise UserError(f"push_to_hub: {TRL_ENTRIES['push_to_hub'][1]}")
+
+
+def _load_reward_model(name: str) -> Any:
+    return load_classifier(name, revision=None, device="cpu", dtype="auto")[0]
 
 
 def _listed(value: Any) -> list[Any]:
@@ -140,36 +182,14 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _rows(dataset: Any, name: str) -> Any:
-    """The dataset, if its rows can be counted. Raises UserError for a stream, and for several datasets."""
-    if isinstance(dataset, Mapping) or not hasattr(dataset, "__len__"):
-        raise UserError(
-            f"{name}: must be a datasets.Dataset, got {type(dataset).__name__}; of a stream give "
-            "Dataset.from_list(list(stream.take(n))), of several one"
-        )
-    problem_input(dataset, name)
-    return dataset
+    """The dataset, None if there is none. Raises UserError for a stream, and for several datasets."""
+    if dataset is None:
+        return None
+    from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
 
-
-def _first(rows: Any) -> Any:
-    """Held-out rows of a run without evaluations. There must be some, or a tenth of the rows would be held out."""
-    return rows and (rows.select([0]) if hasattr(rows, "select") else rows[:1])
-
-
-def _in_chat(rows: Any) -> bool:
-    """Whether prompts are messages: a text stands as it is, as in TRL."""
-    return rows is None or not isinstance(rows[0].get("prompt"), str)
-
-
-def _in_trls_words(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics with TRL's names, and rewards without the module of their function."""
-    return {_trls_name(name): value for name, value in metrics.items()}
-
-
-def _trls_name(name: str) -> str:
-    if name in _METRICS:
-        return _METRICS[name]
-    for ours, theirs in _METRICS.items():
-        before, placeholder, _ = ours.partition("NAME")
-        if placeholder and name.startswith(before):
-            return theirs.replace("NAME", name.removeprefix(before).rpartition(":")[2])
-    return name
+    if isinstance(dataset, Dataset) and len(dataset):
+        return dataset
+    raise UserError(
+        f"{name}: must be a datasets.Dataset with rows, got a {type(dataset).__name__}; of a stream give "
+        "Dataset.from_list(list(stream.take(n))), of several one"
+    )

@@ -1,18 +1,24 @@
 """Scripts of TRL's documentation, with a small model and few rows: under TRL, and with the import changed."""
 
 import json
+import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
+from policy_trainer.trl import GRPOConfig, GRPOTrainer
+from shared.models import save_model, use_threads
 from tests.integration.processes import processes_of
+from tests.policy_trainer.environments.calling_model import make_calling_model
 
 TRLS, OURS = "from trl import GRPOConfig, GRPOTrainer", "from policy_trainer.trl import GRPOConfig, GRPOTrainer"
 STEPS = 2
-# Every script has this configuration, and ends with its logs and the learning rates.
+# Every script has this configuration, and ends with its logs and a look at the trained model.
 ARGUMENTS = f"""
 args = GRPOConfig(
     output_dir="out", max_steps={STEPS}, num_generations=4, max_completion_length=8, learning_rate=1e-3,
@@ -23,6 +29,13 @@ END = """
 output = trainer.train()
 trainer.save_model("saved")
 print("LOGS", json.dumps([output.global_step, trainer.state.log_history]))
+
+import torch
+from transformers import AutoModelForCausalLM as Saved
+
+ids = torch.tensor([trainer.processing_class.encode("1+1=")])
+assert trainer.model.generate(ids, max_new_tokens=2).shape[1] > ids.shape[1]
+assert torch.allclose(Saved.from_pretrained("saved")(ids).logits, trainer.model(ids).logits, atol=1e-5)
 """
 QUICKSTART = """
 import json
@@ -101,6 +114,11 @@ trainer = GRPOTrainer(
     callbacks=[Events],
 )
 END
+trainer.model.save_pretrained("adapters")
+assert "r" in json.load(open("adapters/adapter_config.json"))
+metrics = trainer.evaluate()
+assert metrics["eval_reward"] == metrics["eval_rewards/concise/mean"] < 0
+assert metrics["eval_completions/mean_length"] > 0
 assert Events.seen == [(step + 1, 0.1) for step in range(MAX_STEPS)], Events.seen
 """
 
@@ -148,3 +166,62 @@ def test_a_script_runs_with_its_import_changed(
         assert [each["half"] for each in (*theirs[1], *ours[1])] == [0.5] * 2 * STEPS
         samples = (tmp_path / "ours/out/samples.jsonl").read_text()
         assert '"golden_answer"' in samples
+
+
+def calls() -> Iterator[list[str]]:
+    chance = random.Random(0)
+    while True:
+        number = chance.randint(1, 9)
+        yield [f'<call>double{{"number": {number}}}</call>', f'<call>increment{{"step": {number}}}</call>', "7"]
+
+
+def test_tools_and_an_environment(tmp_path: Path) -> None:
+    """The model has learned to call both. They are of this process, so that it sees their calls."""
+    use_threads(1)  # more threads would compete with other processes
+    save_model(*make_calling_model(calls(), "7", 60), tmp_path / "calling")
+    doubled: list[int] = []
+
+    def double(number: int) -> int:
+        """
+        Doubles.
+
+        Args:
+            number: What to double.
+        """
+        doubled.append(number)
+        return 2 * number
+
+    class Counter:
+        def reset(self, **columns: Any) -> None:
+            self.count = 0
+
+        def increment(self, step: int) -> int:
+            """
+            Counts on.
+
+            Args:
+                step: By how much.
+            """
+            self.count += step
+            return self.count
+
+        def get_reward(self) -> float:
+            return float(self.count)
+
+    args = GRPOConfig(
+        str(tmp_path / "out"), max_steps=STEPS, num_generations=8, max_completion_length=120, logging_steps=1,
+        use_cpu=True, bf16=False,
+    )  # fmt: skip
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{number}?"}]} for number in range(16)])
+    trainer = GRPOTrainer(
+        str(tmp_path / "calling"), args=args, train_dataset=rows, eval_dataset=rows.select(range(2)), tools=[double],
+        environment_factory=Counter,
+    )  # fmt: skip
+    trainer.train()
+    steps = [each for each in trainer.state.log_history if "loss" in each]
+    assert len(steps) == STEPS and all(each["tools/call_frequency"] > 0 for each in steps)
+    assert any(each["reward"] > 0 for each in steps) and doubled
+    trained = len(doubled)
+    metrics = trainer.evaluate()
+    assert metrics["eval_reward"] == metrics["eval_rewards/environment/mean"] > 0 and len(doubled) > trained
+    assert not processes_of(tmp_path / "out")

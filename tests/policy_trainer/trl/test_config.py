@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.cli.settings import TRL_DEFAULTS
+from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import TrainConfig
 from policy_trainer.trl import GRPOConfig
-from policy_trainer.trl.config import ENTRIES
 from policy_trainer.trl.mapping import NEVER, count_steps, settings
 from shared.errors import UserError
 
@@ -46,7 +45,7 @@ OTHERS: dict[str, Any] = {
     "temperature": 0.5, "top_p": 0.5, "delta": 2.0, "top_entropy_quantile": 0.5, "per_device_train_batch_size": 16,
     "generation_kwargs": {"top_p": 0.5}, "use_adaptive_entropy": True, "vllm_tensor_parallel_size": 2,
 }  # fmt: skip
-MAPPED = [name for name in TRL_DEFAULTS if ENTRIES[name][0] not in ("-", "*")]
+MAPPED = [name for name in TRL_DEFAULTS if TRL_ENTRIES[name][0] not in ("-", "*")]
 
 
 @pytest.mark.parametrize("name", MAPPED)
@@ -62,7 +61,7 @@ def test_a_mapped_field_reaches_the_settings(name: str) -> None:
     settings(args, count_steps(args, 100), in_chat=True, evaluates=True)
 
 
-REFUSED = [name for name in TRL_DEFAULTS if ENTRIES[name][0] == "-"]
+REFUSED = [name for name in TRL_DEFAULTS if TRL_ENTRIES[name][0] == "-"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -73,7 +72,7 @@ def test_a_field_without_a_setting_is_refused_by_its_name(name: str) -> None:
 
 
 def test_fields_without_effect_are_taken() -> None:
-    idle: Any = {name: "anything" for name in TRL_DEFAULTS if ENTRIES[name][0] == "*"}
+    idle: Any = {name: "anything" for name in TRL_DEFAULTS if TRL_ENTRIES[name][0] == "*"}
     assert mapped(**idle) == mapped()
 
 

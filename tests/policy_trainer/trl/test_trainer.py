@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerFast
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerFast, Qwen2Config, Qwen3MoeConfig
 
+from policy_trainer import RunFailed
 from policy_trainer.config import TrainConfig
 from policy_trainer.trl import GRPOConfig, GRPOTrainer
-from policy_trainer.trl.objects import quantised
-from policy_trainer.trl.trainer import _in_trls_words
+from policy_trainer.trl.mapping import in_trls_words
 from shared.errors import UserError
 from shared.models import save_model
 
@@ -26,8 +26,12 @@ def reward(completions: list[str], **columns: Any) -> list[float]:
 
 
 def trainer(tmp_path: Path, **given: Any) -> GRPOTrainer:
+    """Of a model without weights, unless one is given."""
+    Qwen2Config(num_hidden_layers=1).save_pretrained(tmp_path / "outline")
     args = GRPOConfig(str(tmp_path / "out"), **given.pop("config", {}))
-    return GRPOTrainer(**{"model": "m", "reward_funcs": reward, "args": args, "train_dataset": ROWS, **given})
+    return GRPOTrainer(
+        **{"model": str(tmp_path / "outline"), "reward_funcs": reward, "args": args, "train_dataset": ROWS, **given}
+    )
 
 
 def config_of(made: GRPOTrainer) -> TrainConfig:
@@ -134,25 +138,56 @@ def test_a_model_as_an_object_is_kept_once_it_trains(
 ) -> None:
     made = trainer(tmp_path, model=make_tiny(), processing_class=tokenizer)
     target = tmp_path / "out/initial-model"
-    assert config_of(made).model == str(target) and not target.exists()
-    made._save_model()
-    other = trainer(tmp_path, model=make_tiny(layers=1), processing_class=tokenizer)
-    other._save_model()  # the first script ended before its first step
+    assert config_of(made).model == str(target) and (target / "tokenizer.json").exists()
+    trainer(tmp_path, model=make_tiny(layers=1), processing_class=tokenizer)  # the first script ended before a step
     assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 1
     (tmp_path / "out/checkpoints").mkdir()
-    made._save_model()
-    assert (target / "tokenizer.json").exists()
+    trainer(tmp_path, model=make_tiny(), processing_class=tokenizer)
     assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 1, "the run that is resumed has it"
     again = trainer(tmp_path, model=str(target), processing_class=tokenizer)
     assert config_of(again).model == str(target), "the same tokenizer needs no copy"
 
 
-def test_weights_in_4_bits() -> None:
+def test_weights_in_4_bits(tmp_path: Path) -> None:
     given = SimpleNamespace(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
-    assert quantised(given) == {"load_in_4bit": True} and quantised(None) == {}
+    assert config_of(trainer(tmp_path, peft_config=LoraConfig(), quantization_config=given)).lora.load_in_4bit
     given.bnb_4bit_quant_type = "fp4"
     with pytest.raises(UserError, match="quantization_config: must have load_in_4bit, bnb_4bit_quant_type = nf4"):
-        quantised(given)
+        trainer(tmp_path, peft_config=LoraConfig(), quantization_config=given)
+
+
+@pytest.mark.parametrize(("given", "coefficient"), [({}, 0.25), ({"router_aux_loss_coef": 0.0}, 0)])
+def test_a_mixture_of_experts_trains_with_its_coefficient(
+    given: dict[str, Any], coefficient: float, tmp_path: Path
+) -> None:
+    Qwen3MoeConfig(num_hidden_layers=1, router_aux_loss_coef=0.25).save_pretrained(tmp_path / "mixture")
+    loss = config_of(trainer(tmp_path, model=str(tmp_path / "mixture"), config=given)).loss
+    assert loss.router_aux_loss_coef == coefficient
+    assert config_of(trainer(tmp_path)).loss.router_aux_loss_coef == 0
+
+
+def test_a_model_is_measured_before_it_trains(
+    make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    def longest(completion_ids: list[list[int]], trainer_state: Any, **columns: Any) -> list[float]:
+        return [float(len(ids)) for ids in completion_ids]
+
+    model = make_tiny(vocabulary=len(tokenizer))
+    args = {"max_completion_length": 4, "use_cpu": True, "num_generations_eval": 2}
+    made = trainer(tmp_path, model=model, processing_class=tokenizer, reward_funcs=longest, config=args)
+    assert made.model is model and made.processing_class is tokenizer
+    with pytest.raises(UserError, match=r"^eval_dataset: evaluate needs held-out rows"):
+        made.evaluate()
+    metrics = made.evaluate(ROWS.select(range(3)))
+    assert 1 <= metrics["eval_reward"] <= 4 and metrics["eval_problems"] == 3
+    assert metrics["eval_rewards/longest/mean"] == metrics["eval_reward"] == metrics["eval_completions/mean_length"]
+    assert made.state.log_history == [metrics] and not config_of(made).evaluation.problems
+
+    def broken(completions: list[str], **columns: Any) -> list[float]:
+        raise KeyError("no such thing")
+
+    with pytest.raises(RunFailed, match="caller:broken failed on every answer of the evaluation"):
+        trainer(tmp_path, model=model, processing_class=tokenizer, reward_funcs=broken, config=args).evaluate(ROWS)
 
 
 def test_callbacks_come_and_go(tmp_path: Path) -> None:
@@ -171,7 +206,13 @@ def test_callbacks_come_and_go(tmp_path: Path) -> None:
 
 
 def test_metrics_have_trls_names() -> None:
-    ours = {"reward/caller:f": 1.0, "reward_std/m:g": 2.0, "logged/x/y": 3.0, "completion_length_mean": 4.0, "kl": 5.0}
-    assert _in_trls_words(ours) == {
-        "rewards/f/mean": 1.0, "rewards/g/std": 2.0, "x/y": 3.0, "completions/mean_length": 4.0, "kl": 5.0,
+    ours = {
+        "reward/caller:f": 1.0,
+        "reward_std/m:g": 2.0,
+        "logged/x/y": 3.0,
+        "completion_length_mean": 4.0,
+        "reward": 5.0,
+    }
+    assert in_trls_words(ours) == {
+        "rewards/f/mean": 1.0, "rewards/g/std": 2.0, "x/y": 3.0, "completions/mean_length": 4.0, "reward": 5.0,
     }  # fmt: skip
