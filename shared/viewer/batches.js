@@ -6,6 +6,7 @@ import { ago, bytes, count, number } from "./format.js";
 import { key } from "./keys.js";
 import { link, note, remember } from "./place.js";
 import { atMost, on } from "./live.js";
+import { anotherToken } from "./token.js";
 import { groupLink, promptReader } from "./problems.js";
 import { virtualTable } from "./virtual_table.js";
 
@@ -136,7 +137,8 @@ function requeueButton(batch, status, load) {
       await load();
       announce(`Batch ${batch.id} is ${state} again.`);
     } catch (error) {
-      status.textContent = `Batch ${batch.id} was not requeued: ${error.message}${error.status === 403 ? " (roles are set in the server's --token-file)" : ""}`;
+      const refused = error.status === 403;
+      fill(status, `Batch ${batch.id} was not requeued: ${error.message}${refused ? " (roles are set in the server's --token-file) " : ""}`, refused && anotherToken(ask));
       status.classList.add("wrong");
     }
   };

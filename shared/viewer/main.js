@@ -13,7 +13,7 @@ import { addSections, recorded } from "./recorded.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { showStep } from "./step.js";
-import { askForToken, mayAsk, takeToken } from "./token.js";
+import { anotherToken, mayAsk, takeToken } from "./token.js";
 
 // A view is an async function (root, parts, query, signal): it fills the root and stops when the signal aborts.
 const VIEWS = {
@@ -60,14 +60,10 @@ async function show() {
 function failure(error, again) {
   if (!(error instanceof ApiError)) console.error(error);
   const message = error instanceof ApiError ? error.message : `This page failed: ${error.message}`;
-  const another = async () => {
-    mayAsk();
-    if (await askForToken("Give a token of another role.")) again();
-  };
   const refused = [401, 403].includes(error.status);
   return el("div", { class: "box wrong", role: "alert" }, el("p", {}, message),
     el("button", { type: "button", click: again }, "Try again"),
-    refused && el("button", { type: "button", click: another }, "Use another token"));
+    refused && anotherToken(again));
 }
 
 setInterval(writeAges, 1000);

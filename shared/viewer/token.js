@@ -33,6 +33,15 @@ export function mayAsk() {
   declined = false;
 }
 
+/** A button that asks for a token of another role, and then calls `again`. */
+export function anotherToken(again) {
+  const ask = async () => {
+    mayAsk();
+    if (await askForToken("Give a token of another role.")) again();
+  };
+  return el("button", { type: "button", class: "small", click: ask }, "Use another token");
+}
+
 function open(why) {
   const input = el("input", { type: "password", autocomplete: "off", id: "token", required: true, spellcheck: "false" });
   const wrong = el("p", { class: "wrong", role: "alert" });

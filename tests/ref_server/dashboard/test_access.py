@@ -94,6 +94,12 @@ def test_requeueing_needs_an_admin(open_tab: OpenTab, guarded: httpx.Client) -> 
     tab.page.get_by_role("dialog").get_by_role("button", name="Requeue").click()
     expect(tab.page.locator(".wrong")).to_contain_text("this needs a token of role admin")
     assert guarded.get("/v1/queue").json()["states"]["dead"]["batches"] == 1
+    tab.page.get_by_role("button", name="Use another token").click()
+    give(tab, TOKENS["admin"])
+    tab.page.get_by_role("dialog").get_by_role("button", name="Requeue").click()
+    expect(tab.page.get_by_role("row").filter(has_text="why not")).to_have_count(0)
+    assert guarded.get("/v1/queue").json()["states"]["dead"]["batches"] == 0
+    kill(guarded, "mine", "why not")
 
 
 def test_a_table_that_is_redrawn_keeps_the_button_under_the_pointer(
