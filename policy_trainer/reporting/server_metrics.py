@@ -132,6 +132,15 @@ class ServerMetrics:
             self._note(text)
 
 
+def report_all(client: RefServerClient, run: str, lineage: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Sends the records of a run that has ended. Raises ClientError."""
+    left = [without_nan(record) for record in records]
+    while left:
+        sent = _first(left)
+        client.report_metrics(run, [_without_lists(record) for record in sent], lineage=lineage)
+        left = left[len(sent) :]
+
+
 def _first(waiting: Iterable[Metrics]) -> list[Metrics]:
     """As many as one request takes."""
     records: list[Metrics] = []
