@@ -11,23 +11,20 @@ import socket
 import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
 
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import Child
-from policy_trainer.report.run import names_of, read_records, read_run_settings
-from policy_trainer.reporting.metrics import Metrics
-from policy_trainer.reporting.server_metrics import report_all
 from policy_trainer.run_files.locks import hold_to_read
-from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.run_files.server_address import read_token, read_url
-from shared.client import RefServerClient, Unreachable
 from shared.errors import UserError
+
+if TYPE_CHECKING:  # the rest loads while the server starts
+    from policy_trainer.reporting.metrics import Metrics
 
 _DESCRIPTION = """\
 Shows runs of train, sft or reward-model in the dashboard, without a model: curves,
@@ -54,7 +51,7 @@ class _Run(NamedTuple):
 
     name: str
     lineage: str
-    records: Sequence[Metrics]
+    records: "Sequence[Metrics]"
 
 
 def run(arguments: list[str]) -> int:
@@ -71,71 +68,52 @@ def run(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)  # also then nothing is left behind
+    return _serve(options.run_dirs, options.port)
+
+
+def _serve(roots: Sequence[Path], port: int) -> NoReturn:
+    token = secrets.token_urlsafe(32)
     with TemporaryDirectory(prefix="tandem-dashboard-") as temporary:
-        runs = _read_runs(options.run_dirs, Path(temporary))
-        with _server(Path(temporary), options.port) as (server, client, token):
-            try:
-                _report(client, runs)
-            except Unreachable:
-                raise _ended(server) from None
-            print(f"{client.url}/#token={token}&{_place(runs)}", flush=True)
+        data = Path(temporary)
+        running = [root for root in roots if not _copy_queue(root / "server", data if len(roots) == 1 else None)]
+        with _server(data, port, token) as (server, url):
+            runs = _read_runs(roots, running)
+            _report(server, url, token, runs)
+            print(f"{url}/#token={token}&{_place(runs)}", flush=True)
             print("Ctrl-C ends the dashboard", file=sys.stderr)
             while server.exit_status is None:
                 time.sleep(_LOOK_SECONDS)
             raise _ended(server)
 
 
-def _read_runs(roots: Sequence[Path], data: Path) -> list[_Run]:
-    """data: gets a copy of the queue of a single run."""
-    names = [name.replace("/", "-") for name in names_of(roots)]  # no name of a run in an address has a slash
-    runs = []
-    for name, root in zip(names, roots, strict=True):
-        directory, records = RunDirectory(root), read_records(root)
-        with _unused(directory.root / "server") as unused:
-            if not unused:
-                address = f"its own dashboard: {_own_dashboard(directory)}"
-                if len(roots) == 1:
-                    raise UserError(f"RUN_DIR: the server of {root} is running; {address}")
-                print(f"{root} is still running, and is shown as it is now; {address}", file=sys.stderr)
-            elif len(roots) == 1:
-                _copy_queue(directory.root / "server", data)
-                name = read_run_settings(directory.config, ())["run"] or name  # as its batches name it
-        if not records:
-            raise UserError(f"RUN_DIR: {root} has no metrics: the run ended before its first step or evaluation")
-        runs.append(_Run(name, directory.lineage, records))
-    return runs
+def _copy_queue(source: Path, target: Path | None) -> bool:
+    """Copies the queue of a run's server, if there is one. target: None to copy nothing.
 
-
-@contextmanager
-def _unused(server: Path) -> Iterator[bool]:
-    """Whether no server is at work in its directory. If so, none begins while the block lasts: a trainer waits."""
+    Returns False if a server is at work there. Meanwhile none begins: the trainer that starts it waits.
+    """
     with ExitStack() as locks:
-        held = [hold_to_read(file) for file in sorted(server.glob("*.lock"))]
+        held = [hold_to_read(file) for file in sorted(source.glob("*.lock"))]
         for lock in filter(None, held):
             locks.enter_context(lock)
-        yield None not in held
-
-
-def _own_dashboard(directory: RunDirectory) -> str:
-    token = read_token(directory)
-    return f"{read_url(directory)}/" + (f"#token={token}" if token else "")
-
-
-def _copy_queue(server: Path, data: Path) -> None:
-    try:
-        for file in server.glob("queue.sqlite*"):
-            shutil.copyfile(file, data / file.name)
-    except OSError as error:
-        raise UserError(
-            f"RUN_DIR: the queue in {server} cannot be copied to {data}: {error.strerror}; the environment variable "
-            "TMPDIR names another directory for temporary files"
-        ) from error
+        if None in held:
+            return False
+        try:
+            for file in source.glob("queue.sqlite*") if target else ():
+                shutil.copyfile(file, target / file.name)
+        except OSError as error:
+            raise UserError(
+                f"RUN_DIR: the queue in {source} cannot be copied to {target}: {error.strerror}; set TMPDIR to another "
+                "directory for temporary files"
+            ) from error
+    return True
 
 
 @contextmanager
-def _server(data: Path, port: int) -> Iterator[tuple[Child, RefServerClient, str]]:
-    """Starts the server, which ends with the block. Requests wait in its socket until it answers."""
-    token = secrets.token_urlsafe(32)
+def _server(data: Path, port: int, token: str) -> Iterator[tuple[Child, str]]:
+    """Starts the server, which ends with the block; yields its URL, too. Requests wait in its socket until it answers.
+
+    It is the only one that has the socket, so that requests fail if it ends.
+    """
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
@@ -149,10 +127,8 @@ def _server(data: Path, port: int) -> Iterator[tuple[Child, RefServerClient, str
         secret = {"REF_SERVER_TOKEN": token}
         server = Child("reference server", "ref_server", command, data / "ref_server.log", secret, [fd])
         server.start()
-    # Only the server has the socket now: requests fail once it ends.
     try:
-        with RefServerClient(f"http://127.0.0.1:{port}", token=token, patience=0) as client:
-            yield server, client, token
+        yield server, f"http://127.0.0.1:{port}"
     finally:
         server.stop()
 
@@ -161,12 +137,42 @@ def _ended(server: Child) -> RunFailed:
     return RunFailed(f"the dashboard's server has ended; its last output:\n{server.last_lines()}")
 
 
-def _report(client: RefServerClient, runs: Sequence[_Run]) -> None:
+def _read_runs(roots: Sequence[Path], running: Collection[Path]) -> list[_Run]:
+    """running: those whose own servers are at work."""
+    from policy_trainer.report.run import names_of, read_records, read_run_settings
+    from policy_trainer.run_files.run_directory import RunDirectory
+    from policy_trainer.run_files.server_address import read_token, read_url
+
+    runs = []
+    for name, root in zip(names_of(roots), roots, strict=True):
+        directory, records = RunDirectory(root), read_records(root)
+        if root in running:
+            token = read_token(directory)
+            address = f"{read_url(directory)}/{f'#token={token}' if token else ''}"
+            if len(roots) == 1:
+                raise UserError(f"RUN_DIR: the server of {root} is running; its dashboard: {address}")
+            print(f"{root} is shown as it is now; its own dashboard: {address}", file=sys.stderr)
+        if not records:
+            raise UserError(f"RUN_DIR: {root} has no metrics: it has ended before its first step or evaluation")
+        if len(roots) == 1:  # as its batches name it
+            name = read_run_settings(directory.config, ())["run"] or name
+        runs.append(_Run(name.replace("/", "-"), directory.lineage, records))  # a slash would end a name in an address
+    return runs
+
+
+def _report(server: Child, url: str, token: str, runs: Sequence[_Run]) -> None:
     """Reports what the server lacks: a copied queue usually has all records, with the times when they were reported."""
-    known = {(each.run, each.lineage): each.records for each in client.runs()}
-    for name, lineage, records in runs:
-        if known.get((name, lineage)) != len(records):
-            report_all(client, name, lineage, records)
+    from policy_trainer.reporting.server_metrics import report_all
+    from shared.client import RefServerClient, Unreachable
+
+    try:
+        with RefServerClient(url, token=token, patience=0) as client:
+            known = {(each.run, each.lineage): each.records for each in client.runs()}
+            for name, lineage, records in runs:
+                if known.get((name, lineage)) != len(records):
+                    report_all(client, name, lineage, records)
+    except Unreachable:
+        raise _ended(server) from None
 
 
 def _place(runs: Sequence[_Run]) -> str:

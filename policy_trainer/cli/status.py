@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from policy_trainer.config import ENV_PREFIX
 from policy_trainer.lifecycle.endings import RunFailed
-from shared.client import ClientError, NotRefServer
-from shared.client.credentials import remedy
 from shared.errors import UserError, printable
 from shared.logs import configure_logs
 from shared.process import end_with_parent
@@ -34,12 +31,22 @@ def exit_status(command: str, run: Callable[[], int]) -> int:
         return 128 + signal.SIGINT
     except UserError as error:
         return _fail(command, str(error), 2)
-    except NotRefServer as error:
-        return _fail(command, f"server: {error}{remedy(error, ENV_PREFIX)}", 1)
-    except ClientError as error:
-        return _fail(command, f"{error}{remedy(error, ENV_PREFIX)}", 1)
     except RunFailed as error:
         return _fail(command, str(error), 1)
+    except Exception as error:
+        return _fail(command, _failed_request(error), 1)
+
+
+def _failed_request(error: Exception) -> str:
+    """Why the server could not be used. Raises any other error again."""
+    # Late: settings and client take most of a second, for which `dashboard` does not wait before it starts its server.
+    from policy_trainer.config import ENV_PREFIX
+    from shared.client import ClientError, NotRefServer
+    from shared.client.credentials import remedy
+
+    if not isinstance(error, ClientError):
+        raise error
+    return f"{'server: ' if isinstance(error, NotRefServer) else ''}{error}{remedy(error, ENV_PREFIX)}"
 
 
 def tell_device(name: str, console: Console) -> None:
