@@ -42,6 +42,8 @@ examples:
   policy-trainer dashboard runs/mine --port 8400    # for ssh -L 8400:127.0.0.1:8400 HOST
 """
 _LOOK_SECONDS = 0.2
+# A server that fails closes its socket before it says why, and ends.
+_LAST_SECONDS = 5.0
 # The copy of a queue forgets nothing, however old the run is.
 _DAYS = "36500"
 
@@ -134,6 +136,9 @@ def _server(data: Path, port: int, token: str) -> Iterator[tuple[Child, str]]:
 
 
 def _ended(server: Child) -> RunFailed:
+    deadline = time.monotonic() + _LAST_SECONDS
+    while server.exit_status is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
     return RunFailed(f"the dashboard's server has ended; its last output:\n{server.last_lines()}")
 
 

@@ -52,10 +52,12 @@ def dashboard(
     assert not any("torch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
     assert httpx.get(f"{shown.http.base_url}/v1/runs").status_code == 401, "the link has the token"
     yield shown
+    shown.http.close()
     shown.process.popen.send_signal(signal.SIGINT)
     assert shown.process.wait() == 130 and shown.process.output().endswith("stopped\n")
     assert not any(temporary.iterdir()) and not processes_of(temporary)
     temporary.rmdir()
+    shown.process.log.unlink()
 
 
 def files_in(root: Path) -> dict[Path, tuple[int, bytes]]:
