@@ -79,10 +79,7 @@ def _serve(roots: Sequence[Path], port: int) -> NoReturn:
         data = Path(temporary)
         running = [root for root in roots if not _copy_queue(root / "server", data if len(roots) == 1 else None)]
         with _server(data, port, token) as (server, url):
-            runs = _read_runs(roots, running)
-            _report(server, url, token, runs)
-            print(f"{url}/#token={token}&{_place(runs)}", flush=True)
-            print("Ctrl-C ends the dashboard", file=sys.stderr)
+            _show(_read_runs(roots, running), server, url, token)
             while server.exit_status is None:
                 time.sleep(_LOOK_SECONDS)
             raise _ended(server)
@@ -100,8 +97,9 @@ def _copy_queue(source: Path, target: Path | None) -> bool:
         if None in held:
             return False
         try:
-            for file in source.glob("queue.sqlite*") if target else ():
-                shutil.copyfile(file, target / file.name)
+            if target is not None:
+                for file in source.glob("queue.sqlite*"):
+                    shutil.copyfile(file, target / file.name)
         except OSError as error:
             raise UserError(
                 f"RUN_DIR: the queue in {source} cannot be copied to {target}: {error.strerror}; set TMPDIR to another "
@@ -165,14 +163,19 @@ def _read_runs(roots: Sequence[Path], running: Collection[Path]) -> list[_Run]:
     return runs
 
 
-def _report(server: Child, url: str, token: str, runs: Sequence[_Run]) -> None:
-    """Reports what the server lacks: a copied queue usually has all records, with the times when they were reported."""
+def _show(runs: Sequence[_Run], server: Child, url: str, token: str) -> None:
+    """Prints the link once the server answers, and reports what it lacks: pages grow meanwhile.
+
+    A copied queue usually has all records, with the times when they were reported.
+    """
     from policy_trainer.reporting.server_metrics import report_all
     from shared.client import RefServerClient, Unreachable
 
     try:
         with RefServerClient(url, token=token, patience=0) as client:
             known = {(each.run, each.lineage): each.records for each in client.runs()}
+            print(f"{url}/#token={token}&{_place(runs)}", flush=True)
+            print("Ctrl-C ends the dashboard", file=sys.stderr)
             for name, lineage, records in runs:
                 if known.get((name, lineage)) != len(records):
                     report_all(client, name, lineage, records)
