@@ -4,6 +4,7 @@ ends."""
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from policy_trainer.cli import status, training
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.supervised import SupervisedResult
+from shared.client import NotRefServer
 from shared.errors import UserError
 
 # The module of each command that imports PyTorch.
@@ -111,6 +113,22 @@ def test_a_name_in_an_error_cannot_steer_the_terminal(
 
     assert status.exit_status("train", fail) == 2
     assert capsys.readouterr().err == "policy-trainer train: model: the server has \\x1b[2Jé\nstart another\n"
+
+
+def test_errors_of_the_server_have_a_remedy_and_bugs_their_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("configure_logs", "end_with_parent"):
+        monkeypatch.setattr(status, name, lambda: None)
+
+    def fail(error: Exception) -> int:
+        raise error
+
+    assert status.exit_status("train", partial(fail, NotRefServer("it is another"))) == 1
+    remedy = "give the URL that `ref-server serve` prints"
+    assert capsys.readouterr().err == f"policy-trainer train: server: it is another; {remedy}\n"
+    with pytest.raises(LookupError, match="a bug"):
+        status.exit_status("train", partial(fail, LookupError("a bug")))
 
 
 def test_a_run_ends_with_the_commands_that_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
