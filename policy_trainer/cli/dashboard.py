@@ -176,7 +176,7 @@ def _show(runs: Sequence[_Run], server: Child, url: str, token: str) -> None:
             known = {(each.run, each.lineage): each.records for each in client.runs()}
             print(f"{url}/#token={token}&{_place(runs)}", flush=True)
             print("Ctrl-C ends the dashboard", file=sys.stderr)
-            for name, lineage, records in runs:
+            for name, lineage, records in reversed(runs):  # the page lists the latest reported first
                 if known.get((name, lineage)) != len(records):
                     report_all(client, name, lineage, records)
     except Unreachable:
