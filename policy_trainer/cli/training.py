@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from policy_trainer.cli.settings import read_settings
-from policy_trainer.cli.status import tell_device, training_status
+from policy_trainer.cli.status import print_commands, tell_device, training_status
 from policy_trainer.config import (
     ENV_PREFIX,
     DemoConfig,
@@ -149,7 +149,11 @@ def demo(arguments: list[str]) -> int:
     config = read_settings(DemoConfig, arguments, "demo")
     from policy_trainer.demo.demo import demo as run_demo
 
-    return run_demo(config, Console())
+    console = Console()
+    status = run_demo(config, console)
+    if status != 128 + signal.SIGINT:
+        print_commands(config.run_dir, console)
+    return status
 
 
 def demo_setup(arguments: list[str]) -> int:

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
 from policy_trainer.data.conversation import Conversation
-from policy_trainer.data.prompts import EncodedPrompt
 from shared.batch import Array, StepRewards, TokenGroup
+
+if TYPE_CHECKING:  # the commands that read samples need no PyTorch
+    from policy_trainer.data.prompts import EncodedPrompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,9 @@ def turn_rewards(completions: Sequence[Completion], totals: np.ndarray) -> StepR
     )
 
 
-def group_tokens(prompt: EncodedPrompt, completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:
+def group_tokens(
+    prompt: "EncodedPrompt", completions: Sequence[Completion]
+) -> tuple[TokenGroup, np.ndarray, np.ndarray]:
     """Packs a prompt and its completions: the tokens, float32 (C,) log-probs, and bool (G,) finished."""
     tokens = _group(prompt.ids, [completion.ids for completion in completions], prompt.images)
     logps = np.concatenate([completion.logps for completion in completions])

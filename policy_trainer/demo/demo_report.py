@@ -1,8 +1,6 @@
 """Reports on a demo: a summary, curves, transcripts, and a table on the terminal."""
 
 import json
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -210,17 +208,3 @@ def print_summary(summary: dict[str, Any], directory: RunDirectory, console: Con
     transcripts = "transcripts.html" if "accuracy_blank" in summary else "transcripts.md"
     left = f"summary.json, curves.png, {transcripts}, metrics.jsonl, model/"
     console.print(f"see {directory.root}: {left}", highlight=False)
-    root = str(directory.root)
-    serve = (_program("ref-server"), "serve", "--model", str(directory.model), "--data-dir", f"{root}/server")
-    for line in (
-        f"its dashboard: {shlex.join(serve)}",
-        "  and open http://127.0.0.1:8400/#/runs",
-        f"its report, as one HTML file: {shlex.join((_program('policy-trainer'), 'report', root))}",
-    ):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _program(name: str) -> str:
-    """How to call a program that was installed with this one: its directory need not be on PATH."""
-    path = Path(sys.executable).with_name(name)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.fork_server import ForkedProcess, ForkServer
 from shared.process import child_environment
+
+if TYPE_CHECKING:  # the settings load late: starting a process does not wait for them
+    from policy_trainer.config import TrainConfig
 
 _LAST_LINES = 12
 # What torchrun sets for each rank (torch.distributed.elastic of PyTorch 2.8 to 2.13): a child that had these
@@ -40,9 +43,11 @@ def in_torchrun() -> bool:
 
 
 @contextmanager
-def fork_server(config: TrainConfig) -> Iterator[ForkServer | None]:
+def fork_server(config: "TrainConfig") -> Iterator[ForkServer | None]:
     """Starts the process that forks the run's children, if they use PyTorch on the CPU. Enter it before PyTorch is
     imported here, so that both import it at the same time."""
+    from policy_trainer.config import INLINE
+
     scores = config.server == INLINE and config.scored_by_server
     samples = config.rollout == INLINE and config.sampler == "hf"
     on_cpu = config.device == "cpu" or (config.device == "auto" and not _may_have_gpu())

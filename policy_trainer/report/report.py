@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from policy_trainer.report.run import RecordedRun, read_run
+from policy_trainer.report.run import RecordedRun, names_of, read_run
 from policy_trainer.report.story import figure, limit_of, story, times_of, waits_of
 from policy_trainer.report.viewer import document, numbers, one_page
 from policy_trainer.reporting.sample_views import by_reward
@@ -50,9 +50,9 @@ def write_report(root: Path, output: Path) -> None:
 
 def write_comparison(roots: Sequence[Path], output: Path) -> None:
     """Raises UserError for fewer than two different runs, and as `write_report` does."""
-    if len({root.resolve() for root in roots}) < max(2, len(roots)):
-        raise UserError("RUN_DIR: name two or more different directories of runs to compare")
-    runs = {printable(name): read_run(root) for name, root in zip(names_of(roots), roots, strict=True)}
+    if len(roots) < 2:
+        raise UserError("RUN_DIR: name two or more directories of runs to compare")
+    runs = {name: read_run(root) for name, root in zip(names_of(roots), roots, strict=True)}
     sections = _render(
         "compare.html",
         runs=list(runs),
@@ -63,13 +63,6 @@ def write_comparison(roots: Sequence[Path], output: Path) -> None:
     # In addresses the viewer names a run LINEAGE/NAME; runs read from directories have no lineage.
     opens = "#/runs?" + urlencode([("run", f"/{name}") for name in runs])
     _write(output, one_page(" · ".join(runs), sections, document("runs", opens, runs)))
-
-
-def names_of(roots: Sequence[Path]) -> list[str]:
-    """The shortest suffixes of the paths that are unique, usually just the directory's name."""
-    paths = [root.resolve().parts for root in roots]
-    ends = (["/".join(path[-length:]) for path in paths] for length in range(1, max(map(len, paths)) + 1))
-    return next(names for names in ends if len(set(names)) == len(names))
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Any]]]:

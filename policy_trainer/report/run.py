@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from policy_trainer.config.marks import public_settings
 from policy_trainer.reporting.metrics import Metrics, read_metrics
 from policy_trainer.reporting.samples import SampledGroup, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
-from shared.errors import UserError
+from shared.errors import UserError, printable
 from shared.settings.files import read_toml
 from shared.settings.names import unknown_names
 
@@ -70,23 +71,37 @@ class RecordedRun:
         return self.steps[-1]["step"] if self.steps else 0
 
 
-def read_run(root: Path) -> RecordedRun:
-    """Raises UserError if the directory contains no run."""
+def names_of(roots: Sequence[Path]) -> list[str]:
+    """The shortest suffixes of the paths that are unique, usually just the directory's name.
+
+    Raises UserError if a directory is named twice.
+    """
+    paths = [root.resolve().parts for root in roots]
+    if twice := next((root for root, path in zip(roots, paths, strict=True) if paths.count(path) > 1), None):
+        raise UserError(f"RUN_DIR: {twice} is named twice; name each run once")
+    ends = (["/".join(path[-length:]) for path in paths] for length in range(1, max(map(len, paths)) + 1))
+    return [printable(name) for name in next(names for names in ends if len(set(names)) == len(names))]
+
+
+def read_records(root: Path) -> list[Metrics]:
+    """The records of metrics.jsonl. Raises UserError if the directory contains no run."""
     directory = RunDirectory(root)
     if not directory.config.exists() and not directory.metrics.exists():
         state = (
             "contains no run: it has neither config.toml nor metrics.jsonl" if root.is_dir() else "is not a directory"
         )
         raise UserError(f"RUN_DIR: {root} {state}; name the --run-dir of a run")
-    try:
-        records = [
-            record
-            for record in read_metrics(directory.metrics)
-            if isinstance(record.get("step"), int) and "kind" in record
-        ]
+    with _readable(root):
+        records = read_metrics(directory.metrics)
+    return [record for record in records if isinstance(record.get("step"), int) and "kind" in record]
+
+
+def read_run(root: Path) -> RecordedRun:
+    """Raises UserError if the directory contains no run."""
+    directory = RunDirectory(root)
+    records = read_records(root)
+    with _readable(root):
         groups = [group for group in read_samples(directory.samples) if group.step is not None and group.completions]
-    except OSError as error:
-        raise UserError(f"RUN_DIR: {root} cannot be read: {error.strerror}") from error
     of_kind = {kind: [item for item in records if item["kind"] == kind] for kind in ("step", "evaluation", "health")}
     return RecordedRun(
         root=root,
@@ -98,6 +113,14 @@ def read_run(root: Path) -> RecordedRun:
         settings=read_run_settings(directory.config, of_kind["step"]),
         progress=_progress(directory.checkpoints),
     )
+
+
+@contextmanager
+def _readable(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"RUN_DIR: {root} cannot be read: {error.strerror}") from error
 
 
 def number(record: Mapping[str, Any], name: str) -> float:

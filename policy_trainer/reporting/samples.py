@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from policy_trainer.config import SamplesConfig
 from policy_trainer.data.pictures import PNG_URL, data_url
 from policy_trainer.lifecycle.endings import write_failures
-from policy_trainer.objective.group import Group
 from policy_trainer.reporting.conversations import SampledTurn, turns_of_batch
 from policy_trainer.reporting.logged import extras_of
 from policy_trainer.reporting.metrics import sample_fields, trained_lengths, without_nan
 from shared.batch import RolloutBatch
 from shared.pictures import pictures, png
+
+if TYPE_CHECKING:  # the commands that read samples need no PyTorch
+    from policy_trainer.objective.group import Group
 
 T = TypeVar("T")
 
@@ -108,8 +110,8 @@ class Samples:
         self._eos = eos
 
     def of_step(
-        self, step: int, batches: Sequence[RolloutBatch], groups: Sequence[Group]
-    ) -> Sequence[tuple[RolloutBatch, Group]]:
+        self, step: int, batches: Sequence[RolloutBatch], groups: "Sequence[Group]"
+    ) -> "Sequence[tuple[RolloutBatch, Group]]":
         """Writes the first groups of a step, if it is due, and returns them with their batches.
 
         groups: of these batches, with their advantages.
@@ -120,7 +122,7 @@ class Samples:
         self._write(self.groups(step, batches[: len(pairs)], groups[: len(pairs)]))
         return pairs
 
-    def groups(self, step: int, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> list[SampledGroup]:
+    def groups(self, step: int, batches: Sequence[RolloutBatch], groups: "Sequence[Group]") -> list[SampledGroup]:
         """The groups of a step as they were sampled. groups: of these batches, with their advantages."""
         return [self._group(step, batch, group) for batch, group in zip(batches, groups, strict=True)]
 
@@ -133,7 +135,7 @@ class Samples:
         for writer in self._writers if groups else ():
             writer(groups)
 
-    def _group(self, step: int, batch: RolloutBatch, group: Group) -> SampledGroup:
+    def _group(self, step: int, batch: RolloutBatch, group: "Group") -> SampledGroup:
         about = sample_fields(batch)
         start = _if(str, about.get("start")) or ""  # rewards saw it, but it is in the prompt
         completions = [ids.tolist() for ids in batch.group.completions()]

@@ -72,10 +72,9 @@ class ServerMetrics:
             self._say("the reference server has taken no metrics for long: it will lack the oldest ones")
 
     def write_samples(self, groups: Sequence[SampledGroup]) -> None:
-        """Sends the held-out problems among them; the server has the texts of training batches already."""
-        for group in groups:
-            if group.kind == "eval" and group.problem is not None:
-                self.write(samples_record(group))
+        """Sends the held-out problems among them."""
+        for record in samples_records(groups):
+            self.write(record)
 
     def close(self) -> None:
         """Sends the rest, for some seconds at most."""
@@ -149,14 +148,30 @@ def settings_record(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Me
     return {"kind": "settings", "step": 0, "changed": changed, "defaults": usual}
 
 
-def samples_record(group: SampledGroup) -> Metrics:
-    """A held-out problem with its answers, as the server keeps it."""
+def samples_records(groups: Iterable[SampledGroup]) -> list[Metrics]:
+    """The held-out problems among these groups with their answers, as the server keeps them.
+
+    It has the texts of training batches already.
+    """
+    return [_samples_record(group) for group in groups if group.kind == "eval" and group.problem is not None]
+
+
+def _samples_record(group: SampledGroup) -> Metrics:
     answers = [
         {"text": answer.text[:_TEXT], "reward": answer.reward, "tokens": answer.tokens, "finished": answer.finished}
         for answer in group.completions[:_ANSWERS]
     ]
     texts = {"prompt": group.prompt[:_TEXT], "answer": (group.answer or "")[:_TEXT]}
     return {"kind": "samples", "step": group.step, "name": str(group.problem), **texts, "completions": answers}
+
+
+def report_all(client: RefServerClient, run: str, lineage: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Sends the records of a run that has ended. Raises ClientError."""
+    left = [without_nan(record) for record in records]
+    while left:
+        sent = _first(left)
+        client.report_metrics(run, [_without_lists(record) for record in sent], lineage=lineage)
+        left = left[len(sent) :]
 
 
 def _first(waiting: Iterable[Metrics]) -> list[Metrics]:

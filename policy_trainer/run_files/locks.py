@@ -38,6 +38,20 @@ def hold(
     return lock
 
 
+def hold_to_read(file: Path) -> IO[bytes] | None:
+    """Keeps others from locking an existing file until the returned file is closed, without writing anything.
+
+    None if somebody has locked it. Raises FileNotFoundError.
+    """
+    lock = file.open("rb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
 def let_go(lock: IO[bytes]) -> None:
     """Unlocks it, even if a child process that was forked meanwhile has the file open."""
     fcntl.flock(lock, fcntl.LOCK_UN)

@@ -50,6 +50,7 @@ _TRAIN = {
 _SMALLER: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("policy-trainer", "train"): _TRAIN,
     ("policy-trainer", "doctor"): _TRAIN,
+    ("policy-trainer", "dashboard"): {"--port": "8400"},
     ("policy-trainer", "eval"): {"--evaluation.problems": "4", "--sampling.max-completion-length": "16"},
 }
 # What a run of two steps does not have.
@@ -76,7 +77,8 @@ def smaller(command: Command) -> str:
 
 
 def is_server(command: Command) -> bool:
-    return [word.rpartition("/")[2] for word in command.words[:2]] == ["ref-server", "serve"]
+    program = [word.rpartition("/")[2] for word in command.words[:2]]
+    return program in (["ref-server", "serve"], ["policy-trainer", "dashboard"])
 
 
 def waits_for_workers(command: Command) -> bool:
@@ -93,7 +95,7 @@ QUOTED = {"coming-from-trl.md", "coming-from-simple-grpo.md"}
 # Pages that assume an existing run.
 AFTER_A_RUN = {
     "samples.md": ["mine"],
-    "dashboard.md": ["mine"],
+    "dashboard.md": ["mine", "demo"],
     "settings.md": ["mine"],
     "api.md": ["demo"],
     "report.md": ["mine", "demo"],

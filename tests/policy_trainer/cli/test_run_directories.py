@@ -1,15 +1,20 @@
 """Questions that a run's directory answers need no PyTorch, and one process at a time trains in it; how a command
-reports its failure."""
+ends."""
 
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from policy_trainer.cli import status, training
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.supervised import SupervisedResult
+from shared.client import NotRefServer
 from shared.errors import UserError
 
 # The module of each command that imports PyTorch.
@@ -108,3 +113,39 @@ def test_a_name_in_an_error_cannot_steer_the_terminal(
 
     assert status.exit_status("train", fail) == 2
     assert capsys.readouterr().err == "policy-trainer train: model: the server has \\x1b[2Jé\nstart another\n"
+
+
+def test_errors_of_the_server_have_a_remedy_and_bugs_their_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("configure_logs", "end_with_parent"):
+        monkeypatch.setattr(status, name, lambda: None)
+
+    def fail(error: Exception) -> int:
+        raise error
+
+    assert status.exit_status("train", partial(fail, NotRefServer("it is another"))) == 1
+    remedy = "give the URL that `ref-server serve` prints"
+    assert capsys.readouterr().err == f"policy-trainer train: server: it is another; {remedy}\n"
+    with pytest.raises(LookupError, match="a bug"):
+        status.exit_status("train", partial(fail, LookupError("a bug")))
+
+
+def test_a_run_ends_with_the_commands_that_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server has ended, and what `make` installed need not be on PATH."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
+    monkeypatch.chdir(tmp_path)
+    output = StringIO()
+    result = SupervisedResult(finished=True, steps=60, evaluation={}, seconds=30.0)
+    assert status.training_status(result, Path("runs/my demo"), Console(file=output)) == 0
+    assert output.getvalue() == (
+        "60 steps in 30.0 s; the model is in runs/my demo/model\n"
+        "its dashboard: .venv/bin/policy-trainer dashboard 'runs/my demo'\n"
+        "its report, as one HTML file: .venv/bin/policy-trainer report 'runs/my demo'\n"
+    )
+    program = tmp_path / ".venv/bin/policy-trainer"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o700)
+    monkeypatch.setenv("PATH", str(program.parent))
+    status.print_commands(Path("runs/mine"), Console(file=output))
+    assert "\nits dashboard: policy-trainer dashboard runs/mine\n" in output.getvalue()

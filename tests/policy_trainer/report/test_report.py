@@ -15,7 +15,7 @@ import pytest
 
 from policy_trainer.cli.report import compare, report
 from policy_trainer.data.pictures import data_url
-from policy_trainer.report.report import names_of
+from policy_trainer.report.run import names_of
 from policy_trainer.report.story import limit_of
 from shared.errors import UserError
 from shared.pictures import png
@@ -266,9 +266,9 @@ def test_runs_with_the_same_name_and_of_several_commands(tmp_path: Path) -> None
             ["{0}/r", "--output", "{0}/none/a.html"],
             r"--output: .*/none/a\.html cannot be written: No such file",
         ),
-        (compare, ["{0}/r"], "RUN_DIR: name two or more different directories"),
-        (compare, ["{0}/r", "{0}/s", "{0}/r"], "RUN_DIR: name two or more different directories"),
-        (compare, ["{0}/r", "{0}/r/../r"], "RUN_DIR: name two or more different directories"),
+        (compare, ["{0}/r"], "RUN_DIR: name two or more directories"),
+        (compare, ["{0}/r", "{0}/s", "{0}/r"], "RUN_DIR: .*/r is named twice"),
+        (compare, ["{0}/r", "{0}/r/../r"], "RUN_DIR: .*/r is named twice"),
         (compare, ["{0}/r", "{0}/none"], r"RUN_DIR: .*/none is not a directory"),
     ],
 )
