@@ -51,8 +51,8 @@ def dashboard(
     assert len(pids) == 2
     assert not any("torch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
     assert httpx.get(f"{shown.http.base_url}/v1/runs").status_code == 401, "the link has the token"
-    yield shown
-    shown.http.close()
+    with shown.http:
+        yield shown
     shown.process.popen.send_signal(signal.SIGINT)
     assert shown.process.wait() == 130 and shown.process.output().endswith("stopped\n")
     assert not any(temporary.iterdir()) and not processes_of(temporary)
@@ -112,11 +112,13 @@ def test_several_runs_are_shown_from_their_files(tmp_path: Path, start: Any, mon
     long = make_run(tmp_path / "long", [evaluation_record(0, 5), *(step_record(step) for step in range(1, 2001))])
     before = files_in(tmp_path)
     with dashboard(start, tmp_path, monkeypatch, first, second, long) as shown:
-        of_runs = {"a-sums": 13, "b-sums": 13, f"{tmp_path.name}-long": 2001}
+        of_runs = {"a-sums": 16, "b-sums": 16, f"{tmp_path.name}-long": 2002}
         until(lambda: {run["run"]: run["records"] for run in shown.get("v1/runs")["runs"]} == of_runs, "all records")
         assert shown.get("v1/runs/a-sums/metrics", kind="evaluation")["values"]["accuracy"] == [0.05, 0.9]
         (warning,) = (each for each in shown.get("v1/runs/b-sums/metrics/9")["records"] if each["kind"] == "health")
         assert warning["remedy"] == "raise loss.beta"
+        kinds = [record["kind"] for record in shown.get("v1/runs/b-sums/metrics/0")["records"]]
+        assert sorted(kinds) == ["evaluation", "samples", "settings"]
         assert shown.place == f"runs?run=%2Fa-sums&run=%2Fb-sums&run=%2F{tmp_path.name}-long"
     after = {path: content for path, content in files_in(tmp_path).items() if path.parent != tmp_path}
     assert after == before
