@@ -38,10 +38,7 @@ def _known_store(store: str) -> str:
     if not store.startswith(("postgresql://", "postgres://")):
         raise ValueError("must be sqlite or postgresql://USER@HOST/DATABASE")
     if not _is_conninfo(store):
-        raise ValueError(
-            "is not a URL that PostgreSQL takes; in a password, characters other than letters and digits are "
-            "written as %40, %2F and so on"
-        )
+        raise ValueError("is not a URL that PostgreSQL takes; write a password's @ and / as %40 and %2F, and so on")
     return store
 
 
@@ -131,9 +128,11 @@ class ServeConfig(BaseSettings):
     """Directory or hub id of a Hugging Face causal LM."""
     teacher: Annotated[str | None, InHelp()] = Field(default=None, min_length=1)
     """Directory or hub id of a second model of the same vocabulary, which scores each batch too, for distillation:
-    teacher_logps. To score with one model only, give it as --model."""
+    teacher_logps."""
     no_model: Annotated[CliToggleFlag[bool], InHelp()] = False
     """Serve only the queue: batches are leased as they were uploaded."""
+    tokenizer: Path | None = None
+    """Directory with a tokenizer.json, which shows the tokens of a queue without a model as texts."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     device: Annotated[str, InHelp()] = "auto"
@@ -233,6 +232,8 @@ class ServeConfig(BaseSettings):
     def _model_or_none(self) -> "ServeConfig":
         if (self.model is None) != self.no_model:
             raise ValueError("give either --model PATH_OR_HUB_ID, or --no-model for a queue that scores nothing")
+        if self.tokenizer is not None and not self.no_model:
+            raise ValueError("tokenizer: a model has its own; leave it out, or give --no-model")
         if self.teacher is not None and self.no_model:
             raise ValueError("teacher: it needs a --model too: to score with one model only, give it as --model")
         return self

@@ -79,7 +79,7 @@ def _serve(roots: Sequence[Path], port: int) -> NoReturn:
     with TemporaryDirectory(prefix="tandem-dashboard-") as temporary:
         data = Path(temporary)
         running = [root for root in roots if not _copy_queue(root / "server", data if len(roots) == 1 else None)]
-        with _server(data, port, token) as (server, url):
+        with _server(data, port, token, _tokenizer_of(roots)) as (server, url):
             _show(_read_runs(roots, running), server, url, token)
             while server.exit_status is None:
                 time.sleep(_LOOK_SECONDS)
@@ -109,8 +109,18 @@ def _copy_queue(source: Path, target: Path | None) -> bool:
     return True
 
 
+def _tokenizer_of(roots: Sequence[Path]) -> Path | None:
+    """The newest directory of a single run that has a tokenizer: of its model, of a checkpoint or of its weights."""
+    if len(roots) > 1:
+        return None
+    files = [
+        file for place in ("model", "checkpoints/*", "weights/*") for file in roots[0].glob(f"{place}/tokenizer.json")
+    ]
+    return max(files, key=lambda file: file.stat().st_mtime).parent if files else None
+
+
 @contextmanager
-def _server(data: Path, port: int, token: str) -> Iterator[tuple[Child, str]]:
+def _server(data: Path, port: int, token: str, tokenizer: Path | None) -> Iterator[tuple[Child, str]]:
     """Starts the server, which ends with the block; yields its URL, too. Requests wait in its socket until it answers.
 
     It is the only one that has the socket, so that requests fail if it ends.
@@ -124,6 +134,7 @@ def _server(data: Path, port: int, token: str) -> Iterator[tuple[Child, str]]:
         command = [
             "serve", "--no-model", "--port", str(port), "--fd", str(fd), "--data-dir", str(data),
             "--queue.retention-days", _DAYS, "--queue.max-waiting-days", _DAYS,
+            *([] if tokenizer is None else ["--tokenizer", str(tokenizer)]),
         ]  # fmt: skip
         secret = {"REF_SERVER_TOKEN": token}
         server = Child("reference server", "ref_server", command, data / "ref_server.log", secret, [fd])

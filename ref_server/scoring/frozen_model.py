@@ -12,6 +12,7 @@ from ref_server.scoring.device_maps import DeviceMap, describe_devices, device_m
 from ref_server.scoring.reference import ReferenceRefused, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
+from ref_server.scoring.token_texts import token_texts
 from ref_server.weights.catalog import version_of_snapshot
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
@@ -105,7 +106,7 @@ class FrozenModel:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return token_texts(self._tokenizer, ids)
+        return token_texts(self._tokenizer.decode, self._tokenizer.convert_ids_to_tokens, ids)
 
     def replacement(self, snapshot: str | None, version: int) -> "FrozenModel":
         """Loads other weights; for a while each device holds two models. A tokenizer is optional."""
@@ -158,46 +159,3 @@ def _fingerprint(model: PreTrainedModel) -> str:
         digest.update(f"{name} {tuple(weights.shape)}".encode())
         digest.update(weights.flatten()[:64].float().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-# The text of each token by itself
-#
-# A token may hold a part of a character only. A tokenizer decodes that as U+FFFD, the replacement character, as if the
-# model had written it; here its bytes are escaped.
-
-_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-# SentencePiece writes a word's blank so, and drops it where a text begins: each single token is such a beginning.
-_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary, as GPT-2 chose them."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
-
-
-def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """The text of each id; the empty text for ids that the tokenizer does not know."""
-    texts = {id: _text(tokenizer, id) for id in set(ids)}
-    return [texts[id] for id in ids]
-
-
-def _text(tokenizer: PreTrainedTokenizerBase, id: int) -> str:
-    text = str(tokenizer.decode([id]))
-    piece = tokenizer.convert_ids_to_tokens(id)
-    if not isinstance(piece, str):
-        return text
-    if _UNKNOWN in text:
-        return _escaped(piece)
-    return f" {text}" if piece.startswith(_BLANK) and not text.startswith(" ") else text
-
-
-def _escaped(piece: str) -> str:
-    """The bytes of a byte-level vocabulary's piece, those that are no whole character as `\\xe2`; else the piece."""
-    if not all(character in _BYTES for character in piece):
-        return piece
-    return bytes(_BYTES[character] for character in piece).decode(errors="backslashreplace")

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from ref_server.config import ServeConfig
+from ref_server.scoring.token_texts import token_texts
 from shared.api import ModelInfo
 from shared.batch import BatchError, TokenGroup
+from shared.errors import UserError
 
 
 class TooLarge(ValueError):
@@ -131,9 +136,21 @@ def check_size(group: TokenGroup, info: ModelInfo) -> None:
         raise TooLarge("image", f"tensors have {group.image_bytes} bytes; max_image_bytes is {info.max_image_bytes}")
 
 
+# The ids that the tokenizers library takes.
+_TOKENIZER_IDS = 2**32
+
+
+def _read_tokenizer(directory: Path) -> Tokenizer:
+    file = directory / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no type for it
+        raise UserError(f"tokenizer: {file} cannot be read: {error}") from None
+
+
 class NoReferenceModel:
     """A `ReferenceModel` that scores nothing, and accepts any vocabulary, context and images: the server is only a
-    queue, and leases batches as they were uploaded."""
+    queue, and leases batches as they were uploaded. It may have a tokenizer, for people."""
 
     scores_uploads = False
     version = 0
@@ -143,6 +160,7 @@ class NoReferenceModel:
     def __init__(self, config: ServeConfig) -> None:
         limits = {"max_batch_tokens": config.max_batch_tokens, "max_image_bytes": config.max_image_bytes}
         self.info = ModelInfo.model_validate(dict.fromkeys(ModelInfo.model_fields) | limits)
+        self._tokenizer = None if config.tokenizer is None else _read_tokenizer(config.tokenizer)
 
     def check_group(self, group: TokenGroup) -> None:
         group.check_ids(2**63, "as token ids do")
@@ -151,11 +169,15 @@ class NoReferenceModel:
     def encode(self, text: str) -> list[int]:
         raise NoModel
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> None:
-        return None
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str | None:
+        if self._tokenizer is None or max(ids, default=0) >= _TOKENIZER_IDS:
+            return None
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def token_texts(self, ids: Sequence[int]) -> list[None]:
-        return [None] * len(ids)
+    def token_texts(self, ids: Sequence[int]) -> Sequence[str | None]:
+        if self._tokenizer is None or max(ids, default=0) >= _TOKENIZER_IDS:
+            return [None] * len(ids)
+        return token_texts(partial(self._tokenizer.decode, skip_special_tokens=False), self._tokenizer.id_to_token, ids)
 
     def replacement(self, snapshot: str | None, version: int) -> ReferenceModel:
         raise NoModel

@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from rich.console import Console
+from transformers import PreTrainedTokenizerBase
 
 from ref_server.cli.queue.tables import token_sheet
 from ref_server.cli.serve import open_queue
@@ -20,6 +22,7 @@ from ref_server.service.service import Service
 from shared import wire
 from shared.api import TokensView
 from shared.batch import RolloutBatch, TokenGroup
+from shared.errors import UserError
 from tests.ref_server.calls import Rollout, Serve, error, lease, lease_key, settle, upload
 
 
@@ -120,3 +123,19 @@ def test_a_queue_and_its_commands_do_not_load_pytorch() -> None:
     modules = "ref_server.cli.serve, ref_server.cli.queue.changes, ref_server.cli.ping, ref_server.cli.score"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_tokenizer_shows_texts_without_a_model(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    queue_only = NoReferenceModel(ServeConfig(no_model=True, tokenizer=tmp_path))
+    ids = tokenizer.encode("2+3=?", add_special_tokens=False)
+    assert queue_only.decode(ids) == "2+3=?" and queue_only.token_texts(ids) == ["2", "+", "3", "=", "?"]
+    assert queue_only.token_texts([10**6]) == [""] and queue_only.token_texts([2**40]) == [None]
+    assert queue_only.decode([2**40]) is None
+
+
+def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer: .*tokenizer.json cannot be read"):
+        NoReferenceModel(ServeConfig(no_model=True, tokenizer=tmp_path))
+    with pytest.raises(ValidationError, match="tokenizer: a model has its own"):
+        ServeConfig(model="somewhere", tokenizer=tmp_path)

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ref_server.scoring.frozen_model import token_texts
+from ref_server.scoring.token_texts import token_texts
 
 
 def sentence_piece() -> PreTrainedTokenizerFast:
@@ -40,4 +40,4 @@ def byte_level() -> PreTrainedTokenizerFast:
     ],
 )
 def test_no_text_is_made_up(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: Sequence[str]) -> None:
-    assert token_texts(tokenizer, ids) == texts
+    assert token_texts(tokenizer.decode, tokenizer.convert_ids_to_tokens, ids) == texts
