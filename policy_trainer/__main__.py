@@ -18,7 +18,7 @@ COMMANDS = {
     "replay": "train on recorded batches without sampling, to debug a loss or compare two",
     "rollout": "sample completions with a run's published weights and upload them",
     "samples": "what a run's model wrote: prompts with their completions, rewards and advantages",
-    "dashboard": "runs in the dashboard after they have ended: curves, warnings, steps, tokens",
+    "dashboard": "open ended runs in the dashboard: curves, warnings, settings, steps, groups",
     "report": "one HTML file about a run: curves, time, settings, samples",
     "compare": "one HTML file that lays several runs over each other",
     "eval": "accuracy of a model on evaluation problems, with a confidence interval",

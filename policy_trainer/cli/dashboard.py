@@ -27,14 +27,13 @@ if TYPE_CHECKING:  # the rest loads while the server starts
     from policy_trainer.reporting.metrics import Metrics
 
 _DESCRIPTION = """\
-Shows runs of train, sft or reward-model in the dashboard, without a model: curves,
-evaluations, warnings, steps, settings and held-out answers, from the files in their
-directories. For a single run
-also its groups with every token, if its own server kept them (samples of its steps).
+Opens runs of train, sft or reward-model in the dashboard from the files in their
+directories: curves, evaluations, warnings, steps, settings and held-out answers. A
+single run also shows its groups, token by token, if its own server kept them.
 
-The link that it prints works on this machine only, and contains an access token. The
-page shows the runs as they were when the command started. Ctrl-C ends it. Nothing in the
-directories is changed.
+The printed link contains an access token and works on this machine only. The page
+shows the runs as they were when the command started. Nothing in their directories
+changes. Ctrl-C stops it.
 """
 _EPILOG = """\
 examples:
@@ -70,7 +69,7 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)  # also then nothing is left behind
+            signal.signal(number, signal.default_int_handler)  # clean up as after Ctrl-C
     return _serve(options.run_dirs, options.port)
 
 
@@ -89,7 +88,7 @@ def _serve(roots: Sequence[Path], port: int) -> NoReturn:
 def _copy_queue(source: Path, target: Path | None) -> bool:
     """Copies the queue of a run's server, if there is one. target: None to copy nothing.
 
-    Returns False if a server is at work there. Meanwhile none begins: the trainer that starts it waits.
+    Returns False if a server is using it. Holds its locks meanwhile: a trainer that starts one waits.
     """
     with ExitStack() as locks:
         held = [hold_to_read(file) for file in sorted(source.glob("*.lock"))]
@@ -170,12 +169,12 @@ def _read_runs(roots: Sequence[Path], running: Collection[Path]) -> list[_Run]:
                 raise UserError(f"RUN_DIR: the server of {root} is running; its dashboard: {address}")
             print(f"{root} is shown as it is now; its own dashboard: {address}", file=sys.stderr)
         if not records:
-            raise UserError(f"RUN_DIR: {root} has no metrics: it has ended before its first step or evaluation")
+            raise UserError(f"RUN_DIR: {root} has no metrics: it ended before its first step or evaluation")
         settings = read_run_settings(directory.config, ())
         if len(roots) == 1:  # as its batches name it
             name = settings["run"] or name
-        told = settings_record(settings.given, settings.defaults)
-        records = [told, *records, *samples_records(read_samples(directory.samples))]
+        reported = settings_record(settings.given, settings.defaults)
+        records = [reported, *records, *samples_records(read_samples(directory.samples))]
         runs.append(_Run(name.replace("/", "-"), directory.lineage, records))  # a slash would end a name in an address
     return runs
 

@@ -69,7 +69,10 @@ def training_status(result: "TrainResult | SupervisedResult", run_dir: Path, con
 
 def print_commands(run_dir: Path, console: Console) -> None:
     """How to look at a run whose server has ended."""
-    for what, command in (("its dashboard", "dashboard"), ("its report, as one HTML file", "report")):
+    for what, command in (
+        ("to open its dashboard again", "dashboard"),
+        ("to write its report, one HTML file", "report"),
+    ):
         line = f"{what}: {shlex.join((_program(), command, str(run_dir)))}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

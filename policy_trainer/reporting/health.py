@@ -12,6 +12,7 @@ from policy_trainer.reporting.ranges import (
     ENTROPY_LEFT,
     ENTROPY_LEFT_LEARNING,
     LONG,
+    LOW_KL,
     STEP_METRICS,
     TRUNCATED_GAIN,
     UNREWARDED_SHARE,
@@ -23,8 +24,8 @@ Records = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Trouble:
-    """A metric out of its band. seen: its mean over the latest WINDOW or LONG steps. quiet: it is reported again only
-    after more steps than this without it."""
+    """A metric outside its healthy range. seen: its mean over the latest WINDOW or LONG steps. quiet: it is reported
+    again only after more steps than this without it."""
 
     name: str
     seen: float
@@ -33,7 +34,7 @@ class Trouble:
     quiet: float = WINDOW
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.seen:.3g}, healthy is {self.band}: {self.remedy}"
+        return f"{self.name} is {self.seen:.3g} (healthy: {self.band}): {self.remedy}"
 
 
 class Health:
@@ -145,7 +146,7 @@ def _kl(before: Records, latest: Records, loss: LossConfig) -> list[Trouble]:
     seen = _mean(latest, "kl")
     renewed = len({record.get("reference_version_max") for record in (*before, *latest)}) > 1
     tripled = not renewed and seen > 3 * _mean(before, "kl")
-    return _out_of_band("kl", seen, high=0.2 if tripled else None) if loss.beta else []
+    return _out_of_band("kl", seen, high=LOW_KL if tripled else None) if loss.beta else []
 
 
 def _entropy(first: Records, latest: Records) -> list[Trouble]:
@@ -153,12 +154,12 @@ def _entropy(first: Records, latest: Records) -> list[Trouble]:
     start, seen = _mean(first, "entropy"), _mean(latest, "entropy")
     earned = _mean(latest, "reward") - _mean(first, "reward")
     left = ENTROPY_LEFT_LEARNING if earned > 0.5 * _mean(first, "reward_std") else ENTROPY_LEFT
-    return _out_of_band("entropy", seen, low=left * start, cause=f"it began with {start:.3g}, and ")
+    return _out_of_band("entropy", seen, low=left * start, cause=f"initially {start:.3g}; ")
 
 
 def _truncation(first: Records, latest: Records) -> list[Trouble]:
     start, seen = _mean(first, "truncated"), _mean(latest, "truncated")
-    cause = f"it began with {start:.3g}, and {limit_of(latest[-1])} cuts most off: "
+    cause = f"initially {start:.3g}; most are cut off by {limit_of(latest[-1])}; "
     return _out_of_band("truncated", seen, high=start + TRUNCATED_GAIN, cause=cause)
 
 

@@ -70,9 +70,10 @@ class TrainState:
     entropy_coef: float = 0.0
     last_entropy: float | None = None
 
-    def progress(self, seconds: float = 0.0) -> dict[str, float]:
-        """The x axes of plots besides the step. seconds: of the step that is being recorded."""
-        return {"completions_total": self.completions, "runtime_seconds": self.training_seconds + seconds}
+    @property
+    def progress(self) -> dict[str, float]:
+        """The x axes of plots besides the step."""
+        return {"completions_total": self.completions, "runtime_seconds": self.training_seconds}
 
 
 @dataclass(frozen=True, eq=False)

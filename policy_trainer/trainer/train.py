@@ -56,7 +56,6 @@ class Trainer:
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: Saving | None = None
         self._bad_groups = BadGroups()
-        self._progress = files.state.progress()
 
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
@@ -71,6 +70,7 @@ class Trainer:
             self._stop_if_wished()
             if state.step >= config.max_steps:
                 self._reporters.display.note(f"all {state.step} steps are done; raise --max-steps to continue")
+            counted = time.monotonic()
             while state.step < config.max_steps and not self._stop:
                 began = time.monotonic()
                 self._observer.begin_step()
@@ -93,9 +93,10 @@ class Trainer:
                     self._trained = batches
                     feed.ledger.mark_trained(leased)
                     self._refuse(self._bad_groups.pop())  # the step succeeds without them: they are at fault
-                    self._count(leased, stats)
-                    seconds = {"waiting": taken - began, "working": time.monotonic() - taken}
-                    self._record(leased, groups, stats, kl_at_step_0, **seconds)
+                    now = time.monotonic()
+                    self._count(leased, stats, now - counted)
+                    counted = now  # evaluations and checkpoints are counted with the next step
+                    self._record(leased, groups, stats, kl_at_step_0, waiting=taken - began, working=now - taken)
                     self._reporters.keep(state.step, batches)
                     self._keep_samples([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
@@ -103,7 +104,6 @@ class Trainer:
                         self._publish()
                 self._evaluate_and_checkpoint()
                 self._stop_if_wished()
-                state.training_seconds += time.monotonic() - began
         except Stopped:
             pass  # raised while waiting or evaluating, never within a step
         finished = self._finish()
@@ -218,7 +218,7 @@ class Trainer:
         scores = list(evaluation.scores)
         if best := scores > self._state.best_scores:
             self._state.best_step, self._state.best_scores = step, scores
-        self._reporters.evaluation(evaluation, step, self._progress, best=best)
+        self._reporters.evaluation(evaluation, step, self._state.progress, best=best)
         return best and step > 0
 
     def _evaluating(self, done: int, total: int) -> None:
@@ -273,8 +273,9 @@ class Trainer:
         with self._stopwatch("save model"), failures, whole_directory(target) as directory:
             self._policy.save(directory)
 
-    def _count(self, leased: Sequence[Leased], stats: StepStats) -> None:
+    def _count(self, leased: Sequence[Leased], stats: StepStats, seconds: float) -> None:
         state = self._state
+        state.training_seconds += seconds
         state.step += 1
         state.batches += len(leased)
         state.completions += sum(lease.rollout.group.size for lease in leased)
@@ -296,11 +297,10 @@ class Trainer:
     ) -> None:
         """Reports the step: metrics, display, health."""
         self._source.watch.look()
-        self._progress = self._state.progress(waiting + working)
         figures: dict[str, Any] = {
             **step_record(leased, groups, stats, self._state.step),
             "epoch": self._state.epoch,
-            **self._progress,
+            **self._state.progress,
             "entropy_coef": self._state.entropy_coef,
             "training_seconds": working,
             "waiting_seconds": waiting,

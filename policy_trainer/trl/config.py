@@ -51,7 +51,7 @@ class GRPOConfig(_Fields):
         self.steps_per_generation = self.generation_batch_size // size
         if self.generation_batch_size % self.num_generations:
             raise UserError(
-                f"generation_batch_size: {self.generation_batch_size} completions are no whole groups of "
+                f"generation_batch_size: {self.generation_batch_size} completions are not a multiple of "
                 f"{self.num_generations} (num_generations): per_device_train_batch_size, 8 by default, times "
                 "gradient_accumulation_steps must be a multiple of it"
             )

@@ -82,7 +82,9 @@ def _modules(wanted: Any, family: str) -> list[str]:
     if isinstance(wanted, str):
         raise UserError("peft_config.target_modules: must be a list of names, or all-linear, not a pattern")
     if not wanted and family not in USUAL:
-        raise UserError(f"peft_config.target_modules: must be given for a {family}")
+        raise UserError(
+            f"peft_config.target_modules: peft has no default for the model type {family}; name the modules"
+        )
     return sorted(wanted or USUAL[family])
 
 

@@ -53,7 +53,7 @@ class GRPOTrainer:
         self.args = args or GRPOConfig(f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO")
         evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
-            raise UserError("eval_dataset: eval_strategy needs held-out rows")
+            raise UserError("eval_dataset: required by eval_strategy")
         rows, self.eval_dataset = _rows(train_dataset, "train_dataset"), _rows(eval_dataset, "eval_dataset")
         steps = count_steps(self.args, None if rows is None else len(rows))
         in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text stands as it is, as in TRL
@@ -148,7 +148,7 @@ class GRPOTrainer:
         """
         rows = self.eval_dataset if eval_dataset is None else _rows(eval_dataset, "eval_dataset")
         if rows is None:
-            raise UserError("eval_dataset: evaluate needs held-out rows")
+            raise UserError("eval_dataset: pass one to evaluate() or to the trainer")
         evaluation = self._make(eval_dataset=rows).evaluate(self._trained)
         self.observer.evaluated({"step": self.state.global_step, **evaluation.summary()}, best=False)
         return self.state.log_history[-1]
@@ -189,7 +189,8 @@ def _rows(dataset: Any, name: str) -> Any:
 
     if isinstance(dataset, Dataset) and len(dataset):
         return dataset
+    empty = "an empty" if isinstance(dataset, Dataset) else "a"
     raise UserError(
-        f"{name}: must be a datasets.Dataset with rows, got a {type(dataset).__name__}; of a stream give "
-        "Dataset.from_list(list(stream.take(n))), of several one"
+        f"{name}: must be one non-empty datasets.Dataset, got {empty} {type(dataset).__name__}; make a stream one with "
+        "Dataset.from_list(list(stream.take(n))), and pass one of several"
     )

@@ -59,7 +59,7 @@ function factsOf(batch, tokens, problem) {
   const facts = {
     run: el("a", { href: link(["run", batch.run], { lineage: batch.lineage }), class: "name" }, batch.run),
     task: tokens.task,
-    answer: problem?.answer,
+    "gold answer": problem?.answer,
     state: el("span", { class: `tag ${batch.state}` }, batch.state),
     reason: batch.reason,
     "sampled by": `version ${batch.epoch}.${batch.policy_version}`,

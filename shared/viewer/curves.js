@@ -8,8 +8,8 @@ import { plot } from "./plots.js";
 
 // The colours; as many runs again are dashed.
 export const LINES = 6;
-const SMOOTHING = [["0", "none"], ["0.6", "a little"], ["0.9", "much"], ["0.97", "most"]];
-const AXES = [["step", "steps"], ["seconds", "time of training"], ["completions", "completions"]];
+const SMOOTHING = [["0", "none"], ["0.6", "light"], ["0.9", "medium"], ["0.97", "strong"]];
+const AXES = [["step", "step"], ["seconds", "training time"], ["completions", "completions"]];
 const SCALES = [["linear", "linear"], ["log", "logarithmic"]];
 
 /**

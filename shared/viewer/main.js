@@ -81,7 +81,7 @@ on("state", (name) => {
   state.dataset.state = name;
   state.textContent = STATES[name];
 });
-// What a click asked for was given up, or the server is away, which the header shows.
+// A click's request was aborted, or the server is unreachable, which the header shows.
 addEventListener("unhandledrejection", (event) => {
   const { reason } = event;
   if (reason?.name !== "AbortError" && !(reason instanceof ApiError)) return;

@@ -112,9 +112,9 @@ function followThroughput(place, query, signal) {
   const select = el("select", { change: choose },
     Object.entries(SPANS).map(([seconds, name]) => el("option", { value: seconds, selected: seconds === chosen }, name)));
   place.before(el("div", { class: "fields" }, el("label", {}, "Last ", select)));
-  const tokens = plot(place, { title: "Scored", unit: "tokens a second", lines: [{ line: 1 }], data: [[], []], along: "clock" }, signal);
+  const tokens = plot(place, { title: "Tokens scored", unit: "tokens/s", lines: [{ line: 1 }], data: [[], []], along: "clock" }, signal);
   const batches = plot(place, {
-    title: "Batches", unit: "a second", lines: [{ label: "uploaded", line: 1 }, { label: "taken by trainers", line: 2 }],
+    title: "Batches", unit: "batches/s", lines: [{ label: "uploaded", line: 1 }, { label: "leased by trainers", line: 2 }],
     data: [[], [], []], along: "clock",
   }, signal);
   signal.addEventListener("abort", () => [tokens, batches].forEach((each) => each.end()));

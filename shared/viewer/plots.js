@@ -10,7 +10,7 @@ const SPANS = [1, 2, 5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 2 * 3600, 6 
 // X axes: the ticks, how a value is named, and the space around a single one.
 const AXES = {
   step: { ticks: WHOLE, named: (x) => `step ${number(x)}`, around: 1 },
-  completions: { ticks: WHOLE, named: (x) => `completion ${number(x)}`, around: 1 },
+  completions: { ticks: WHOLE, named: (x) => `after ${number(x)} completions`, around: 1 },
   seconds: { ticks: { values: (_, ticks) => ticks.map(span), incrs: SPANS }, named: (x) => `after ${age(x)}`, around: 1 },
   clock: { ticks: { values: (_, ticks) => ticks.map(timeOfDay) }, named: (x) => `${age(Date.now() / 1000 - x)} ago`, around: 30 },
 };
@@ -73,7 +73,7 @@ export function plot(place, metric, signal) {
 function heading({ title, unit = "", healthy = "", about = "" }) {
   const name = el("strong", {}, title);
   if (!about) return el("div", { class: "heading" }, name, el("span", { class: "quiet" }, unit));
-  const range = healthy ? `${unit}${unit && "; "}healthy: ${healthy}` : unit || "what is this?";
+  const range = healthy ? `${unit}${unit && "; "}healthy: ${healthy}` : unit || "about this metric";
   return el("details", { class: "meaning" }, el("summary", { class: "heading" }, name, el("span", { class: "quiet", title: range }, range)), el("p", {}, about));
 }
 

@@ -71,7 +71,7 @@ async function readWarnings(run, signal) {
 }
 
 function warning({ step, name, seen, band, remedy }) {
-  return el("li", {}, el("b", {}, `Step ${number(step)}: ${name}`), ` is ${number(seen)}; healthy: ${band}. ${remedy}`);
+  return el("li", {}, el("b", {}, `Step ${number(step)}: ${name}`), ` is ${number(seen)} (healthy: ${band}): ${remedy}`);
 }
 
 async function stepsTable(run, signal) {

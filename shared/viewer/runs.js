@@ -23,13 +23,14 @@ const SETTINGS = 12;
 const PLACES = new Set(["run", "run_dir"]);
 const SECONDS_BETWEEN_READS = 2;
 const NUMBERS = new Set(["step", "last", "best"]);
-const FALLS = /loss|perplexity|kl$|_share$/;
+// Lower is better.
+const FALLS = /loss|perplexity|kl$|_share$|zero_std$|truncated|unrewarded|staleness|clip_ratio|masked_ratio|logp_difference/;
 
 export async function showRuns(root, parts, query, signal) {
   const look = { q: query.get("q") ?? "", sort: query.get("sort") ?? "", metric: query.get("metric") ?? "step/reward" };
   let chosen = query.getAll("run").slice(0, MOST);
   let before = null; // what was chosen before one run was isolated
-  let runs = []; // in the order in which they were first seen, new ones before: rows that others move cannot be clicked
+  let runs = []; // in the order first seen, newest first: a row that moves cannot be clicked
   const rows = new Map();
   const place = el("div", {});
   const curves = curvesIn(place, query, signal);
@@ -41,11 +42,11 @@ export async function showRuns(root, parts, query, signal) {
   const show = () => {
     note({ run: chosen, ...look, metric: look.metric === "step/reward" ? "" : look.metric });
     const wanted = look.q.toLowerCase().split(/\s+/);
-    const found = runs.map((run) => rows.get(keyOf(run))).filter((row) => wanted.every((word) => textOfRow(row).includes(word)));
-    const shown = table.set(found, look, chosen, runs);
+    const matching = runs.map((run) => rows.get(keyOf(run))).filter((row) => wanted.every((word) => textOfRow(row).includes(word)));
+    const shown = table.set(matching, look, chosen, runs);
     arrange(legend, chosen.map((each) => rows.get(each)).filter(Boolean).map((row, i) => legendItem(row, i, chosen.length, runs)));
-    const limits = [shown < found.length && `the first ${shown} are listed`, chosen.length >= MOST && `at most ${MOST} are drawn at once`];
-    status.textContent = [`${number(found.length)} of ${number(runs.length)} runs`, ...limits].filter(Boolean).join("; ");
+    const limits = [shown < matching.length && `showing the first ${shown}`, chosen.length >= MOST && `at most ${MOST} curves at once`];
+    status.textContent = [`${number(matching.length)} of ${number(runs.length)} runs`, ...limits].filter(Boolean).join("; ");
   };
   const draw = () => {
     show();
@@ -73,17 +74,17 @@ export async function showRuns(root, parts, query, signal) {
   const metric = el("select", { change: () => change({ metric: metric.value }) },
     METRICS.map(({ kind, name, title }) => el("option", { value: `${kind}/${name}`, selected: `${kind}/${name}` === look.metric }, title)));
   key("/", "filter the runs", () => search.focus(), signal);
-  const filters = el("div", { class: "fields" }, el("label", {}, "Filter ", search), el("label", {}, "Values of ", metric), status);
+  const filters = el("div", { class: "fields" }, el("label", {}, "Filter ", search), el("label", {}, "Metric ", metric), status);
   const all = el("div", { hidden: true }, filters, table.element, curves.fields, legend, place);
   add(root, el("h1", {}, "Runs"), nothing, all);
 
   await keep("metrics", SECONDS_BETWEEN_READS, async () => {
-    const found = await readRuns(signal);
-    if (found === null) return fill(nothing, el("p", { class: "box" }, "This server stores no metrics."));
-    const now = new Map(found.map((run) => [keyOf(run), run]));
-    const fresh = found.filter((run) => !rows.has(keyOf(run)));
+    const summaries = await readRuns(signal);
+    if (summaries === null) return fill(nothing, el("p", { class: "box" }, "This server stores no metrics."));
+    const now = new Map(summaries.map((run) => [keyOf(run), run]));
+    const fresh = summaries.filter((run) => !rows.has(keyOf(run)));
     for (const run of fresh) rows.set(keyOf(run), makeRow(run, choose, isolate, signal));
-    if (!chosen.length && !runs.length && found.length) chosen = [keyOf(found[0])];
+    if (!chosen.length && !runs.length && summaries.length) chosen = [keyOf(summaries[0])];
     runs = [...fresh, ...runs].map((run) => now.get(keyOf(run)) ?? run);
     for (const run of runs) rows.get(keyOf(run)).run = run;
     all.hidden = !runs.length;
@@ -100,7 +101,7 @@ function makeRow(run, choose, isolate, signal) {
   const box = el("input", { type: "checkbox", change: () => choose(name, box.checked) });
   const label = el("span", { class: "name" });
   const head = el("th", { scope: "row" }, el("label", {}, box, el("span", { class: "swatch" }), label));
-  const only = el("button", { type: "button", class: "plain name", title: "Draw only this run, or all of them again", click: () => isolate(name) });
+  const only = el("button", { type: "button", class: "plain name", title: "Show only this run; click again to restore the others", click: () => isolate(name) });
   const hide = el("button", { type: "button", class: "plain", "aria-label": `Hide ${run.run}`, click: () => choose(name, false) }, "×");
   const item = el("li", {}, el("span", { class: "swatch" }), only, hide);
   const row = { run, head, box, label, only, item, line: el("tr"), settings: undefined, values: null, metric: "" };
@@ -151,8 +152,8 @@ function runsTable(sortBy) {
     element: el("div", { class: "scrolls runs", tabindex: "0", role: "region", "aria-label": "Runs" }, el("table", {}, el("thead", {}, heads), body)),
     set(rows, { sort }, chosen, runs) {
       const settings = new Map(rows.map((row) => [row, allOf(row.settings)]));
-      const told = [...settings.values()].filter((each) => Object.keys(each).length);
-      const columns = differing(told).filter((name) => !PLACES.has(name)).slice(0, SETTINGS);
+      const reported = [...settings.values()].filter((each) => Object.keys(each).length);
+      const columns = differing(reported).filter((name) => !PLACES.has(name)).slice(0, SETTINGS);
       const cells = (row) => {
         const { last, best } = valuesOf(row);
         return { run: row.run.run, step: row.run.step, ...(recorded ? {} : { updated: row.run.updated_at }), last, best, ...Object.fromEntries(columns.map((name) => [name, settings.get(row)[name]])) };

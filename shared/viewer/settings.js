@@ -45,16 +45,16 @@ export async function settingsOf(run, runs, signal) {
     if (!other) return showOwn();
     const both = [settings, await readSettings(other, signal)].map(allOf);
     const rows = differing(both).map((name) => [name, ...both.map((each) => textOf(each[name]))]);
-    return fill(place, rows.length ? table(["setting", run.run, other.run], rows) : el("p", { class: "quiet" }, "Both have the same settings."));
+    return fill(place, rows.length ? table(["setting", run.run, other.run], rows) : el("p", { class: "quiet" }, "The two runs have the same settings."));
   };
   const others = runs.filter((each) => keyOf(each) !== keyOf(run));
-  const select = el("select", { change: compare }, el("option", { value: "" }, "nothing: those that are not defaults"),
+  const select = el("select", { change: compare }, el("option", { value: "" }, "defaults"),
     others.map((each) => el("option", { value: keyOf(each) }, each.run)));
   showOwn();
   const usual = Object.entries(settings.defaults).map(([name, value]) => [name, textOf(value)]);
   return el("section", {}, el("h2", {}, "Settings"),
     others.length > 0 && el("div", { class: "fields" }, el("label", {}, "Compare with ", select)), place,
-    el("details", {}, el("summary", {}, `${usual.length} settings have their defaults`), el("div", { class: "scrolls" }, table(["setting", "value"], usual))));
+    el("details", {}, el("summary", {}, `${usual.length} settings at their defaults`), el("div", { class: "scrolls" }, table(["setting", "value"], usual))));
 }
 
 function table(heads, rows) {

@@ -142,6 +142,6 @@ function groupsTable(groups, rewardsOf) {
   };
   const heads = ["completions", "mean", "min", "max", "mean length", "finished"];
   return el("div", { class: "scrolls" }, el("table", {},
-    el("thead", {}, el("tr", {}, ["prompt", "answer"].map((name) => el("th", { scope: "col" }, name)), heads.map((name) => el("th", { scope: "col", class: "number" }, name)))),
+    el("thead", {}, el("tr", {}, ["prompt", "gold answer"].map((name) => el("th", { scope: "col" }, name)), heads.map((name) => el("th", { scope: "col", class: "number" }, name)))),
     el("tbody", {}, groups.map(row))));
 }

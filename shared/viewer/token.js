@@ -37,7 +37,7 @@ export function mayAsk() {
 export function anotherToken(again) {
   const ask = async () => {
     mayAsk();
-    if (await askForToken("Give a token of another role.")) again();
+    if (await askForToken("Enter a token with another role.")) again();
   };
   return el("button", { type: "button", class: "small", click: ask }, "Use another token");
 }

@@ -85,7 +85,7 @@ def test_a_run_is_shown_again_with_its_tokens(
         until(lambda: {run["run"] for run in shown.get("v1/runs")["runs"]} == {"mine", "other"}, "both runs")
     trainer.popen.send_signal(signal.SIGINT)
     assert trainer.wait() == 130, trainer.output()
-    ways = f"its dashboard: .*policy-trainer dashboard {run_dir}\n.*: .*policy-trainer report {run_dir}\n$"
+    ways = f"dashboard again: .*policy-trainer dashboard {run_dir}\n.*: .*policy-trainer report {run_dir}\n$"
     assert re.search(ways, trainer.output())
 
     before = files_in(run_dir)

@@ -39,8 +39,8 @@ def test_the_newest_run_is_shown_with_its_last_values(tab: Tab) -> None:
     expect(plot(tab, "Reward;")).to_contain_text("step 20")
     expect(plot(tab, "Reward;")).to_contain_text("0.2")
     expect(plot(tab, "reward/accuracy")).to_contain_text("0.1")
-    expect(plot(tab, "Accuracy, held out")).to_contain_text("0.75")
-    expect(plot(tab, "KL to the reference")).to_contain_text("nats a token")
+    expect(plot(tab, "Held-out accuracy")).to_contain_text("0.75")
+    expect(plot(tab, "KL to the reference")).to_contain_text("nats/token")
 
 
 def test_a_run_that_has_stopped_gets_no_verdict(tab: Tab) -> None:
@@ -167,7 +167,7 @@ def test_a_page_that_is_opened_before_the_first_step(tab: Tab, server: httpx.Cli
     report(server, "early", [2], WARNING | {"step": 2}, EVALUATION | {"step": 2}, entropy=0.5)
     expect(page.get_by_text("Step 2, updated")).to_be_visible()
     expect(plot(tab, "Entropy")).to_contain_text("0.5")
-    expect(plot(tab, "Accuracy, held out")).to_contain_text("0.75")
+    expect(plot(tab, "Held-out accuracy")).to_contain_text("0.75")
     expect(page.locator(".warnings")).to_contain_text("Step 2: kl is 3.5")
     expect(page.get_by_role("row").filter(has_text="0.02")).to_be_visible()
 
@@ -189,7 +189,7 @@ def test_no_more_runs_can_be_chosen_than_are_drawn(tab: Tab, server: httpx.Clien
         report(server, name, [1, 2])
     page = tab.at("#/runs?" + "&".join(f"run=l/{name}" for name in names))
     expect(page.get_by_role("checkbox", checked=True)).to_have_count(12)
-    expect(page.get_by_text("at most 12 are drawn")).to_be_visible()
+    expect(page.get_by_text("at most 12 curves at once")).to_be_visible()
     expect(page.get_by_role("checkbox", name="many-13")).to_be_disabled()
     expect(plot(tab, "Reward;")).to_contain_text("step 21 0.022 0.023 0.02")
     page.get_by_role("checkbox", name="many-00").uncheck()
@@ -198,7 +198,7 @@ def test_no_more_runs_can_be_chosen_than_are_drawn(tab: Tab, server: httpx.Clien
 
 def test_a_warning_is_shown_with_its_remedy(tab: Tab) -> None:
     tab.at("#/run/one")
-    expect(tab.page.locator(".warnings")).to_have_text("Step 7: kl is 3.5; healthy: below 1. raise loss.beta")
+    expect(tab.page.locator(".warnings")).to_have_text("Step 7: kl is 3.5 (healthy: below 1): raise loss.beta")
 
 
 def test_the_way_from_a_step_to_a_group(tab: Tab, ids: list[str]) -> None:
@@ -294,7 +294,7 @@ def test_runs_are_a_table_with_the_settings_in_which_they_differ(tab: Tab) -> No
     expect(rows.first.get_by_role("checkbox", name="sweep-1")).to_be_visible()
     page.reload()
     expect(rows).to_have_count(1)
-    page.get_by_label("Values of").select_option("KL to the reference")
+    page.get_by_label("Metric").select_option("KL to the reference")
     expect(page).to_have_url(re.compile("metric=step%2Fkl"))
 
 
@@ -316,14 +316,14 @@ def test_a_click_in_the_legend_isolates_a_run_and_another_brings_the_others_back
 @pytest.mark.usefixtures("sweep")
 def test_curves_along_seconds_and_completions_and_on_a_logarithmic_axis(tab: Tab) -> None:
     page = tab.at("#/run/sweep-1")
-    page.get_by_label("X axis").select_option("time of training")
+    page.get_by_label("X axis").select_option("training time")
     expect(plot(tab, "Reward;")).to_contain_text("after 3.0 min")
     page.get_by_label("Y axis").select_option("logarithmic")
     expect(page).to_have_url(re.compile("along=seconds&scale=log"))
     page.reload()
     expect(plot(tab, "Reward;")).to_contain_text("after 3.0 min")
     page.get_by_label("X axis").select_option("completions")
-    expect(plot(tab, "Reward;")).to_contain_text("completion 64")
+    expect(plot(tab, "Reward;")).to_contain_text("after 64 completions")
 
 
 def test_a_plot_explains_its_healthy_range(tab: Tab) -> None:
