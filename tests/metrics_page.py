@@ -39,7 +39,7 @@ def script() -> str:
 
 def _fields(metric: Metric) -> dict[str, str | float | None]:
     low, high = (bound if math.isfinite(bound) else None for bound in (metric.low, metric.high))
-    names = ("kind", "name", "title", "unit", "healthy")
+    names = ("kind", "name", "title", "unit", "healthy", "better")
     return {name: getattr(metric, name) for name in names} | {"low": low, "high": high, "about": _about(metric)}
 
 

@@ -80,14 +80,14 @@ def marked(cls: type[BaseModel], *marks: Enum) -> set[str]:
     return {name for name, info in cls.model_fields.items() if set(marks) & {find_mark(info, type(m)) for m in marks}}
 
 
-def _resume_mark(cls: type[BaseModel], name: str) -> Resume | None:
+def _innermost(cls: type[BaseModel], name: str, kind: type[Mark]) -> Mark | None:
     """The mark of the setting with this dotted name, or of its innermost group that has one."""
     mark = None
     for part in name.split("."):
         info = cls.model_fields.get(part)
         if info is None:  # a key of a table whose keys are free
             break
-        mark = find_mark(info, Resume) or mark
+        mark = find_mark(info, kind) or mark
         cls = nested_model(info) or BaseModel
     return mark
 
@@ -104,7 +104,7 @@ def changes(before: Mapping[str, Any], config: BaseModel) -> list[Change]:
     # A default that is None stands for a setting that was left out; a table of free keys has no default.
     names = [*now, *(name for name in earlier if name not in now)]
     return [
-        Change(name, was.get(name), now.get(name), allowed=_resume_mark(cls, name) is not Resume.FIXED)
+        Change(name, was.get(name), now.get(name), allowed=_innermost(cls, name, Resume) is not Resume.FIXED)
         for name in names
         if not _same(was.get(name), now.get(name))
     ]
@@ -117,9 +117,8 @@ def default_settings(cls: type[BaseModel]) -> dict[str, Any]:
 
 def public_settings(tables: Mapping[str, Any], cls: type[BaseModel]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in nested tables, and the command's defaults, by their dotted names; without private ones."""
-    private = marked(cls, Travel.PRIVATE)
     given, defaults = (
-        {name: value for name, value in settings.items() if name.partition(".")[0] not in private}
+        {name: value for name, value in settings.items() if _innermost(cls, name, Travel) is not Travel.PRIVATE}
         for settings in (compared_settings(tables, cls), default_settings(cls))
     )
     return given, defaults

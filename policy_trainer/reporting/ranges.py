@@ -43,6 +43,11 @@ class Metric(NamedTuple):
         bounds = f"{self.low:g} to {self.high:g}" if at_least and at_most else at_least or at_most
         return ", ".join(filter(None, (bounds, self.also)))
 
+    @property
+    def better(self) -> str:
+        """higher or lower, of metrics of which either is better in itself; else empty."""
+        return {"rising": "higher", "falling": "lower", "low": "lower"}.get(self.also, "")
+
 
 METRICS = (
     Metric("reward", "Reward", "", "mean weighted total over the completions that received a reward", "rising"),
@@ -52,10 +57,10 @@ METRICS = (
         "no reward measures correctness", "rising", kind="evaluation",
     ),
     Metric("reward", "Held-out reward", "", "mean weighted total on held-out problems", "rising", kind="evaluation"),
-    # Of fine-tuning and reward models, which appear only in reports.
-    Metric("eval_loss", "Held-out loss", "", "", kind="evaluation"),
-    Metric("perplexity", "Held-out perplexity", "", "", kind="evaluation"),
-    Metric("reward_margin", "Held-out reward margin", "", "", kind="evaluation"),
+    # Of fine-tuning and reward models, which report to no server.
+    Metric("eval_loss", "Held-out loss", "", "", "falling", kind="evaluation"),
+    Metric("perplexity", "Held-out perplexity", "", "", "falling", kind="evaluation"),
+    Metric("reward_margin", "Held-out reward margin", "", "", "rising", kind="evaluation"),
     Metric(
         "reward_std", "Reward std", "", "standard deviation of the reward over the step's completions",
         "above 0",
@@ -69,7 +74,8 @@ METRICS = (
     Metric(
         "clip_ratio", "Clip ratio", "", "share of tokens whose ratio is clipped",
         f"and above 0 within {LONG} steps", high=0.3,
-        too_low="no token is ever clipped, so clipping has no effect: raise optimizer.learning_rate",
+        too_low="no token is ever clipped, which is normal with one update of fresh samples; otherwise clipping has no "
+        "effect: raise optimizer.learning_rate",
         too_high="lower optimizer.learning_rate, publish_every, num_iterations or minibatches",
     ),
     Metric(

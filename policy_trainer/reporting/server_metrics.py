@@ -63,7 +63,9 @@ class ServerMetrics:
 
     def write(self, record: Mapping[str, Any]) -> None:
         with self._changed:
-            dropping = len(self._waiting) == _MOST
+            dropping = (
+                len(self._waiting) == _MOST and self._thread.ident is not None
+            )  # before it starts, they are the past
             self._waiting.append(without_nan(record))
             self._changed.notify()
         if not self._thread.ident:
@@ -144,8 +146,8 @@ class ServerMetrics:
 def settings_record(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Metrics:
     """A run's settings by their dotted names, as the server keeps them."""
     changed = {name: value for name, value in given.items() if value != defaults.get(name)}
-    usual = {name: value for name, value in given.items() if name not in changed}
-    return {"kind": "settings", "step": 0, "changed": changed, "defaults": usual}
+    unchanged = {name: value for name, value in given.items() if name not in changed}
+    return {"kind": "settings", "step": 0, "changed": changed, "unchanged": unchanged}
 
 
 def samples_records(groups: Iterable[SampledGroup]) -> list[Metrics]:
@@ -156,13 +158,15 @@ def samples_records(groups: Iterable[SampledGroup]) -> list[Metrics]:
     return [_samples_record(group) for group in groups if group.kind == "eval" and group.problem is not None]
 
 
-def _samples_record(group: SampledGroup) -> Metrics:
+def _samples_record(group: SampledGroup, most: int = _TEXT) -> Metrics:
+    """most: characters of a text. They are halved until the record is small enough: beyond ASCII one takes 6 bytes."""
     answers = [
-        {"text": answer.text[:_TEXT], "reward": answer.reward, "tokens": answer.tokens, "finished": answer.finished}
+        {"text": answer.text[:most], "reward": answer.reward, "tokens": answer.tokens, "finished": answer.finished}
         for answer in group.completions[:_ANSWERS]
     ]
-    texts = {"prompt": group.prompt[:_TEXT], "answer": (group.answer or "")[:_TEXT]}
-    return {"kind": "samples", "step": group.step, "name": str(group.problem), **texts, "completions": answers}
+    texts = {"prompt": group.prompt[:most], "answer": (group.answer or "")[:most]}
+    record = {"kind": "samples", "step": group.step, "name": str(group.problem), **texts, "completions": answers}
+    return record if _size(record) <= MAX_RECORD_BYTES else _samples_record(group, most // 2)
 
 
 def report_all(client: RefServerClient, run: str, lineage: str, records: Sequence[Mapping[str, Any]]) -> None:

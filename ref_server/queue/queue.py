@@ -246,9 +246,9 @@ class Queue(ABC):
         """The records of the next steps, at most `limit` steps and about PAGE_BYTES, by step."""
         return self._run(lambda tx: run_metrics.page(tx, (run, lineage, kind), after, limit))
 
-    def metrics_of_step(self, run: str, lineage: str, step: int) -> Sequence[str]:
-        """The records of one step, of all kinds, as JSON."""
-        return self._run(lambda tx: run_metrics.of_step(tx, run, lineage, step))
+    def metrics_of_step(self, run: str, lineage: str, step: int, kind: Kind | None = None) -> Sequence[str]:
+        """The records of one step, of all kinds or of one, as JSON."""
+        return self._run(lambda tx: run_metrics.of_step(tx, run, lineage, step, kind))
 
     def check(self) -> None:
         """Raises StorageFull if uploads have no room, or StorageBroken if the store cannot be written now."""

@@ -69,9 +69,10 @@ def page(tx: Transaction, key: tuple[str, ...], after: int, limit: int) -> list[
     return [Point(*row) for row in tx.rows(of_steps, *key, after, last)]
 
 
-def of_step(tx: Transaction, run: str, lineage: str, step: int) -> list[str]:
-    records = "SELECT record FROM metrics WHERE run = ? AND lineage = ? AND step = ? ORDER BY kind, name"
-    return [record for (record,) in tx.rows(records, run, lineage, step)]
+def of_step(tx: Transaction, run: str, lineage: str, step: int, kind: Kind | None) -> list[str]:
+    condition, values = ("", ()) if kind is None else ("AND kind = ?", (kind,))
+    records = f"SELECT record FROM metrics WHERE run = ? AND lineage = ? AND step = ? {condition} ORDER BY kind, name"
+    return [record for (record,) in tx.rows(records, run, lineage, step, *values)]
 
 
 def keep(tx: Transaction, run: str, lineage: str, records: Sequence[MetricsRecord], after: int | None) -> None:

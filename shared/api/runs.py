@@ -22,7 +22,7 @@ class Kind(StrEnum):
     EVALUATION = "evaluation"
     HEALTH = "health"
     SETTINGS = "settings"
-    """At step 0, one record: `changed` and `defaults`, the settings by their dotted names."""
+    """At step 0, one record: `changed` and `unchanged`, the settings by their dotted names."""
     SAMPLES = "samples"
     """A held-out problem and the answers to it at one evaluation. `name` is the problem's."""
 

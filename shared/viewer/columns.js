@@ -1,9 +1,10 @@
 // The metrics of a run in columns, in the form of GET /v1/runs/{run}/metrics.
 
 import { ApiError, get, path } from "./api.js";
-import { on } from "./live.js";
 
 const PAGE = 2000;
+// The server keeps half as many of a run and thins out older ones: so does a page that is open for long, by reading anew.
+const MOST = 8192;
 
 /**
  * The columns of one kind of record: { steps: [12, …], at: [Unix seconds], values: { reward: [0.4, …] } }. names: only
@@ -13,31 +14,46 @@ export class Columns {
   constructor({ run, lineage }, kind, names = []) {
     this.query = { lineage, kind, names, limit: PAGE };
     this.route = path("v1", "runs", run, "metrics");
-    this.forget();
+    this.reading = null;
+    this.#forget();
   }
 
-  async read(signal) {
-    for (let after = this.steps.at(-1) ?? -1; after !== null; ) {
-      const page = await get(this.route, { ...this.query, after }, signal);
-      this.append(page);
-      after = page.steps.length ? page.next_after : null;
+  /** Calls that come meanwhile share the requests. */
+  read(signal) {
+    this.reading ??= this.#read(signal).finally(() => (this.reading = null));
+    return this.reading;
+  }
+
+  /** The last step is read again each time: it may have got more records, and a resumed run reports it anew. */
+  async #read(signal) {
+    if (this.steps.length > MOST) this.#forget();
+    for (let more = true; more; ) {
+      const last = this.steps.at(-1);
+      const page = await get(this.route, { ...this.query, after: (last ?? 0) - 1 }, signal);
+      const tail = last === undefined ? 0 : this.steps.indexOf(last);
+      if (last !== undefined && (page.steps[0] !== last || page.at?.[0] !== this.at[tail])) {
+        this.#forget(); // what is known is of an earlier life
+        continue;
+      }
+      this.#append(page, tail);
+      more = page.next_after !== null && page.steps.at(-1) !== last;
     }
   }
 
-  forget() {
+  #forget() {
     this.steps = [];
     this.at = [];
     this.values = {};
   }
 
-  append(page) {
-    const before = this.steps.length;
-    this.steps.push(...page.steps);
-    this.at.push(...(page.at ?? [])); // a report has no times
-    for (const name of Object.keys(page.values)) this.values[name] ??= new Array(before).fill(null);
+  /** Puts a page in the place of the rows from `begin` on. */
+  #append(page, begin) {
+    for (const name of Object.keys(page.values)) this.values[name] ??= new Array(this.steps.length).fill(null);
     for (const [name, column] of Object.entries(this.values)) {
-      column.push(...(page.values[name] ?? new Array(page.steps.length).fill(null)));
+      column.splice(begin, Infinity, ...(page.values[name] ?? new Array(page.steps.length).fill(null)));
     }
+    this.steps.splice(begin, Infinity, ...page.steps);
+    this.at.splice(begin, Infinity, ...(page.at ?? [])); // a report has no times
   }
 }
 
@@ -58,15 +74,7 @@ export async function readRuns(signal) {
   return runs;
 }
 
-/** The complete records of a step. */
-export async function readStep(run, lineage, step, signal) {
-  return (await get(path("v1", "runs", run, "metrics", String(step)), { lineage }, signal)).records;
-}
-
-/** Discards the columns of a run that is resumed: it reports some steps again. */
-export function forgetReplaced({ run, lineage }, tables, signal) {
-  on("metrics", (event) => {
-    const again = event.run === run && event.lineage === lineage && event.kind === "step";
-    if (again && tables.some(({ steps }) => event.step < steps.at(-1))) tables.forEach((each) => each.forget());
-  }, signal);
+/** The complete records of a step, of all kinds or of one. */
+export async function readStep(run, lineage, step, signal, kind = null) {
+  return (await get(path("v1", "runs", run, "metrics", String(step)), { lineage, kind }, signal)).records;
 }

@@ -1,9 +1,9 @@
 // Learning curves of one or more runs, as small plots that update with the runs.
 
-import { Columns, forgetReplaced } from "./columns.js";
+import { Columns } from "./columns.js";
 import { arrange, el, fill } from "./dom.js";
 import { plotsFor } from "./metrics.js";
-import { link, note, zoomOf } from "./place.js";
+import { keyOf, link, note, zoomOf } from "./place.js";
 import { plot } from "./plots.js";
 
 // The colours; as many runs again are dashed.
@@ -19,19 +19,26 @@ const SCALES = [["linear", "linear"], ["log", "logarithmic"]];
  */
 export function curvesIn(place, query, signal) {
   const zoom = zoomOf(query);
-  let runs = [];
-  let read = null;
+  const tables = new Map(); // those of a run stay, also while it is not drawn
+  let curves = [];
+  let update = null;
   let drawing = new AbortController();
   signal.addEventListener("abort", () => drawing.abort());
-  const draw = async () => {
+  /** Draws the curves anew, as the controls say. */
+  const draw = () => {
     drawing.abort();
     drawing = new AbortController();
     note(Object.fromEntries(Object.entries(controls).map(([name, select]) => [name, select.selectedIndex ? select.value : null])));
-    read = null;
-    if (!runs.length) return fill(place, el("p", { class: "box" }, "Select a run to see its curves."));
     const look = { weight: Number(controls.smooth.value), along: controls.along.value, log: controls.scale.value === "log", zoom };
-    read = curvesOf(place, runs, look, drawing.signal);
-    return read();
+    update = curves.length ? drawCurves(place, curves, look, drawing.signal) : null;
+    if (!update) fill(place, el("p", { class: "box" }, "Select a run to see its curves."));
+    update?.();
+  };
+  const read = async (drawn) => {
+    await Promise.all(drawn.flatMap((each) => [each.step.read(signal), each.evaluation.read(signal)]));
+    if (drawn !== curves) return; // others have taken their place
+    for (const option of controls.along.options) option.disabled = !option.selected && !drawn.some((each) => coordinatesOf(each.step, option.value).length);
+    update?.();
   };
   const choice = (name, options, changed) =>
     el("select", { change: changed }, options.map(([value, text]) => el("option", { value, selected: value === query.get(name) }, text)));
@@ -44,19 +51,20 @@ export function curvesIn(place, query, signal) {
   return {
     fields: el("div", { class: "fields" }, labelled("Smoothing", controls.smooth), labelled("X axis", controls.along), labelled("Y axis", controls.scale),
       el("span", { class: "quiet" }, "Click a point to open its step. Drag to zoom, double-click to reset.")),
-    show: (next) => {
-      const same = read && JSON.stringify(next.map(identity)) === JSON.stringify(runs.map(identity));
-      runs = next;
-      return same ? read() : draw();
+    show: (runs) => {
+      const identity = (each) => `${each.label} ${keyOf(each)}`;
+      if (!update || runs.map(identity).join("\n") !== curves.map(identity).join("\n")) {
+        for (const run of runs) if (!tables.has(keyOf(run))) tables.set(keyOf(run), { step: new Columns(run, "step"), evaluation: new Columns(run, "evaluation") });
+        curves = runs.map((run) => ({ ...run, ...tables.get(keyOf(run)) }));
+        draw();
+      }
+      return read(curves);
     },
   };
 }
 
-const identity = ({ run, lineage, label }) => [run, lineage, label];
-
-/** Draws the curves. Returns a function that reads and draws what is new. */
-function curvesOf(place, runs, look, signal) {
-  const curves = runs.map((run) => ({ ...run, step: new Columns(run, "step"), evaluation: new Columns(run, "evaluation") }));
+/** Draws the curves. Returns a function that draws what is new. */
+function drawCurves(place, curves, look, signal) {
   const plots = new Map();
   const main = el("div", { class: "plots" });
   const inside = el("div", { class: "plots" });
@@ -65,7 +73,6 @@ function curvesOf(place, runs, look, signal) {
   const others = el("details", { hidden: true, toggle: () => draw() }, summary, inside);
   fill(place, empty, main, others);
   signal.addEventListener("abort", () => plots.forEach((each) => each.end()));
-  for (const curve of curves) forgetReplaced(curve, [curve.step, curve.evaluation], signal);
 
   const put = (element, metrics) => {
     for (const metric of metrics) {
@@ -84,14 +91,7 @@ function curvesOf(place, runs, look, signal) {
     if (others.open) put(inside, found.others);
     empty.hidden = plots.size > 0;
   };
-  return async () => {
-    try {
-      await Promise.all(curves.flatMap((each) => [each.step.read(signal), each.evaluation.read(signal)]));
-    } catch (error) {
-      if (!signal.aborted) throw error; // other curves have taken the place of these
-    }
-    if (!signal.aborted) draw();
-  };
+  return draw;
 }
 
 function makePlot(element, metric, curves, look, signal) {
@@ -123,10 +123,9 @@ function dataOf(metric, curves, { weight, along, log }) {
 }
 
 /** The x coordinates of a table's rows: steps, or the completions or the seconds of training until each. */
-function coordinatesOf({ steps, at, values }, along) {
+function coordinatesOf({ steps, values }, along) {
   if (along === "step") return steps;
-  if (along === "completions") return values.completions_total ?? [];
-  return values.runtime_seconds ?? at.map((each) => each - at[0]); // other trainers may not count
+  return values[along === "seconds" ? "runtime_seconds" : "completions_total"] ?? []; // other trainers may not count
 }
 
 /** The indexes of the rows whose coordinate is there, and above all before it. */

@@ -7,7 +7,7 @@ const AGES = [[86400, "d"], [3600, "h"], [60, "min"]];
 /** Four significant digits: 0.1234, 12,346, 1.2e-7. */
 export function number(value) {
   if (value === null || value === undefined) return "–";
-  if (value === true || value === false) return String(value);
+  if (typeof value !== "number") return String(value); // clients may report anything
   const size = Math.abs(value);
   if (Number.isInteger(value) || size >= 10000) return signed(GROUPED.format(Math.round(value)));
   if (size < 0.001) return signed(value.toExponential(2));

@@ -12,29 +12,31 @@ const MOST = 8;
 /** A section with the answers to a held-out problem, which can be chosen: { element, read() }; `read` shows new ones. */
 export function heldOut(run, signal) {
   const steps = new Columns(run, "samples");
-  const known = new Map(); // step -> its records
+  const known = new Map(); // step -> its records, and the times when the server got them
   const select = el("select", { change: () => show() });
   const place = el("div", {});
   const element = el("section", { hidden: true }, el("h2", {}, "Held-out problems"), el("div", { class: "fields" }, el("label", {}, "Problem ", select)), place);
   const show = () => {
-    const problems = new Map([...known.values()].flat().map((record) => [record.name, record]));
+    const problems = new Map([...known.values()].flatMap(({ records }) => records).map((record) => [problemOf(record), record]));
     element.hidden = problems.size === 0;
     const chosen = problems.has(select.value) ? select.value : problems.keys().next().value;
-    fill(select, [...problems.values()].map(({ name, prompt }) => el("option", { value: name, selected: name === chosen }, titleOf(prompt))));
-    const answered = [...known].sort(([a], [b]) => b - a).flatMap(([, records]) => records.filter(({ name }) => name === chosen));
+    fill(select, [...problems].map(([problem, { prompt }]) => el("option", { value: problem, selected: problem === chosen }, titleOf(prompt))));
+    const answered = [...known].sort(([a], [b]) => b - a).flatMap(([, { records }]) => records.filter((record) => problemOf(record) === chosen));
     fill(place, problems.has(chosen) && [question(problems.get(chosen)), el("div", { class: "answers" }, answered.map((record) => answersOf(run, record)))]);
   };
   return {
     element,
     read: async () => {
       await steps.read(signal);
-      const wanted = spread([...new Set(steps.steps)], MOST);
-      const missing = wanted.filter((step) => !known.has(step));
-      if (!missing.length) return;
-      const found = await Promise.all(missing.map((step) => readStep(run.run, run.lineage, step, signal)));
-      missing.forEach((step, i) => known.set(step, found[i].filter(isSample)));
-      for (const step of known.keys()) if (!wanted.includes(step)) known.delete(step);
-      show();
+      const versions = new Map(); // a step's records arrive one after the other, and anew from a run that is resumed
+      steps.steps.forEach((step, i) => versions.set(step, `${versions.get(step) ?? ""} ${steps.at[i]}`));
+      const wanted = spread([...versions.keys()], MOST);
+      const missing = wanted.filter((step) => known.get(step)?.version !== versions.get(step));
+      const records = await Promise.all(missing.map((step) => readStep(run.run, run.lineage, step, signal, "samples")));
+      const gone = [...known.keys()].filter((step) => !wanted.includes(step));
+      missing.forEach((step, i) => known.set(step, { version: versions.get(step), records: records[i].filter(isSample) }));
+      gone.forEach((step) => known.delete(step));
+      if (missing.length || gone.length) show();
     },
   };
 }
@@ -42,6 +44,9 @@ export function heldOut(run, signal) {
 /** Clients may put anything into their records. */
 const isSample = ({ kind, name, prompt, completions }) =>
   kind === "samples" && typeof name === "string" && typeof prompt === "string" && Array.isArray(completions);
+
+/** A problem is the same where its name and its prompt are. */
+const problemOf = ({ name, prompt }) => `${name} ${prompt}`;
 
 function titleOf(prompt) {
   const line = prompt.trim().replaceAll(/\s+/g, " ");

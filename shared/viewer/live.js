@@ -10,6 +10,7 @@ const LONGEST_WAIT = 15;
 const SILENT_SECONDS = 40;
 
 const events = new EventTarget();
+let connections = 0;
 let queue = null;
 let state = "";
 
@@ -96,6 +97,7 @@ async function readEvents(opened) {
     const answer = await stream("v1/events", stop.signal);
     opened();
     setState("live");
+    if (connections++) emit("metrics", {}); // what happened between two connections was missed
     let rest = "";
     for await (const text of texts(answer.body)) {
       listen();

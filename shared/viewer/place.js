@@ -23,6 +23,11 @@ export function search(query) {
 /** The key of a run and its lineage in an address. */
 export const keyOf = ({ run, lineage }) => `${lineage}/${run}`;
 
+/** A run's name, with its lineage if several trainings share the name. */
+export function labelOf({ run, lineage }, all) {
+  return all.filter((other) => other.run === run).length > 1 ? `${run} (${lineage || "no lineage"})` : run;
+}
+
 /** Records a view's settings in the address, so that it can be shared; "" removes a setting. The view is not redrawn. */
 export function note(changes) {
   const { parts, query } = here();

@@ -25,7 +25,7 @@ export function recordedAnswer(path, { kind, after = -1 }) {
   if (route !== "runs") return undefined;
   if (run === undefined) return { runs: recorded.runs, next_cursor: null };
   if (!Object.hasOwn(recorded.metrics, run)) return undefined;
-  return step === undefined ? laterThan(recorded.metrics[run][kind], after) : recordsOf(run, Number(step));
+  return step === undefined ? laterThan(recorded.metrics[run][kind], after) : recordsOf(run, Number(step), kind);
 }
 
 function laterThan({ steps, values }, after) {
@@ -34,8 +34,8 @@ function laterThan({ steps, values }, after) {
   return { steps: steps.slice(begin), values: Object.fromEntries(rest), next_after: null };
 }
 
-/** The records of a step, with the numbers that the report contains. */
-function recordsOf(run, step) {
+/** The records of a step, of all kinds or of one, with the numbers that the report contains. */
+function recordsOf(run, step, wanted) {
   const records = recorded.warnings[run].filter((record) => record.step === step);
   for (const [kind, { steps, values }] of Object.entries(recorded.metrics[run])) {
     const at = steps.indexOf(step);
@@ -44,5 +44,6 @@ function recordsOf(run, step) {
     records.push({ kind, step, ...Object.fromEntries(numbers) });
   }
   if (step === 0) records.push(recorded.settings[run]);
-  return records.length ? { records } : undefined;
+  const shown = records.filter(({ kind }) => !wanted || kind === wanted);
+  return shown.length ? { records: shown } : undefined;
 }

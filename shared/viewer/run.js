@@ -1,5 +1,6 @@
 // One run: its warnings, curves, held-out problems, newest steps and settings.
 
+import { get, path } from "./api.js";
 import { Columns, readRuns, readStep } from "./columns.js";
 import { curvesIn } from "./curves.js";
 import { add, el, fill, since, update } from "./dom.js";
@@ -19,15 +20,17 @@ export async function showRun(root, parts, query, signal) {
   const [about, warnings, place, answers, newest, settings] = Array.from({ length: 6 }, () => el("div", {}));
   const marks = []; // steps with warnings
   const curves = curvesIn(place, query, signal);
+  let lineage = query.get("lineage");
   let problems = null;
   curves.fields.hidden = true;
   add(root, el("h1", { class: "name" }, name), about, warnings, curves.fields, place, answers, newest, settings);
   await keep("metrics", SECONDS_BETWEEN_READS, async () => {
     const runs = (await readRuns(signal)) ?? [];
     const lineages = runs.filter((each) => each.run === name);
-    const run = lineages.find(({ lineage }) => lineage === query.get("lineage")) ?? lineages[0] ?? null;
+    const run = lineages.find((each) => each.lineage === lineage) ?? lineages[0] ?? null;
     curves.fields.hidden = run === null;
     if (run === null) return update(about, noMetrics(name));
+    lineage = run.lineage; // also if a new training of this name begins
     const warned = await readWarnings(run, signal);
     marks.splice(0, marks.length, ...warned.map(({ step }) => step));
     update(about, aboutRun(run, lineages));
@@ -36,9 +39,9 @@ export async function showRun(root, parts, query, signal) {
     await curves.show([{ ...run, marks }]);
     if (recorded) return null;
     if (!problems) {
+      fill(settings, await settingsOf(run, runs, signal));
       problems = heldOut(run, signal);
       add(answers, problems.element);
-      fill(settings, await settingsOf(run, runs, signal));
     }
     return problems.read();
   }, signal, isOf(name));
@@ -76,12 +79,10 @@ function warning({ step, name, seen, band, remedy }) {
 
 async function stepsTable(run, signal) {
   const wanted = ["reward", "kl", "completion_length_mean", "staleness", "tokens_per_second"];
-  const columns = new Columns(run, "step");
-  columns.query = { ...columns.query, names: wanted };
-  columns.steps = [Math.max(-1, run.step - STEPS_SHOWN)];
-  await columns.read(signal);
-  const names = wanted.filter((name) => name in columns.values); // a report has only those that the run recorded
-  const rows = names.length === 0 ? [] : columns.steps.slice(1).map((step, i) => [step, names.map((name) => columns.values[name]?.[i + 1])]).reverse();
+  const query = { lineage: run.lineage, kind: "step", names: wanted, after: Math.max(-1, run.step - STEPS_SHOWN), limit: STEPS_SHOWN };
+  const { steps, values } = await get(path("v1", "runs", run.run, "metrics"), query, signal);
+  const names = wanted.filter((name) => name in values); // a report has only those that the run recorded
+  const rows = names.length === 0 ? [] : steps.map((step, i) => [step, names.map((name) => values[name][i])]).reverse();
   return rows.length > 0 && el("section", {}, el("h2", {}, "Newest steps"), el("div", { class: "scrolls" }, el("table", {},
     el("thead", {}, el("tr", {}, ["step", ...names].map((name) => el("th", { scope: "col", class: "number" }, name)))),
     el("tbody", {}, rows.map(([step, values]) => el("tr", {},

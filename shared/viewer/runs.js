@@ -1,12 +1,13 @@
 // All runs with metrics as a table, and the curves of the selected ones with their legend.
 
-import { Columns, forgetReplaced, readRuns } from "./columns.js";
+import { ApiError } from "./api.js";
+import { Columns, readRuns } from "./columns.js";
 import { LINES, curvesIn } from "./curves.js";
 import { add, arrange, el, fill, since, update } from "./dom.js";
 import { number } from "./format.js";
 import { key } from "./keys.js";
 import { keep } from "./live.js";
-import { keyOf, link, note } from "./place.js";
+import { keyOf, labelOf, link, note } from "./place.js";
 import { nothingYet } from "./overview.js";
 import { METRICS } from "./ranges.js";
 import { recorded } from "./recorded.js";
@@ -14,17 +15,15 @@ import { allOf, differing, readSettings, textOf } from "./settings.js";
 
 // As many as have a line of their own.
 const MOST = 2 * LINES;
-// With more runs than these, plots name them by their numbers in the table.
+// With more runs than these, plots name them by their numbers in the legend.
 const NAMED = 4;
-// Rows and columns of settings; a filter reaches the others.
+// The most rows, and columns of settings.
 const ROWS = 200;
 const SETTINGS = 12;
 // They tell only where a run's files are.
 const PLACES = new Set(["run", "run_dir"]);
 const SECONDS_BETWEEN_READS = 2;
 const NUMBERS = new Set(["step", "last", "best"]);
-// Lower is better.
-const FALLS = /loss|perplexity|kl$|_share$|zero_std$|truncated|unrewarded|staleness|clip_ratio|masked_ratio|logp_difference/;
 
 export async function showRuns(root, parts, query, signal) {
   const look = { q: query.get("q") ?? "", sort: query.get("sort") ?? "", metric: query.get("metric") ?? "step/reward" };
@@ -42,15 +41,18 @@ export async function showRuns(root, parts, query, signal) {
   const show = () => {
     note({ run: chosen, ...look, metric: look.metric === "step/reward" ? "" : look.metric });
     const wanted = look.q.toLowerCase().split(/\s+/);
-    const matching = runs.map((run) => rows.get(keyOf(run))).filter((row) => wanted.every((word) => textOfRow(row).includes(word)));
-    const shown = table.set(matching, look, chosen, runs);
-    arrange(legend, chosen.map((each) => rows.get(each)).filter(Boolean).map((row, i) => legendItem(row, i, chosen.length, runs)));
-    const limits = [shown < matching.length && `showing the first ${shown}`, chosen.length >= MOST && `at most ${MOST} curves at once`];
+    const matching = runs.map((run) => rows.get(keyOf(run))).filter((row) => wanted.every((word) => row.text.includes(word)));
+    const drawn = drawnRows();
+    const shown = table.set(matching, look, drawn, runs);
+    arrange(legend, drawn.map((row, i) => legendItem(row, i, drawn.length, runs)));
+    const limits = [shown < matching.length && `showing the first ${shown}`, drawn.length >= MOST && `at most ${MOST} curves at once`];
     status.textContent = [`${number(matching.length)} of ${number(runs.length)} runs`, ...limits].filter(Boolean).join("; ");
   };
+  /** The rows of the chosen runs that this server has. */
+  const drawnRows = () => chosen.map((each) => rows.get(each)).filter(Boolean);
   const draw = () => {
     show();
-    const drawn = chosen.map((each) => rows.get(each)?.run).filter(Boolean);
+    const drawn = drawnRows().map(({ run }) => run);
     return curves.show(drawn.map((each, i) => ({ ...each, label: drawn.length > NAMED ? String(i + 1) : labelOf(each, runs) })));
   };
   const choose = (name, on) => {
@@ -83,19 +85,23 @@ export async function showRuns(root, parts, query, signal) {
     if (summaries === null) return fill(nothing, el("p", { class: "box" }, "This server stores no metrics."));
     const now = new Map(summaries.map((run) => [keyOf(run), run]));
     const fresh = summaries.filter((run) => !rows.has(keyOf(run)));
+    for (const name of rows.keys()) if (!now.has(name)) rows.delete(name); // the server keeps them for a while only
     for (const run of fresh) rows.set(keyOf(run), makeRow(run, choose, isolate, signal));
     if (!chosen.length && !runs.length && summaries.length) chosen = [keyOf(summaries[0])];
-    runs = [...fresh, ...runs].map((run) => now.get(keyOf(run)) ?? run);
+    runs = [...fresh, ...runs].map((run) => now.get(keyOf(run))).filter(Boolean);
     for (const run of runs) rows.get(keyOf(run)).run = run;
     all.hidden = !runs.length;
     fill(nothing, !runs.length && nothingYet());
     if (!runs.length) return null;
-    await readRows();
-    return draw();
+    await Promise.all([draw(), readRows()]);
+    return show();
   }, signal);
 }
 
-/** A run: { run, values, metric, settings, read(metric) }, and its parts of the table and of the legend, which stay. */
+/**
+ * A run: { run, values, metric, settings, text, read(metric) }, and its parts of the table and of the legend, which stay.
+ * text: what a filter finds, the name, the lineage, and name=value of the settings.
+ */
 function makeRow(run, choose, isolate, signal) {
   const name = keyOf(run);
   const box = el("input", { type: "checkbox", change: () => choose(name, box.checked) });
@@ -104,15 +110,22 @@ function makeRow(run, choose, isolate, signal) {
   const only = el("button", { type: "button", class: "plain name", title: "Show only this run; click again to restore the others", click: () => isolate(name) });
   const hide = el("button", { type: "button", class: "plain", "aria-label": `Hide ${run.run}`, click: () => choose(name, false) }, "×");
   const item = el("li", {}, el("span", { class: "swatch" }), only, hide);
-  const row = { run, head, box, label, only, item, line: el("tr"), settings: undefined, values: null, metric: "" };
+  const row = { run, head, box, label, only, item, line: el("tr"), settings: null, values: null, metric: "", readAt: 0, text: "" };
+  const setSettings = (settings) => {
+    row.settings = settings;
+    row.text = [run.run, run.lineage, ...Object.entries(allOf(settings)).map(([each, value]) => `${each}=${textOf(value)}`)].join("\n").toLowerCase();
+  };
+  setSettings(null);
   row.read = async (metric) => {
-    if (row.metric !== metric) {
-      row.metric = metric;
-      row.values = columnsOf(run, metric);
-      forgetReplaced(run, [row.values], signal);
+    const { updated_at: now } = row.run;
+    if (row.metric === metric && now !== undefined && row.readAt === now) return;
+    if (row.metric !== metric) [row.metric, row.values] = [metric, columnsOf(run, metric)];
+    try {
+      await Promise.all([row.values.read(signal), !row.settings && readSettings(run, signal).then(setSettings)]);
+      row.readAt = now;
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 404)) throw error; // the server has dropped the run
     }
-    const { values } = row;
-    await Promise.all([values.read(signal), row.settings === undefined && readSettings(run, signal).then((each) => (row.settings = each))]);
   };
   return row;
 }
@@ -123,12 +136,13 @@ function columnsOf(run, metric) {
   return new Columns(run, kind === "evaluation" ? kind : "step", [name]);
 }
 
-/** The last value of a row's metric, and the best: the largest, or the smallest of one that should fall. */
+/** The last value of a row's metric, and the best, where a higher or a lower one is better. */
 function valuesOf({ values, metric }) {
   const column = Object.values(values?.values ?? {})[0] ?? [];
   const known = column.filter((each) => typeof each === "number");
-  const best = (FALLS.test(metric) ? Math.min : Math.max)(...known);
-  return { last: known.at(-1), best: known.length ? best : undefined };
+  const { better } = METRICS.find(({ kind, name }) => `${kind}/${name}` === metric) ?? {};
+  const pick = { higher: Math.max, lower: Math.min }[better];
+  return { last: known.at(-1), best: pick && known.length ? known.reduce((a, b) => pick(a, b)) : undefined };
 }
 
 /**
@@ -150,19 +164,17 @@ function runsTable(sortBy) {
   };
   return {
     element: el("div", { class: "scrolls runs", tabindex: "0", role: "region", "aria-label": "Runs" }, el("table", {}, el("thead", {}, heads), body)),
-    set(rows, { sort }, chosen, runs) {
+    set(rows, { sort }, drawn, runs) {
       const settings = new Map(rows.map((row) => [row, allOf(row.settings)]));
       const reported = [...settings.values()].filter((each) => Object.keys(each).length);
       const columns = differing(reported).filter((name) => !PLACES.has(name)).slice(0, SETTINGS);
-      const cells = (row) => {
-        const { last, best } = valuesOf(row);
-        return { run: row.run.run, step: row.run.step, ...(recorded ? {} : { updated: row.run.updated_at }), last, best, ...Object.fromEntries(columns.map((name) => [name, settings.get(row)[name]])) };
-      };
+      // A setting may have the name of another column.
+      const cells = (row) => ({ ...settings.get(row), run: row.run.run, step: row.run.step, updated: row.run.updated_at, ...valuesOf(row) });
       const all = rows.map((row) => [row, cells(row)]);
       names = ["run", "step", ...(recorded ? [] : ["updated"]), "last", "best", ...columns];
       showHeads(sort);
       const shown = sorted(all, sort).slice(0, ROWS);
-      arrange(body, shown.map(([row, values]) => showRow(row, values, columns, chosen, runs)));
+      arrange(body, shown.map(([row, values]) => showRow(row, values, columns.map((name) => settings.get(row)[name]), drawn, runs)));
       return shown.length;
     },
   };
@@ -176,17 +188,17 @@ function sorted(rows, sort) {
   return name ? [...rows.filter(known).sort(order), ...rows.filter((each) => !known(each))] : rows;
 }
 
-function showRow(row, values, columns, chosen, runs) {
+function showRow(row, values, settings, drawn, runs) {
   const { run, head, box, label, line } = row;
-  const at = chosen.indexOf(keyOf(run));
+  const at = drawn.indexOf(row);
   box.checked = at >= 0;
-  box.disabled = at < 0 && chosen.length >= MOST;
+  box.disabled = at < 0 && drawn.length >= MOST;
   line.className = at < 0 ? "" : styleOf(at);
   fill(label, labelOf(run, runs));
   const numeric = (value) => el("td", { class: "number" }, number(value));
   return update(line, head, el("td", { class: "number" }, el("a", { href: link(["run", run.run], { lineage: run.lineage }), "aria-label": `Open ${run.run}, step ${number(run.step)}` }, number(run.step))),
     !recorded && el("td", {}, since(run.updated_at), " ago"), numeric(values.last), numeric(values.best),
-    columns.map((name) => el("td", {}, textOf(values[name]))));
+    settings.map((value) => el("td", {}, textOf(value))));
 }
 
 const styleOf = (at) => `line-${(at % LINES) + 1}${at >= LINES ? " dashed" : ""}`;
@@ -196,15 +208,4 @@ function legendItem({ run, item, only }, at, drawn, runs) {
   item.className = styleOf(at);
   fill(only, drawn > NAMED && el("b", {}, `${at + 1} `), labelOf(run, runs));
   return item;
-}
-
-/** What a filter finds: the name, the lineage, and name=value of the settings. */
-function textOfRow({ run, settings }) {
-  const pairs = Object.entries(allOf(settings)).map(([name, value]) => `${name}=${textOf(value)}`);
-  return [run.run, run.lineage, ...pairs].join("\n").toLowerCase();
-}
-
-/** The run's name, with its lineage if several trainings share the name. */
-function labelOf({ run, lineage }, all) {
-  return all.filter((other) => other.run === run).length > 1 ? `${run} (${lineage || "no lineage"})` : run;
 }

@@ -3,15 +3,14 @@
 import { ApiError } from "./api.js";
 import { readStep } from "./columns.js";
 import { el, fill } from "./dom.js";
-import { keyOf } from "./place.js";
+import { keyOf, labelOf } from "./place.js";
 
-/** The settings of a run by their names: { changed, defaults }, those that differ from their defaults first; null without. */
+/** The settings of a run by their names: { changed, unchanged }, those that differ from their defaults first; null without. */
 export async function readSettings({ run, lineage }, signal) {
   try {
-    const records = await readStep(run, lineage, 0, signal);
-    const record = records.find(({ kind }) => kind === "settings");
-    const { changed, defaults } = record ?? {};
-    return [changed, defaults].every((each) => each && typeof each === "object") ? { changed, defaults } : null;
+    const records = await readStep(run, lineage, 0, signal, "settings");
+    const { changed, unchanged } = records[0] ?? {};
+    return [changed, unchanged].every((each) => each && typeof each === "object") ? { changed, unchanged } : null;
   } catch (error) {
     if (error instanceof ApiError && error.status === 404) return null;
     throw error;
@@ -26,7 +25,7 @@ export function textOf(value) {
 }
 
 /** All settings in one object. */
-export const allOf = (settings) => (settings ? { ...settings.defaults, ...settings.changed } : {});
+export const allOf = (settings) => (settings ? { ...settings.unchanged, ...settings.changed } : {});
 
 /** The names of the settings in which some of these objects differ. */
 export function differing(all) {
@@ -44,14 +43,15 @@ export async function settingsOf(run, runs, signal) {
     const other = runs.find((each) => keyOf(each) === select.value);
     if (!other) return showOwn();
     const both = [settings, await readSettings(other, signal)].map(allOf);
+    if (select.value !== keyOf(other)) return null; // another was chosen meanwhile
     const rows = differing(both).map((name) => [name, ...both.map((each) => textOf(each[name]))]);
-    return fill(place, rows.length ? table(["setting", run.run, other.run], rows) : el("p", { class: "quiet" }, "The two runs have the same settings."));
+    return fill(place, rows.length ? table(["setting", labelOf(run, runs), labelOf(other, runs)], rows) : el("p", { class: "quiet" }, "The two runs have the same settings."));
   };
   const others = runs.filter((each) => keyOf(each) !== keyOf(run));
   const select = el("select", { change: compare }, el("option", { value: "" }, "defaults"),
-    others.map((each) => el("option", { value: keyOf(each) }, each.run)));
+    others.map((each) => el("option", { value: keyOf(each) }, labelOf(each, runs))));
   showOwn();
-  const usual = Object.entries(settings.defaults).map(([name, value]) => [name, textOf(value)]);
+  const usual = Object.entries(settings.unchanged).map(([name, value]) => [name, textOf(value)]);
   return el("section", {}, el("h2", {}, "Settings"),
     others.length > 0 && el("div", { class: "fields" }, el("label", {}, "Compare with ", select)), place,
     el("details", {}, el("summary", {}, `${usual.length} settings at their defaults`), el("div", { class: "scrolls" }, table(["setting", "value"], usual))));

@@ -138,15 +138,17 @@ def _add_step(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/runs/{run}/metrics/{step}", response_model=StepRecords, responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
-    def step(run: Run, step: PathInteger, request: Request, lineage: LineageName = None) -> Response:
-        """The whole records of one step, of all kinds, with the ids of its batches.
+    def step(
+        run: Run, step: PathInteger, request: Request, lineage: LineageName = None, kind: Kind | None = None
+    ) -> Response:
+        """The whole records of one step, of all kinds or of one, with the ids of its batches.
 
         ```
         curl localhost:8400/v1/runs/curl/metrics/12
         ```
         """
         summary = _lineage(summarise(queue.curves(run)), lineage)
-        records = queue.metrics_of_step(run, summary.lineage, step)
+        records = queue.metrics_of_step(run, summary.lineage, step, kind)
         _check_room(request, records)
         if not records:
             raise HttpError(404, "not_found", f"no record of step {step} is kept: it may have been thinned out", "step")

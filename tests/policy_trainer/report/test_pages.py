@@ -40,7 +40,7 @@ def test_a_report_opens_on_its_run_and_a_point_opens_the_step(tmp_path: Path, op
     assert page.url.endswith("report.html#/run/sums")
     reward = page.get_by_role("group", name=re.compile("^Reward;"))
     expect(reward).to_contain_text("step 10")
-    expect(page.get_by_role("group", name="KL to the reference")).to_contain_text("nats a token; healthy: at most 1")
+    expect(page.get_by_role("group", name="KL to the reference")).to_contain_text("nats/token; healthy: at most 1")
     expect(page.get_by_role("group", name="Held-out accuracy")).to_contain_text("0.9")
     expect(page.locator(".warnings")).to_have_text("Step 9: kl is 2.5 (healthy: below 1): raise loss.beta")
     expect(page.locator("#summary")).to_contain_text("10 of 10 steps are done")

@@ -193,4 +193,19 @@ def test_held_out_problems_are_sent_with_their_answers_and_training_groups_are_n
 
 def test_settings_that_differ_from_their_defaults_are_named_apart() -> None:
     record = settings_record({"seed": 3, "max_steps": 10}, {"seed": 0, "max_steps": 10})
-    assert record == {"kind": "settings", "step": 0, "changed": {"seed": 3}, "defaults": {"max_steps": 10}}
+    assert record == {"kind": "settings", "step": 0, "changed": {"seed": 3}, "unchanged": {"max_steps": 10}}
+
+
+def test_held_out_texts_of_any_script_fit_into_a_record(site: Site, sender: Sender) -> None:
+    answers = tuple(SampledCompletion("漢" * 4000, 1.0, {}, None, 7, finished=True) for _ in range(8))
+    with sender.sending(site.url) as metrics:
+        metrics.write_samples([SampledGroup(4, "eval", None, None, 2, "漢" * 9000, "漢", answers)])
+    (record,) = received(site)
+    assert len(record["completions"]) == 8 and len(record["completions"][0]["text"]) == 1000
+
+
+def test_the_past_of_a_long_run_is_no_sign_of_an_absent_server(site: Site, sender: Sender) -> None:
+    past = tuple(step(number) for number in range(server_metrics._MOST))
+    with sender.sending(site.url, past=past) as metrics:
+        metrics.write({"kind": "settings", "step": 0})
+    assert sender.notes == []

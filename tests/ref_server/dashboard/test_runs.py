@@ -101,7 +101,7 @@ def test_runs_are_laid_over_each_other_and_the_address_says_which(tab: Tab) -> N
     plot(tab, "Reward;").focus()
     page.keyboard.press("ArrowLeft")
     expect(plot(tab, "Reward;")).to_contain_text(f"step 19one 0.19two {NONE}")
-    page.get_by_label("Smoothing").select_option("much")
+    page.get_by_label("Smoothing").select_option("medium")
     expect(page.get_by_label("Smoothing")).to_have_value("0.9")
     address = page.url
     page.goto("about:blank")
@@ -125,6 +125,7 @@ def test_runs_chosen_faster_than_their_curves_arrive_leave_no_error(tab: Tab) ->
         page.get_by_role("checkbox", name="two").click()
     expect(plot(tab, "Reward;")).to_contain_text("two 0.05")
     expect(page.get_by_role("alert")).to_have_count(0)
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_a_click_on_a_point_and_the_key_enter_open_the_step(tab: Tab) -> None:
@@ -263,7 +264,7 @@ def test_a_zoom_is_in_the_address_and_outlasts_new_steps(tab: Tab, server: httpx
 
 
 def settings(**changed: object) -> dict[str, object]:
-    return {"kind": "settings", "step": 0, "changed": changed, "defaults": {"max_steps": 500}}
+    return {"kind": "settings", "step": 0, "changed": changed, "unchanged": {"max_steps": 500}}
 
 
 def sample(step: int, text: str, **fields: object) -> dict[str, object]:
@@ -354,3 +355,40 @@ def test_answers_to_a_held_out_problem_over_the_steps(tab: Tab, server: httpx.Cl
     report(server, "answering", [2], sample(2, "It is 42"), {"kind": "samples", "step": 2, "name": "1", "prompt": 3})
     expect(answers.first).to_contain_text("It is 42")
     expect(answers).to_have_count(3)
+
+
+def test_odd_records_break_no_page(tab: Tab, server: httpx.Client) -> None:
+    odd = {"kind": "health", "step": 1, "name": "kl", "seen": "high", "band": 3, "remedy": ["x"]}
+    report(
+        server, "odd-1", [1], settings(last="x", best=[1], run=5), odd, completions_total="many", runtime_seconds=None
+    )
+    report(server, "odd-2", [1], settings(last=HOSTILE, best=2))
+    page = tab.at("#/runs?q=odd&sort=-last")
+    rows = page.get_by_role("region", name="Runs").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.filter(has_text="odd-2")).to_contain_text("<script>alert(1)</script>")
+    page = tab.at("#/run/odd-1")
+    expect(page.locator(".warnings")).to_contain_text("Step 1: kl is high")
+    expect(plot(tab, "Reward;")).to_contain_text("0.01")
+
+
+def test_a_run_that_begins_again_while_nobody_looks_is_read_anew(tab: Tab, server: httpx.Client) -> None:
+    report(server, "resumed", [1, 2, 3, 4], EVALUATION | {"step": 4, "accuracy": 0.25}, sample(4, "old"))
+    page = tab.at("#/run/resumed")
+    expect(plot(tab, "Reward;")).to_contain_text("step 40.04")
+    hide = "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    page.wait_for_timeout(1000)
+    again = [{"kind": "step", "step": step, "reward": 0.9, "kl": 0.5} for step in range(3, 7)]
+    again += [EVALUATION | {"step": 4, "accuracy": 0.75}, sample(4, "new")]
+    server.post("/v1/runs/resumed/metrics", json={"lineage": "l", "after": 2, "records": again}).raise_for_status()
+    expect(plot(tab, "Reward;")).to_contain_text("step 40.04")
+    page.evaluate(hide, False)
+    expect(plot(tab, "Reward;")).to_contain_text("step 60.9")
+    plot(tab, "Reward;").focus()
+    for key in ("Home", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    expect(plot(tab, "Reward;")).to_contain_text("step 30.9")
+    expect(plot(tab, "Held-out accuracy")).to_contain_text("0.75")
+    expect(page.locator(".answers article")).to_have_text(re.compile("new"))

@@ -44,6 +44,8 @@ def test_a_record_comes_back_as_it_was(queue: Queue, clock: Clock) -> None:
     assert (point.step, point.at) == (3, pytest.approx(clock.wall()))
     assert MetricsRecord.model_validate_json(point.record) == sent
     assert queue.metrics_of_step("r\u00fcn", "one", 3) == [sent.text]
+    assert queue.metrics_of_step("r\u00fcn", "one", 3, sent.kind) == [sent.text]
+    assert queue.metrics_of_step("r\u00fcn", "one", 3, Kind.SAMPLES) == []
     assert (
         queue.metrics_of_step("r\u00fcn", "two", 3) == queue.metrics_page("r\u00fcn", "one", Kind.HEALTH, -1, 10) == []
     )
