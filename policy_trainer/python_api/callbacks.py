@@ -52,6 +52,10 @@ def step_input(function: Callable[..., object]) -> OnStep:
     return lambda metrics, groups: function(metrics, groups())
 
 
+# What callbacks get outside of a run.
+_NOTHING = {"model": None, "processing_class": None}
+
+
 class StepFunction(Observer):
     """Calls the caller's function, if there is one, after each step. Returning False, or raising StopTraining, ends the
     run with a checkpoint."""
@@ -118,7 +122,7 @@ class Callbacks(StepFunction):
         self._window: dict[str, list[float]] = defaultdict(list)
         self.state = TrainerState()
         self.control = TrainerControl()
-        self._others: dict[str, Any] = {}
+        self._others: dict[str, Any] = dict(_NOTHING)
 
     def begin(self, run: RunStart) -> None:
         super().begin(run)
@@ -193,7 +197,7 @@ class Callbacks(StepFunction):
 
     def end(self) -> None:
         self._call("on_train_end")
-        self._others = {}  # else the model would stay in memory
+        self._others = dict(_NOTHING)  # else the model would stay in memory
 
     def _call(self, event: str, **values: Any) -> None:
         for callback in self.callbacks:

@@ -140,9 +140,11 @@ class GRPOTrainer:
         loss = fmean(losses) if losses else math.nan
         return TrainOutput(self.state.global_step, loss, {"train_loss": loss})
 
-    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None) -> dict[str, Any]:
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, Any]:
         """Measures the trained model, or before `train()` the one that was given, by the same rewards on held-out rows,
-        those of the trainer if there are no others. Returns the metrics, which callbacks and `state` get too.
+        those of the trainer if there are no others. Returns the metrics, which callbacks and `state` get as `eval_…`.
 
         Raises UserError and RunFailed, as `GRPO.evaluate`.
         """
@@ -151,7 +153,8 @@ class GRPOTrainer:
             raise UserError("eval_dataset: pass one to evaluate() or to the trainer")
         evaluation = self._make(eval_dataset=rows).evaluate(self._trained)
         self.observer.evaluated({"step": self.state.global_step, **evaluation.summary()}, best=False)
-        return self.state.log_history[-1]
+        metrics = self.state.log_history[-1]
+        return {name.replace("eval_", f"{metric_key_prefix}_", 1): value for name, value in metrics.items()}
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Copies the trained model to the directory, by default to args.output_dir."""

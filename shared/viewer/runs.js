@@ -59,10 +59,10 @@ export async function showRuns(root, parts, query, signal) {
     chosen = on ? [...chosen, name] : chosen.filter((each) => each !== name);
     return draw();
   };
-  /** Draws one run alone, and the second time those that were drawn before. */
+  /** Draws one run isolated, and the second time those that were drawn before. */
   const isolate = (name) => {
-    const alone = chosen.length === 1 && chosen[0] === name;
-    [chosen, before] = alone ? [before ?? chosen, null] : [[name], chosen];
+    const isolated = chosen.length === 1 && chosen[0] === name;
+    [chosen, before] = isolated ? [before ?? chosen, null] : [[name], chosen];
     return draw();
   };
   const readRows = () => Promise.all(runs.slice(0, ROWS).map((run) => rows.get(keyOf(run)).read(look.metric)));

@@ -140,12 +140,12 @@ def test_a_run_ends_with_the_commands_that_show_it(tmp_path: Path, monkeypatch: 
     assert status.training_status(result, Path("runs/my demo"), Console(file=output)) == 0
     assert output.getvalue() == (
         "60 steps in 30.0 s; the model is in runs/my demo/model\n"
-        "its dashboard: .venv/bin/policy-trainer dashboard 'runs/my demo'\n"
-        "its report, as one HTML file: .venv/bin/policy-trainer report 'runs/my demo'\n"
+        "to open its dashboard again: .venv/bin/policy-trainer dashboard 'runs/my demo'\n"
+        "to write its report, one HTML file: .venv/bin/policy-trainer report 'runs/my demo'\n"
     )
     program = tmp_path / ".venv/bin/policy-trainer"
     program.parent.mkdir(parents=True)
     program.touch(mode=0o700)
     monkeypatch.setenv("PATH", str(program.parent))
     status.print_commands(Path("runs/mine"), Console(file=output))
-    assert "\nits dashboard: policy-trainer dashboard runs/mine\n" in output.getvalue()
+    assert "\nto open its dashboard again: policy-trainer dashboard runs/mine\n" in output.getvalue()

@@ -120,7 +120,7 @@ def test_learning_rates_are_transformers(schedule: str) -> None:
     ("given", "message"),
     [
         ({"beeta": 0.1}, "beeta is not a field of GRPOConfig in TRL 1.16; did you mean beta?"),
-        ({"num_generations": 3}, "generation_batch_size: 8 completions are no whole groups of 3"),
+        ({"num_generations": 3}, "generation_batch_size: 8 completions are not a multiple of 3"),
         ({"loss_type": "ppo"}, "loss_type: must be one of 'grpo', 'bnpo'"),
         ({"optim": "adafactor"}, "optim: must be one of"),
         ({"data_seed": 7}, "data_seed: must be one of None, 42, got 7"),

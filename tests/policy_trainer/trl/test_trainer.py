@@ -47,7 +47,7 @@ def test_all_rows_train_if_nothing_is_evaluated(tmp_path: Path) -> None:
     config = config_of(trainer(tmp_path))
     assert config.evaluation.problems == 0 and config.max_steps == 60
     assert config.data.path and config.data.eval_path and config.data.path != config.data.eval_path
-    with pytest.raises(UserError, match="eval_dataset: eval_strategy needs held-out rows"):
+    with pytest.raises(UserError, match="eval_dataset: required by eval_strategy"):
         trainer(tmp_path, config={"eval_strategy": "steps"})
 
 
@@ -99,8 +99,14 @@ def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: A
         ({"rollout_func": reward}, "rollout_func: write a sampler"),
         ({"optimizers": (object(), None)}, "optimizers: AdamW is the only optimizer"),
         ({"quantization_config": object()}, "quantization_config: 4-bit weights cannot be trained"),
-        ({"train_dataset": IterableDataset.from_generator(lambda: iter([]))}, "train_dataset: must be a datasets"),
-        ({"eval_dataset": {"a": ROWS}, "config": {"eval_strategy": "steps"}}, "eval_dataset: must be a datasets"),
+        (
+            {"train_dataset": IterableDataset.from_generator(lambda: iter([]))},
+            "train_dataset: must be one non-empty datasets",
+        ),
+        (
+            {"eval_dataset": {"a": ROWS}, "config": {"eval_strategy": "steps"}},
+            "eval_dataset: must be one non-empty datasets",
+        ),
         ({"reward_funcs": ["a/b", "c/d"]}, "reward_funcs: at most one reward model"),
         ({"train_dataset": None}, "max_steps: must be given"),
     ],
@@ -176,9 +182,10 @@ def test_a_model_is_measured_before_it_trains(
     args = {"max_completion_length": 4, "use_cpu": True, "num_generations_eval": 2}
     made = trainer(tmp_path, model=model, processing_class=tokenizer, reward_funcs=longest, config=args)
     assert made.model is model and made.processing_class is tokenizer
-    with pytest.raises(UserError, match=r"^eval_dataset: evaluate needs held-out rows"):
+    with pytest.raises(UserError, match=r"^eval_dataset: pass one to evaluate\(\)"):
         made.evaluate()
     metrics = made.evaluate(ROWS.select(range(3)))
+    assert {name.partition("_")[0] for name in made.evaluate(ROWS, metric_key_prefix="test")} == {"test", "step"}
     assert 1 <= metrics["eval_reward"] <= 4 and metrics["eval_problems"] == 3
     assert metrics["eval_rewards/longest/mean"] == metrics["eval_reward"] == metrics["eval_completions/mean_length"]
     assert made.state.log_history == [metrics] and not config_of(made).evaluation.problems

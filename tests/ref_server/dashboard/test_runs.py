@@ -276,8 +276,10 @@ def sample(step: int, text: str, **fields: object) -> dict[str, object]:
 def sweep(server: httpx.Client) -> None:
     """Three runs that differ in a setting."""
     for place, beta in enumerate((0.0, 0.04, 0.1)):
-        told = settings(**{"loss.beta": beta, "seed": 0})
-        report(server, f"sweep-{place}", [1, 2 + place], told, completions_total=64, runtime_seconds=90.0 * (place + 1))
+        reported = settings(**{"loss.beta": beta, "seed": 0})
+        report(
+            server, f"sweep-{place}", [1, 2 + place], reported, completions_total=64, runtime_seconds=90.0 * (place + 1)
+        )
 
 
 @pytest.mark.usefixtures("sweep")
