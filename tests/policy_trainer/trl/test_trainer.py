@@ -185,10 +185,10 @@ def test_a_model_is_measured_before_it_trains(
     with pytest.raises(UserError, match=r"^eval_dataset: pass one to evaluate\(\)"):
         made.evaluate()
     metrics = made.evaluate(ROWS.select(range(3)))
-    assert {name.partition("_")[0] for name in made.evaluate(ROWS, metric_key_prefix="test")} == {"test", "step"}
     assert 1 <= metrics["eval_reward"] <= 4 and metrics["eval_problems"] == 3
     assert metrics["eval_rewards/longest/mean"] == metrics["eval_reward"] == metrics["eval_completions/mean_length"]
     assert made.state.log_history == [metrics] and not config_of(made).evaluation.problems
+    assert {name.partition("_")[0] for name in made.evaluate(ROWS, metric_key_prefix="test")} == {"test", "step"}
 
     def broken(completions: list[str], **columns: Any) -> list[float]:
         raise KeyError("no such thing")
