@@ -58,19 +58,19 @@ def upload_many(service: Service) -> None:
         list(pool.map(service.admit, (template.body(str(uuid7())) for _ in range(BATCHES))))
 
 
-def upload_large(http: httpx.Client) -> str:
-    """The id of a trained group of a quarter of a million tokens."""
-    generator, total = np.random.default_rng(5), COMPLETIONS * TOKENS
+def upload_large(http: httpx.Client, completions: int = COMPLETIONS) -> str:
+    """The id of a trained group of so many completions of 4,096 tokens."""
+    generator, total = np.random.default_rng(5), completions * TOKENS
     logps = -generator.exponential(0.8, total).astype(np.float32)
     batch = RolloutBatch(
         id=str(uuid7()), run="large", epoch=0, policy_version=0, temperature=1.0,
-        group=TokenGroup(np.arange(64), generator.integers(0, 30_000, total), np.full(COMPLETIONS, TOKENS)),
-        rewards=generator.random(COMPLETIONS, np.float32), finished=np.ones(COMPLETIONS, np.bool_), sampler_logps=logps,
+        group=TokenGroup(np.arange(64), generator.integers(0, 30_000, total), np.full(completions, TOKENS)),
+        rewards=generator.random(completions, np.float32), finished=np.ones(completions, np.bool_), sampler_logps=logps,
     )  # fmt: skip
     kind = {"Content-Type": wire.CONTENT_TYPE}
     upload(http, batch)
     lease(http, batch.run)
-    advantages = np.repeat(generator.normal(size=COMPLETIONS).astype(np.float32), TOKENS)
+    advantages = np.repeat(generator.normal(size=completions).astype(np.float32), TOKENS)
     later = np.minimum(0, logps + generator.normal(0, 0.1, total).astype(np.float32))
     made = wire.encode_training(Training(3, advantages, later))
     assert http.put(f"/v1/batches/{batch.id}/training", content=made, headers=kind).is_success
