@@ -178,9 +178,9 @@ class LossConfig(Section):
     mismatch_penalty: float = Field(default=0.0, ge=0)
     """Weight of (log-prob - the sampler's)^2 in the loss of each token, which draws the policy to the sampler. prime-rl
     takes 0.001."""
-    router_aux_loss_coef: float = Field(default=0.0, ge=0)
-    """Mixtures of experts: weight of the auxiliary loss that keeps the experts equally busy, such as 0.001. Not for
-    several ranks."""
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] | Literal["model"] = 0.0
+    """Mixtures of experts: weight of the auxiliary loss that keeps the experts equally busy, such as 0.001; model: that
+    of the model's own configuration. Not for several ranks."""
     entropy: EntropyConfig = EntropyConfig()
     top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
     """Only this share of the tokens, those with the highest entropy in each update, has a surrogate; the paper uses

@@ -18,7 +18,7 @@ from policy_trainer.learner.adapters import adapters_off, policy_state
 from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains, with_old_logps
 from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
-from policy_trainer.learner.routing import Routing
+from policy_trainer.learner.routing import routing_of
 from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
@@ -63,7 +63,7 @@ class Learner:
         self._source: ReferenceSource = config.reference.source if loss.beta else "server"
         self._make = partial(make_group, loss=loss, reference=self._source, weights=part_weights or {})
         self._ranks = ranks or Ranks()
-        self._routing = Routing(model, forward) if loss.router_aux_loss_coef else None
+        self._routing = routing_of(model, forward, loss.router_aux_loss_coef)
         if self._routing and ranks:
             raise UserError("loss.router_aux_loss_coef: several ranks do not compute it: set 0, or use one process")
         self.bonus = EntropyBonus(loss.entropy)
@@ -224,9 +224,10 @@ class Learner:
         explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
-        aux_loss = None if self._routing is None else self._routing.loss(groups, total)
-        if aux_loss is not None:
-            total_loss = total_loss + loss.router_aux_loss_coef * aux_loss
+        aux_loss = None
+        if self._routing is not None:
+            aux_loss = self._routing.loss(groups, total)
+            total_loss = total_loss + self._routing.coef * aux_loss
         total_loss.backward()
         difference = (ours - sampler_logps).abs()
         scalars = (total_loss, explored_entropy, torch.zeros_like(total_loss) if aux_loss is None else aux_loss)

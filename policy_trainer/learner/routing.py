@@ -26,7 +26,9 @@ class Routing:
     Raises UserError for a model without routers, and for a forward that is not packed.
     """
 
-    def __init__(self, model: PreTrainedModel, forward: LogprobForward) -> None:
+    def __init__(self, model: PreTrainedModel, forward: LogprobForward, coef: float) -> None:
+        """coef: the weight of the loss."""
+        self.coef = coef
         config: Any = model.config.get_text_config()
         where = "loss.router_aux_loss_coef:"
         if not hasattr(config, "output_router_logits"):
@@ -59,6 +61,14 @@ class Routing:
     def _keep(self, module: Any, args: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             self._logits = output.router_logits
+
+
+def routing_of(model: PreTrainedModel, forward: LogprobForward, coef: float | str) -> Routing | None:
+    """None where the loss has no weight. coef: `loss.router_aux_loss_coef`."""
+    if coef == "model":
+        config: Any = model.config.get_text_config()
+        coef = getattr(config, "router_aux_loss_coef", 0.0) if hasattr(config, "output_router_logits") else 0.0
+    return Routing(model, forward, float(coef)) if coef else None
 
 
 def _ask(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -2,7 +2,6 @@
 a run's model as an object."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -10,12 +9,9 @@ from typing import Any
 
 from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.config import TrainConfig
-from policy_trainer.quantised import load_base
-from policy_trainer.run_files.checkpoint import Checkpoints
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
-from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 
 # Fields of peft's LoraConfig that have a meaning here, and those that say nothing of the adapters.
 _TAKEN = {"r", "lora_alpha", "target_modules", "use_rslora"}
@@ -26,31 +22,41 @@ _IDLE = {
 _tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id")
 
 
-def place(model: Any, tokenizer: Any, target: Path, load: Callable[[str], Any]) -> str:
+def place(model: Any, tokenizer: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
     """The path of the model with this tokenizer: if nothing else has them together, they are written to `target`.
 
-    load: of a model's name.
+    revision: of a model's name. scores: whether it is a reward model. PyTorch is imported only where needed: a run
+    imports it while its children start.
     """
+    if isinstance(model, str | Path) and tokenizer is None:
+        return str(model)
+    from shared.models import load_classifier, load_model, load_tokenizer, save_model
+
     named = isinstance(model, str | Path)
-    if named and (tokenizer is None or _same(tokenizer, load_tokenizer(str(model)))):
+    if named and _same(tokenizer, load_tokenizer(str(model), revision=revision)):
         return str(model)
     if hasattr(model, "peft_config"):
         raise UserError("model: already has adapters: pass the base model and peft_config")
     if not (target.exists() and RunDirectory(target.parent).has_trained()):  # else the run is resumed, or refused
-        loaded = load(str(model)) if named else model
+        where: Any = {"revision": revision, "device": "cpu", "dtype": "auto"}
+        loaded: Any = model
+        if named:
+            loaded = load_classifier(str(model), **where)[0] if scores else load_model(str(model), **where)
         with whole_directory(target) as directory:
             save_model(loaded, tokenizer or load_tokenizer(loaded.name_or_path), directory)
     return str(target)
 
 
 def _same(given: Any, saved: Any) -> bool:
+    from shared.models import tokenizer_fingerprint
+
     same_ids = tokenizer_fingerprint(given) == tokenizer_fingerprint(saved)
     return same_ids and _tokenizer_settings(given) == _tokenizer_settings(saved)
 
 
-def adapters(config: Any, quantization: Any, family: str) -> dict[str, Any]:
-    """The settings `lora` of a peft.LoraConfig and a transformers.BitsAndBytesConfig, or None. family: the base model's
-    model_type. Raises UserError for what adapters cannot be here."""
+def adapters(config: Any, quantization: Any, model: Any) -> dict[str, Any]:
+    """The settings `lora` of a peft.LoraConfig and a transformers.BitsAndBytesConfig, or None. model: its
+    name, or the model. Raises UserError for what adapters cannot be here."""
     if not hasattr(config, "lora_alpha"):
         raise UserError(f"peft_config: must be a peft.LoraConfig, got {type(config).__name__}")
     plain = asdict(type(config)())
@@ -68,24 +74,26 @@ def adapters(config: Any, quantization: Any, family: str) -> dict[str, Any]:
     return {
         "rank": config.r,
         "alpha": float(config.lora_alpha) * scale,
-        "target_modules": _modules(config.target_modules, family),
+        "target_modules": _modules(config.target_modules, model),
         "load_in_4bit": quantization is not None,
     }
 
 
-def _modules(wanted: Any, family: str) -> list[str]:
+def _modules(wanted: Any, model: Any) -> list[str]:
     """wanted: None for peft's choice for the model's family."""
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
-
-    if wanted == "all-linear":
-        return [wanted]
-    if isinstance(wanted, str):
+    if isinstance(wanted, str) and wanted != "all-linear":
         raise UserError("peft_config.target_modules: must be a list of names, or all-linear, not a pattern")
-    if not wanted and family not in USUAL:
+    if wanted:
+        return [wanted] if isinstance(wanted, str) else sorted(wanted)
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+    from transformers import AutoConfig
+
+    config = model.config if hasattr(model, "config") else AutoConfig.from_pretrained(str(model))
+    if (family := config.model_type) not in USUAL:
         raise UserError(
             f"peft_config.target_modules: peft has no default for the model type {family}; name the modules"
         )
-    return sorted(wanted or USUAL[family])
+    return sorted(USUAL[family])
 
 
 def load_policy(config: TrainConfig, trained: str | None) -> Any:
@@ -93,6 +101,10 @@ def load_policy(config: TrainConfig, trained: str | None) -> Any:
 
     trained: the directory of the run's result; None before training.
     """
+    from policy_trainer.quantised import load_base
+    from policy_trainer.run_files.checkpoint import Checkpoints
+    from shared.models import load_model
+
     where: Any = {"device": config.device, "dtype": config.dtype}
     if trained and not config.lora.rank:
         return load_model(trained, revision=None, **where)

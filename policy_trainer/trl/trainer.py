@@ -14,9 +14,8 @@ from policy_trainer.python_api.callbacks import Callbacks, callback_input
 from policy_trainer.python_api.grpo import GRPO
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.mapping import count_steps, in_trls_words, settings
-from policy_trainer.trl.objects import adapters, load_policy, place
+from policy_trainer.trl.objects import adapters, place
 from shared.errors import UserError
-from shared.models import load_classifier, load_model, load_outline, load_tokenizer
 
 if TYPE_CHECKING:
     from policy_trainer.python_api.callbacks import AnyCallback
@@ -58,9 +57,15 @@ class GRPOTrainer:
         steps = count_steps(self.args, None if rows is None else len(rows))
         in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text stands as it is, as in TRL
         given = settings(self.args, steps, in_chat=in_chat, evaluates=evaluates)
-        config = self._place(model, processing_class, given)
+        given["loss"].setdefault("router_aux_loss_coef", "model")
+        target = Path(self.args.output_dir, "initial-model")
+        given["model"] = place(model, processing_class, target, revision=given.get("revision"))
+        if hasattr(model, "config"):
+            self.model = model
+        if processing_class is not None:
+            self.processing_class = processing_class
         if peft_config is not None:
-            given["lora"] = adapters(peft_config, quantization_config, config.model_type)
+            given["lora"] = adapters(peft_config, quantization_config, model)
             given["reference"]["source"] = "adapter-off"
         self.observer = Callbacks(
             callback_input(callbacks or ()), args=self.args, renamed=in_trls_words,
@@ -77,21 +82,6 @@ class GRPOTrainer:
         self._grpo.observer = self.observer
         self._trained: str | None = None  # the directory of the trained model
 
-    def _place(self, model: Any, tokenizer: Any, given: dict[str, Any]) -> Any:
-        """The model's configuration. given: gets the model's path, and what TRL takes from the configuration."""
-        load = partial(load_model, revision=given.get("revision"), device="cpu", dtype="auto")
-        given["model"] = place(model, tokenizer, Path(self.args.output_dir, "initial-model"), load)
-        if tokenizer is not None:
-            self.processing_class = tokenizer
-        if hasattr(model, "config"):
-            self.model, config = model, model.config
-        else:
-            config = load_outline(str(model), revision=given.get("revision")).config
-        text = config.get_text_config()
-        if hasattr(text, "output_router_logits"):  # a mixture of experts
-            given["loss"].setdefault("router_aux_loss_coef", getattr(text, "router_aux_loss_coef", 0.0))
-        return config
-
     def _rewards(self, rewards: list[Any], tokenizers: list[Any], given: Mapping[str, Any]) -> list[Any]:
         """`model` for a reward model, and functions. given: gets the place of the reward model."""
         models = [index for index, each in enumerate(rewards) if isinstance(each, str) or hasattr(each, "config")]
@@ -99,7 +89,7 @@ class GRPOTrainer:
             raise UserError("reward_funcs: at most one reward model is supported; load others inside a reward function")
         for index in models:
             tokenizer = tokenizers[index] if index < len(tokenizers) else None
-            path = place(rewards[index], tokenizer, Path(self.args.output_dir, "reward-model"), _load_reward_model)
+            path = place(rewards[index], tokenizer, Path(self.args.output_dir, "reward-model"), scores=True)
             given["judging"]["model"] = {"path": path}
             rewards[index] = "model"
         return [self._with_state(each) for each in rewards]
@@ -115,10 +105,14 @@ class GRPOTrainer:
     @cached_property
     def model(self) -> Any:
         """The trained model; before `train()` the one that was given."""
+        from policy_trainer.trl.objects import load_policy
+
         return load_policy(self._grpo.config, self._trained)
 
     @cached_property
     def processing_class(self) -> Any:
+        from shared.models import load_tokenizer
+
         config = self._grpo.config
         return load_tokenizer(config.model, revision=config.revision)
 
@@ -172,10 +166,6 @@ class GRPOTrainer:
 
     def push_to_hub(self, *_: Any, **__: Any) -> Any:
         raise UserError(f"push_to_hub: {TRL_ENTRIES['push_to_hub'][1]}")
-
-
-def _load_reward_model(name: str) -> Any:
-    return load_classifier(name, revision=None, device="cpu", dtype="auto")[0]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -70,7 +70,7 @@ def gradient(model: PreTrainedModel) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 
 
-def step(make: Callable[[], PreTrainedModel], batches: list[ScoredBatch], coefficient: float, **settings: Any) -> Any:
+def step(make: Callable[[], PreTrainedModel], batches: list[ScoredBatch], coefficient: Any, **settings: Any) -> Any:
     """The statistics of a step that changes nothing, and its gradient."""
     model = seeded(make)
     loss = LossConfig(beta=0.0, old_logps="current", router_aux_loss_coef=coefficient)
@@ -108,6 +108,18 @@ def test_it_is_the_same_with_gradient_checkpointing(
     (expected, gradients), (stats, ours) = (step(each, batches, COEFFICIENT) for each in (make, checkpointed))
     assert stats.aux_loss == expected.aux_loss
     assert (ours - gradients).abs().max() <= 1e-6 * gradients.abs().max()
+
+
+def test_the_coefficient_may_be_the_models_own(make_tiny: Make, batches: list[ScoredBatch]) -> None:
+    def weighted() -> PreTrainedModel:
+        model = mixtral()
+        model.config.router_aux_loss_coef = COEFFICIENT
+        return model
+
+    (expected, gradients), (stats, ours) = step(mixtral, batches, COEFFICIENT), step(weighted, batches, "model")
+    assert stats.loss == expected.loss and torch.equal(ours, gradients)
+    loss = LossConfig(beta=0.0, router_aux_loss_coef="model")
+    assert make_learner(make_tiny(), loss=loss)._routing is None, "a model without experts has none"
 
 
 def test_other_models_and_forwards_are_refused(make_tiny: Make) -> None:
