@@ -43,7 +43,7 @@ async function ask(path, query, options) {
   if (answer.ok) return answer;
   const message = await messageOf(answer);
   if (answer.status !== 401) throw new ApiError(answer.status, message);
-  const why = sent ? "The server no longer accepts this tab's token." : "The link that policy-trainer train prints contains it, and so does RUN_DIR/server.json. For any other server, use a token from its --token-file.";
+  const why = sent ? "The server no longer accepts this tab's token." : "The link that policy-trainer train or dashboard prints contains it, and so does RUN_DIR/server.json. For any other server, use a token from its --token-file.";
   if (token() !== sent || (await askForToken(why))) return ask(path, query, options);
   throw new ApiError(401, "An access token is required.");
 }

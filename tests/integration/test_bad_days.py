@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from policy_trainer.reporting.samples import read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import load_model
@@ -16,10 +17,23 @@ from tests.postgresql import postgres
 
 
 def assert_server_has_the_metrics(server: Server, run_dir: Path) -> None:
-    """The metrics that the server returns are those of the run's metrics.jsonl."""
+    """The metrics that the server returns are those of the run's metrics.jsonl, with its settings and held-out answers.
+
+    A trainer that is killed may not have sent the answers of its last second.
+    """
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = sorted({record["step"] for record in records})
-    reported = {step: server.get(f"/v1/runs/{run_dir.name}/metrics/{step}")["records"] for step in steps}
+    url = f"/v1/runs/{run_dir.name}/metrics"
+    whole = {step: server.get(f"{url}/{step}")["records"] for step in steps}
+    of_kind = {kind: server.get(url, kind=kind) for kind in ("settings", "samples")}
+    assert of_kind["settings"]["steps"] == [0]
+    answers = {
+        (group.step, str(group.problem)) for group in read_samples(run_dir / "samples.jsonl") if group.kind == "eval"
+    }
+    assert {
+        (record["step"], record["name"]) for step in whole for record in whole[step] if record["kind"] == "samples"
+    } <= answers
+    reported = {step: [record for record in whole[step] if record["kind"] not in of_kind] for step in steps}
 
     def key(record: dict[str, Any]) -> tuple[str, str]:
         return record["kind"], record.get("name", "")
@@ -30,7 +44,8 @@ def assert_server_has_the_metrics(server: Server, run_dir: Path) -> None:
     assert curve["steps"] == [record["step"] for record in steps_of(run_dir)]
     assert curve["values"]["reward"] == [record["reward"] for record in steps_of(run_dir)]
     (listed,) = server.get("/v1/runs")["runs"]
-    assert (listed["run"], listed["records"], listed["step"]) == (run_dir.name, len(records), steps[-1])
+    more = 1 + len(of_kind["samples"]["steps"])
+    assert (listed["run"], listed["records"], listed["step"]) == (run_dir.name, len(records) + more, steps[-1])
 
 
 def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):

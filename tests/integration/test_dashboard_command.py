@@ -129,7 +129,7 @@ def test_several_runs_are_shown_from_their_files(tmp_path: Path, start: Any, mon
     [
         (["{0}"], "contains no run: it has neither config.toml nor metrics.jsonl"),
         (["{0}/run", "{0}/run/../run"], "RUN_DIR: {0}/run is named twice; name each run once"),
-        (["{0}/young"], "RUN_DIR: {0}/young has no metrics: it has ended before its first step or evaluation"),
+        (["{0}/young"], "RUN_DIR: {0}/young has no metrics: it ended before its first step or evaluation"),
         (["{0}/run", "--port", "0x"], "argument --port: invalid int value"),
         (["{0}/run", "--port", "70000"], "--port: cannot listen on 70000"),
     ],
