@@ -39,7 +39,7 @@ def guarded(
 
 
 def give(tab: Tab, token: str) -> None:
-    tab.page.get_by_label("Token").fill(token)
+    tab.page.get_by_label("Token", exact=True).fill(token)
     tab.page.get_by_role("button", name="Continue").click()
 
 
