@@ -106,7 +106,7 @@ def test_rows_are_sorted_and_chosen(tab: Tab, ids: list[str]) -> None:
     page.get_by_label("Search").fill("NOT")
     expect(cards(tab)).to_have_count(1)
     expect(cards(tab).locator(".hit")).to_have_count(3)
-    assert "".join(cards(tab).locator(".hit").all_inner_texts()) == "not"
+    assert "".join(cards(tab).locator(".hit").all_text_contents()) == "not"
     page.reload()
     expect(cards(tab)).to_have_count(1)
 

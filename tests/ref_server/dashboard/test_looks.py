@@ -40,6 +40,7 @@ def test_all_text_has_the_contrast_that_wcag_wants(
     tab = open_tab(server, scheme=scheme)
     for place in places:
         page = tab.at(place)
+        expect(page.locator("main :is(td, dd, .values, .tokens)").first).to_be_attached()
         page.wait_for_timeout(700)  # the page draws in several turns, and each of them may bring text
         contrast: dict[str, Any] = page.evaluate(CONTRAST)
         assert contrast["texts"] > 20, place
