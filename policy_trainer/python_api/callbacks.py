@@ -8,7 +8,7 @@ import inspect
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     AnyCallback = TrainerCallback | type[TrainerCallback]
 
 OnStep = Callable[[Metrics, Groups], object]
+
+# What callbacks get outside of a run.
+_NOTHING: Mapping[str, Any] = {"model": None, "processing_class": None}
 
 # Events of transformers' Trainer that a run has.
 EVENTS = {
@@ -50,10 +53,6 @@ def step_input(function: Callable[..., object]) -> OnStep:
             f"on_step: is called as f(metrics) or f(metrics, groups), but {reason or 'groups is keyword-only'}"
         )
     return lambda metrics, groups: function(metrics, groups())
-
-
-# What callbacks get outside of a run.
-_NOTHING = {"model": None, "processing_class": None}
 
 
 class StepFunction(Observer):
@@ -122,7 +121,7 @@ class Callbacks(StepFunction):
         self._window: dict[str, list[float]] = defaultdict(list)
         self.state = TrainerState()
         self.control = TrainerControl()
-        self._others: dict[str, Any] = dict(_NOTHING)
+        self._others = _NOTHING
 
     def begin(self, run: RunStart) -> None:
         super().begin(run)
@@ -197,7 +196,7 @@ class Callbacks(StepFunction):
 
     def end(self) -> None:
         self._call("on_train_end")
-        self._others = dict(_NOTHING)  # else the model would stay in memory
+        self._others = _NOTHING  # else the model would stay in memory
 
     def _call(self, event: str, **values: Any) -> None:
         for callback in self.callbacks:

@@ -176,7 +176,7 @@ class TokensView(ResponseRecord):
 
 
 class RewardsView(ResponseRecord):
-    """The rewards of a batch's completions, null where one could not be judged, and for people its problem."""
+    """The rewards of a batch's completions, null where one could not be judged, and its problem, for display."""
 
     id: str
     prompt: str | None = None

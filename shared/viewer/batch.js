@@ -1,7 +1,7 @@
 // The group view: a prompt, its completions, and the recorded values of each token.
 
 import { ApiError, get, path } from "./api.js";
-import { add, el, fill } from "./dom.js";
+import { add, el, fill, multiline } from "./dom.js";
 import { count, moment, number, age, bytes } from "./format.js";
 import { key } from "./keys.js";
 import { here, link, placeOf } from "./place.js";
@@ -16,9 +16,8 @@ export async function showBatch(root, parts, query, signal) {
   const batch = await get(path("v1", "batches", id), {}, signal);
   const place = el("div", {}, el("p", { class: "quiet" }, "reading tokens …"));
   add(root, place);
-  const problem = batch.payload_bytes ? await readProblem(id, signal) : null;
+  const [problem, tokens] = await Promise.all([batch.payload_bytes ? readProblem(id, signal) : null, readTokens(batch, signal)]);
   if (problem?.prompt) fill(heading, problem.prompt);
-  const tokens = await readTokens(batch, signal);
   const sidebar = el("aside", {}, factsOf(batch, tokens, problem), historyOf(batch), sampleOf(tokens));
   fill(place, el("div", { class: "group-view" }, tokens.rows ? showGroup(tokens, query, signal) : gone(tokens.reason), sidebar));
 }
@@ -83,6 +82,5 @@ function historyOf(batch) {
 
 function sampleOf({ sample }) {
   if (sample === null || sample === undefined) return null;
-  const text = JSON.stringify(sample, null, 2).split("\n");
-  return el("section", {}, el("h2", {}, "Sample"), el("pre", {}, text.flatMap((line) => [line, document.createTextNode("\n")])));
+  return el("section", {}, el("h2", {}, "Sample"), el("pre", {}, multiline(JSON.stringify(sample, null, 2))));
 }

@@ -1,7 +1,7 @@
 // The table of batches: filter, sort, search, requeue. Only visible rows are drawn.
 
 import { get, path, post } from "./api.js";
-import { add, agreed, announce, el, fill } from "./dom.js";
+import { add, agreed, announce, el, fill, labelled } from "./dom.js";
 import { ago, bytes, count, number } from "./format.js";
 import { key } from "./keys.js";
 import { link, note, remember } from "./place.js";
@@ -99,7 +99,6 @@ function filterFields(chosen, change) {
   const search = field("q", "search", "id, run, reason …");
   run.addEventListener("change", () => change({ run: run.value }));
   search.addEventListener("input", () => change({ q: search.value }));
-  const labelled = (text, control) => el("label", {}, `${text} `, control);
   return {
     search,
     all: [

@@ -1,7 +1,7 @@
 // Learning curves of one or more runs, as small plots that update with the runs.
 
 import { Columns } from "./columns.js";
-import { arrange, el, fill } from "./dom.js";
+import { arrange, el, fill, labelled } from "./dom.js";
 import { plotsFor } from "./metrics.js";
 import { keyOf, link, note, zoomOf } from "./place.js";
 import { plot } from "./plots.js";
@@ -47,7 +47,6 @@ export function curvesIn(place, query, signal) {
     return draw();
   };
   const controls = { smooth: choice("smooth", SMOOTHING, draw), along: choice("along", AXES, alongAnother), scale: choice("scale", SCALES, draw) };
-  const labelled = (text, control) => el("label", {}, `${text} `, control);
   return {
     fields: el("div", { class: "fields" }, labelled("Smoothing", controls.smooth), labelled("X axis", controls.along), labelled("Y axis", controls.scale),
       el("span", { class: "quiet" }, "Click a point to open its step. Drag to zoom, double-click to reset.")),

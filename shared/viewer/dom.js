@@ -1,7 +1,7 @@
 // Creates elements. All text of the page passes through here and stays text: it never becomes markup.
 
 import { ago } from "./format.js";
-import { visible } from "./text.js";
+import { visible, visibleLines } from "./text.js";
 
 /**
  * el("a", { class: "name", href: "#/runs" }, "Runs", otherElement)
@@ -47,6 +47,20 @@ export function arrange(element, children) {
 export function add(element, ...children) {
   element.append(...children.flat().filter(isThere).map(node));
   return element;
+}
+
+/** A text whose line breaks and tabs stay, for a <pre>. */
+export const multiline = (text) => document.createTextNode(visibleLines(text));
+
+/** A form field with its name. */
+export const labelled = (name, control) => el("label", {}, `${name} `, control);
+
+/** Marks the header by whose column a table is sorted. sort: its name, with a leading minus for descending order. */
+export function markSorted(heads, names, sort) {
+  [...heads].forEach((head, i) => {
+    const way = names[i] && { [names[i]]: "ascending", [`-${names[i]}`]: "descending" }[sort];
+    way ? head.setAttribute("aria-sort", way) : head.removeAttribute("aria-sort");
+  });
 }
 
 /** How long ago a time in Unix seconds was. The page keeps it right. */

@@ -1,13 +1,13 @@
 // The prompt and the completions of a group, with their controls.
 
-import { add, el, fill } from "./dom.js";
+import { add, el, fill, labelled, multiline } from "./dom.js";
 import { count, number, percent } from "./format.js";
 import { key } from "./keys.js";
 import { markdown } from "./markdown.js";
 import { note } from "./place.js";
 import { picturesOf } from "./pictures.js";
 import { legendOf, scalesOf } from "./scales.js";
-import { readable, shortened, visibleLines } from "./text.js";
+import { readable, shortened } from "./text.js";
 import { pieceWatcher, tokenText } from "./tokens.js";
 import { tokenTip } from "./tip.js";
 
@@ -90,7 +90,7 @@ export function showGroup(tokens, query, signal) {
 function wholeText(view, row) {
   if (view === "markdown") return el("div", { class: "whole markdown", tabindex: "0" }, markdown(readable(row).text));
   if (view !== "text") return null;
-  return Object.assign(el("pre", { class: "whole", tabindex: "0" }), { textContent: visibleLines(readable(row).text) });
+  return el("pre", { class: "whole", tabindex: "0" }, multiline(readable(row).text));
 }
 
 /** Shows a completion's tokens, or its text in their place. */
@@ -111,9 +111,7 @@ function copyTokens(event, element, rows, texts) {
 }
 
 function promptText({ text, ids }) {
-  const pre = el("pre", {});
-  pre.textContent = text === null ? ids.map((id) => `#${id}`).join(" ") : visibleLines(shortened(text));
-  return pre;
+  return el("pre", {}, multiline(text === null ? ids.map((id) => `#${id}`).join(" ") : shortened(text)));
 }
 
 /** What the worker says of a completion of several turns; null without any. Clients may put any JSON into a sample. */
@@ -161,7 +159,6 @@ function fieldsOf(chosen, scales, hasTexts, change) {
   const [color, sort, show, view] = [choice("color", scales), choice("sort", SORTS), choice("show", FILTERS), choice("view", VIEWS)];
   const search = el("input", { type: "search", value: chosen.q, placeholder: "text" });
   search.addEventListener("input", () => change({ q: search.value }));
-  const labelled = (text, control) => el("label", {}, `${text} `, control);
   const all = [hasTexts && labelled("View", view), labelled("Colour", color), labelled("Order", sort), labelled("Show", show), labelled("Search", search)];
   return { all, color, sort, view, search };
 }

@@ -1,10 +1,9 @@
 // Samples over steps: what the model answered to the same held-out problem at each evaluation.
 
 import { Columns, readStep } from "./columns.js";
-import { el, fill } from "./dom.js";
+import { el, fill, labelled, multiline } from "./dom.js";
 import { count, number } from "./format.js";
 import { link } from "./place.js";
-import { visibleLines } from "./text.js";
 
 // At most so many evaluations are shown: the first, the newest, and evenly spaced ones between them.
 const MOST = 8;
@@ -15,7 +14,7 @@ export function heldOut(run, signal) {
   const known = new Map(); // step -> its records, and the times when the server got them
   const select = el("select", { change: () => show() });
   const place = el("div", {});
-  const element = el("section", { hidden: true }, el("h2", {}, "Held-out problems"), el("div", { class: "fields" }, el("label", {}, "Problem ", select)), place);
+  const element = el("section", { hidden: true }, el("h2", {}, "Held-out problems"), el("div", { class: "fields" }, labelled("Problem", select)), place);
   const show = () => {
     const problems = new Map([...known.values()].flatMap(({ records }) => records).map((record) => [problemOf(record), record]));
     element.hidden = problems.size === 0;
@@ -53,16 +52,14 @@ function titleOf(prompt) {
   return line.length > 80 ? `${line.slice(0, 79)}…` : line;
 }
 
-const pre = (text) => Object.assign(el("pre", {}), { textContent: visibleLines(text) });
-
 function question({ prompt, answer }) {
-  return el("div", { class: "prompt" }, pre(prompt), answer && el("p", {}, "Gold answer: ", el("b", {}, String(answer))));
+  return el("div", { class: "prompt" }, el("pre", {}, multiline(prompt)), answer && el("p", {}, "Gold answer: ", el("b", {}, String(answer))));
 }
 
 function answersOf(run, { step, completions }) {
   const head = ({ reward, tokens, finished }) => el("p", { class: "quiet" }, "reward ", el("b", {}, typeof reward === "number" ? number(reward) : "–"), Number.isInteger(tokens) && `, ${count(tokens, "token")}`, finished === false && ", cut off");
   return el("article", { class: "card" }, el("h3", {}, el("a", { href: link(["run", run.run, "step", step], { lineage: run.lineage }) }, `Step ${number(step)}`)),
-    completions.filter((each) => typeof each?.text === "string").flatMap((each) => [head(each), pre(each.text)]));
+    completions.filter((each) => typeof each?.text === "string").flatMap((each) => [head(each), el("pre", {}, multiline(each.text))]));
 }
 
 /** At most so many of the values: the first, the last, and evenly spaced ones in between. */

@@ -1,8 +1,7 @@
 // Markdown as elements, for reading what a model wrote. Its text is untrusted: it only ever becomes text of elements, links
 // stay text, and HTML is shown as it stands.
 
-import { el } from "./dom.js";
-import { visibleLines } from "./text.js";
+import { el, multiline } from "./dom.js";
 
 const FENCE = /^ {0,3}(```+|~~~+)/;
 const HEADING = /^ {0,3}#{1,6}\s(.*)$/;
@@ -53,7 +52,7 @@ function within(fence) {
 
 function code([, ...lines]) {
   const closed = FENCE.test(lines.at(-1) ?? "");
-  return el("pre", {}, textOf(lines.slice(0, closed ? -1 : undefined).join("\n")));
+  return el("pre", {}, multiline(lines.slice(0, closed ? -1 : undefined).join("\n")));
 }
 
 function list(lines) {
@@ -72,11 +71,9 @@ function inline(text) {
   let end = 0;
   for (const match of text.matchAll(INLINE)) {
     const [whole, , span, strong, emphasis] = match;
-    parts.push(textOf(text.slice(end, match.index)));
-    parts.push(span ? el("code", {}, textOf(span)) : strong ? el("b", {}, inline(strong)) : el("em", {}, textOf(emphasis)));
+    parts.push(multiline(text.slice(end, match.index)));
+    parts.push(span ? el("code", {}, multiline(span)) : strong ? el("b", {}, inline(strong)) : el("em", {}, multiline(emphasis)));
     end = match.index + whole.length;
   }
-  return [...parts, textOf(text.slice(end))];
+  return [...parts, multiline(text.slice(end))];
 }
-
-const textOf = (text) => document.createTextNode(visibleLines(text));

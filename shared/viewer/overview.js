@@ -1,7 +1,7 @@
 // The overview: how full the queue is, how fast the server works, and which part limits the runs.
 
 import { ApiError, get } from "./api.js";
-import { add, el, fill, since, update } from "./dom.js";
+import { add, el, fill, labelled, since, update } from "./dom.js";
 import { age, bytes, count, number, percent } from "./format.js";
 import { atMost, on } from "./live.js";
 import { link, note } from "./place.js";
@@ -111,7 +111,7 @@ function followThroughput(place, query, signal) {
   };
   const select = el("select", { change: choose },
     Object.entries(SPANS).map(([seconds, name]) => el("option", { value: seconds, selected: seconds === chosen }, name)));
-  place.before(el("div", { class: "fields" }, el("label", {}, "Last ", select)));
+  place.before(el("div", { class: "fields" }, labelled("Last", select)));
   const tokens = plot(place, { title: "Tokens scored", unit: "tokens/s", lines: [{ line: 1 }], data: [[], []], along: "clock" }, signal);
   const batches = plot(place, {
     title: "Batches", unit: "batches/s", lines: [{ label: "uploaded", line: 1 }, { label: "leased by trainers", line: 2 }],

@@ -3,7 +3,7 @@
 import { ApiError } from "./api.js";
 import { Columns, readRuns } from "./columns.js";
 import { LINES, curvesIn } from "./curves.js";
-import { add, arrange, el, fill, since, update } from "./dom.js";
+import { add, arrange, el, fill, labelled, markSorted, since, update } from "./dom.js";
 import { number } from "./format.js";
 import { key } from "./keys.js";
 import { keep } from "./live.js";
@@ -59,7 +59,7 @@ export async function showRuns(root, parts, query, signal) {
     chosen = on ? [...chosen, name] : chosen.filter((each) => each !== name);
     return draw();
   };
-  /** Draws one run isolated, and the second time those that were drawn before. */
+  /** Draws only this run, and the second time those that were drawn before. */
   const isolate = (name) => {
     const isolated = chosen.length === 1 && chosen[0] === name;
     [chosen, before] = isolated ? [before ?? chosen, null] : [[name], chosen];
@@ -76,7 +76,7 @@ export async function showRuns(root, parts, query, signal) {
   const metric = el("select", { change: () => change({ metric: metric.value }) },
     METRICS.map(({ kind, name, title }) => el("option", { value: `${kind}/${name}`, selected: `${kind}/${name}` === look.metric }, title)));
   key("/", "filter the runs", () => search.focus(), signal);
-  const filters = el("div", { class: "fields" }, el("label", {}, "Filter ", search), el("label", {}, "Metric ", metric), status);
+  const filters = el("div", { class: "fields" }, labelled("Filter", search), labelled("Metric", metric), status);
   const all = el("div", { hidden: true }, filters, table.element, curves.fields, legend, place);
   add(root, el("h1", {}, "Runs"), nothing, all);
 
@@ -146,7 +146,7 @@ function valuesOf({ values, metric }) {
 }
 
 /**
- * The table: { element, set(rows, look, chosen, runs) }. sortBy: called with the name of a column. `set` returns how many
+ * The table: { element, set(rows, look, drawn, runs) }. sortBy: called with the name of a column. `set` returns how many
  * rows it shows.
  */
 function runsTable(sortBy) {
@@ -157,10 +157,7 @@ function runsTable(sortBy) {
     if (heads.children.length !== names.length || names.some((name, i) => heads.children[i].dataset.name !== name)) {
       fill(heads, names.map((name) => el("th", { scope: "col", "data-name": name, class: NUMBERS.has(name) ? "number" : "" }, el("button", { type: "button", class: "plain", click: () => sortBy(name) }, name))));
     }
-    for (const head of heads.children) {
-      const way = { [head.dataset.name]: "ascending", [`-${head.dataset.name}`]: "descending" }[sort];
-      way ? head.setAttribute("aria-sort", way) : head.removeAttribute("aria-sort");
-    }
+    markSorted(heads.children, names, sort);
   };
   return {
     element: el("div", { class: "scrolls runs", tabindex: "0", role: "region", "aria-label": "Runs" }, el("table", {}, el("thead", {}, heads), body)),

@@ -2,7 +2,7 @@
 
 import { ApiError } from "./api.js";
 import { readStep } from "./columns.js";
-import { el, fill } from "./dom.js";
+import { el, fill, labelled } from "./dom.js";
 import { keyOf, labelOf } from "./place.js";
 
 /** The settings of a run by their names: { changed, unchanged }, those that differ from their defaults first; null without. */
@@ -53,7 +53,7 @@ export async function settingsOf(run, runs, signal) {
   showOwn();
   const usual = Object.entries(settings.unchanged).map(([name, value]) => [name, textOf(value)]);
   return el("section", {}, el("h2", {}, "Settings"),
-    others.length > 0 && el("div", { class: "fields" }, el("label", {}, "Compare with ", select)), place,
+    others.length > 0 && el("div", { class: "fields" }, labelled("Compare with", select)), place,
     el("details", {}, el("summary", {}, `${usual.length} settings at their defaults`), el("div", { class: "scrolls" }, table(["setting", "value"], usual))));
 }
 

@@ -2,7 +2,7 @@
 
 import { ApiError, get, path } from "./api.js";
 import { readRuns, readStep } from "./columns.js";
-import { add, announce, el, fill } from "./dom.js";
+import { add, announce, el, fill, labelled } from "./dom.js";
 import { count, moment, number } from "./format.js";
 import { barsOf, histogram, holds } from "./histogram.js";
 import { key } from "./keys.js";
@@ -100,7 +100,7 @@ async function showGroups(place, run, ids, query, signal) {
     names.map((each) => el("option", { value: each, selected: each === name }, each)));
   fill(place, el("h2", {}, "Groups"),
     el("p", {}, `${groups.length} of ${count(ids.length, "group")} are available. Select a bar to see the groups with such a completion.`),
-    el("div", { class: "fields" }, el("label", {}, "Reward ", select)),
+    el("div", { class: "fields" }, labelled("Reward", select)),
     histogram(bars, bars.map((bar) => all.filter((value) => holds(bar, value)).length), chosen, (bar) => href({ bar })),
     groupsTable(shown, rewardsOf));
 }

@@ -1,6 +1,6 @@
 // A table of any length that draws only its visible rows. All rows have the same height.
 
-import { arrange, el, update } from "./dom.js";
+import { arrange, el, markSorted, update } from "./dom.js";
 
 const BEYOND = 10;
 
@@ -50,10 +50,7 @@ export function virtualTable(columns, cellsOf, sortBy) {
       rows = next;
       drawn = "";
       table.setAttribute("aria-rowcount", String(rows.length + 1));
-      heads.forEach((head, i) => {
-        const way = { [columns[i].name]: "ascending", [`-${columns[i].name}`]: "descending" }[sort];
-        way && columns[i].name ? head.setAttribute("aria-sort", way) : head.removeAttribute("aria-sort");
-      });
+      markSorted(heads, columns.map(({ name }) => name), sort);
       draw();
     },
   };
