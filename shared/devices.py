@@ -1,13 +1,17 @@
 """Which device a model runs on: `auto` is the GPU where there is one."""
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from shared.errors import UserError
 
+# Instructions that libraries choose their kernels by, as Linux names them.
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16", "sve")
 # Messages of out-of-memory errors that have no specific type: from the CPU's allocator, and from libraries that
 # allocate by themselves (cuBLAS).
 _NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
@@ -33,6 +37,18 @@ def describe_device(name: str) -> str:
     """A readable name of the setting's device: `cuda:0 (NVIDIA H200)`. Raises UserError as choose_device does."""
     device = choose_device(name)
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def describe_processor() -> str:
+    """The CPU and those of its instructions that libraries choose their kernels by: `AMD EPYC, avx2, avx512f`."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:  # only Linux has it
+        return f"{platform.processor() or platform.machine()}, PyTorch's {torch.backends.cpu.get_cpu_capability()}"
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    known = fields.get("flags", fields.get("Features", "")).split()
+    name = fields.get("model name", platform.machine())
+    return ", ".join([name, *(each for each in _INSTRUCTIONS if each in known)])
 
 
 @contextmanager

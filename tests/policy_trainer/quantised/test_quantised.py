@@ -1,16 +1,22 @@
 """Weights in 4 bits: the quantisation itself, and adapters on it in trainer, worker and saved model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes
 import numpy as np
 import pytest
 import torch
+from bitsandbytes import functional
+from bitsandbytes.nn.modules import Linear4bit
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig
 from policy_trainer.learner.adapters import (
@@ -21,12 +27,19 @@ from policy_trainer.learner.adapters import (
     save_whole,
     vision_tower,
 )
-from policy_trainer.quantised import check_quantisation, dequantised_state, load_base, quantised_layers
+from policy_trainer.quantised import (
+    check_quantisation,
+    compared_weights,
+    dequantised_state,
+    load_base,
+    quantised_layers,
+)
 from policy_trainer.ranks.export import export
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, write_weights
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.trainer.memory import Shape
 from shared.batch import ScoredBatch
+from shared.devices import describe_processor
 from shared.errors import UserError
 from shared.logprobs import choose_forward
 from shared.models import copy_state, load_model, load_outline
@@ -34,10 +47,12 @@ from tests.device import TEST_DEVICE
 from tests.policy_trainer.learner.steps import make_learner
 from tests.policy_trainer.learner.test_adapters import adapters, trained
 from tests.policy_trainer.vision_models import FAMILIES as VISION_FAMILIES
+from tests.policy_trainer.vision_models import Family as VisionFamily
 from tests.policy_trainer.vision_models import make_vision_model
 from tests.rounding import rounding
-from tests.shared.logprobs.families import distributions, make, mixed
+from tests.shared.logprobs.families import distributions, mixed
 from tests.shared.logprobs.families import group as token_group
+from tests.shared.logprobs.families import make as make_family
 
 Make = Callable[..., Any]
 DEVICE = str(TEST_DEVICE or "cpu")
@@ -47,6 +62,13 @@ FAMILIES = ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for na
 GROUPS = [token_group(5, [7, 3, 4]), token_group(2, [3, 6])]
 # NF4's widest gap is between -1 and -0.6962, and the scales of blocks are rounded to 8 bits.
 FARTHEST = 0.152 + 0.01
+# Rows of whole blocks of 64, as those of models that people have: bitsandbytes' kernel for AVX512-BF16 is wrong for
+# others.
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+
+
+def make(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return make_family(family, dtype, **({"n_embd": 64} if family == "gpt2" else WIDE))
 
 
 def save_base(directory: Path, family: str = "llama", dtype: torch.dtype = torch.float32) -> str:
@@ -89,23 +111,81 @@ def test_weights_are_near_the_originals_and_the_rest_stays(family: str, tmp_path
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_log_probs_are_those_of_transformers_own_forward(family: str, dtype: Any, tmp_path: Path) -> None:
+def test_log_probs_are_those_of_the_dequantised_weights(family: str, dtype: Any, tmp_path: Path) -> None:
     base, precision = save_base(tmp_path, family), getattr(torch, dtype)
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=precision,
-    )
-    theirs = AutoModelForCausalLM.from_pretrained(
-        base, quantization_config=config, dtype=precision, device_map={"": DEVICE}
-    ).eval()
+    model, plain = load(base, dtype), make(family, precision)
+    plain.load_state_dict(dequantised_state(model))
     with torch.no_grad():
-        rows = distributions(theirs, GROUPS, mixed(GROUPS))
+        rows = distributions(plain, GROUPS, mixed(GROUPS))
         expected = torch.stack([values[token] for token, values in rows]).float()
-    got = logps(load(base, dtype))
+    got = logps(model)
     torch.testing.assert_close(got, expected, rtol=0, atol=rounding(expected.abs().max(), dtype=precision))
     assert (got - logps(load_model(base, revision=None, device=DEVICE, dtype=dtype))).abs().max() > 0.05
+
+
+def zeros_in_a_block(weight: Tensor) -> Tensor:
+    weight[-1, -64:] = 0
+    return weight
+
+
+def columns_of_another_block(weight: Tensor) -> Tensor:
+    return weight.roll(32, dims=1)
+
+
+def not_a_number(weight: Tensor) -> Tensor:
+    weight[0, 0] = torch.nan
+    return weight
+
+
+@pytest.mark.parametrize("wrong", [zeros_in_a_block, columns_of_another_block, not_a_number])
+@pytest.mark.parametrize("quantised_before", [False, True])
+def test_a_kernel_that_dequantises_wrongly_is_refused(
+    wrong: Callable[[Tensor], Tensor], quantised_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bitsandbytes 0.50.2 does on a CPU with AVX512-BF16 for rows that are no whole number of blocks."""
+    base = save_base(tmp_path)
+    if quantised_before:
+        load(base).save_pretrained(tmp_path / "quantised")
+        base = str(tmp_path / "quantised")
+    right = functional.dequantize_4bit
+
+    def some_wrong(*args: Any, **options: Any) -> Tensor:
+        weight = right(*args, **options)
+        return wrong(weight) if weight.shape == (64, 128) else weight
+
+    monkeypatch.setattr(functional, "dequantize_4bit", some_wrong)
+    with pytest.raises(UserError) as error:
+        load(base)
+    assert str(error.value).startswith(f"lora.load_in_4bit: bitsandbytes {bitsandbytes.__version__} computes wrong")
+    assert "for 2 of 14 layers, of shape 64 x 128, such as model.layers.0.mlp.down_proj:" in str(error.value)
+    assert describe_processor() in str(error.value) or DEVICE != "cpu"
+
+
+def test_a_kernel_that_multiplies_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Linear4bit.forward
+    monkeypatch.setattr(Linear4bit, "forward", lambda layer, x: 1.01 * right(layer, x))
+    with pytest.raises(UserError, match=r"for 14 of 14 layers, of shape .*such as model\.layers\.0\.self_attn\.q_proj"):
+        load(save_base(tmp_path))
+
+
+@given(
+    seed=st.integers(0, 1000),
+    blocks=st.tuples(st.integers(1, 40), st.integers(1, 9)),
+    scale=st.sampled_from([1e-4, 0.02, 30.0]),
+    outlier=st.sampled_from([0.0, 1.0, 50.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_right_kernels_are_not_refused(
+    seed: int, blocks: tuple[int, int], scale: float, outlier: float, dtype: torch.dtype
+) -> None:
+    """Whatever the weights are: outliers, blocks of zeros, several precisions."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = scale * torch.randn(blocks[0], 64 * blocks[1], generator=generator)
+    weight[0, :64] = 0
+    weight[-1, -1] = outlier
+    with compared_weights() as errors:
+        functional.quantize_4bit(weight.to(dtype), quant_type="nf4")
+    assert not errors
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -219,9 +299,18 @@ def test_memory_is_as_planned(family: str, dtype: Any, tmp_path: Path) -> None:
     assert 0 <= sum(state.values()) - tables - planned["weights"] <= 5 * len(layers)
 
 
+def wide(family: VisionFamily) -> VisionFamily:
+    config = family.config
+    text, tower = config["text_config"] | WIDE, config["vision_config"] | {"hidden_size": 64, "intermediate_size": 128}
+    if "out_hidden_size" in tower:
+        tower["out_hidden_size"] = 64
+        text["rope_parameters"] = text["rope_parameters"] | {"mrope_section": [2, 3, 3]}
+    return replace(family, config={**config, "text_config": text, "vision_config": tower})
+
+
 @pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
 def test_a_vision_tower_is_quantised_too(family: str, tmp_path: Path) -> None:
-    make_vision_model(VISION_FAMILIES[family]).save_pretrained(tmp_path)
+    make_vision_model(wide(VISION_FAMILIES[family])).save_pretrained(tmp_path)
     model = load(str(tmp_path))
     layers = quantised_layers(model)
     assert any(name.startswith(tuple(vision_tower(model))) for name in layers)
