@@ -43,6 +43,25 @@ def test_prompts_that_are_texts_stand_as_they_are(tmp_path: Path) -> None:
     assert config_of(trainer(tmp_path, train_dataset=TALKS)).data.prompt_style == "chat"
 
 
+@pytest.mark.parametrize("form", ["arrow", "pandas", "torch"])
+def test_prompts_of_a_format_are_texts(form: str, tmp_path: Path) -> None:
+    config = config_of(trainer(tmp_path, train_dataset=ROWS.with_format(form)))
+    assert config.data == config_of(trainer(tmp_path)).data
+
+
+def test_rows_are_those_of_a_transform(tmp_path: Path) -> None:
+    def asked(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt": [[{"role": "user", "content": text}] for text in batch["prompt"]]}
+
+    made = trainer(tmp_path, train_dataset=ROWS.with_transform(asked))
+    assert config_of(made).data == config_of(trainer(tmp_path, train_dataset=TALKS)).data
+
+
+def test_a_frame_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train_dataset: .* a DataFrame; give datasets.Dataset.from_pandas\(frame\)"):
+        trainer(tmp_path, train_dataset=ROWS.to_pandas())
+
+
 def test_all_rows_train_if_nothing_is_evaluated(tmp_path: Path) -> None:
     config = config_of(trainer(tmp_path))
     assert config.evaluation.problems == 0 and config.max_steps == 60
