@@ -176,7 +176,10 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _rows(dataset: Any, name: str) -> Any:
-    """The dataset as reading it gives it, None if there is none. Raises UserError for a stream, and for several datasets."""
+    """The dataset as reading it gives it, None if there is none.
+
+    Raises UserError for a stream, and for several datasets.
+    """
     if dataset is None:
         return None
     from datasets import Dataset  # slow to import; a Dataset's owner has imported it already

@@ -142,12 +142,10 @@ def test_pictures_of_a_dataset_begin_in_the_working_directory(
         assert decode(image).tobytes() == picture(8, 6).tobytes()
 
 
-@pytest.mark.parametrize(
-    ("package", "words"), [("pandas", "from_pandas"), ("polars", "from_polars")]
-)
+@pytest.mark.parametrize(("package", "words"), [("pandas", "from_pandas"), ("polars", "from_polars")])
 def test_a_frame_is_refused_with_the_remedy(package: str, words: str) -> None:
     frame = pytest.importorskip(package).DataFrame(ROWS)
-    with pytest.raises(UserError, match=rf"dataset: must be .*, got a DataFrame; give datasets.Dataset.{words}\(frame\)"):
+    with pytest.raises(UserError, match=rf"dataset: .*, got a DataFrame; give datasets.Dataset.{words}\(frame\)"):
         problem_input(frame, "dataset")
 
 
