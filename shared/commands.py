@@ -29,7 +29,7 @@ def end_with_reader() -> Iterator[None]:
             if sys.stdout is not None:
                 sys.stdout.flush()  # else Python reports the error itself, when it ends
     except BrokenPipeError:
-        gone = [stream for stream in (sys.stdout, sys.stderr) if _reader_is_gone(stream)]
+        gone = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _reader_is_gone(stream)]
         if not gone:
             raise
         for stream in gone:
@@ -41,14 +41,14 @@ def end_with_reader() -> Iterator[None]:
         raise
 
 
-def _reader_is_gone(stream: TextIO | None) -> bool:
+def _reader_is_gone(stream: TextIO) -> bool:
     try:
-        descriptor = -1 if stream is None else stream.fileno()
+        descriptor = stream.fileno()
     except (OSError, ValueError):  # closed, or replaced by a stream without one
         return False
     poll = select.poll()
     poll.register(descriptor, 0)
-    return descriptor >= 0 and any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def choose_command(
