@@ -52,9 +52,9 @@ def test_each_completion_and_each_reward_has_its_own_values(function: Callable[.
     """Completions of one problem share it: what a reward changes must not reach another call."""
     message: Any = {"role": "user", "content": "?", "calls": [1, 2]}
     problem = Problem("", messages=(message,), extras={"cases": {"in": [1, 2, 3]}})
-    said: Any = {"role": "assistant", "content": "a", "tool_calls": [{"names": ["f"]}]}
-    samples = [Sample(problem, "a", messages=(said,)) for _ in range(4)]
+    answer: Any = {"role": "assistant", "content": "a", "tool_calls": [{"names": ["f"]}]}
+    samples = [Sample(problem, "a", messages=(answer,)) for _ in range(4)]
     reward: RewardFunction = reward_function("f", function)
     for _ in range(2):  # two rewards of a round
-        answers = [answer for call in reward.split(samples) for answer in reward.answers(call)]
-        assert [answer.get("score", answer) for answer in answers] == [score] * 4
+        scores = [each.get("score", each) for call in reward.split(samples) for each in reward.answers(call)]
+        assert scores == [score] * 4

@@ -51,10 +51,10 @@ def test_prompts_of_a_format_are_texts(form: str, tmp_path: Path) -> None:
 
 
 def test_rows_are_those_of_a_transform(tmp_path: Path) -> None:
-    def asked(batch: dict[str, Any]) -> dict[str, Any]:
+    def in_messages(batch: dict[str, Any]) -> dict[str, Any]:
         return {"prompt": [[{"role": "user", "content": text}] for text in batch["prompt"]]}
 
-    made = trainer(tmp_path, train_dataset=ROWS.with_transform(asked))
+    made = trainer(tmp_path, train_dataset=ROWS.with_transform(in_messages))
     assert config_of(made).data == config_of(trainer(tmp_path, train_dataset=TALKS)).data
 
 
