@@ -2,7 +2,7 @@
 
 import sys
 
-from shared.commands import choose_command
+from shared.commands import choose_command, end_with_reader
 
 DESCRIPTION = """GRPO training of language models on the scored batches of a reference server.
 
@@ -36,6 +36,7 @@ MODULES = {
 RANKED = ("train", "doctor")
 
 
+@end_with_reader()
 def main() -> None:
     arguments = sys.argv[1:]
     name, run = choose_command("policy-trainer", DESCRIPTION, COMMANDS, "policy_trainer.cli", arguments, MODULES)

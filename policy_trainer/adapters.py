@@ -25,6 +25,10 @@ _PREFIX = "base_model.model."
 _OTHER_METHODS = ("use_dora", "use_rslora", "use_qalora", "use_bdlora", "rank_pattern", "alpha_pattern", "lora_bias")
 
 
+class OtherMethod(UserError):
+    """An adapter that adds something else than B A to linear layers."""
+
+
 @dataclass(frozen=True, eq=False)
 class LowRank:
     """What an adapter adds to a layer's weight: scale * B A.
@@ -62,7 +66,7 @@ class LowRank:
 def read_adapter(directory: Path) -> Mapping[str, LowRank]:
     """What it adds, by the names of the weights in the model's state_dict; in main memory, in the file's precision.
 
-    Raises OSError if it cannot be read, UserError for an adapter that adds something else than B A to linear layers.
+    Raises OSError if it cannot be read, OtherMethod for an adapter that adds something else than B A to linear layers.
     """
     config: dict[str, Any] = json.loads((directory / ADAPTER_CONFIG).read_text())
     tensors = safetensors.torch.load_file(directory / WEIGHTS)
@@ -70,7 +74,7 @@ def read_adapter(directory: Path) -> Mapping[str, LowRank]:
     parts = {layer: (f"{layer}.lora_A.weight", f"{layer}.lora_B.weight") for layer in sorted(layers)}
     unknown = sorted(tensors.keys() - {name for pair in parts.values() for name in pair})
     if other := [*(name for name in _OTHER_METHODS if config.get(name)), *unknown]:
-        raise UserError(
+        raise OtherMethod(
             f"model: {directory} is an adapter with {other[0]}, which cannot be merged: only plain LoRA can"
         )
     scale = config["lora_alpha"] / config["r"]

@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-from shared.commands import choose_command
+from shared.commands import choose_command, end_with_reader
 
 DESCRIPTION = "The reference server: scores log-probs of tokens with a frozen model, and queues the generated batches."
 COMMANDS = {
@@ -16,6 +16,7 @@ COMMANDS = {
 }
 
 
+@end_with_reader()
 def main() -> None:
     signal.signal(signal.SIGTERM, _end)  # the first process of a container ignores SIGTERM unless it has a handler
     try:

@@ -3,13 +3,52 @@
 argparse finds the command; pydantic-settings, which is built on argparse, then reads its options.
 """
 
+import os
+import select
+import signal
+import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
+from typing import TextIO
+
+
+@contextmanager
+def end_with_reader() -> Iterator[None]:
+    """Around a whole program: it ends quietly, as by SIGPIPE, if the reader of its output has closed the pipe, as in
+    `… | head -1`. Other broken pipes are errors."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # else Python reports the error itself, when it ends
+    except BrokenPipeError:
+        gone = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _reader_is_gone(stream)]
+        if not gone:
+            raise
+        for stream in gone:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich's answer to it
+            sys.exit(128 + signal.SIGPIPE)
+        raise
+
+
+def _reader_is_gone(stream: TextIO) -> bool:
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # closed, or replaced by a stream without one
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def choose_command(

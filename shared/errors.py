@@ -1,5 +1,7 @@
 """The error for invalid input of the user, and text that is safe to print in errors."""
 
+import json
+
 
 class UserError(ValueError):
     """A setting, a model or data that cannot be used. The message names it and what would be valid.
@@ -14,3 +16,8 @@ def printable(text: str, keep: str = "") -> str:
     keep: those to leave as they are.
     """
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_json(text: str) -> str:
+    """JSON with the same meaning, where control characters that JSON allows in texts are escaped, too."""
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

@@ -26,6 +26,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    ProcessorMixin,
 )
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
@@ -42,6 +43,8 @@ _LOADING_ERRORS = (
 )  # fmt: skip
 # What peft calls the description of an adapter.
 ADAPTER_CONFIG = "adapter_config.json"
+# Of a checkpoint that was written under torchrun, in place of its weights.
+SHARDS = "shards"
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _NO_HUB = (
     "there is no such directory either; without the internet copy the model's directory here and give its path, or set "
@@ -250,11 +253,24 @@ def _reason(name: str, error: Exception) -> str:
     """transformers' message in one line; for a hub id also how to work without the hub."""
     words = shorten(" ".join(str(error).split("\n\n")[0].split()), 300, placeholder=" …")
     if Path(name).is_dir():
-        inside = Path(name, "model")  # of a run
-        missing = "" if Path(name, "config.json").exists() else "; it has no config.json"
-        meant = f"did you mean {inside}?" if inside.is_dir() else "give a directory that `save_pretrained` wrote"
-        return f"{words.rstrip('.')}{missing}; {meant}"
+        return f"{words.rstrip('.')}; {_meant(Path(name))}"
     return f"{words}; {_NO_HUB}"
+
+
+def _meant(directory: Path) -> str:
+    """What to give in place of a directory that cannot be loaded."""
+    if (directory / SHARDS).is_dir():
+        return (
+            "it is a checkpoint that was written under torchrun: make a model of it with "
+            f"`policy-trainer export --checkpoint {directory} --output NEW_DIRECTORY`"
+        )
+    inside = directory / "model"  # of a run
+    missing = "" if (directory / "config.json").exists() else "it has no config.json; "
+    if inside.is_dir():
+        return f"{missing}did you mean {inside}?"
+    if not missing and not any(file.suffix in (".safetensors", ".bin") for file in directory.iterdir()):
+        return "it has a config.json and no weights: copy model.safetensors there, or give the directory that has it"
+    return f"{missing}give a directory that `save_pretrained` wrote"
 
 
 def save_model(
@@ -262,15 +278,21 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     directory: Path,
     state: Mapping[str, torch.Tensor] | None = None,
+    *,
+    processor: ProcessorMixin | None = None,
 ) -> None:
     """Saves a Hugging Face model directory, which any tool loads with its default attention.
 
-    state: tensors to save instead of the model's, keyed as in its state_dict.
+    state: tensors to save instead of the model's, keyed as in its state_dict. processor: with the same tokenizer;
+    default: that of the directory which the model came from, if it has any.
     """
     transformers_logging.disable_progress_bar()
     model.save_pretrained(directory, state_dict=None if state is None else dict(state))
     tokenizer.save_pretrained(directory)
-    copy_processor(model, directory)
+    if processor is None:
+        copy_processor(model, directory)
+    else:
+        processor.save_pretrained(directory)
     for weights in directory.glob("*.safetensors"):
         shutil.copymode(directory / "config.json", weights)  # safetensors makes them unreadable for other users
 

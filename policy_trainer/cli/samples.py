@@ -12,7 +12,7 @@ from rich.console import Console
 from policy_trainer.reporting.sample_views import by_reward, view
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, as_json, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
-from shared.errors import UserError
+from shared.errors import UserError, printable_json
 
 # Completions that --worst and --best show unless --limit says otherwise.
 _RANKED = 5
@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
     path = RunDirectory(options.run_dir).samples
     groups = _chosen(read_samples(path), options, path)
     if options.json:
-        print(json.dumps([as_json(group) for group in groups], indent=2, ensure_ascii=False))
+        print(printable_json(json.dumps([as_json(group) for group in groups], indent=2, ensure_ascii=False)))
         return 0
     console = Console(highlight=False)
     for group in groups:

@@ -93,13 +93,7 @@ def require_pillow() -> None:
 def decode(data: bytes) -> "Image":
     """The picture in RGB, upright; what is transparent becomes white. Raises UserError for one that is damaged."""
     with _explained("a picture"), _opened(data) as picture:
-        from PIL import Image, ImageOps
-
-        upright = ImageOps.exif_transpose(picture)
-        if not upright.has_transparency_data:
-            return upright.convert("RGB")
-        white = Image.new("RGBA", upright.size, "white")
-        return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
+        return _flat(picture)
 
 
 def plain(data: bytes) -> bytes:
@@ -141,26 +135,44 @@ def from_data_url(url: str) -> bytes:
         raise ValueError(f"is not base64: {error}") from None
 
 
-def with_readable_pictures(row: Mapping[str, Any]) -> dict[str, Any]:
+def with_readable_pictures(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The row as JSON in another directory can hold it: pictures in Pillow's form or as bytes become data URLs, and
-    their paths absolute."""
+    their paths absolute. where: the row's place. Raises UserError for what would be refused in a file, too."""
     readable: dict[str, Any] = dict(row)
     for column in PICTURE_COLUMNS:
         if values := _listed(row.get(column)):
-            readable[column] = [_readable(value) for value in values]
+            places = (f"{where}: picture {number} of {len(values)} in {column}" for number in range(1, len(values) + 1))
+            readable[column] = [_readable(value, place) for value, place in zip(values, places, strict=True)]
     return readable
 
 
-def _readable(value: Any) -> Any:
+def absolute(value: str | Path) -> str:
+    """The path of a picture, which begins in the working directory, from the root; URLs as they are."""
+    text = str(value)
+    return text if text.startswith("data:") or "://" in text else str(Path(value).absolute())
+
+
+def _readable(value: Any, place: str) -> Any:
     if isinstance(value, Mapping):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if hasattr(value, "getexif"):  # Pillow's own type, which is not imported for texts
-        value = encode(value)
+        with _explained(place):
+            _check_kind(value)
+            value = encode(_flat(value))
     if isinstance(value, bytes):
         return data_url(value)
-    if isinstance(value, str) and (value.startswith("data:") or "://" in value):
-        return value
-    return str(Path(value).absolute()) if isinstance(value, str | Path) else value
+    return absolute(value) if isinstance(value, str | Path) else value
+
+
+def _flat(picture: "Image") -> "Image":
+    """The picture in RGB, upright; what is transparent becomes white."""
+    from PIL import Image, ImageOps
+
+    upright = ImageOps.exif_transpose(picture.convert("LA") if picture.mode == "La" else picture)
+    if not upright.has_transparency_data:
+        return upright.convert("RGB")
+    white = Image.new("RGBA", upright.size, "white")
+    return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
 
 
 def _listed(value: Any) -> list[Any]:
@@ -213,18 +225,24 @@ def _check(data: bytes) -> None:
         width, height = picture.size
         if width * height > _MAX_PIXELS:
             raise ValueError(f"has {width} x {height} pixels, more than {_MAX_PIXELS}: make it smaller")
-        if getattr(picture, "n_frames", 1) > 1:
-            raise ValueError(f"is animated, or has several pages ({picture.n_frames}): give one as PNG")  # type: ignore[attr-defined]
-        if picture.mode.startswith(_DEEP_MODES):
-            raise ValueError(f"has more than 8 bits a channel (mode {picture.mode}): convert it to 8 bits")
+        _check_kind(picture)
         _check_whole(picture, data)
+
+
+def _check_kind(picture: "Image") -> None:
+    """Raises ValueError for several pictures in one, and for values that Pillow would cut off. The further pictures of
+    an MPO, which phones write, are previews and views of the first, which every reader shows."""
+    if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:
+        raise ValueError(f"is animated, or has several pages ({frames}): give one as PNG")
+    if picture.mode.startswith(_DEEP_MODES):
+        raise ValueError(f"has more than 8 bits a channel (mode {picture.mode}): convert it to 8 bits")
 
 
 def _check_whole(picture: "Image", data: bytes) -> None:
     match picture.format:
         case "PNG":
             picture.verify()  # the checksums
-        case "JPEG":
+        case "JPEG" | "MPO":
             picture.draft("RGB", (1, 1))  # decodes an eighth of each side, in an eighth of the time
             picture.load()
         case "WEBP":

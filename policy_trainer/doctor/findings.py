@@ -22,7 +22,7 @@ from policy_trainer.reporting.samples import SampledGroup
 from policy_trainer.tasks.registry import make_task
 from shared.api import ModelInfo
 from shared.client import RefServerClient
-from shared.errors import UserError
+from shared.errors import UserError, printable
 from shared.models import load_outline, load_tokenizer
 
 # Problems that the checks draw.
@@ -92,9 +92,9 @@ def _row(name: str, finding: Finding) -> Table:
     for width in _WIDTHS:
         row.add_column(width=width)
     row.add_column(overflow="fold")
-    row.add_row(name, Text(finding.verdict, _COLOURS[finding.verdict]), Text(finding.seen))
+    row.add_row(name, Text(finding.verdict, _COLOURS[finding.verdict]), Text(printable(finding.seen, keep="\n")))
     if finding.remedy:
-        row.add_row("", "", Text(f"-> {finding.remedy}", "bold"))
+        row.add_row("", "", Text(printable(f"-> {finding.remedy}", keep="\n"), "bold"))
     return row
 
 

@@ -5,6 +5,7 @@ Only this file and `policy_trainer.trl` import peft, which adds the adapters to 
 
 import re
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -167,6 +168,25 @@ def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Te
         weight = merged[f"{name}.weight"]
         merged[f"{name}.weight"] = change.merged(weight).to(weight.dtype)
     return merged
+
+
+def merged_by_peft(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
+    """The model with an adapter of any method of peft's merged in, in float32, and rounded once.
+
+    Raises UserError for an adapter that does not fit the model, or cannot be merged.
+    """
+    import peft
+
+    dtype = model.dtype
+    try:
+        with warnings.catch_warnings(action="ignore"):  # such as that embeddings are no longer tied
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            adapted = peft.PeftModel.from_pretrained(model.float(), str(directory))  # type: ignore[arg-type]
+            merged: Any = adapted.merge_and_unload()  # type: ignore[operator]
+    except (ValueError, RuntimeError, AttributeError, TypeError, UserWarning) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"checkpoint: {directory} cannot be merged into its base model: {reason}") from error
+    return merged.to(dtype)
 
 
 def write_description(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:

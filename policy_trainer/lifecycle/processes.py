@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.fork_server import ForkedProcess, ForkServer
+from shared.errors import printable
 from shared.process import child_environment
 
 if TYPE_CHECKING:  # the settings load late: starting a process does not wait for them
@@ -111,9 +112,9 @@ class Child:
         return self._process.poll() if self._process else None
 
     def last_lines(self) -> str:
-        """The last lines of its output since it was last started."""
+        """The last lines of its output since it was last started, without what could control a terminal."""
         lines = self._log.read_bytes()[self._start :].decode(errors="replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:])
+        return "\n".join(map(printable, lines[-_LAST_LINES:]))
 
     def stop(self) -> None:
         """Sends SIGTERM, and SIGKILL if the child has not ended after _STOP_SECONDS."""

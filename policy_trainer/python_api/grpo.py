@@ -78,7 +78,7 @@ class GRPO:
     def __init__(
         self,
         *,
-        model: str | Path,
+        model: str | Path | None = None,
         dataset: Problems | None = None,
         eval_dataset: Problems | None = None,
         rewards: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = (),
@@ -88,7 +88,7 @@ class GRPO:
         callbacks: "Iterable[AnyCallback]" = (),
         **settings: Any,
     ) -> None:
-        if not isinstance(model, str | Path):
+        if model is not None and not isinstance(model, str | Path):
             raise UserError(
                 f"model: must be a directory or a Hub id, got {type(model).__name__}; save_pretrained model and "
                 "tokenizer to a directory first: other processes load it, too"
@@ -106,7 +106,7 @@ class GRPO:
         self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
         values = {
             **loss_input(with_data(settings, self._data)),
-            "model": str(model),
+            **({} if model is None else {"model": str(model)}),
             **({"rewards": names} if names else {}),
             **turns,
         }

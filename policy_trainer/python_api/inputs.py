@@ -18,6 +18,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.config.functions import CALLER
 from policy_trainer.data.pictures import with_readable_pictures
 from policy_trainer.environments.toolbox import Toolbox
+from policy_trainer.python_api.dataset_rows import as_read, batches, readable_table, remedy
 from policy_trainer.rewards.functions import RewardFunction, reward_function
 from shared.errors import UserError
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 Problems = Union["Dataset", Sequence[Mapping[str, Any]], str, Path]
 
 _FILES = (".jsonl", ".json", ".parquet")
-_ROWS_AT_ONCE = 1000
 # The setting that names the problems' place -> the task that reads them.
 _TASKS = {"path": "jsonl", "dataset": "dataset"}
 
@@ -79,7 +79,7 @@ def problem_input(problems: Problems, name: str) -> ProblemInput:
         return _table(problems, name)
     raise UserError(
         f"{name}: must be a datasets.Dataset or a list of dicts, with rows, or a path, got a "
-        f"{type(problems).__name__}; of a DatasetDict give one split, of an IterableDataset list(….take(n))"
+        f"{type(problems).__name__}; {remedy(problems)}"
     )
 
 
@@ -112,9 +112,10 @@ def data_directory(config: TrainConfig) -> Path:
 def _table(dataset: "Dataset", name: str) -> ProblemInput:
     from pyarrow import parquet  # slow to import
 
-    plain: Any = dataset.with_format("arrow")
-    batches = (repr(batch.to_pylist()).encode() for batch in plain.iter(_ROWS_AT_ONCE))
-    return ProblemInput("path", f"{name}-{_hash(batches)}.parquet", lambda file: parquet.write_table(plain[:], file))
+    dataset = as_read(dataset, name)
+    parts = (repr(batch.to_pylist()).encode() for batch in batches(dataset))
+    file = f"{name}-{_hash(parts)}.parquet"
+    return ProblemInput("path", file, lambda path: parquet.write_table(readable_table(dataset), path))
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], name: str) -> ProblemInput:
@@ -125,7 +126,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], name: str) -> ProblemInput:
 
 def _line(row: Mapping[str, Any], where: str) -> str:
     try:
-        return json.dumps(with_readable_pictures(row)) + "\n"
+        return json.dumps(with_readable_pictures(row, where)) + "\n"
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: cannot be written as JSON: {error}; a datasets.Dataset keeps such values") from None
 

@@ -1,13 +1,15 @@
 """Converts a checkpoint of ranks' shards, of adapters, or of both into a Hugging Face model directory."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
-from policy_trainer.adapters import MergedAdapters
+from policy_trainer.adapters import MergedAdapters, OtherMethod
 from policy_trainer.config import LoraConfig
-from policy_trainer.learner.adapters import add_adapters, save_whole
+from policy_trainer.learner.adapters import add_adapters, merged_by_peft, save_whole
 from policy_trainer.quantised import dequantised, load_base
 from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, read_weights_in_one_process
 from shared.atomic_files import whole_directory
@@ -18,8 +20,10 @@ from shared.models import ADAPTER_CONFIG, is_adapter, load_tokenizer
 def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
     """Writes the checkpoint's model and tokenizer to `output`, whole or not at all, in the precision it computed in.
 
-    base: of adapters; default: the one that their files name. Raises UserError for a directory that is no such
-    checkpoint, for an output that exists, and for a base that is not there or that the adapters do not fit.
+    checkpoint: of a run, or adapters in peft's format of whatever program; those have the base's tokenizer and
+    precision if their directory has none. base: of adapters; default: the one that their files name. Raises UserError
+    for a directory that is no such checkpoint, for an output that exists, and for a base that is not there or that the
+    adapters do not fit.
     """
     if not is_adapter(checkpoint) and not has_shards(checkpoint):
         if (checkpoint / "model.safetensors").exists() or (checkpoint / "model.safetensors.index.json").exists():
@@ -30,33 +34,53 @@ def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
         )
     if output.exists():
         raise UserError(f"output: {output} exists: name another directory")
-    tokenizer = load_tokenizer(str(checkpoint))
-    model = _read_model(checkpoint, base)
+    if not is_adapter(checkpoint):
+        tokenizer, model = load_tokenizer(str(checkpoint)), load_from_shards(checkpoint, device="cpu", dtype="auto")
+    else:
+        saved = json.loads((checkpoint / ADAPTER_CONFIG).read_text())
+        name, revision = _base_of(saved, base)
+        has_tokenizer = (checkpoint / "tokenizer_config.json").is_file()
+        tokenizer = load_tokenizer(str(checkpoint)) if has_tokenizer else load_tokenizer(name, revision=revision)
+        model = _with_adapters(checkpoint, saved, name, revision)
     output.parent.mkdir(parents=True, exist_ok=True)
     with whole_directory(output) as directory:
         save_whole(model, tokenizer, directory)
 
 
-def _read_model(checkpoint: Path, base: str | None) -> PreTrainedModel:
-    """The model in its training dtype; adapters are merged in, or kept as layers if they come from shards."""
-    if not is_adapter(checkpoint):
-        return load_from_shards(checkpoint, device="cpu", dtype="auto")
-    saved = json.loads((checkpoint / ADAPTER_CONFIG).read_text())
-    revision = saved.get("revision") if base is None else None
-    described = json.loads((checkpoint / "config.json").read_text())
+def _base_of(saved: Mapping[str, Any], base: str | None) -> tuple[str, str | None]:
+    """Name and revision of the adapters' base. saved: their description. Raises UserError where it is not known."""
+    if saved.get("task_type") not in (None, "CAUSAL_LM"):
+        raise UserError(
+            f"checkpoint: has adapters of peft's task {saved['task_type']}, not of a language model; merge them with "
+            "peft: merge_and_unload()"
+        )
+    if base is not None:
+        return base, None
+    if not (name := saved.get("base_model_name_or_path")):
+        raise UserError("model: the adapters do not say what they were trained on: give the base with --model")
+    return name, saved.get("revision")
+
+
+def _with_adapters(checkpoint: Path, saved: Mapping[str, Any], base: str, revision: str | None) -> PreTrainedModel:
+    """The base with adapters merged in, or kept as layers if they come from shards; in the training dtype."""
+    ours = checkpoint / "config.json"
+    described = json.loads(ours.read_text()) if ours.is_file() else {}
+    plain = isinstance(saved["target_modules"], list)  # else a pattern, which only peft's own adapters have
     lora = LoraConfig(
         rank=saved["r"],
         alpha=saved["lora_alpha"],
-        target_modules=saved["target_modules"],
+        **({"target_modules": saved["target_modules"]} if plain else {}),
         load_in_4bit="quantization_config" in described,
     )
-    name, dtype = base or saved["base_model_name_or_path"], described.get("dtype") or "auto"
     # Devices of another kind quantise with other last bits.
     device = "auto" if lora.load_in_4bit else "cpu"
-    model = load_base(name, lora, revision=revision, device=device, dtype=dtype)
+    model = load_base(base, lora, revision=revision, device=device, dtype=described.get("dtype") or "auto")
     if not has_shards(checkpoint):
         model = dequantised(model)
-        MergedAdapters(model).load(checkpoint)
+        try:
+            MergedAdapters(model).load(checkpoint)
+        except OtherMethod:
+            return merged_by_peft(model, checkpoint)
         return model
     add_adapters(model, lora, seed=0, base=saved["base_model_name_or_path"], revision=saved["revision"])
     read_weights_in_one_process(model, checkpoint)

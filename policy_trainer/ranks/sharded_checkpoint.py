@@ -31,11 +31,8 @@ from policy_trainer.learner.optimizer import Weights
 from policy_trainer.ranks.sharding import materialise
 from policy_trainer.run_files.checkpoint import read_saved
 from shared.devices import choose_device
-from shared.models import load_empty
+from shared.models import SHARDS, load_empty
 from shared.settings import Dtype
-
-# Below the checkpoint's directory, which also has the model's configuration and its tokenizer.
-SHARDS = "shards"
 
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
 # Of AdamW, for each weight.

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from policy_trainer.lifecycle.timing import Patience
+from shared.errors import printable
 
 _LINE_EVERY = 10
 # Shorter waits are not shown: the panel would flicker.
@@ -48,8 +49,8 @@ class Display:
         pass
 
     def note(self, text: str) -> None:
-        """Prints a message."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Prints a message. A server's, a worker's or a model's text in it cannot control the terminal."""
+        self._console.print(printable(text, keep="\n"), highlight=False, markup=False, soft_wrap=True)
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Shows the metrics of a finished step."""
@@ -118,10 +119,10 @@ class LiveDisplay(Display):
         table = Table.grid(padding=(0, _GAP))
         for _ in range(columns):
             table.add_column(max_width=_CELL, no_wrap=True, overflow="ellipsis")
-        cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in self._figures.items()]
+        cells = [Text.assemble((f"{printable(name)} ", "dim"), value) for name, value in self._figures.items()]
         for start in range(0, len(cells), columns):
             table.add_row(*cells[start : start + columns])
-        wait = Text(self._wait, "yellow")
+        wait = Text(printable(self._wait, keep="\n"), "yellow")
         return Panel(Group(self._bar, table, wait), title="tandem", title_align="left", width=width)
 
 

@@ -101,7 +101,7 @@ def _title(group: SampledGroup) -> str:
 
 
 def _about(item: SampledCompletion) -> str:
-    parts = ", ".join(f"{name} {_number(score)}" for name, score in item.parts.items())
+    parts = ", ".join(f"{printable(name)} {_number(score)}" for name, score in item.parts.items())
     advantage = "" if item.advantage is None else f", advantage {item.advantage:+.2f}"
     ending = "" if item.finished else ", cut off"
     return (
@@ -137,7 +137,7 @@ def _drawn(url: str) -> Text:
     try:
         picture = decode(from_data_url(url))
     except (UserError, ValueError) as error:
-        return Text(f"({error})", "dim")
+        return Text(printable(f"({error})"), "dim")
     picture.thumbnail((_COLUMNS, _COLUMNS))
     width, height = picture.size
     colours = [f"rgb({red},{green},{blue})" for red, green, blue in np.asarray(picture).reshape(-1, 3).tolist()]

@@ -6,6 +6,7 @@ The sandbox process and the process that began the run call `RewardFunction.answ
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
 from traceback import TracebackException
@@ -157,10 +158,13 @@ def load_function(name: str) -> RewardFunction:
 
 
 def arguments(sample: Sample) -> dict[str, Any]:
-    """What a function may ask of one completion. Tandem's names take precedence over columns of the same name."""
+    """What a function may ask of one completion. Tandem's names take precedence over columns of the same name.
+
+    The values are copies: a function may change them, and completions of one problem share it.
+    """
     problem = sample.problem
     return {
-        **problem.extras,
+        **_extras(problem),
         "completion": sample.completion,
         **({"answer": problem.answer} if problem.answer else {}),
         "prompt": problem.prompt,
@@ -174,16 +178,17 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """What a function may ask of many completions, as in TRL: columns with None for missing values.
 
     A prompt is a text if the data has a text, else messages, and so is its completion. That of a rollout of several
-    turns always consists of messages.
+    turns always consists of messages. The values are copies, as in `arguments`.
     """
     problems = [sample.problem for sample in samples]
-    columns = dict.fromkeys(name for problem in problems for name in problem.extras)
+    extras = [_extras(problem) for problem in problems]
+    columns = dict.fromkeys(name for each in extras for name in each)
     answers = [problem.answer or None for problem in problems]
     environments = [environment(sample.environment) for sample in samples]
     return {
         **({"answer": answers} if any(answers) else {}),
         "finished": [sample.finished for sample in samples],
-        **{name: [problem.extras.get(name) for problem in problems] for name in columns if name != "prompt"},
+        **{name: [each.get(name) for each in extras] for name in columns if name != "prompt"},
         "prompts": [problem.prompt or _messages(problem) for problem in problems],
         "completions": [_completion(sample) for sample in samples],
         "completion_ids": [list(sample.ids) for sample in samples],
@@ -191,13 +196,17 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     }
 
 
+def _extras(problem: Problem) -> dict[str, Any]:
+    return deepcopy(dict(problem.extras))
+
+
 def _messages(problem: Problem) -> list[dict[str, str]]:
-    return [dict(message) for message in problem.messages]
+    return [deepcopy(dict(message)) for message in problem.messages]
 
 
 def _completion(sample: Sample) -> str | list[dict[str, Any]]:
     if sample.messages:
-        return [dict(message) for message in sample.messages]
+        return [deepcopy(dict(message)) for message in sample.messages]
     return sample.completion if sample.problem.prompt else [{"role": "assistant", "content": sample.completion}]
 
 

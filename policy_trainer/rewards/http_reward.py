@@ -21,9 +21,9 @@ from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.functions import arguments, checked
 from shared.batch import MAX_NAME_CHARACTERS
-from shared.client.connection import THIS_MACHINE
 from shared.client.credentials import check_token
 from shared.client.errors import retry_after, unreachable
+from shared.client.proxies import connection_options
 from shared.errors import UserError
 
 # The environment variable with the bearer token of the servers. No setting: a run writes its settings to files.
@@ -50,11 +50,11 @@ class HttpReward:
     """Judges samples by a server. While the server is down the judging waits, and no sample is lost."""
 
     def __init__(self, url: str, config: HttpRewardConfig) -> None:
-        """Raises UserError for a URL, or a token in the environment, that cannot be used."""
+        """Raises UserError for a URL, or a token in the environment, that cannot be used; UnusableProxy likewise."""
         self._url = _checked_url(url)
         self._config = config
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **_authorization()}
-        self._tls = httpx.create_ssl_context()  # slow to make
+        self._options = connection_options(url)  # slow to make
         self.failures = Failures([url])
         self._wait = logged_wait()
 
@@ -70,9 +70,7 @@ class HttpReward:
 
     def _connect(self) -> httpx.Client:
         timeout = httpx.Timeout(self._config.seconds, connect=min(self._config.seconds, _CONNECT_SECONDS))
-        # A proxy of the environment would look for a server of this machine elsewhere.
-        direct = dict.fromkeys(THIS_MACHINE)
-        return httpx.Client(headers=self._headers, timeout=timeout, verify=self._tls, mounts=direct)
+        return httpx.Client(headers=self._headers, timeout=timeout, **self._options)
 
     def _judge(self, http: httpx.Client, samples: Sequence[Sample]) -> list[Score]:
         attempts = tenacity.Retrying(

@@ -17,7 +17,7 @@ from policy_trainer.config.marks import Change, Resume, changes, marked
 from policy_trainer.run_files.locks import hold, is_held
 from shared.api.base import Version
 from shared.atomic_files import read_json, write_json, write_text
-from shared.errors import UserError
+from shared.errors import UserError, printable
 from shared.settings.files import read_known
 
 REPLAY = "a replay cannot be continued: choose another --run-dir"
@@ -135,7 +135,7 @@ class RunDirectory:
             console.print(f"{self.root} holds no run to resume: training begins at step 0", highlight=False)
         if known and resume:
             for change in self._changes(config):
-                text = f"since the run was last started: {change}"
+                text = printable(f"since the run was last started: {change}", keep="\n")
                 console.print(text, highlight=False, markup=False, soft_wrap=True)
         self.write_config(config)
         if known and not resume:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from policy_trainer.sampling.vllm_requests import Completions, engine_rank
 from shared.client.connection import OnWait, append, whole
+from shared.client.proxies import connection_options
 from shared.errors import UserError, printable
 
 T = TypeVar("T")
@@ -114,12 +115,12 @@ def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[VllmClient]:
-    """A client with connections of its own. Nothing is sent yet."""
+    """A client with connections of its own. Nothing is sent yet. Raises UnusableProxy."""
     timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
     limits = httpx.Limits(max_connections=None)
-    # trust_env: a proxy of the environment is for the internet, and would not reach this server.
     plain = {"Accept-Encoding": "identity"}  # see `_ANSWER_BYTES`: no answer is decompressed
-    async with httpx.AsyncClient(base_url=url, headers=plain, timeout=timeout, limits=limits, trust_env=False) as http:
+    options = {"headers": plain, "timeout": timeout, "limits": limits, **connection_options(url)}
+    async with httpx.AsyncClient(base_url=url, **options) as http:
         yield VllmClient(http)
 
 

@@ -12,9 +12,9 @@ from shared.devices import is_out_of_memory
 
 # Packages in whose code errors are located.
 _OURS = ("policy_trainer", "shared")
-_TOGETHER = (
+TOGETHER = (
     "Each group of this step can be trained by itself, but not all of them together. If memory is short, lower "
-    "--micro-batch-tokens; --resume then trains these groups first"
+    "--micro-batch-tokens; --resume then trains these groups first. Each try counts as a delivery"
 )
 
 Failure = tuple[Leased, Exception]
@@ -37,9 +37,6 @@ class BadGroups:
 
         failures: of the groups on which the step that raised `error` fails by itself.
         """
-        if not failures:
-            error.add_note(_TOGETHER)
-            return False
         known = {lease.id for lease, _ in failures}
         self._failures = [failure for failure in self._failures if failure[0].id not in known] + [*failures]
         for first, second in combinations(self._failures, 2):

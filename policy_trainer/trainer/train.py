@@ -19,7 +19,7 @@ from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
-from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, not_finite
+from policy_trainer.trainer.bad_groups import TOGETHER, BadGroups, Failure, describe, not_finite
 from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
@@ -132,8 +132,9 @@ class Trainer:
     def _goes_on_without(self, leased: Sequence[Leased], error: Exception) -> bool:
         """Sets aside the groups on which the step raised, and keeps the others for the next. False: the run must end.
 
-        If weights may have changed, or the bad groups cannot be determined, groups are released here and count as
-        delivered, so that a resumed run does not fail on them forever.
+        If weights may have changed, or the bad groups cannot be determined because no device computes or none of them
+        fails by itself, groups are released here and count as delivered, so that a resumed run does not fail on them
+        forever.
         """
         learner, feed = self._policy.learner, self._source.feed
         if isinstance(error, RunFailed | UserError) and not isinstance(error, RankLost):
@@ -142,7 +143,9 @@ class Trainer:
         # A device that has failed can compute nothing more.
         lost = isinstance(error, torch.AcceleratorError)
         failures = None if lost else learner.failures([lease.batch for lease in leased], step=self._state.step)
-        if failures is None:
+        if failures is None or not any(failures):
+            if failures is not None:
+                error.add_note(TOGETHER)
             for lease in leased:
                 feed.refuse(lease, f"a step with it raised {type(error).__name__}: {error}")
             return False

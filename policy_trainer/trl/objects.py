@@ -22,29 +22,48 @@ _IDLE = {
 _tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id")
 
 
-def place(model: Any, tokenizer: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
-    """The path of the model with this tokenizer: if nothing else has them together, they are written to `target`.
+def place(model: Any, processing: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
+    """The path of the model with this tokenizer, or this processor with its tokenizer: if nothing else has them
+    together, they are written to `target`.
 
     revision: of a model's name. scores: whether it is a reward model. PyTorch is imported only where needed: a run
     imports it while its children start.
     """
-    if isinstance(model, str | Path) and tokenizer is None:
+    if isinstance(model, str | Path) and processing is None:
         return str(model)
     from shared.models import load_classifier, load_model, load_tokenizer, save_model
 
     named = isinstance(model, str | Path)
-    if named and _same(tokenizer, load_tokenizer(str(model), revision=revision)):
+    tokenizer = getattr(processing, "tokenizer", processing)
+    processor = None if processing is tokenizer else processing
+    if named and _same(tokenizer, load_tokenizer(str(model), revision=revision)) and _is_of(processor, model, revision):
         return str(model)
     if hasattr(model, "peft_config"):
-        raise UserError("model: already has adapters: pass the base model and peft_config")
+        raise UserError(
+            "model: already has adapters, which are not trained further: pass model.merge_and_unload(), which has what "
+            "they have learnt, with peft_config for new ones"
+        )
     if not (target.exists() and RunDirectory(target.parent).has_trained()):  # else the run is resumed, or refused
         where: Any = {"revision": revision, "device": "cpu", "dtype": "auto"}
         loaded: Any = model
         if named:
             loaded = load_classifier(str(model), **where)[0] if scores else load_model(str(model), **where)
         with whole_directory(target) as directory:
-            save_model(loaded, tokenizer or load_tokenizer(loaded.name_or_path), directory)
+            save_model(loaded, tokenizer or load_tokenizer(loaded.name_or_path), directory, processor=processor)
     return str(target)
+
+
+def _is_of(processor: Any, model: str | Path, revision: str | None) -> bool:
+    """Whether the model's own files make the same processor; True without one."""
+    from transformers import AutoProcessor
+
+    if processor is None:
+        return True
+    try:
+        saved = AutoProcessor.from_pretrained(str(model), revision=revision, trust_remote_code=False)
+    except (OSError, ValueError):
+        return False
+    return type(saved) is type(processor) and saved.to_dict() == processor.to_dict()
 
 
 def _same(given: Any, saved: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.python_api.callbacks import Callbacks, callback_input
+from policy_trainer.python_api.dataset_rows import as_read, remedy
 from policy_trainer.python_api.grpo import GRPO
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.mapping import count_steps, in_trls_words, settings
@@ -175,15 +176,17 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _rows(dataset: Any, name: str) -> Any:
-    """The dataset, None if there is none. Raises UserError for a stream, and for several datasets."""
+    """The dataset as reading it gives it, None if there is none.
+
+    Raises UserError for a stream, and for several datasets.
+    """
     if dataset is None:
         return None
     from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
 
     if isinstance(dataset, Dataset) and len(dataset):
-        return dataset
+        return as_read(dataset, name)
     empty = "an empty" if isinstance(dataset, Dataset) else "a"
     raise UserError(
-        f"{name}: must be one non-empty datasets.Dataset, got {empty} {type(dataset).__name__}; make a stream one with "
-        "Dataset.from_list(list(stream.take(n))), and pass one of several"
+        f"{name}: must be one non-empty datasets.Dataset, got {empty} {type(dataset).__name__}; {remedy(dataset)}"
     )

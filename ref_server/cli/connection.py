@@ -11,6 +11,7 @@ from ref_server.config import ServeConfig
 from shared.client import ClientError, RefServerClient, RefServerError
 from shared.client.connection import OnWait
 from shared.client.credentials import choose_token, remedy, trust
+from shared.errors import printable
 from shared.settings import load_settings, settings_config
 
 ENV_PREFIX = "REF_SERVER_"
@@ -75,7 +76,7 @@ def load_options(cls: type[Options], arguments: list[str], command: str) -> Opti
 
 def complain(command: str, error: ClientError) -> int:
     """Prints the reason of the error on standard error. Returns the exit status."""
-    print(f"ref-server {command}: {explained(error)}", file=sys.stderr)
+    print(printable(f"ref-server {command}: {explained(error)}", keep="\n"), file=sys.stderr)
     return 1
 
 

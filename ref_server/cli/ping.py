@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
             )
         )
     elif not readiness.ready:
-        print(f"ref-server ping: {readiness.url} is not ready: {readiness.reason}", file=sys.stderr)
+        print(printable(f"ref-server ping: {readiness.url} is not ready: {readiness.reason}"), file=sys.stderr)
     elif not options.quiet:
         print(f"{readiness.url} is ready, {readiness.milliseconds:.1f} ms; {_described(readiness)}")
     return 0 if readiness.ready else 1

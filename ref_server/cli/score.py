@@ -19,7 +19,7 @@ from shared import wire
 from shared.api import Logprobs, LogprobsRequest
 from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE, BatchError, RolloutBatch, ScoredBatch
 from shared.client import ClientError, RefServerClient, RefServerError
-from shared.errors import printable
+from shared.errors import printable, printable_json
 
 _NUMBERS = ("log-prob", "probability")
 # Requests to a busy server are retried for this long. The first request is not retried.
@@ -123,7 +123,7 @@ def _write(scored: ScoredBatch, options: Score) -> int:
 
 def _print_logprobs(answer: Logprobs, options: Score) -> int:
     if options.as_json:
-        print(answer.model_dump_json(indent=2))
+        print(printable_json(answer.model_dump_json(indent=2)))
     else:
         show(_logprob_sheet(answer))
     return 0
@@ -158,7 +158,7 @@ def _score_lines(client: RefServerClient, file: Path) -> int:
     failed = 0
     for number, line in enumerate(_lines(file), start=1):
         try:
-            print(_score_line(client, line).model_dump_json(), flush=True)
+            print(printable_json(_score_line(client, line).model_dump_json()), flush=True)
         except (RefServerError, ValidationError) as error:
             failed += 1
             reason = explained(error) if isinstance(error, RefServerError) else _first_fault(error)

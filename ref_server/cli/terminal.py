@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.api import ResponseRecord
+from shared.errors import printable
 
 # A narrower terminal folds the lines by itself: a table squeezed into it would lose its ids.
 _NARROWEST = 120
@@ -34,7 +35,7 @@ def print_json(answer: ResponseRecord, **more: Any) -> None:
 
 
 def print_error(line: str) -> None:
-    print(line, file=sys.stderr)
+    print(printable(line, keep="\n"), file=sys.stderr)
 
 
 def progress_bar() -> Progress:

@@ -17,5 +17,6 @@ from shared.client.errors import (
     Unreachable,
     Untrusted,
     UnusableBatch,
+    UnusableProxy,
     WrongContent,
 )

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from shared.client.credentials import check_token, trust
 from shared.client.errors import NotRefServer, RefServerError, Unreachable, refusal, unreachable
+from shared.client.proxies import connection_options
 from shared.client.transfers import WeightsDownload, pieces
 
 # Called before each retry with the reason and the seconds waited so far. May raise to give up.
@@ -28,9 +29,6 @@ READ_SECONDS = 60.0
 JSON = {"Content-Type": "application/json"}
 # The longest JSON answer, a page of 1,000 batches or 5,000 steps, has a few MiB.
 JSON_BYTES = 64 * 2**20
-# Never reached through a proxy from the environment: a proxy on another machine would look for the server there, and
-# would see the token.
-THIS_MACHINE: tuple[str, ...] = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 _CONNECT_SECONDS = 5.0
 _BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
@@ -80,8 +78,7 @@ class ServerConnection:
                 base_url=url,
                 # Uncompressed: a few KiB that expand to gigabytes would pass every limit.
                 headers={"Accept-Encoding": "identity", **_authorization(token)},
-                verify=True if ca is None else trust(Path(ca)),
-                mounts=dict.fromkeys(THIS_MACHINE),
+                **connection_options(url, None if ca is None else trust(Path(ca))),
             )
 
     def __repr__(self) -> str:

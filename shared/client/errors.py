@@ -33,6 +33,10 @@ class Untrusted(Unreachable):
     """The server's certificate cannot be verified. Waiting does not help."""
 
 
+class UnusableProxy(ClientError):
+    """The environment names a proxy through which no server can be reached."""
+
+
 class NotRefServer(ClientError):
     """The server at the URL is not a reference server, or its version is unknown to this client."""
 

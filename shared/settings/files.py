@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
+from shared.errors import printable
 from shared.settings.names import Hints, explain_unknown, group_at, setting_names, unknown_names, without
 
 # The file that an earlier process of the run wrote, given the values of stronger sources; None if there is none.
@@ -57,7 +58,8 @@ class EarlierRun(TomlConfigSettingsSource):
             return {}
         values, unknown = read_known(path, self.settings_cls)
         for name in unknown:
-            print(f"{self._prog}: {path}: {name} is not a setting of this version: it is left out", file=sys.stderr)
+            line = f"{self._prog}: {path}: {name} is not a setting of this version: it is left out"
+            print(printable(line), file=sys.stderr)
         return values
 
 

@@ -16,7 +16,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from shared.errors import UserError
+from shared.errors import UserError, printable
 from shared.settings.command_line import command_line, spell_option
 from shared.settings.files import FileSource, own_fields
 from shared.settings.names import NO_HINTS, Hints, explain_unknown, group_at, is_secret, nested_model, setting_names
@@ -145,7 +145,7 @@ def load_settings(
         message = explain_unparsed(error)
     except (OSError, ValueError) as error:
         message = str(error)
-    print("\n".join(f"{prog}: {line}" for line in message.splitlines()), file=sys.stderr)
+    print("\n".join(f"{prog}: {printable(line)}" for line in message.splitlines()), file=sys.stderr)
     sys.exit(2)
 
 

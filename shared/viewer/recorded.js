@@ -1,5 +1,7 @@
 // The data embedded in a report (policy-trainer report or compare), which replaces the server.
 
+import { el } from "./dom.js";
+
 const data = document.getElementById("recorded");
 
 /**
@@ -13,10 +15,15 @@ export const recorded = data && JSON.parse(data.textContent);
 const summary = document.getElementById("summary");
 const details = document.getElementById("details");
 
-/** Moves them into that view. */
+/** Moves them into that view, with a way from its top to each of its sections. */
 export function addSections(root) {
   root.querySelector("h1")?.after(summary);
   root.append(details);
+  const heads = [...root.querySelectorAll("section > h2")];
+  // Buttons: the address after # names the view.
+  const jumps = heads.map((head) => el("button", { type: "button", click: () => (head.scrollIntoView(), head.focus()) }, head.textContent));
+  for (const head of heads) head.tabIndex = -1;
+  if (heads.length > 1) summary.after(el("nav", { class: "fields sections", "aria-label": "Sections" }, jumps));
 }
 
 /** What the server would return for a GET, or undefined. */

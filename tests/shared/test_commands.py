@@ -1,9 +1,11 @@
 """Which command runs, what --help lists, and what is not imported for it."""
 
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -80,3 +82,54 @@ def test_help_imports_nothing_heavy(module: str, arguments: list[str], heavy: se
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.endswith("imported []\n")
+
+
+ENDS = {
+    "print": "print('line\\n' * 100_000)",
+    "a short line": "print('line')",
+    "rich": "from rich.console import Console; Console().print('line\\n' * 100_000)",
+    "standard error": "print('line\\n' * 100_000, file=sys.stderr)",
+    "an exit": "print('line'); sys.exit(0)",
+}
+
+
+def guarded(code: str) -> str:
+    return f"import os, sys\nfrom shared.commands import end_with_reader\nwith end_with_reader():\n    {code}"
+
+
+def end_of(code: str, closed: str) -> tuple[int, str]:
+    """Status and the other output of a program of which one output has no reader."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", guarded(code)], **pipes, text=True) as process:
+        streams = {"stdout": process.stdout, "stderr": process.stderr}
+        broken, other = streams.pop(closed), *streams.values()
+        assert broken and other
+        broken.close()
+        text = other.read()
+    return process.returncode, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_program_ends_quietly_with_the_reader_of_its_output(kind: str) -> None:
+    closed = "stderr" if kind == "standard error" else "stdout"
+    assert end_of(ENDS[kind], closed) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.slow
+def test_another_broken_pipe_is_an_error() -> None:
+    code = "read, write = os.pipe(); os.close(read); os.write(write, b'a')"
+    command = [sys.executable, "-c", guarded(code)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 1 and "BrokenPipeError" in process.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("policy_trainer", "presets"), ("policy_trainer", "train", "--help-all")])
+def test_commands_end_with_the_reader_of_their_output(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode in (0, 128 + signal.SIGPIPE)  # argparse ignores it

@@ -198,6 +198,21 @@ def test_the_directory_of_a_run_is_no_model(tmp_path: Path) -> None:
         load_model(str(tmp_path), revision=None, device="cpu", dtype="auto")
 
 
+@pytest.mark.parametrize(
+    ("made", "advice"),
+    [
+        ("shards", r"written under torchrun: .*`policy-trainer export --checkpoint \S+ --output NEW_DIRECTORY`"),
+        ("logs", r"it has a config.json and no weights: copy model.safetensors there"),
+        ("model", r"did you mean \S+/model\?"),
+    ],
+)
+def test_a_directory_without_weights_is_refused_with_what_helps(made: str, advice: str, tmp_path: Path) -> None:
+    Qwen2Config(**SIZES).save_pretrained(tmp_path)
+    (tmp_path / made).mkdir()
+    with pytest.raises(UserError, match=advice):
+        load_model(str(tmp_path), revision=None, device="cpu", dtype="auto")
+
+
 def test_context_length() -> None:
     assert context_length(tiny()) == 128
     assert context_length(tiny(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, n_positions=64))) == 64

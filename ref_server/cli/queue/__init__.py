@@ -3,9 +3,6 @@
 It asks the server, since only the server may change its store; `backup` reads the store itself.
 """
 
-import os
-import signal
-import sys
 from importlib import import_module
 
 from ref_server.cli.connection import complain
@@ -42,11 +39,6 @@ def run(arguments: list[str]) -> int:
     name = choose_name("ref-server queue", DESCRIPTION, COMMANDS, arguments)
     module = import_module(f"{__name__}.{_MODULES[name]}")
     try:
-        status = getattr(module, f"run_{name}")(arguments[1:])
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader closed the pipe; without this Python would report an error at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return getattr(module, f"run_{name}")(arguments[1:])
     except ClientError as error:
         return complain(f"queue {name}", error)

@@ -13,7 +13,7 @@ from ref_server.cli.terminal import print_error, print_json, show
 from shared.api import BatchPage, ListOrder
 from shared.client import RefServerClient
 from shared.client.client import PAGE
-from shared.errors import printable
+from shared.errors import printable, printable_json
 
 Id = Annotated[str, Field(min_length=1)]
 
@@ -68,7 +68,7 @@ def _print_json(pages: Iterable[BatchPage]) -> None:
     print('{"batches": [')
     for page in pages:
         for batch in page.batches:
-            print(between + batch.model_dump_json(), end="")
+            print(between + printable_json(batch.model_dump_json()), end="")
             between = ",\n"
         cursor = page.next_cursor
     print(f'\n], "next_cursor": {json.dumps(cursor)}}}')

@@ -80,3 +80,21 @@ def test_a_step_without_samples_names_those_that_have_some(shown: Callable[..., 
 def test_a_directory_without_samples(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"RUN: .*does not exist: name the directory"):
         samples.run([str(tmp_path)])
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_nothing_in_a_sample_controls_the_terminal(
+    option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """U+009B begins a control sequence of terminals, and JSON may hold it as it is."""
+    hostile = "\x9b2J\u202e\x1b[2J"
+    item = SampledCompletion(hostile, 1.0, {hostile: 1.0}, 0.5, 1, finished=True, extras={hostile: hostile})
+    sampled = SampledGroup(1, "train", hostile, hostile, 7, hostile, hostile, (item,))
+    append_samples(tmp_path / "samples.jsonl", [sampled])
+    assert samples.run([str(tmp_path), *option]) == 0
+    output = capsys.readouterr().out
+    assert not {"\x9b", "\u202e", "\x1b"} & set(output)
+    if option:
+        assert texts(output) == [hostile]
+    else:
+        assert r"reward 1 (\x9b2J\u202e\x1b[2J 1)" in output

@@ -27,6 +27,29 @@ def saved(image: Image.Image, form: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
+# How a file holds the modes of Pillow that a file can hold without loss.
+FILES = {**dict.fromkeys(("1", "L", "LA", "P", "RGB", "RGBA"), "PNG"), **dict.fromkeys(("CMYK", "LAB"), "TIFF")}
+DEEP = [mode for mode in Image.MODES if mode.startswith(("I", "F"))]
+
+
+def colours() -> Image.Image:
+    """Half transparent at one side."""
+    image = picture(8, 6)
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+def of_mode(image: Image.Image, mode: str) -> Image.Image:
+    """In this mode; what is transparent becomes white where the mode has no transparency."""
+    image = image.convert("LA") if image.mode == "La" else image
+    if mode == "La":
+        return image.convert("LA").convert("La")
+    if image.has_transparency_data and mode not in ("LA", "PA", "RGBA", "RGBa"):
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert(mode)
+
+
 def images_of(value: Any, folder: Path = Path()) -> tuple[bytes, ...]:
     return with_pictures(QUESTION, {"images": value}, "row 1", folder).images
 
@@ -60,13 +83,48 @@ class TestForms:
 
     @pytest.mark.parametrize("value", [picture(8, 6), PNG, {"bytes": PNG, "path": None}])
     def test_rows_of_python_become_json(self, value: Any) -> None:
-        (read,) = images_of(with_readable_pictures({"images": [value]})["images"])
+        (read,) = images_of(with_readable_pictures({"images": [value]}, "row 1")["images"])
         assert decode(read).tobytes() == picture(8, 6).tobytes()
+
+    @pytest.mark.parametrize("mode", [mode for mode in Image.MODES if mode not in DEEP])
+    def test_pictures_of_python_are_read_as_their_files_are(self, mode: str) -> None:
+        given = of_mode(colours(), mode)
+        expected = decode(saved(given, FILES[mode])) if mode in FILES else of_mode(given, "RGB")
+        (read,) = images_of(with_readable_pictures({"images": [given]}, "row 1")["images"])
+        assert decode(read).tobytes() == expected.tobytes()
+
+    @pytest.mark.parametrize("mode", DEEP)
+    def test_deep_pictures_of_python_are_refused_as_their_files_are(self, mode: str) -> None:
+        with pytest.raises(UserError, match=r"^row 1: picture 1 of 1 in images: has more than 8 bits a channel"):
+            with_readable_pictures({"images": [Image.new(mode, (8, 6))]}, "row 1")
+
+    def test_a_picture_of_python_stands_upright(self, tmp_path: Path) -> None:
+        file = tmp_path / "a.jpg"
+        file.write_bytes(saved(turned(), "JPEG", exif=turned().getexif()))
+        with Image.open(file) as opened:
+            (read,) = images_of(with_readable_pictures({"images": opened}, "row 1")["images"])
+        assert decode(read).size == (6, 8)
+        assert decode(read).tobytes() == decode(file.read_bytes()).tobytes()
+
+    def test_a_picture_of_python_with_several_frames_is_refused(self) -> None:
+        several = saved(picture(8, 6), "GIF", save_all=True, append_images=[Image.new("RGB", (8, 6))])
+        with (
+            Image.open(io.BytesIO(several)) as opened,
+            pytest.raises(UserError, match=r"^row 1: picture 1 of 1 in image: is animated"),
+        ):
+            with_readable_pictures({"image": opened}, "row 1")
+
+    def test_of_a_phones_pictures_the_first_is_read(self) -> None:
+        phones = saved(picture(64, 48), "MPO", save_all=True, append_images=[Image.new("RGB", (8, 6))])
+        assert images_of(phones) == (phones,)
+        with Image.open(io.BytesIO(phones)) as opened:
+            (read,) = images_of(with_readable_pictures({"images": [opened]}, "row 1")["images"])
+        assert decode(read).tobytes() == decode(phones).tobytes() == decode(saved(picture(64, 48), "JPEG")).tobytes()
 
     def test_relative_paths_of_python_become_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "a.png").write_bytes(PNG)
         monkeypatch.chdir(tmp_path)
-        row = with_readable_pictures({"image": "a.png", "level": 1})
+        row = with_readable_pictures({"image": "a.png", "level": 1}, "row 1")
         assert row["level"] == 1
         assert images_of(row["image"], Path("/")) == (PNG,)
 

@@ -54,6 +54,16 @@ class TestChild:
             assert child.exit_status == 3 and len(child.last_lines().splitlines()) == 12
             assert {"99", "['a', 'b c']"} <= set(child.last_lines().splitlines())
 
+    def test_its_output_cannot_control_a_terminal(
+        self, modules: Callable[[str, str], None], open_child: OpenChild
+    ) -> None:
+        """Errors and notes quote it, those of a Python script too."""
+        modules("hostile", r"print('\x1b]0;owned\x07 \x9b2J')")
+        child = open_child("hostile")
+        child.start()
+        until(lambda: child.exit_status is not None)
+        assert child.last_lines() == r"\x1b]0;owned\x07 \x9b2J"
+
     def test_stop_ends_it(self, modules: Callable[[str, str], None], open_child: OpenChild) -> None:
         modules("sleeps", SLEEPS)
         child = open_child("sleeps")

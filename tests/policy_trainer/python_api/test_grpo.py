@@ -83,6 +83,15 @@ def test_mistakes_name_the_setting_and_the_remedy(given: dict[str, Any], message
     assert message in str(error.value) and len(str(error.value).splitlines()) <= 5
 
 
+def test_a_file_may_name_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('model = "in-the-file"\n')
+    assert GRPO(config=file, dataset=ROWS, rewards="format").config.model == "in-the-file"
+    assert GRPO(config=file, model="m", dataset=ROWS, rewards="format").config.model == "m"
+    with pytest.raises(UserError, match=r"^model: is required"):
+        GRPO(dataset=ROWS, rewards="format")
+
+
 def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
     with pytest.raises(UserError, match=r"run_dir: .* holds a run already; give resume=True to continue it, or"):

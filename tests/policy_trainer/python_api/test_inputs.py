@@ -3,18 +3,23 @@ where another process can import them, else they are called in this process."""
 
 import datetime
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict
+import torch
+from datasets import Dataset, DatasetDict, Features, Image, Sequence, Value
 
 from policy_trainer.config import SourceConfig
+from policy_trainer.data.pictures import decode, encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.python_api.inputs import ProblemInput, problem_input, reward_input
 from policy_trainer.tasks.user_rows import row_task
 from shared.errors import UserError
 from tests.policy_trainer.rewards import faulty
+from tests.policy_trainer.vision_models import picture
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range(20)]
 
@@ -46,6 +51,102 @@ def test_the_files_name_depends_on_the_problems(kind: Any, tmp_path: Path) -> No
     )
     assert first == same != others
     assert problem_input("missing.jsonl", "dataset").placed(tmp_path) == {"path": "missing.jsonl"}
+
+
+def louder(batch: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt": [[{"role": "user", "content": f"{prompt}!"}] for prompt in batch["prompt"]],
+        "answer": batch["answer"],
+        "level": np.array(batch["level"]),
+        "near": torch.tensor([[level - 1, level + 1] for level in batch["level"]]),
+    }
+
+
+def test_a_transform_is_applied_to_all_rows(tmp_path: Path) -> None:
+    """As TRL, which reads the rows through it."""
+    many = Dataset.from_list([{**row, "level": i} for i, row in enumerate(ROWS * 8)])
+    for transformed in (many.with_transform(louder), many.select(range(20)).with_transform(louder)):
+        data = problem_input(transformed, "dataset")
+        data.write(tmp_path / str(len(transformed)))
+        source = SourceConfig(path=Path(data.placed(tmp_path / str(len(transformed)))["path"]))
+        task = row_task("jsonl", source, 0)
+        problems = [task.problem(i) for i in range(task.training_problems)] + [*task.eval_problems()]
+        assert len(problems) == len(transformed)
+        for problem in problems:
+            level = problem.extras["level"]
+            assert problem.messages[0]["content"] == f"{level % 20}+{level % 20}=!"
+            assert problem.extras["near"] == [level - 1, level + 1]
+        assert problem_input(many.with_transform(louder), "dataset") != problem_input(many, "dataset")
+
+
+def test_a_transform_of_some_columns_keeps_the_others_if_it_says_so(tmp_path: Path) -> None:
+    def shout(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt": [text.replace("=", "!") for text in batch["prompt"]]}
+
+    kept = Dataset.from_list(ROWS).with_transform(shout, columns=["prompt"], output_all_columns=True)
+    first = problems_of(problem_input(kept, "dataset"), tmp_path)[0]
+    assert (first.prompt, first.answer) == ("1+1!", "2")
+
+
+def test_a_format_hides_columns(tmp_path: Path) -> None:
+    hidden = Dataset.from_list(ROWS).with_format("numpy", columns=["prompt", "level"])
+    data = problem_input(hidden, "dataset")
+    data.write(tmp_path)
+    assert Dataset.from_parquet(data.placed(tmp_path)["path"], cache_dir=str(tmp_path)).column_names == [
+        "prompt",
+        "level",
+    ]
+    both = Dataset.from_list(ROWS).with_format("torch", columns=["prompt", "level"], output_all_columns=True)
+    assert problems_of(problem_input(both, "dataset"), tmp_path / "both")[0].answer == "2"
+
+
+def test_a_transform_with_other_rows_each_time_is_refused() -> None:
+    numbers = itertools.count()
+
+    def drawn(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "prompt": [f"{text}{next(numbers)}" for text in batch["prompt"]]}
+
+    with pytest.raises(UserError, match=r"^eval_dataset: its transform returns other rows each time, .*map"):
+        problem_input(Dataset.from_list(ROWS).with_transform(drawn), "eval_dataset")
+
+
+def test_a_transform_whose_rows_are_no_table_is_refused() -> None:
+    def mixed(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt": [["a"] if i % 2 else i for i, _ in enumerate(batch["prompt"])]}
+
+    with pytest.raises(UserError, match=r"^dataset: the rows that its transform returns cannot be written as a table"):
+        problem_input(Dataset.from_list(ROWS).with_transform(mixed), "dataset")
+
+
+PICTURES = Features({"prompt": Value("string"), "level": Value("int64"), "images": Sequence(Image())})
+
+
+@pytest.mark.parametrize("form", ["paths", "features", "decoded", "transformed"])
+def test_pictures_of_a_dataset_begin_in_the_working_directory(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(encode(picture(8, 6)))
+    rows = [{"prompt": f"{i}?", "level": i, "images": ["a.png"]} for i in range(20)]
+    dataset = Dataset.from_list(rows, features=None if form in ("paths", "decoded") else PICTURES)
+    if form == "decoded":  # Pillow's, with bytes inside
+        dataset = Dataset.from_list([{**row, "images": [picture(8, 6)]} for row in rows])
+    if form == "transformed":
+        dataset = dataset.with_transform(lambda batch: {**batch, "prompt": [f"{p}!" for p in batch["prompt"]]})
+    data = problem_input(dataset, "dataset")
+    data.write(tmp_path / "run" / "data")
+    monkeypatch.chdir("/")
+    task = row_task("jsonl", SourceConfig(path=Path(data.placed(tmp_path / "run" / "data")["path"])), 0, ["tags"])
+    for index in range(3):
+        (image,) = task.problem(index).images
+        assert decode(image).tobytes() == picture(8, 6).tobytes()
+
+
+@pytest.mark.parametrize(("package", "words"), [("pandas", "from_pandas"), ("polars", "from_polars")])
+def test_a_frame_is_refused_with_the_remedy(package: str, words: str) -> None:
+    frame = pytest.importorskip(package).DataFrame(ROWS)
+    with pytest.raises(UserError, match=rf"dataset: .*, got a DataFrame; give datasets.Dataset.{words}\(frame\)"):
+        problem_input(frame, "dataset")
 
 
 @pytest.mark.parametrize(

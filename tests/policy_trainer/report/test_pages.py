@@ -124,3 +124,14 @@ def test_texts_can_be_read_and_a_phone_never_scrolls_sideways(
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         result: dict[str, Any] = page.evaluate(CONTRAST)
         assert result["texts"] > 20 and result["wrong"] == []
+
+
+def test_a_report_has_a_way_from_its_top_to_each_section(tmp_path: Path, open_tab: Callable[..., Tab]) -> None:
+    page = open_tab(file_of(learning_run(tmp_path / "sums"))).at("")
+    expect(page.locator("#details")).to_contain_text("the answer is 42")
+    heads = page.locator("section > h2").all_text_contents()
+    jumps = page.get_by_role("navigation", name="Sections").get_by_role("button")
+    assert len(heads) > 2 and jumps.all_text_contents() == heads
+    page.get_by_role("button", name="Samples", exact=True).click()
+    expect(page.get_by_role("heading", name="Samples", exact=True)).to_be_in_viewport()
+    assert page.url.endswith("report.html#/run/sums"), "the view stays"

@@ -122,3 +122,22 @@ def test_lines_show_the_first_evaluation_at_once_and_long_ones_later(monkeypatch
     display.evaluating(32, 64)
     display.evaluating(64, 64)
     assert output.getvalue().splitlines()[1:] == ["evaluating: 32 of 64 held-out problems"]
+
+
+ESCAPE = "\x1b]0;owned\x07\x9b2J\u202e"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_text_of_others_cannot_control_the_terminal(terminal: bool) -> None:
+    """Such as the last output of a worker that has died, or the name of a reward."""
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=200, color_system=None)
+    display = make_display(console, steps=20, first_step=0)
+    display.note(f"a worker died:\n{ESCAPE}")
+    display.start()
+    display.step({**STEP, f"reward/{ESCAPE}": 1.0})
+    display.waiting(f"the server says {ESCAPE}", 100.0)
+    display.stop()
+    text = output.getvalue()
+    assert not {"\x07", "\x9b", "\u202e"} & set(text) and "\x1b]" not in text
+    assert "a worker died:\n" in text and r"\x1b]0;owned\x07\x9b2J\u202e" in text

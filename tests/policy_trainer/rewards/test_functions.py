@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.rewards.functions import reward_function
+from policy_trainer.data.problem import Problem, Sample
+from policy_trainer.rewards.functions import RewardFunction, reward_function
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,40 @@ from policy_trainer.rewards.functions import reward_function
 )
 def test_a_name_of_many_values_asks_for_all_completions(function: Callable[..., Any], calls: str) -> None:
     assert reward_function("f", function).calls == calls
+
+
+def _emptying(lists: list[Any]) -> float:
+    """The number of values in the lists, which are empty afterwards."""
+    count = sum(map(len, lists))
+    for each in lists:
+        each.clear()
+    return float(count)
+
+
+def _each(completion: str, cases: Any, messages: Any) -> float:
+    return _emptying([cases["in"], messages[0]["calls"], messages])
+
+
+async def _concurrent(completion: str, cases: Any, messages: Any) -> float:
+    return _each(completion, cases, messages)
+
+
+def _together(prompts: Any, completions: Any, cases: Any, **columns: Any) -> list[float]:
+    talks = zip(prompts, completions, cases, strict=True)
+    return [
+        _emptying([case["in"], talk[0]["tool_calls"][0]["names"], prompt[0]["calls"], prompt])
+        for prompt, talk, case in talks
+    ]
+
+
+@pytest.mark.parametrize(("function", "score"), [(_each, 6.0), (_concurrent, 6.0), (_together, 7.0)])
+def test_each_completion_and_each_reward_has_its_own_values(function: Callable[..., Any], score: float) -> None:
+    """Completions of one problem share it: what a reward changes must not reach another call."""
+    message: Any = {"role": "user", "content": "?", "calls": [1, 2]}
+    problem = Problem("", messages=(message,), extras={"cases": {"in": [1, 2, 3]}})
+    answer: Any = {"role": "assistant", "content": "a", "tool_calls": [{"names": ["f"]}]}
+    samples = [Sample(problem, "a", messages=(answer,)) for _ in range(4)]
+    reward: RewardFunction = reward_function("f", function)
+    for _ in range(2):  # two rewards of a round
+        scores = [each.get("score", each) for call in reward.split(samples) for each in reward.answers(call)]
+        assert scores == [score] * 4

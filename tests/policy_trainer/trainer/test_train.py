@@ -64,6 +64,7 @@ class Feed:
     batches: list[Any]
     ledger: Ledger
     settled: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
     settling_is_due = False
     finished: bool = False
     idle: Callable[[Callable[[float], None]], None] | None = None
@@ -75,6 +76,9 @@ class Feed:
         lease = Leased(batch, batch.rollout.id, "token", 1)
         self.ledger.add([lease])
         return [lease]
+
+    def refuse(self, lease: Leased, reason: str) -> None:
+        self.refused[lease.id] = reason
 
     def settle(self, checkpoint: Path, ids: list[str]) -> None:
         assert checkpoint.is_dir(), "acked before the checkpoint is on the disk"
@@ -391,4 +395,18 @@ def test_two_groups_that_fail_alike_end_the_run(make_scored: Any) -> None:
     assert bad.add([(leases[0], raised.value)], error) and bad.add([(leases[0], raised.value)], error)
     assert not bad.add([(leases[1], raised.value)], error)
     assert "Two groups failed alike" in error.__notes__[0] and "ref-server queue purge id-0 id-1" in error.__notes__[0]
-    assert not BadGroups().add([], error) and "can be trained by itself" in error.__notes__[1]
+
+
+def test_groups_that_fail_only_together_count_as_delivered(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each resumed run would fail on them again, and no batch would ever be dead."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("too much at once")
+
+    trainer, feed, *_ = make_trainer()
+    (first, _) = feed.batches
+    monkeypatch.setattr(Learner, "step", fails)
+    with pytest.raises(RuntimeError, match="too much at once") as raised:
+        trainer.run()
+    assert feed.refused == {first.rollout.id: "a step with it raised RuntimeError: too much at once"}
+    assert "can be trained by itself" in raised.value.__notes__[0]

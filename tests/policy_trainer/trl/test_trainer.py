@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 from datasets import Dataset, IterableDataset
-from peft import LoraConfig
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerFast, Qwen2Config
+from peft import LoraConfig, get_peft_model
+from transformers import AutoProcessor, EarlyStoppingCallback, PreTrainedTokenizerFast, Qwen2Config
 
 from policy_trainer import RunFailed
 from policy_trainer.config import TrainConfig
 from policy_trainer.trl import GRPOConfig, GRPOTrainer
 from policy_trainer.trl.mapping import in_trls_words
 from shared.errors import UserError
-from shared.models import save_model
+from shared.models import load_model, load_tokenizer, save_model
+from tests.policy_trainer.vision_models import save_vision_model
 
 ROWS = Dataset.from_list([{"prompt": f"{i}+{i}=", "answer": 2 * i} for i in range(20)])
 TALKS = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{i}+{i}="}]} for i in range(20)])
@@ -41,6 +42,25 @@ def config_of(made: GRPOTrainer) -> TrainConfig:
 def test_prompts_that_are_texts_stand_as_they_are(tmp_path: Path) -> None:
     assert config_of(trainer(tmp_path)).data.prompt_style == "plain"
     assert config_of(trainer(tmp_path, train_dataset=TALKS)).data.prompt_style == "chat"
+
+
+@pytest.mark.parametrize("form", ["arrow", "pandas", "torch"])
+def test_prompts_of_a_format_are_texts(form: str, tmp_path: Path) -> None:
+    config = config_of(trainer(tmp_path, train_dataset=ROWS.with_format(form)))
+    assert config.data == config_of(trainer(tmp_path)).data
+
+
+def test_rows_are_those_of_a_transform(tmp_path: Path) -> None:
+    def in_messages(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt": [[{"role": "user", "content": text}] for text in batch["prompt"]]}
+
+    made = trainer(tmp_path, train_dataset=ROWS.with_transform(in_messages))
+    assert config_of(made).data == config_of(trainer(tmp_path, train_dataset=TALKS)).data
+
+
+def test_a_frame_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train_dataset: .* a DataFrame; give datasets.Dataset.from_pandas\(frame\)"):
+        trainer(tmp_path, train_dataset=ROWS.to_pandas())
 
 
 def test_all_rows_train_if_nothing_is_evaluated(tmp_path: Path) -> None:
@@ -152,6 +172,42 @@ def test_a_model_as_an_object_is_kept_once_it_trains(
     assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 1, "the run that is resumed has it"
     again = trainer(tmp_path, model=str(target), processing_class=tokenizer)
     assert config_of(again).model == str(target), "the same tokenizer needs no copy"
+
+
+def test_the_processor_of_a_directory_needs_no_copy(tmp_path: Path) -> None:
+    directory = save_vision_model("gemma3", tmp_path / "vlm")
+    processor = AutoProcessor.from_pretrained(str(directory))
+    made = trainer(tmp_path, model=str(directory), processing_class=processor)
+    assert config_of(made).model == str(directory) and made.processing_class is processor
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+def test_the_settings_of_a_processor_are_kept(as_object: bool, tmp_path: Path) -> None:
+    directory = save_vision_model("gemma3", tmp_path / "vlm")
+    processor: Any = AutoProcessor.from_pretrained(str(directory))
+    processor.image_processor.image_mean = means = [0.25, 0.5, 0.75]
+    processor.tokenizer.chat_template = processor.chat_template = "{{ messages }}"
+    loaded = load_model(str(directory), revision=None, device="cpu", dtype="auto")
+    made = trainer(tmp_path, model=loaded if as_object else str(directory), processing_class=processor)
+    placed = config_of(made).model
+    assert placed == str(tmp_path / "out/initial-model")
+    saved: Any = AutoProcessor.from_pretrained(placed)
+    assert list(saved.image_processor.image_mean) == means
+    assert saved.chat_template == load_tokenizer(placed).chat_template == "{{ messages }}"
+    again = load_model(placed, revision=None, device="cpu", dtype="auto")
+    save_model(again, load_tokenizer(placed), tmp_path / "trained")  # as the run does at its end
+    assert list(AutoProcessor.from_pretrained(str(tmp_path / "trained")).image_processor.image_mean) == means
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_a_model_with_adapters_is_refused_with_what_keeps_them(
+    make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    adapted = get_peft_model(make_tiny(vocabulary=len(tokenizer)), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(UserError, match=r"already has adapters.*pass model.merge_and_unload\(\)"):
+        trainer(tmp_path, model=adapted, processing_class=tokenizer)
+    merged = adapted.merge_and_unload()  # type: ignore[operator]
+    assert config_of(trainer(tmp_path, model=merged, processing_class=tokenizer)).model.endswith("initial-model")
 
 
 def test_weights_in_4_bits(tmp_path: Path) -> None:

@@ -450,17 +450,6 @@ def test_help(command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_seen_enough(http: httpx.Client) -> None:
-    code = "import sys; from ref_server.cli import queue; sys.exit(queue.run(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "stats", "--json", "--url", str(http.base_url)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stderr
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 128 + signal.SIGPIPE
-
-
-@pytest.mark.slow
 def test_ctrl_c(http: httpx.Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)

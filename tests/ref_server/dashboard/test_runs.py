@@ -394,3 +394,14 @@ def test_a_run_that_begins_again_while_nobody_looks_is_read_anew(tab: Tab, serve
     expect(plot(tab, "Reward;")).to_contain_text("step 30.9")
     expect(plot(tab, "Held-out accuracy")).to_contain_text("0.75")
     expect(page.locator(".answers article")).to_have_text(re.compile("new"))
+
+
+def test_a_run_without_settings_is_asked_for_nothing_that_is_not_there(tab: Tab) -> None:
+    """A browser's console lists each such answer as an error."""
+    missing: list[str] = []
+    tab.page.on("response", lambda answer: missing.append(answer.url) if answer.status == 404 else None)
+    page = tab.at("#/run/one")
+    expect(plot(tab, "Reward;")).to_contain_text("step 20")
+    expect(page.locator("section h2").filter(has_text="Newest steps")).to_be_visible()
+    page.wait_for_load_state("load")
+    assert missing == []

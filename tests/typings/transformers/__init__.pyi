@@ -17,6 +17,7 @@ from transformers.modeling_utils import PreTrainedModel as PreTrainedModel
 from transformers.models.auto.configuration_auto import *
 from transformers.models.auto.image_processing_auto import AutoImageProcessor as AutoImageProcessor
 from transformers.models.auto.modeling_auto import *
+from transformers.models.auto.processing_auto import AutoProcessor as AutoProcessor
 from transformers.models.auto.tokenization_auto import *
 from transformers.models.bert import *
 from transformers.models.cohere import *
@@ -43,6 +44,7 @@ from transformers.models.qwen3 import *
 from transformers.models.qwen3_moe import *
 from transformers.models.stablelm import *
 from transformers.optimization import get_scheduler as get_scheduler
+from transformers.processing_utils import ProcessorMixin as ProcessorMixin
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast as PreTrainedTokenizerFast
 from transformers.trainer_callback import EarlyStoppingCallback as EarlyStoppingCallback
