@@ -131,6 +131,7 @@ clean:
 
 $(TO_RUN): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --upgrade pip  # Python brings an old one
 	$(INSTALL) --no-deps $(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') torch
 	$(INSTALL) --editable .
 	touch $@

@@ -1,5 +1,7 @@
 """docker/kubernetes.yaml: Kubernetes' own schema accepts it, and our programs accept its arguments and variables."""
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,13 @@ import yaml
 
 from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import RolloutConfig, TrainConfig
+from ref_server.access.keys import Role
 from ref_server.config import ServeConfig
 from shared.settings import load_settings
 
 FILE = Path(__file__).parents[1] / "docker" / "kubernetes.yaml"
 OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all(FILE.read_text()))
 GIVEN = next(each["data"] for each in OBJECTS if each["kind"] == "ConfigMap")
-TOKEN = "a-token-of-at-least-sixteen-characters"
 
 
 @pytest.mark.parametrize("object", OBJECTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
@@ -34,16 +36,22 @@ def value(entry: Mapping[str, Any]) -> str:
             return entry["value"]
         case {"configMapKeyRef": {"key": key}}:
             return GIVEN[key]
-        case {"secretKeyRef": _}:
-            return TOKEN
+        case {"secretKeyRef": {"key": role}}:
+            return f"a-token-of-role-{role}"
         case {"fieldRef": _}:
             return "0"
     raise AssertionError(entry)
 
 
-def containers() -> Iterator[dict[str, Any]]:
+def pods() -> Iterator[dict[str, Any]]:
     for each in OBJECTS:
-        yield from each.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+        if "template" in each.get("spec", {}):
+            yield each["spec"]["template"]["spec"]
+
+
+def containers() -> Iterator[dict[str, Any]]:
+    for pod in pods():
+        yield from pod["containers"]
 
 
 # Read without asking the server for the run's settings, since there is none.
@@ -52,6 +60,19 @@ READ: dict[str, Callable[[list[str]], Any]] = {
     "train": lambda arguments: load_settings(TrainConfig, arguments, prog="train", schema=FileSchema),
     "rollout": lambda arguments: load_settings(RolloutConfig, arguments, prog="rollout", schema=FileSchema),
 }
+
+
+def served(directory: Path, arguments: list[str]) -> list[str]:
+    """The arguments that docker/serve gives to `ref-server`, which sees no token among its variables."""
+    script = (FILE.parent / "serve").read_text().replace("/tmp/tokens", str(directory / "tokens"))
+    program = directory / "ref-server"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\nenv >&2\n")
+    program.chmod(0o755)
+    path = f"{directory}{os.pathsep}{os.environ['PATH']}"
+    command, environment = ["sh", "-c", script, "serve", *arguments], {**os.environ, "PATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "a-token-of-role" not in done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.fixture
@@ -63,7 +84,10 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         with monkeypatch.context() as patch:
             for entry in container["env"]:
                 patch.setenv(entry["name"], value(entry))
-            settings[container["name"]] = READ[container["args"][1]](container["args"][2:])
+            words = (
+                served(tmp_path, container["args"][1:]) if container["args"][0] == "serve" else container["args"][1:]
+            )
+            settings[container["name"]] = READ[words[0]](words[1:])
     return settings
 
 
@@ -73,6 +97,19 @@ def test_all_three_understand_each_other(started: dict[str, Any]) -> None:
     assert worker.run == trainer.run == GIVEN["RUN"]
     assert (worker.worker, worker.workers) == (0, int(GIVEN["WORKERS"]))
     assert worker.weights == trainer.weights == "server"
-    assert {each.token.get_secret_value() for each in started.values()} == {TOKEN}
+    for role in (Role.METRICS, Role.UPLOAD, Role.TRAIN, Role.ADMIN):
+        assert server.keys.holder(f"Bearer a-token-of-role-{role.name.lower()}").role is role
+    assert worker.token.get_secret_value() == "a-token-of-role-upload"
+    assert trainer.token.get_secret_value() == "a-token-of-role-train"
     replicas = {each["metadata"]["name"]: each["spec"].get("replicas") for each in OBJECTS if "spec" in each}
     assert replicas["worker"] == worker.workers
+
+
+def test_no_pod_gets_more_rights_than_it_needs() -> None:
+    for pod in pods():
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]
+    for container in containers():
+        assert container["securityContext"] == {
+            "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip

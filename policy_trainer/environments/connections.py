@@ -6,11 +6,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
 
-from policy_trainer.rewards.function_server import SESSIONS, is_gone, read_address
+from policy_trainer.lifecycle.user_socket import connect
+from policy_trainer.rewards.function_server import SESSION, is_gone, read_address
 from policy_trainer.rewards.sandbox import ProcessEnded, exit_status, start_python
 from shared.errors import UserError
 
@@ -170,30 +171,14 @@ class CallerSessions:
     def __init__(self, label: str, setting: str) -> None:
         """label: of a tool or environment there, for errors. Raises UserError if there is no such process."""
         self._label, self._setting = label, setting
-        self._port, self._token = read_address(label, setting)
+        self._address = read_address(label, setting)
 
     def connect(self) -> Connection:
-        with ExitStack() as stack:
-            try:
-                connection = socket.create_connection(("127.0.0.1", self._port), timeout=START_SECONDS)
-                stack.enter_context(connection)
-                self._begin(connection)
-            except OSError as error:
-                raise UserError(
-                    f"{self._setting}: the program that began the run does not answer for {self._label}: {error}"
-                ) from error
-            stack.pop_all()
+        try:
+            connection = connect(self._address)
+            connection.sendall(SESSION)
+        except OSError as error:
+            raise UserError(
+                f"{self._setting}: the program that began the run does not answer for {self._label}: {error}"
+            ) from error
         return Connection(connection, lambda: "closed the connection")
-
-    def _begin(self, connection: socket.socket) -> None:
-        """Raises OSError if the session is refused."""
-        connection.sendall(f"POST {SESSIONS} HTTP/1.1\r\nAuthorization: Bearer {self._token}\r\n\r\n".encode())
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            part = connection.recv(1)  # what follows belongs to the session
-            if not part:
-                raise ConnectionError("it closed the connection")
-            head += part
-        status = head.partition(b"\r\n")[0].decode(errors="replace")
-        if " 200 " not in status:
-            raise ConnectionError(f"it answered {status}")

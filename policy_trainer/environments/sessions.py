@@ -15,8 +15,9 @@ from policy_trainer.config import CommonConfig
 from policy_trainer.config.functions import CALLER
 from policy_trainer.data.problem import EnvironmentReference
 from policy_trainer.environments.connections import START_SECONDS, CallerSessions, Connection, ForkedSessions, Place
-from policy_trainer.environments.relay import Relay
+from policy_trainer.environments.relay import relay
 from policy_trainer.environments.toolbox import misfits
+from policy_trainer.lifecycle.user_socket import UserSocket
 from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.sandbox import ProcessEnded
 from shared.errors import UserError
@@ -59,11 +60,11 @@ class Sessions:
         self._free: dict[str | None, list[Session]] = defaultdict(list)
         self._used: dict[int, Session] = {}
         self._numbers = count()
-        self._relay: Relay | None = None
+        self._relay: UserSocket | None = None
         try:
             self._describe(config.tools)
             if self._labels:
-                self._relay = Relay(self._inspect)
+                self._relay = relay(self._inspect)
         except BaseException:
             self.close()
             raise

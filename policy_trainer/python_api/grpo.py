@@ -185,7 +185,7 @@ class GRPO:
         if not self._functions.functions and self._functions.serve_session is None:
             return modules
         server = stack.enter_context(self._functions)
-        return {**modules, ADDRESS_VARIABLE: f"{server.port}:{server.token}"}
+        return {**modules, ADDRESS_VARIABLE: server.address}
 
 
 def _observer(on_step: Callable[..., object] | None, callbacks: "Iterable[AnyCallback]") -> Observer:

@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from policy_trainer.config import SamplesConfig
 from policy_trainer.data.pictures import PNG_URL, data_url
 from policy_trainer.lifecycle.endings import write_failures
@@ -177,23 +179,19 @@ def as_json(group: SampledGroup) -> dict[str, Any]:
 
 
 def read_samples(path: Path) -> list[SampledGroup]:
-    """All groups of a samples.jsonl; none without a file. Lines cut short, within a character too, are skipped."""
-    groups = []
+    """All groups of a samples.jsonl; none without a file. Lines that hold no group are skipped, such as one that is cut
+    short, within a character too."""
+    groups, adapter = [], TypeAdapter(SampledGroup)
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.split("\n"):
         try:
             values = json.loads(line)
-            completions = tuple(_completion(item) for item in values.pop("completions"))
-            images = tuple(url for url in values.pop("images") if url.startswith(PNG_URL))
-            groups.append(SampledGroup(**values, completions=completions, images=images))
+            completions = [_with_nan(each) for each in values["completions"]]
+            images = [url for url in values["images"] if url.startswith(PNG_URL)]
+            groups.append(adapter.validate_python({**values, "completions": completions, "images": images}))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return groups
-
-
-def _completion(values: dict[str, Any]) -> SampledCompletion:
-    turns = tuple(SampledTurn(turn["text"], turn["sampled"], (*turn["calls"],)) for turn in values.pop("turns", ()))
-    return SampledCompletion(**_with_nan(values), turns=turns)
 
 
 def _with_nan(values: dict[str, Any]) -> dict[str, Any]:

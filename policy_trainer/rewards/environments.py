@@ -1,11 +1,11 @@
 """The environments of rollouts, for rewards: they live in other processes, and are reached through the worker."""
 
 import json
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 from policy_trainer.data.problem import EnvironmentReference
+from policy_trainer.lifecycle.user_socket import connect
 
 # The environments that live in this process, by key.
 LIVE: dict[str, Any] = {}
@@ -49,8 +49,7 @@ class EnvironmentProxy:
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reference: EnvironmentReference = object.__getattribute__(self, "_reference")
-        with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rwb") as stream:
-            connection.connect(reference.relay)
+        with connect(reference.relay) as connection, connection.makefile("rwb") as stream:
             stream.write(json.dumps({"session": reference.session, **request}).encode() + b"\n")
             stream.flush()
             answer = json.loads(stream.readline() or b'{"error": "the worker does not answer"}')

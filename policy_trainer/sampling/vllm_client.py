@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -176,6 +177,8 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
         f"{server_environment(lora_rank)}VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs "
         f"--max-model-len {longest}{server_flags(lora_rank)}"
     )
+    if urlsplit(url).hostname in ("localhost", "127.0.0.1"):  # by default it listens on all addresses
+        command += " --host 127.0.0.1"
 
     async def inspect(client: VllmClient) -> tuple[list[_Card], bool]:
         listed = answer_field(await client.get("/v1/models"), "data", kind=list)

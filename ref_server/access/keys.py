@@ -32,11 +32,13 @@ class Role(IntEnum):
 
     OPEN = 0
     """Anyone who reaches the server, without a token."""
-    UPLOAD = 1
-    """Upload batches, score, look at the server."""
-    TRAIN = 2
+    METRICS = 1
+    """Read /metrics."""
+    UPLOAD = 2
+    """Also upload batches, score, look at the server."""
+    TRAIN = 3
     """Also lease batches, settle leases, look at batches."""
-    ADMIN = 3
+    ADMIN = 4
     """Everything."""
 
 
@@ -143,14 +145,14 @@ def _read_line(words: list[str]) -> tuple[bytes, Holder]:
     # A name is marked as one, or a token in its place would be logged.
     named = dict(word.split("=", 1) for word in words[1:] if word.startswith(("name=", "run=")))
     *role, token = words[: len(words) - len(named)]
-    roles = {role.name.lower(): role for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
+    roles = {role.name.lower(): role for role in Role if role}
     if len(role) > 1 or (role and role[0] not in roles):
         raise ValueError(f"must be ROLE TOKEN, then name=NAME and run=RUN if wanted, ROLE one of {', '.join(roles)}")
     _check(token)
     holder = Holder(roles[role[0]] if role else Role.ADMIN, named.get("name", _name(token)), named.get("run"))
     if not _NAME.fullmatch(holder.name):
         raise ValueError("a name has 1 to 64 letters, digits and - . _ @")
-    if holder.run is not None and (not holder.run or holder.role is Role.ADMIN):
+    if holder.run is not None and (not holder.run or holder.role not in (Role.UPLOAD, Role.TRAIN)):
         raise ValueError("run=RUN names the one run of a token of role upload or train")
     return _digest(token), holder
 

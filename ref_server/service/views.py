@@ -85,6 +85,14 @@ def _sum_depths(runs: Mapping[str, Mapping[State, Depth]], state: State) -> Dept
 CURSOR = rf"[0-9]{{1,12}}(\.[0-9]{{1,9}})?:({LINEAGE})?:.{{1,200}}"
 
 
+# Numbers in one page of a curve, with those that are None.
+MOST_VALUES = 2**22
+
+
+class TooWide(Exception):
+    """A page of a curve would have more than MOST_VALUES numbers."""
+
+
 def summarise(curves: Iterable[Curve]) -> list[RunSummary]:
     """One for each lineage, the latest updated first."""
 
@@ -110,9 +118,16 @@ def is_cursor(text: str) -> bool:
 
 
 def columns(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[int | float | None]]:
-    """By name a number for each point, None where it has none. Without names: of all that are a number somewhere."""
-    rows = [dict(_flat_numbers(_record(point.record))) for point in points]
-    wanted = names or dict.fromkeys(name for row in rows for name in row)
+    """By name a number for each point, None where it has none. Without names: of all that are a number somewhere.
+
+    Raises TooWide for more than MOST_VALUES: small records with names of their own would take gigabytes.
+    """
+    rows, wanted = [], dict.fromkeys(names)
+    for point in points:
+        rows.append(row := dict(_flat_numbers(_record(point.record))))
+        wanted.update({} if names else dict.fromkeys(row))
+        if len(wanted) * len(points) > MOST_VALUES:
+            raise TooWide
     return {name: [row.get(name) for row in rows] for name in wanted}
 
 

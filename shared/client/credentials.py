@@ -13,8 +13,9 @@ from shared.client.errors import ClientError, NotRefServer, RefServerError, Unre
 
 
 def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
-    """The token, else the first one in the file, else None. Raises ValueError; its message never contains a secret."""
-    if token is not None:
+    """The token, else the first one in the file, else None. An empty token is none: containers get variables that are
+    set to nothing. Raises ValueError; its message never contains a secret."""
+    if token:  # neither None nor empty
         chosen = token.get_secret_value()
     elif file is not None:
         chosen = _first_token(file)

@@ -17,6 +17,11 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180.0
+_EVERY = [word for name in ("demo", "postgresql", "monitoring") for word in ("--profile", name)]
+
+
+# Variables of compose.yaml, each with a token.
+TOKENS = {f"{role}_TOKEN": f"a-token-of-role-{role.lower()}" for role in ("METRICS", "UPLOAD", "TRAIN", "ADMIN")}
 
 
 class Project:
@@ -71,11 +76,10 @@ class Project:
         return target
 
     def output(self) -> str:
-        return self.compose("--profile", "demo", "--profile", "postgresql", "logs", "--no-color", check=False).stdout
+        return self.compose(*_EVERY, "logs", "--no-color", check=False).stdout
 
     def remove(self) -> None:
-        every = [argument for name in ("demo", "postgresql") for argument in ("--profile", name)]
-        self.compose(*every, "down", "--volumes", "--remove-orphans", "--timeout", "1", check=False)
+        self.compose(*_EVERY, "down", "--volumes", "--remove-orphans", "--timeout", "1", check=False)
 
 
 def docker(*arguments: str) -> str:
@@ -112,7 +116,7 @@ def _separator() -> str:
 def _clean_environment() -> dict[str, str]:
     """The environment without variables of the services; those of the engine and the build stay."""
     ours = ("REF_SERVER_", "POLICY_TRAINER_", "COMPOSE_", "POSTGRES_")
-    named = ("MODEL", "MODELS_DIR", "CONFIG", "INPUTS_DIR", "RUN", "SERVER", "WORKER", "WORKERS")
+    named = ("MODEL", "MODELS_DIR", "CONFIG", "INPUTS_DIR", "RUN", "SERVER", "WORKER", "WORKERS", *TOKENS)
     return {name: value for name, value in os.environ.items() if not name.startswith(ours) and name not in named}
 
 

@@ -12,8 +12,6 @@ from uuid6 import uuid7
 from shared.batch import RolloutBatch, TokenGroup
 from tests.docker.compose import Project, docker, engine_answers
 
-_POSTGRESQL = "tandem-test-postgresql"
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -33,13 +31,17 @@ def image() -> None:
 
 
 @pytest.fixture(scope="session")
-def postgresql_image(image: None) -> str:
-    """Debian's PostgreSQL, configured like the official image, for machines that cannot pull that one."""
-    base = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")
-    network = os.environ.get("BUILD_NETWORK", "default")
-    directory = Path(__file__).parent / "postgresql"
-    docker("build", "--network", network, "--build-arg", f"BASE_IMAGE={base}", "--tag", _POSTGRESQL, str(directory))
-    return _POSTGRESQL
+def debian_image(image: None) -> Callable[[str], str]:
+    """Builds Debian's PostgreSQL or Prometheus, laid out like the official image, which not all machines can pull."""
+
+    def build(name: str) -> str:
+        base = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")
+        network, tag = os.environ.get("BUILD_NETWORK", "default"), f"tandem-test-{name}"
+        directory = str(Path(__file__).parent / name)
+        docker("build", "--network", network, "--build-arg", f"BASE_IMAGE={base}", "--tag", tag, directory)
+        return tag
+
+    return build
 
 
 @contextmanager

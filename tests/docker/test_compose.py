@@ -10,13 +10,14 @@ import httpx
 import numpy as np
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.models import save_model
-from tests.docker.compose import ROOT, Project, docker, until
+from tests.docker.compose import ROOT, TOKENS, Project, docker, until
 from tests.integration.processes import steps_of
 
 MakeProject = Callable[..., Project]
@@ -63,12 +64,20 @@ def test_a_client_on_the_host_gets_scores(server: Project, rollout: Rollout, tmp
         assert ack(http, leased) == "ok"
 
 
-def test_the_server_has_no_capabilities(server: Project) -> None:
-    server.until_healthy().close()
-    status = dict(line.split(":\t") for line in server.execute("ref-server", "cat", "/proc/self/status").splitlines())
-    assert status["Uid"].split() == ["10001"] * 4
+def hardened(project: Project, service: str) -> str:
+    """Checks that a service runs without root and rights, on a file system that it cannot write. Returns its user."""
+    status = dict(line.split(":\t") for line in project.execute(service, "cat", "/proc/self/status").splitlines())
+    (user,) = {*status["Uid"].split()}
+    assert user != "0"
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert status["NoNewPrivs"] == "1"
+    assert project.inspect(service)["HostConfig"]["ReadonlyRootfs"]
+    return user
+
+
+def test_the_server_has_no_capabilities(server: Project) -> None:
+    server.until_healthy().close()
+    assert hardened(server, "ref-server") == "10001"
 
 
 def test_only_volumes_and_tmp_are_writable(server: Project) -> None:
@@ -95,8 +104,10 @@ def test_other_host_names_are_refused(server: Project, name: str, status: int) -
 
 def test_what_is_in_the_image(server: Project) -> None:
     server.until_healthy().close()
-    for tool in ("gcc", "cc", "make", "/opt/venv/bin/pip"):
+    for tool in ("gcc", "cc", "make", "pip", "pip3"):
         assert server.execute("ref-server", "sh", "-c", f"command -v {tool} || true") == ""
+    installer = r"find / -xdev \( -name pip -o -name 'pip-*' \) -path '*python3*' 2>/dev/null || true"
+    assert server.execute("ref-server", "sh", "-c", installer) == ""
     image = json.loads(docker("image", "inspect", "tandem:cpu"))[0]
     assert image["Config"]["User"] == "10001:10001"
     assert image["Config"]["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
@@ -147,11 +158,11 @@ def test_a_missing_model_is_refused(project: MakeProject) -> None:
 def test_an_address_beyond_loopback_needs_a_token(project: MakeProject) -> None:
     done = project(REF_SERVER_ADDRESS="0.0.0.0").compose("run", "--rm", "ref-server", check=False)
     assert done.returncode == 2
-    assert "REF_SERVER_TOKEN" in done.stderr + done.stdout
+    assert "set UPLOAD_TOKEN for workers, TRAIN_TOKEN for trainers" in done.stderr + done.stdout
 
 
-def test_a_run_with_own_model_data_and_token(project: MakeProject, tmp_path: Path) -> None:
-    """The worker and the trainer run in separate containers."""
+def test_a_run_with_own_model_data_and_tokens(project: MakeProject, tmp_path: Path) -> None:
+    """The worker and the trainer run in separate containers, each with a token of its own role."""
     save_model(make_model(1), make_tokenizer(), tmp_path / "models" / "mine")
     inputs = tmp_path / "inputs"
     inputs.mkdir()
@@ -169,8 +180,7 @@ def test_a_run_with_own_model_data_and_token(project: MakeProject, tmp_path: Pat
             path.chmod(path.stat().st_mode | 0o055)  # pytest keeps its services closed to the container's user
     services = project(
         MODELS_DIR=str(tmp_path / "models"), MODEL="/models/mine", INPUTS_DIR=str(inputs), CONFIG="/inputs/mine.toml",
-        RUN="mine", REF_SERVER_TOKEN="a-token-of-32-characters-or-more", REF_SERVER_THREADS="1",
-        POLICY_TRAINER_TOKEN="a-token-of-32-characters-or-more",
+        RUN="mine", REF_SERVER_THREADS="1", **TOKENS,
     ).up("--profile", "worker", "--profile", "trainer")  # fmt: skip
     assert services.until_exited("trainer") == 0, services.output()
     assert services.until_exited("worker") == 0, services.output()
@@ -180,8 +190,11 @@ def test_a_run_with_own_model_data_and_token(project: MakeProject, tmp_path: Pat
     with services.until_healthy() as http:
         assert http.get("/v1/queue").status_code == 401
         assert http.get("/readyz").status_code == 200
-        http.headers["Authorization"] = "Bearer a-token-of-32-characters-or-more"
+        http.headers["Authorization"] = f"Bearer {TOKENS['ADMIN_TOKEN']}"
         assert http.get("/v1/queue").json()["runs"]["mine"]["done"]["batches"] == 12
+    for service, variable in (("worker", "UPLOAD_TOKEN"), ("trainer", "TRAIN_TOKEN")):
+        variables = "\n".join(services.inspect(service)["Config"]["Env"])
+        assert {name for name, token in TOKENS.items() if token in variables} == {variable}
 
 
 def test_the_demo(project: MakeProject, tmp_path: Path) -> None:
@@ -195,10 +208,32 @@ def test_the_demo(project: MakeProject, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model" / "config.json").exists()
 
 
-def test_a_queue_on_postgresql(project: MakeProject, postgresql_image: str, rollout: Rollout) -> None:
+def test_prometheus_reads_metrics_with_its_own_token_or_without(
+    project: MakeProject, debian_image: Callable[[str], str]
+) -> None:
+    image = debian_image("prometheus")
+    for tokens in ({}, TOKENS):
+        port = Project().port
+        watched = project(PROMETHEUS_IMAGE=image, PROMETHEUS_PORT=str(port), **tokens)
+        watched.compose("--profile", "monitoring", "up", "--detach", "--no-build", "ref-server", "prometheus")
+        watched.until_healthy().close()
+        watched.until_healthy("prometheus").close()
+
+        def reached(port: int = port) -> bool:
+            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": "tandem_ready"}).json()
+            return [result["value"][1] for result in answer["data"]["result"]] == ["1"]
+
+        until(reached, "Prometheus to read the server's metrics", watched)
+        hardened(watched, "prometheus")
+        with httpx.Client(base_url=f"http://127.0.0.1:{watched.port}") as http:
+            http.headers["Authorization"] = f"Bearer {TOKENS['METRICS_TOKEN']}"
+            assert http.get("/v1/queue").status_code == (403 if tokens else 200)
+
+
+def test_a_queue_on_postgresql(project: MakeProject, debian_image: Callable[[str], str], rollout: Rollout) -> None:
     """The server waits for the database that starts with it, and continues after a restart of the database."""
     shared = project(
-        POSTGRES_IMAGE=postgresql_image, POSTGRES_PASSWORD="of/the@test", POSTGRES_PORT=str(Project().port),
+        POSTGRES_IMAGE=debian_image("postgresql"), POSTGRES_PASSWORD="of/the@test", POSTGRES_PORT=str(Project().port),
         REF_SERVER_STORE="postgresql://tandem@postgresql/tandem",
     ).up("--profile", "postgresql")  # fmt: skip
     batches = [rollout() for _ in range(2)]
@@ -211,6 +246,7 @@ def test_a_queue_on_postgresql(project: MakeProject, postgresql_image: str, roll
         shared.until_healthy().close()
         assert ack(http, leased) == "ok"
         assert lease(http).headers["Batch-Id"] == batches[1].id
+        hardened(shared, "postgresql")
     assert "of/the@test" not in shared.output()
 
 
@@ -218,6 +254,9 @@ def test_every_profile_is_valid(project: MakeProject) -> None:
     """The directories that the monitoring images mount exist."""
     names = ("gpu", "worker", "workers", "trainer", "demo", "vllm", "postgresql", "monitoring")
     config = project().compose(*(word for name in names for word in ("--profile", name)), "config").stdout
+    for service in yaml.safe_load(config)["services"].values():
+        assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["pids_limit"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
     for path in re.findall(rf"{ROOT}/docker/[\w/]+", config):
         assert Path(path).is_dir()
     assert len(re.findall(rf"{ROOT}/docker/[\w/]+", config)) >= 3

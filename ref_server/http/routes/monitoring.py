@@ -88,7 +88,7 @@ def _add_metrics(app: FastAPI, service: Service, traffic: Traffic) -> None:
     metrics = Metrics(service, traffic)
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    @requires(Role.UPLOAD)
+    @requires(Role.METRICS)
     async def prometheus() -> Response:
         """Prometheus text. Counters count since the start of this process. Without a store the depths are left out.
 

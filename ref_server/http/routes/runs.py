@@ -15,7 +15,7 @@ from ref_server.http.errors import HttpError, no_room_to_answer
 from ref_server.http.requests import Caller
 from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.service.service import Service
-from ref_server.service.views import columns, is_cursor, page_of_runs, summarise
+from ref_server.service.views import TooWide, columns, is_cursor, page_of_runs, summarise
 from shared.api import (
     LEGACY_RUN,
     FinishBody,
@@ -121,6 +121,11 @@ def _add_curves(app: FastAPI, service: Service) -> None:
         summary = _lineage(summarise(known), lineage)
         points = queue.metrics_page(run, summary.lineage, kind, after, limit)
         _check_room(request, (point.record for point in points))
+        try:
+            values = columns(points, names)
+        except TooWide:
+            message = "limit: too many different numbers for one page: ask for fewer steps, or by names"
+            raise HttpError(422, "invalid_request", message, "limit") from None
         latest = max((curve.step for curve in known if curve.key == (run, summary.lineage, kind)), default=-1)
         return RunMetrics(
             run=run,
@@ -128,7 +133,7 @@ def _add_curves(app: FastAPI, service: Service) -> None:
             kind=kind,
             steps=[point.step for point in points],
             at=[point.at for point in points],
-            values=columns(points, names),
+            values=values,
             next_after=points[-1].step if points and points[-1].step < latest else None,
         )
 

@@ -3,9 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
-from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from policy_trainer.environments.sessions import Sessions
 from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.python_api.inputs import turns_input
 from policy_trainer.rewards.environments import LIVE, EnvironmentProxy, environment
-from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, SESSIONS, CallerReward, FunctionServer
+from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, CallerReward, FunctionServer
 from policy_trainer.rewards.functions import reward_function
 from shared.errors import UserError
 from tests.policy_trainer.environments.hostile import Counter, add
@@ -61,7 +59,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
         functions = {"f": reward_function("f", rewards)} if rewards else {}
         server = FunctionServer(functions, partial(serve_here, here)).__enter__()
         closing.append(lambda: server.__exit__(None, None, None))
-        monkeypatch.setenv(ADDRESS_VARIABLE, f"{server.port}:{server.token}")
+        monkeypatch.setenv(ADDRESS_VARIABLE, server.address)
         names = [f"{name}=caller:{cls.__name__}".removeprefix("=") for name, cls in environments.items()]
         sessions = Sessions(TrainConfig(model="m", tools=[*here.tools], environment=names, turns=TurnsConfig(**turns)))
         closing.append(sessions.close)
@@ -186,12 +184,11 @@ def test_the_kinds_of_wrong_calls(begin: Opened) -> None:
     assert session.reward() is None and session.reference is None
 
 
-def test_sessions_need_the_token_and_something_to_serve() -> None:
+def test_sessions_need_something_to_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     with FunctionServer({}) as server:
-        for token, status in (("wrong", 401), (server.token, 404)):
-            with closing(HTTPConnection("127.0.0.1", server.port)) as connection:
-                connection.request("POST", SESSIONS, b"", {"Authorization": f"Bearer {token}"})
-                assert connection.getresponse().status == status
+        monkeypatch.setenv(ADDRESS_VARIABLE, server.address)
+        with pytest.raises(UserError, match="tools: to describe them closed the connection"):
+            Sessions(TrainConfig(model="m", tools=["caller:f"]))
 
 
 def test_no_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

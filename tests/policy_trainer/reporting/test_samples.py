@@ -199,3 +199,26 @@ def test_tables_and_markdown_have_a_row_for_each_completion(batch: RolloutBatch,
     ]  # fmt: skip
     assert table[2]["reward"] is None
     assert "\n    42\n" in markdown([group])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": "<b>"},
+        {"problem": "x"},
+        {"prompt": 7},
+        {"completions": [7]},
+        {"completions": {"turns": [{"text": "", "sampled": True, "calls": [{"name": "f"}]}]}},
+        {"completions": {"parts": {"accuracy": "high"}}},
+    ],
+)
+def test_a_line_with_values_of_other_types_holds_no_group(
+    tmp_path: Path, sample: Any, batch: RolloutBatch, wrong: dict[str, Any]
+) -> None:
+    """As in the directory of somebody else's run: commands show the other lines."""
+    path, line = tmp_path / "samples.jsonl", as_json(sample(batch))
+    if isinstance(changes := wrong.get("completions"), dict):
+        wrong = {"completions": [{**each, **changes} for each in line["completions"]]}
+    path.write_text("".join(json.dumps(each) + "\n" for each in ({**line, **wrong}, line)))
+    (read,) = read_samples(path)
+    assert as_json(read) == line

@@ -1,19 +1,19 @@
-"""Functions of this process judge for other processes: JSON, a token, a time limit."""
+"""Functions of this process judge for other processes of its user: lines of JSON, a time limit."""
 
 import datetime
 import math
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from policy_trainer.data.problem import Problem, Sample
-from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, CallerReward, FunctionServer, encode_samples
+from policy_trainer.lifecycle.user_socket import connect
+from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, CallerReward, FunctionServer, judge_request
 from policy_trainer.rewards.functions import reward_function
 from shared.errors import UserError
 
@@ -26,16 +26,12 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CallerRewar
     def start(function: Callable[..., Any], seconds: float = 60.0) -> CallerReward:
         server = FunctionServer({"f": reward_function("f", function)}).__enter__()
         servers.append(server)
-        monkeypatch.setenv(ADDRESS_VARIABLE, f"{server.port}:{server.token}")
+        monkeypatch.setenv(ADDRESS_VARIABLE, server.address)
         return CallerReward("caller:f", seconds=seconds)
 
     yield start
     for server in servers:
         server.__exit__(None, None, None)
-
-
-def connected(server: FunctionServer) -> closing[HTTPConnection]:
-    return closing(HTTPConnection("127.0.0.1", server.port))
 
 
 def samples(*texts: str, **extras: Any) -> list[Sample]:
@@ -117,10 +113,9 @@ def test_a_new_run_keeps_its_own_first_errors_and_waits_for_no_older_call() -> N
 def test_it_ends_silently_while_functions_hang(capfd: pytest.CaptureFixture[str]) -> None:
     release = threading.Event()
     server = FunctionServer({"f": reward_function("f", lambda completion: release.wait())})
-    with server, connected(server) as first, connected(server) as second:
+    with server, connect(server.address) as first, connect(server.address) as second:
         for connection in (first, second):
-            headers = {"Authorization": f"Bearer {server.token}"}
-            connection.request("POST", "/rewards/f", encode_samples(samples("a")), headers)
+            connection.sendall(judge_request("f", samples("a")))
     release.set()
     output = capfd.readouterr()
     assert output.out + output.err == ""
@@ -141,37 +136,33 @@ def test_a_missing_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"caller:f is part of the Python program that began the run.*GRPO"):
         CallerReward("caller:f", seconds=1)
     with FunctionServer({}) as server:
-        monkeypatch.setenv(ADDRESS_VARIABLE, f"{server.port}:{server.token}")
+        monkeypatch.setenv(ADDRESS_VARIABLE, server.address)
         reward = CallerReward("caller:f", seconds=60)
-        with pytest.raises(UserError, match="status 404"):
+        with pytest.raises(UserError, match="it has no function f"):
             reward.scores(samples("a"))
     with pytest.raises(UserError, match="does not answer"):
         reward.scores(samples("a"))
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer \xe9"}])
-def test_requests_without_the_token_are_refused(headers: dict[str, str]) -> None:
-    with (
-        FunctionServer({"f": reward_function("f", lambda completion: 1.0)}) as server,
-        connected(server) as connection,
-    ):
-        connection.request("POST", "/rewards/f", b"[]", headers)
-        assert connection.getresponse().status == 401
-
-
 def test_a_worker_that_is_killed_in_a_request_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with FunctionServer({"f": reward_function("f", lambda completion: 1.0)}) as server:
-        port, token = server.port, server.token
-        head = f"POST /rewards/f HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n"
-        for ending in ((1, 0), None):  # a reset, and an end of the stream
-            with socket.create_connection(("127.0.0.1", port)) as client:
-                client.sendall(head.encode() + b"[{")
-                if ending:
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *ending))
-        with connected(server) as connection:
-            connection.request("POST", "/rewards/f", body=b"[]", headers={"Authorization": f"Bearer {token}"})
-            assert connection.getresponse().status == 200
+        with connect(server.address) as client:
+            client.sendall(judge_request("f", samples("a"))[:-2])
+        with connect(server.address) as client:  # it does not wait for its answer
+            client.sendall(judge_request("f", samples("a")))
+            client.shutdown(socket.SHUT_RD)
+        with connect(server.address) as client, client.makefile() as answers:
+            client.sendall(judge_request("f", []))
+            assert answers.readline() == '{"answers": []}\n'
         for thread in threading.enumerate():
             if thread.name.endswith("(process_request_thread)"):
                 thread.join()
     assert capfd.readouterr().err == ""
+
+
+def test_other_accounts_of_the_machine_find_no_port_to_connect_to() -> None:
+    """Idle connections would use up the descriptors of the process that trains."""
+    ports = psutil.Process().net_connections("inet")
+    with FunctionServer({}) as server:
+        assert psutil.Process().net_connections("inet") == ports
+        assert Path(server.address).parent.stat().st_mode & 0o777 == 0o700

@@ -8,7 +8,7 @@ import pytest
 from ref_server.access.keys import Denied, Holder, Role, Unauthenticated, one_admin, read_keys
 from ref_server.config import ServeConfig
 
-TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
+TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in Role if role}
 FILE = "".join(f"{role.name.lower()} {token}\n" for role, token in TOKENS.items())
 
 
@@ -51,7 +51,7 @@ SECRET = "s3cret-" * 4
     ("text", "message"),
     [
         ("", "holds no token"),
-        (f"{FILE}root {SECRET}", "line 4: must be ROLE TOKEN"),
+        (f"{FILE}root {SECRET}", "line 5: must be ROLE TOKEN"),
         (f"\n\nopen {SECRET}", "line 3: must be ROLE TOKEN"),
         ("admin s3cret", "line 1: a token has at least 16 characters"),
         ("s3cret", "line 1: a token has at least 16 characters"),
@@ -62,6 +62,7 @@ SECRET = "s3cret-" * 4
         (f"admin {SECRET} name=", "line 1: a name has 1 to 64 letters"),
         (f"admin {SECRET} name=a name=b", "line 1: must be ROLE TOKEN"),
         (f"admin {SECRET} run=mine", "line 1: run=RUN names the one run of a token of role upload or train"),
+        (f"metrics {SECRET} run=mine", "line 1: run=RUN names the one run of a token of role upload or train"),
         (f"train {SECRET} run=", "line 1: run=RUN names the one run"),
         (b"admin \xff" + SECRET.encode(), "is not text"),
     ],

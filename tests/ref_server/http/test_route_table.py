@@ -14,12 +14,13 @@ from ref_server.http.guard import RouteTable
 from tests.ref_server.calls import MakeService, Rollout, Serve, bearer, lease, upload
 
 SECRET = "s3cret-" * 4
-TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
+TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in Role if role}
 FILE = "".join(f"{role.name.lower()} {token}\n" for role, token in TOKENS.items())
 _WEIGHTS = "/v1/weights/r/l/0/1"
 _ROUTES = {
     Role.OPEN: "GET / | GET /dashboard/main.js | GET /livez | GET /readyz",
-    Role.UPLOAD: "GET /metrics | GET /openapi.json | GET /v1/model | GET /v1/queue | GET /v1/throughput | "
+    Role.METRICS: "GET /metrics",
+    Role.UPLOAD: "GET /openapi.json | GET /v1/model | GET /v1/queue | GET /v1/throughput | "
     "POST /v1/logprobs | "
     f"POST /v1/batches | GET /v1/weights/r | GET {_WEIGHTS} | GET {_WEIGHTS}/f",
     Role.TRAIN: "GET /v1/batches | GET /v1/batches/3f | GET /v1/batches/3f/tokens | GET /v1/batches/3f/rewards | "

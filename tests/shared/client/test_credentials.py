@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from shared.client.credentials import choose_token
 
@@ -40,3 +41,9 @@ def test_the_file_of_a_runs_server_gives_its_token(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none cannot be read: No such file"):
         choose_token(None, tmp_path / "none")
+
+
+def test_an_empty_variable_is_no_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-of-a-file")
+    assert choose_token(SecretStr(""), None) is None
+    assert choose_token(SecretStr(""), tmp_path / "token") == "a-token-of-a-file"

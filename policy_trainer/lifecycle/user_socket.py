@@ -1,0 +1,75 @@
+"""Servers for this user's processes: a Unix socket in a directory that no other account can enter."""
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
+from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
+from typing import Any
+
+# An address has at most 104 bytes on macOS and 108 on Linux, with a zero at its end.
+_MOST_BYTES = 103
+_NAME = "socket"
+
+
+class UserSocket:
+    """Calls `answer` for each connection, in a daemon thread, until it is closed. Only processes of this user, and
+    root's, can connect: the directory of the socket has mode 0700."""
+
+    def __init__(self, answer: Callable[[StreamRequestHandler], None], name: str) -> None:
+        """answer: reads requests from the `rfile` of its argument, and writes to `wfile`. name: of the thread."""
+        self._directory = _directory()
+        self.path = os.path.join(self._directory.name, _NAME)
+        try:
+            self._server = _Server(self.path, partial(_Handler, answer))
+        except BaseException:
+            self._directory.cleanup()
+            raise
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Connections that are open stay so."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._directory.cleanup()
+
+
+class _Handler(StreamRequestHandler):
+    def __init__(self, answer: Callable[[StreamRequestHandler], None], *connection: Any) -> None:
+        self._answer = answer
+        super().__init__(*connection)
+
+    def handle(self) -> None:
+        self._answer(self)
+
+
+class _Server(ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 512  # sessions of a round connect at once
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that was killed
+            super().handle_error(request, client_address)
+
+
+def connect(path: str) -> socket.socket:
+    """A connection to the UserSocket of this path. Waits while too many others connect. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    """Where temporary files belong; in /tmp if the address would be too long there."""
+    made = tempfile.TemporaryDirectory(prefix="tandem-")
+    if len(os.fsencode(os.path.join(made.name, _NAME))) <= _MOST_BYTES:
+        return made
+    made.cleanup()
+    return tempfile.TemporaryDirectory(prefix="tandem-", dir="/tmp")
