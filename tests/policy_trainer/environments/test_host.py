@@ -25,7 +25,7 @@ def host() -> Iterator[Host]:
 
 
 def ask(host: Host, do: str, **arguments: Any) -> dict[str, Any]:
-    return json.loads(host.answer(json.dumps({"do": do, "seconds": 60, **arguments}).encode()))
+    return json.loads(host.answer(json.dumps({"number": 0, "do": do, "seconds": 60, **arguments}).encode()))
 
 
 def opened(host: Host, environment: str | None = None) -> Host:
