@@ -172,7 +172,10 @@ class Host:
             raise _Refused("wrong_arguments", f"{name}: {reason}")
         if self._environment is None:
             self._go_home()
-        text, left_out = self._cut(_encodable(str(_joined(self._awaited(tool(**arguments))))))
+        result = self._awaited(tool(**arguments))
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):  # of a function that hides that it makes one
+            raise TypeError("it returned a generator, whose items nobody would get: return a text or a list")
+        text, left_out = self._cut(_encodable(str(_joined(result))))
         return {"value": text, "kind": "too_long" if left_out else ""}
 
     def reward(self, method: str) -> Mapping[str, float | None]:

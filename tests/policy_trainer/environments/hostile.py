@@ -86,6 +86,7 @@ DEEDS = {
     "unprintable": lambda: _raise(Unprintable()),
     "object": object,
     "surrogate": lambda: "\ud800",
+    "generator": lambda: (each for each in "ab"),
     "picture": lambda: [{"type": "image", "image": "..."}],
     "texts": lambda: [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
     "list": lambda: [1, 2],
