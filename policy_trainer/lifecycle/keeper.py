@@ -22,6 +22,7 @@ from shared.process import PARENT_VARIABLE
 _TICK = 0.5
 # From linux/prctl.h.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_THREADS = "/proc/self/task"
 # So many more processes and threads than it had at the start may the account have, when the user's code starts one.
 _MORE_TASKS = 1000
 
@@ -59,11 +60,11 @@ def end_with_creator() -> None:
 
 def children() -> set[int]:
     """Of this process. Empty where the system does not say."""
-    found: set[int] = set()
-    for thread in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # it has ended
-            found |= {*map(int, thread.read_text().split())}
-    return found
+    pids: set[int] = set()
+    for thread in os.listdir(_THREADS) if os.path.isdir(_THREADS) else ():
+        with suppress(OSError), open(f"{_THREADS}/{thread}/children") as file:  # or it has ended
+            pids |= {*map(int, file.read().split())}
+    return pids
 
 
 def kill_children(but: Collection[int] = ()) -> None:
@@ -85,12 +86,12 @@ def kill_children(but: Collection[int] = ()) -> None:
 def limit_tasks(more: int) -> None:
     """This process and those that it starts can have no new process or thread once the account has so many more than
     now. No limit for root, for whom Linux has none."""
-    own = f"\nUid:\t{os.getuid()}\t"
+    account = f"\nUid:\t{os.getuid()}\t"
     tasks = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):  # it has ended
             text = status.read_text(errors="replace")
-            tasks += int(text.partition("\nThreads:")[2].split()[0]) if own in text else 0
+            tasks += int(text.partition("\nThreads:")[2].split()[0]) if account in text else 0
     _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     limit = tasks + more if hard == resource.RLIM_INFINITY else min(hard, tasks + more)
     resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
