@@ -32,6 +32,7 @@ SLOW = (
     "load",
     "policy_trainer/environments/test_sessions.py",
     "policy_trainer/lifecycle/test_fork_server.py",
+    "policy_trainer/lifecycle/test_keeper.py",
     "policy_trainer/proofs/test_invariance.py",
     "policy_trainer/reference/test_renewal.py",
     "policy_trainer/rewards/test_sandbox.py",

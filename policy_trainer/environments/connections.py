@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from policy_trainer.lifecycle.user_socket import connect
 from policy_trainer.rewards.function_server import SESSION, is_gone, read_address
-from policy_trainer.rewards.sandbox import ProcessEnded, exit_status, start_python
+from policy_trainer.rewards.sandbox import ProcessEnded, end_python, exit_status, read_answer, start_python
 from shared.errors import UserError
 
 # Time limit for imports, for descriptions and for making an environment, which may start programs.
@@ -38,6 +38,8 @@ class Connection:
         self._socket = connection
         self._end = end
         self._lock = threading.Lock()
+        self._numbers = count()
+        self._received = bytearray()
 
     @property
     def alive(self) -> bool:
@@ -55,17 +57,18 @@ class Connection:
     def ask(self, do: str, seconds: float, **arguments: Any) -> dict[str, Any]:
         """The answer of `Host`, which has a method `do` with these arguments. Raises ProcessEnded if there is none
         within `seconds`, ValueError, TypeError or RecursionError for arguments that JSON cannot have."""
-        request = json.dumps({"do": do, "seconds": seconds, **arguments}).encode() + b"\n"
+        number = next(self._numbers)
+        request = json.dumps({"number": number, "do": do, "seconds": seconds, **arguments}).encode() + b"\n"
         with self._lock:
             deadline = time.monotonic() + seconds
             try:
                 self._socket.settimeout(seconds)
                 self._socket.sendall(request)
-                return json.loads(self._line(deadline))
+                return self._answer(number, deadline)
             except TimeoutError:
                 self.close()
                 raise ProcessEnded(f"took more than {seconds:g} s", too_slow=True) from None
-            except (OSError, EOFError, ValueError, RecursionError):
+            except (OSError, EOFError, ValueError):
                 raise ProcessEnded(self.close()) from None
 
     def close(self) -> str:
@@ -75,15 +78,21 @@ class Connection:
         self._socket.close()
         return self._end()
 
-    def _line(self, deadline: float) -> bytes:
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
+    def _answer(self, number: int, deadline: float) -> dict[str, Any]:
+        """Lines that are not the answer are dropped: a tool may write to the socket by mistake."""
+        while (seconds := deadline - time.monotonic()) > 0:
+            self._socket.settimeout(seconds)
             part = self._socket.recv(2**20)
-            if not part or len(line) > _MOST_BYTES:
+            if not part or len(self._received) > _MOST_BYTES:
                 raise EOFError
-            line += part
-        return bytes(line)
+            self._received += part
+            if b"\n" not in part:
+                continue
+            *lines, self._received = self._received.split(b"\n")
+            answers = (read_answer(line, number) for line in lines)
+            if (answer := next((each for each in answers if each is not None), None)) is not None:
+                return answer
+        raise TimeoutError
 
 
 class ForkedSessions:
@@ -148,11 +157,9 @@ class ForkedSessions:
     def _stop(self) -> None:
         """The process ends once its socket is closed, after it has killed its children."""
         self._control.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_python(self._process)
 
     def _answer(self) -> Any:
         """The answer to one request. Raises EOFError if the process has ended."""

@@ -5,7 +5,6 @@ socket that no other process has, one at a time: `open` comes with the session's
 parent, and what they have started ends with them.
 """
 
-import ctypes
 import faulthandler
 import gc
 import json
@@ -18,20 +17,18 @@ import threading
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from numpy import random as numpy_random
 
 from policy_trainer.environments.host import Host, serve
 from policy_trainer.environments.toolbox import Toolbox
+from policy_trainer.lifecycle.keeper import adopt_orphans, children, end_with_creator, kill_children
 from shared.errors import UserError
 from shared.process import PARENT_VARIABLE
 
 # How often it looks for children that have ended, and whether its parent is there.
 _TICK = 0.2
-# From linux/prctl.h.
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class ForkServer:
@@ -41,8 +38,8 @@ class ForkServer:
         self._parent = os.getppid()
         self._pids: dict[int, int] = {}  # by session
         self._codes: dict[int, int] = {}  # of sessions that ended by themselves
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._others = _children()  # what the user's modules have started
+        adopt_orphans()
+        self._others = children()  # what the user's modules have started
 
     def run(self) -> None:
         """Until the worker is gone."""
@@ -85,8 +82,8 @@ class ForkServer:
         """In a session's process."""
         self._control.close()
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        end_with_creator()
+        adopt_orphans()
         numpy_random.seed()  # else all sessions had the same numbers
         host = Host(self._toolbox, threading.Lock(), separate=True)
         with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
@@ -104,15 +101,8 @@ class ForkServer:
         if not ended:  # it may not have its group yet
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        self._kill_orphans()
+        kill_children(but={*self._others, *self._pids.values()})  # what has left its group
         return os.waitstatus_to_exitcode(status)
-
-    def _kill_orphans(self) -> None:
-        """Kills what a session has started in sessions of their own: it becomes this process's children."""
-        while orphans := _children() - self._others - {*self._pids.values()}:
-            for pid in orphans:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
 
 
 def main(descriptor: int, tools: Iterable[str], environments: Iterable[str]) -> None:
@@ -139,18 +129,6 @@ def main(descriptor: int, tools: Iterable[str], environments: Iterable[str]) -> 
         faulthandler.cancel_dump_traceback_later()
         gc.freeze()  # the children share what is there now
         server.run()
-
-
-def _prctl(option: int, value: int) -> None:
-    with suppress(AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(option, value)
-
-
-def _children() -> set[int]:
-    """Of this process, which has a single thread. Empty where the system does not say."""
-    with suppress(FileNotFoundError):
-        return {*map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())}
-    return set()
 
 
 if __name__ == "__main__":

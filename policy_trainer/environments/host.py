@@ -11,19 +11,21 @@ import os
 import random
 import resource
 import secrets
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from numpy import random as numpy_random  # numpy itself would import it in each process
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from policy_trainer.data.user_code import accepts, user_traceback
 from policy_trainer.environments.toolbox import Toolbox, method_names
+from policy_trainer.lifecycle.keeper import children, kill_children
+from policy_trainer.lifecycle.user_output import UserOutput
 from policy_trainer.rewards.environments import LIVE
 from policy_trainer.rewards.functions import checked
 from shared.errors import UserError
@@ -56,47 +58,57 @@ class Host:
         self._toolbox = toolbox
         self._resets = resets
         self._separate = separate
-        self._home = os.getcwd()
+        self._output = UserOutput() if separate else None
+        self._home, self._recursion = os.getcwd(), sys.getrecursionlimit()
+        if separate:
+            os.umask(umask := os.umask(0o077))
+            self._umask = umask
+        self._kept: set[int] = set()  # processes that live as long as the environment
         self._label = self._key = ""
         self._environment: Any = None
         self._tools: dict[str, Callable[..., Any]] = {}
         self._most = 0
         self._loop = asyncio.Runner()
         self._methods = {each.__name__: each for each in (
-            self.describe, self.open, self.reset, self.call, self.reward, self.get, self.invoke
+            self.describe, self.open, self.reset, self.call, self.reward, self.get, self.invoke, self.clear
         )}  # fmt: skip
 
     def answer(self, line: bytes) -> bytes:
-        """Never raises for what the user's code does."""
-        printed = _Tail(sys.__stderr__ or sys.stderr)
+        """Never raises for what the user's code raises. Raises OSError if an earlier call has left this process so that
+        it can go on no more."""
+        if self._output:
+            self._output.begin()
+            sys.setrecursionlimit(self._recursion)
+        request = json.loads(line)
+        number = request.pop("number")
         try:
-            with ExitStack() as stack:
-                if self._separate:
-                    stack.enter_context(redirect_stdout(printed))  # type: ignore[type-var]
-                    stack.enter_context(redirect_stderr(printed))  # type: ignore[type-var]
-                request = json.loads(line)
-                self.watch(request.pop("seconds"))
-                answer = self._methods[request.pop("do")](**request)
-            return _line({"kind": "", "log": _encodable(printed.text), **answer})
+            self.watch(request.pop("seconds"))
+            answer = {"kind": "", **self._methods[request.pop("do")](**request)}
+            return _line({"number": number, "log": self._printed, **answer})
         except BaseException as error:  # the user's code may raise anything, SystemExit too
-            return self._failure(error, printed.text)
+            return _line({"number": number, **self._failure(error)})
+
+    @property
+    def _printed(self) -> str:
+        """The end of what the call has printed."""
+        return _encodable(self._output.tail) if self._output else ""
 
     def watch(self, seconds: float) -> None:
         """Starts the watchdog of a call with this time limit; 0 ends it."""
-        if self._separate and seconds:
-            faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds, exit=True)
-        elif self._separate:
+        if self._output and seconds:
+            faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds, exit=True, file=self._output.descriptor)
+        elif self._output:
             faulthandler.cancel_dump_traceback_later()
 
-    def _failure(self, error: BaseException, printed: str) -> bytes:
+    def _failure(self, error: BaseException) -> Mapping[str, str]:
         kind = {UserError: "refused", _Refused: getattr(error, "kind", "")}.get(type(error), "exception")
         trace = "".join(user_traceback(error).format()) if kind == "exception" else ""
         try:
             text = str(error) or type(error).__name__
         except BaseException:
             text = type(error).__name__
-        text, log = self._cut(_encodable(text))[0], _encodable((printed + trace)[-_MOST_LOG:])
-        return _line({"error": text, "raised": type(error).__name__, "kind": kind, "log": log})
+        text, log = self._cut(_encodable(text))[0], _encodable((self._printed + trace)[-_MOST_LOG:])
+        return {"error": text, "raised": type(error).__name__, "kind": kind, "log": log}
 
     def describe(self) -> Mapping[str, Any]:
         return {"value": self._toolbox.describe()}
@@ -118,7 +130,14 @@ class Host:
                 self._key = secrets.token_hex()
                 LIVE[self._key] = self._environment
         self._tools = {tool.__name__: tool for tool in tools}
+        self._kept = children()
         return {"value": self._key}
+
+    def clear(self) -> Mapping[str, None]:
+        """After a rollout: ends the processes that it has started, wherever they have gone."""
+        if self._separate:
+            kill_children(but=self._kept)
+        return {"value": None}
 
     def close(self) -> None:
         LIVE.pop(self._key, None)
@@ -153,7 +172,10 @@ class Host:
             raise _Refused("wrong_arguments", f"{name}: {reason}")
         if self._environment is None:
             self._go_home()
-        text, left_out = self._cut(_encodable(str(_joined(self._awaited(tool(**arguments))))))
+        result = self._awaited(tool(**arguments))
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):  # of a function that hides that it makes one
+            raise TypeError("it returned a generator, whose items nobody would get: return a text or a list")
+        text, left_out = self._cut(_encodable(str(_joined(result))))
         return {"value": text, "kind": "too_long" if left_out else ""}
 
     def reward(self, method: str) -> Mapping[str, float | None]:
@@ -173,9 +195,11 @@ class Host:
         return self._loop.run(_wait(result)) if inspect.isawaitable(result) else result
 
     def _go_home(self) -> None:
-        """Where the last rollout of this process began: it may have changed the working directory."""
+        """Where the last rollout of this process began: it may have changed the working directory, or set an alarm."""
         if self._separate:
             os.chdir(self._home)
+            os.umask(self._umask)
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _cut(self, text: str) -> tuple[str, int]:
         """The text, perhaps shortened, and how many characters were left out."""
@@ -194,7 +218,7 @@ def serve(requests: BufferedIOBase, answers: BufferedIOBase, host: Host) -> None
             if os.getpid() != process:  # a tool has forked; only the original process may answer
                 os._exit(0)
             host.watch(0)
-            answers.write(answer)
+            answers.write(b"\n" + answer)  # what a tool has written to the socket by mistake ends before it
             answers.flush()
     finally:
         host.close()
@@ -203,21 +227,6 @@ def serve(requests: BufferedIOBase, answers: BufferedIOBase, host: Host) -> None
 def serve_here(toolbox: Toolbox, requests: BufferedIOBase, answers: BufferedIOBase, resets: threading.Lock) -> None:
     """In a thread of the process that began the run."""
     serve(requests, answers, Host(toolbox, resets, separate=False))
-
-
-class _Tail:
-    """Standard error, whose last texts are kept."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.text = ""
-
-    def write(self, text: str) -> int:
-        self.text = (self.text + text)[-_MOST_LOG:]
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 async def _wait(result: Any) -> Any:

@@ -23,6 +23,7 @@ from policy_trainer.rewards.sandbox import ProcessEnded
 from shared.errors import UserError
 
 _GIB = 2**30
+_CLEAR_SECONDS = 10.0
 # Names of an environment's rewards and of its reset, in counts of failures.
 REWARD, TURN_REWARD, RESET = "environment", "environment/turns", "environment/reset"
 
@@ -129,10 +130,11 @@ class Sessions:
         with self._lock:
             if self._used.pop(session.number, None) is not session:
                 return  # it was given back already
-            if session.alive:
-                self._free[session.environment].append(session)
-                return
-        session.close()
+        if not session.clear():
+            session.close()
+            return
+        with self._lock:
+            self._free[session.environment].append(session)
 
     @property
     def relay(self) -> str:
@@ -281,6 +283,16 @@ class Session:
     def release(self) -> None:
         """Gives it back, for another rollout; ends its process if it is broken."""
         self._sessions.give_back(self)
+
+    def clear(self) -> bool:
+        """Ends what its rollout has started. Returns whether the session can go on."""
+        for place, connection in [*self._connections.items()] if self.alive else ():
+            try:
+                if connection.alive:
+                    self._ask(place, "clear", _CLEAR_SECONDS)
+            except ProcessEnded:
+                pass  # it is broken, or the connection forgotten
+        return self.alive
 
     def close(self) -> None:
         """Ends its processes. Calls under way fail."""

@@ -53,6 +53,9 @@ class Toolbox:
         reserved = [name for name in RESERVED if callable(getattr(cls, name, None))]
         if "reset" not in reserved:
             raise UserError(f"environment: {label} needs a method `reset`, which begins each rollout")
+        for name in reserved:
+            if reason := _unusable_reserved(cls, name):
+                raise UserError(f"environment: {label}.{name} {reason}")
         if isinstance(made, type) and (reason := accepts(made)):
             raise UserError(f"environment: {label} is made without arguments, but {reason}; give a function that does")
         # As methods of some object, so that their first parameter is left out; the class is not instantiated for it.
@@ -68,12 +71,33 @@ def method_names(cls: type) -> Iterator[str]:
             yield name
 
 
+def _unusable_reserved(cls: type, name: str) -> str:
+    """As _unusable, of a method that is no tool: `reset` gets columns by name, the rewards get nothing."""
+    method = inspect.getattr_static(cls, name)
+    if not inspect.isfunction(method):
+        return ""
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        return "is a generator: return the value in place of `yield`"
+    parameters = [*inspect.signature(method).parameters.values()][1:]
+    if name == "reset":
+        by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]
+        return (
+            f"takes {by_position[0]} by position only, but columns come by name: remove the `/`" if by_position else ""
+        )
+    reason = accepts(method, object())
+    return f"is called without arguments, but {reason}" if reason else ""
+
+
 def _schema(setting: str, what: str, function: Callable[..., Any]) -> dict[str, Any]:
     # Slow to import, and no process that runs tools needs it.
     from transformers.utils.chat_template_utils import get_json_schema
 
     if not inspect.isroutine(function):
-        raise UserError(f"{setting}: {what} must be a function, got {type(function).__name__}")
+        raise UserError(
+            f"{setting}: {what} must be a function, got {type(function).__name__}: wrap it in one (`def`) that calls it"
+        )
+    if reason := _unusable(function):
+        raise UserError(f"{setting}: {what} {reason}")
     try:
         return get_json_schema(function)
     except Exception as error:  # it evaluates the user's annotations, too
@@ -81,6 +105,24 @@ def _schema(setting: str, what: str, function: Callable[..., Any]) -> dict[str, 
             f"{setting}: {what} cannot be described to the model: {error}; a tool needs a docstring in Google style, "
             "and a type hint and a description of each argument"
         ) from error
+
+
+def _unusable(function: Callable[..., Any]) -> str:
+    """Why no call of the function can go well, with the remedy; empty if one can. Models give arguments by name."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return "is a generator, whose items nobody would get: return a text or a list in place of `yield`"
+    if not function.__name__.isidentifier():
+        return f"is named {function.__name__!r}, which models cannot call: give it a name with `def`, or __name__"
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""  # the schema's error says more
+    for each in parameters:
+        if each.kind is each.POSITIONAL_ONLY:
+            return f"takes {each.name} by position only, but models give arguments by name: remove the `/`"
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            return f"takes {each}, but models give the arguments that are described to them: name each, or take a list"
+    return ""
 
 
 def misfits(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:

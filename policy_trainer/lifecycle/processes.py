@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # the settings load late: starting a process does not wait fo
     from policy_trainer.config import TrainConfig
 
 _LAST_LINES = 12
+# A log that exceeds the first keeps the second: what a user's code prints may be much.
+_MOST_LOG, _KEPT_LOG = 2**26, 2**20
 # What torchrun sets for each rank (torch.distributed.elastic of PyTorch 2.8 to 2.13): a child that had these
 # would take itself for that rank.
 _TORCHRUN = {
@@ -116,6 +118,18 @@ class Child:
         lines = self._log.read_bytes()[self._start :].decode(errors="replace").splitlines()
         return "\n".join(map(printable, lines[-_LAST_LINES:]))
 
+    def bound_log(self) -> None:
+        """Leaves out the beginning of a log that has become too long. The child appends to it."""
+        with suppress(FileNotFoundError):
+            if self._log.stat().st_size > _MOST_LOG:
+                with self._log.open("r+b") as log:
+                    log.seek(-_KEPT_LOG, os.SEEK_END)
+                    kept = log.read().partition(b"\n")[2]
+                    log.truncate(0)
+                with self._log.open("ab") as log:
+                    log.write(b"[the beginning of this log is left out]\n" + kept)
+                self._start = 0
+
     def stop(self) -> None:
         """Sends SIGTERM, and SIGKILL if the child has not ended after _STOP_SECONDS."""
         if self._process is None:
@@ -190,6 +204,7 @@ class RestartedChild:
     def check(self) -> None:
         """Starts a dead child again, after a pause. Raises RunFailed if that does not help."""
         with self._lock:
+            self._child.bound_log()
             exit_report = self.exit_report
             if exit_report is None:
                 return

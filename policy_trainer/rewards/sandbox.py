@@ -9,21 +9,30 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from policy_trainer.data.problem import Reward, Sample, Score
+from policy_trainer.lifecycle.processes import environment
+from policy_trainer.lifecycle.user_output import pass_on
 from policy_trainer.rewards.call_log import CallLogs
 from policy_trainer.rewards.failures import Failures, too_slow
 from shared.errors import UserError
-from shared.process import child_environment
+from shared.process import PARENT_VARIABLE
 
 # Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
+_END_SECONDS = 5.0
+_KEEPER = "policy_trainer.lifecycle.keeper"
+# A line of an answer is shorter, unless a function writes to the socket itself.
+_MOST_BYTES = 2**28
+# Variables of ours, some with secrets, which no code of the user's needs.
+_OURS = "TANDEM_"
 
 
 class ProcessEnded(Exception):
@@ -98,6 +107,7 @@ class _Lane:
         self._process: SandboxProcess | None = None
         self._stopped = threading.Event()
         self._together: frozenset[str] = frozenset()
+        self._calls = 0
 
     def judges_together(self, name: str) -> bool:
         """Whether the reward takes many completions in one call."""
@@ -111,9 +121,11 @@ class _Lane:
             rest = samples[len(scores) :]
             size = len(rest) if self.judges_together(name) else 1
             try:
-                process.send((name, list(rest)), seconds=self._seconds * len(rest))
-                for _ in range(0, len(rest), size):
-                    answers = process.receive(seconds=self._seconds * size)["answers"]
+                numbers = range(self._calls, self._calls + len(rest) // size)
+                self._calls = numbers.stop
+                process.send((numbers.start, name, list(rest)), seconds=self._seconds * len(rest))
+                for number in numbers:
+                    answers = process.receive(seconds=self._seconds * size, number=number)["answers"]
                     self._logs.add(samples[len(scores) :], answers)
                     scores.extend(self._failures.scores(name, answers))
             except ProcessEnded as ended:
@@ -185,13 +197,16 @@ class SandboxProcess:
         with self._within(seconds):
             self._socket.sendall(pickle.dumps(request))
 
-    def receive(self, *, seconds: float) -> dict[str, Any]:
-        """The next answer. Raises ProcessEnded if there is none within `seconds`."""
+    def receive(self, *, seconds: float, number: int | None = None) -> dict[str, Any]:
+        """The next answer, the one with this `number` if it is given. Raises ProcessEnded if there is none within
+        `seconds`."""
+        deadline = time.monotonic() + seconds
         with self._within(seconds):
-            line = self._lines.readline()
-            if not line.endswith(b"\n"):
-                raise EOFError
-            return json.loads(line)
+            while (line := self._lines.readline(_MOST_BYTES)).endswith(b"\n"):
+                if (answer := read_answer(line, number)) is not None:
+                    return answer
+                self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
+            raise EOFError
 
     @contextmanager
     def _within(self, seconds: float) -> Iterator[None]:
@@ -206,26 +221,50 @@ class SandboxProcess:
             raise ProcessEnded(f"ended the process, {exit_status(self._process.returncode)}") from None
 
 
+def read_answer(line: bytes | bytearray, number: int | None) -> dict[str, Any] | None:
+    """The answer of this number; None for what the user's code has written to the socket by mistake."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) and number in (None, answer.get("number")) else None
+
+
 def start_python(module: str, descriptor: int, *arguments: object) -> subprocess.Popen[bytes]:
-    """Runs a module in a new interpreter with a session of its own. It gets the descriptor and the arguments."""
-    return subprocess.Popen(
+    """Runs a module in a new interpreter with a keeper. It gets the descriptor and the arguments, and its output comes
+    to standard error: this process's standard output may be piped to a program."""
+    variables = {name: value for name, value in environment().items() if not name.startswith(_OURS)}
+    variables |= {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}
+    process = subprocess.Popen(
         # -P: do not put the working directory first in sys.path, where a file may shadow a library. -u: output is not
         # lost when the process is killed.
-        [sys.executable, "-P", "-u", "-m", module, str(descriptor), *map(str, arguments)],
+        [sys.executable, "-P", "-u", "-m", _KEEPER, str(descriptor), module, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # to standard error: this process's standard output may be piped to a program
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
         pass_fds=[descriptor],
-        env={**child_environment(), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
+        env=variables,
         start_new_session=True,
     )
+    threading.Thread(target=pass_on, args=(process.stdout,), name="user output", daemon=True).start()
+    return process
+
+
+def end_python(process: subprocess.Popen[bytes]) -> None:
+    """Ends what `start_python` has started, with all that descends from it."""
+    process.terminate()  # no effect on a process that has already ended
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:  # without a keeper, as on macOS, it may ignore the signal
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: BinaryIO) -> None:
     lines.close()
     connection.close()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # no effect on a process that has already ended
-    process.wait()
+    end_python(process)
 
 
 def exit_status(code: int | None) -> str:

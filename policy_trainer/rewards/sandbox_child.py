@@ -17,6 +17,7 @@ from io import BufferedRWPair
 from typing import Any
 
 from policy_trainer.data.problem import Sample
+from policy_trainer.lifecycle.user_output import UserOutput
 from policy_trainer.rewards.functions import RewardFunction, load_function
 from shared.errors import UserError
 from shared.process import end_with_parent
@@ -30,19 +31,21 @@ def main(descriptor: int, memory: int, seconds: float) -> None:
     """Judges until the socket is closed. memory: bytes of address space, 0 for no limit. seconds: time limit of one
     judgement."""
     end_with_parent()
-    pid = os.getpid()
+    pid, output = os.getpid(), UserOutput()
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         rewards = _prepare(stream)
         while rewards and (request := _receive(stream)):
-            name, samples = request
-            for call in rewards[name].split(samples):
-                faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds * len(call), exit=True)
+            first, name, samples = request
+            for number, call in enumerate(rewards[name].split(samples), first):
+                output.begin()
+                limit = _WATCHDOG_LIMITS * seconds * len(call)
+                faulthandler.dump_traceback_later(limit, exit=True, file=output.descriptor)
                 answers = rewards[name].answers(call)
                 if os.getpid() != pid:  # a reward has forked; only the original process may answer
                     os._exit(0)
-                _send(stream, {"answers": answers})
+                _send(stream, {"number": number, "answers": answers})
                 faulthandler.cancel_dump_traceback_later()
 
 
@@ -69,7 +72,7 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, RewardFunction]:
     return {}
 
 
-def _receive(stream: BufferedRWPair) -> tuple[str, list[Sample]] | None:
+def _receive(stream: BufferedRWPair) -> tuple[int, str, list[Sample]] | None:
     try:
         return pickle.load(stream)
     except EOFError:
@@ -77,7 +80,8 @@ def _receive(stream: BufferedRWPair) -> tuple[str, list[Sample]] | None:
 
 
 def _send(stream: BufferedRWPair, message: dict[str, Any]) -> None:
-    stream.write(json.dumps(message).encode() + b"\n")
+    # What a function has written to the socket by mistake ends before it.
+    stream.write(b"\n" + json.dumps(message).encode() + b"\n")
     stream.flush()
 
 

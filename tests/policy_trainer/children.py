@@ -36,6 +36,8 @@ class FakeChild:
         self.pid = 0
         self.stopped = False
 
+    def bound_log(self) -> None: ...
+
     def start(self) -> None:
         self.pid += 1
         self.exit_status = None

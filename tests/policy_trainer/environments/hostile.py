@@ -1,6 +1,7 @@
 """Tools and environments that do what they should not."""
 
 import asyncio
+import io
 import os
 import random
 import re
@@ -85,14 +86,45 @@ DEEDS = {
     "unprintable": lambda: _raise(Unprintable()),
     "object": object,
     "surrogate": lambda: "\ud800",
+    "generator": lambda: (each for each in "ab"),
     "picture": lambda: [{"type": "image", "image": "..."}],
     "texts": lambda: [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
     "list": lambda: [1, 2],
     "pid": os.getpid,
     "spawn": lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
     "spawn and hang": lambda: (subprocess.Popen(["sleep", "1001"], start_new_session=True), time.sleep(1000)),
-    "garbage": lambda: [os.write(fd, b"garbage\n") for fd in range(3, 12) if _is_socket(fd)],
+    "garbage": lambda: _write_to_sockets(b"garbage"),
+    "stray line": lambda: _write_to_sockets(b'{"value": "wrong", "kind": "", "log": ""}\n'),
+    "stray number": lambda: _write_to_sockets(b"5\n"),
+    "close stdout": lambda: (sys.stdout.close(), sys.stderr.close()),
+    "close original stdout": lambda: (sys.__stdout__.close(), sys.__stderr__.close()),  # type: ignore[union-attr]
+    "replace stdout": lambda: [setattr(sys, name, io.StringIO()) for name in ("stdout", "stderr")],
+    "no stdout": lambda: [setattr(sys, name, None) for name in ("stdout", "stderr")],
+    "close descriptors": lambda: [os.close(descriptor) for descriptor in (0, 1, 2)],
+    "cover descriptors": lambda: [os.dup2(os.open("/dev/null", os.O_WRONLY), place) for place in (1, 2)],
+    "close all": lambda: os.closerange(0, 1000),
+    "little recursion": lambda: sys.setrecursionlimit(50),
+    "set alarm": lambda: [signal.setitimer(signal.ITIMER_REAL, 0.5), os.umask(0o777)],
+    "make file": lambda: oct(os.umask(0)),
+    "nap": lambda: time.sleep(1),
+    "print much": lambda: print("x" * 10_000_000),
+    "write much": lambda: subprocess.run(["head", "-c", "10000000", "/dev/zero"]).returncode,
+    "environ": lambda: sorted(os.environ),
+    "daemon": lambda: _daemon(),
+    "daemons": lambda: [_daemon() for _ in range(5)],
 }
+
+
+def _write_to_sockets(data: bytes) -> str:
+    for descriptor in filter(_is_socket, range(3, 12)):
+        os.write(descriptor, data)
+    return "fine"
+
+
+def _daemon() -> None:
+    """A grandchild in a session of its own, whose parent has ended, and a child of it."""
+    command = "setsid sh -c 'sleep 1002 & exec sleep 1003' & exit"
+    subprocess.run(["sh", "-c", command], start_new_session=True, check=True)
 
 
 def _is_socket(fd: int) -> bool:
@@ -151,6 +183,12 @@ class Counter:
         return 1
 
     def _private(self) -> None: ...
+
+
+class WithServer(Counter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = subprocess.Popen(["sleep", "1004"], start_new_session=True)
 
 
 class SlowToMake:

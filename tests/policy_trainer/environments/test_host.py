@@ -25,7 +25,7 @@ def host() -> Iterator[Host]:
 
 
 def ask(host: Host, do: str, **arguments: Any) -> dict[str, Any]:
-    return json.loads(host.answer(json.dumps({"do": do, "seconds": 60, **arguments}).encode()))
+    return json.loads(host.answer(json.dumps({"number": 0, "do": do, "seconds": 60, **arguments}).encode()))
 
 
 def opened(host: Host, environment: str | None = None) -> Host:
@@ -46,6 +46,7 @@ def call(host: Host, name: str, **arguments: Any) -> tuple[str, str]:
         ("texts", "ab", ""),
         ("surrogate", "?", ""),
         ("megabytes", f"{'x' * 100}\n[1999900 more characters were left out]", "too_long"),
+        ("generator", "it returned a generator, whose items nobody would get: return a text or a list", "exception"),
         ("picture", "it returned pictures, which the model does not get: return texts", "pictures"),
         ("raise", "a bad value", "exception"),
         ("raise surrogate", "?", "exception"),

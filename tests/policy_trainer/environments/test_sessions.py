@@ -27,6 +27,7 @@ HERE = "tests.policy_trainer.environments.hostile"
 WRONG = "tests.policy_trainer.environments.unusable"
 TOOLS = [f"{HERE}:add", f"{HERE}:do", f"{HERE}:add_slowly"]
 ENVIRONMENTS = [f"count={HERE}:Counter", f"fragile={HERE}:Fragile", f"made={HERE}:made_by_a_function"]
+ENVIRONMENTS += [f"server={HERE}:WithServer"]
 
 
 def config(tools: list[str], environment: list[str], **turns: Any) -> TrainConfig:
@@ -50,7 +51,7 @@ def counter(sessions: Sessions) -> Iterator[Session]:
 
 
 def processes(of: int | None = None) -> list[psutil.Process]:
-    """Fork servers, and all that descends from them."""
+    """Fork servers with their keepers, and all that descends from them."""
     return [
         each
         for child in psutil.Process(of).children()
@@ -77,7 +78,17 @@ def until(condition: Any, seconds: float = 20.0) -> None:
         ("hold", "too_slow", "took more than 2 s"),
         ("exit", "crashed", "ended the process, with status 3"),
         ("segfault", "crashed", "ended the process, killed by SIGSEGV"),
-        ("garbage", "crashed", "ended the process"),
+        ("garbage", "", "fine"),
+        ("stray line", "", "fine"),
+        ("stray number", "", "fine"),
+        ("close stdout", "", "None"),
+        ("close original stdout", "", "None"),
+        ("replace stdout", "", "None"),
+        ("no stdout", "", "None"),
+        ("close descriptors", "", "None"),
+        ("cover descriptors", "", "1"),
+        ("close all", "crashed", "ended the process"),
+        ("little recursion", "", "None"),
         ("exhaust", "exception", "MemoryError"),
         ("recurse", "exception", "maximum recursion depth exceeded"),
         ("leave", "exception", "4"),
@@ -92,7 +103,48 @@ def test_a_hostile_tool_costs_its_own_call(sessions: Sessions, what: str, kind: 
     assert answer.error == kind and content in answer.content
     assert answer.seconds < 4
     assert session.alive and session.call("add", {"a": 1, "b": 1}).content == "2"
+    assert session.call("do", {"what": "print"}).log.endswith("line 999\n")
     session.release()
+    assert session.call("do", {"what": "print"}).log.endswith("line 999\n")
+
+
+def test_alarms_and_the_umask_do_not_reach_the_next_rollout(sessions: Sessions) -> None:
+    session = sessions.open("count")
+    assert session.call("misbehave", {"what": "set alarm"}).error == ""
+    session.release()
+    assert sessions.open("count") is session
+    session.reset({}, 0)
+    assert session.call("misbehave", {"what": "nap"}).error == ""
+    assert session.call("misbehave", {"what": "make file"}).content != "0o777"
+    session.release()
+
+
+@pytest.mark.parametrize("what", ["print much", "write much"])
+def test_what_is_printed_is_bounded(capfd: pytest.CaptureFixture[str], what: str) -> None:
+    with closing(Sessions(config(TOOLS, []))) as sessions:
+        session = sessions.open(None)
+        for _ in range(4):
+            assert session.call("do", {"what": what}).error == ""
+        assert session.call("do", {"what": "print"}).log.endswith("line 999\n")
+    shown = ""
+
+    def noted() -> bool:
+        nonlocal shown
+        shown += capfd.readouterr().err
+        return "the rest is left out" in shown
+
+    until(noted)
+    assert len(shown) < 150_000
+
+
+def test_tools_do_not_see_our_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ("POLICY_TRAINER_TOKEN", "REF_SERVER_TOKEN", "TANDEM_REWARDS_TOKEN", "TANDEM_CALLER")
+    for name in (*secrets, "KEY_OF_A_TOOL"):
+        monkeypatch.setenv(name, "secret")
+    with closing(Sessions(config(TOOLS, []))) as sessions:
+        session = sessions.open(None)
+        seen = session.call("do", {"what": "environ"}).content
+    assert "KEY_OF_A_TOOL" in seen and not [name for name in secrets if name in seen]
 
 
 def test_the_log_has_the_end_of_what_was_printed(sessions: Sessions) -> None:
@@ -176,7 +228,51 @@ def test_what_a_session_has_started_ends_with_it(sessions: Sessions, what: str) 
     session.call("misbehave", {"what": what})
     session.close()
     session.release()
-    assert not [each for each in processes() if each.name() == "sleep"]
+    assert sleepers() == []
+
+
+@pytest.mark.parametrize("environment", ["count", None])
+def test_what_a_rollout_has_started_ends_with_it(sessions: Sessions, environment: str | None) -> None:
+    session, tool = sessions.open(environment), "misbehave" if environment else "do"
+    pid = session.call(tool, {"what": "pid"}).content
+    for what in ("spawn", "daemons"):
+        assert session.call(tool, {"what": what}).error == ""
+    until(lambda: len(sleepers()) == 11)
+    session.release()
+    assert sleepers() == []
+    again = sessions.open(environment)
+    assert again.call(tool, {"what": "pid"}).content == pid
+    again.release()
+
+
+def test_what_an_environment_starts_when_it_is_made_lives_as_long(sessions: Sessions) -> None:
+    session = sessions.open("server")
+    session.reset({}, 0)
+    session.call("misbehave", {"what": "daemon"})
+    session.release()
+    assert len(sleepers()) == 1
+    session = sessions.open("server")
+    assert len(sleepers()) == 1
+    session.close()
+    session.release()
+    assert sleepers() == []
+
+
+def test_nothing_is_left_of_a_killed_fork_server(sessions: Sessions) -> None:
+    session = sessions.open("count")
+    session.call("misbehave", {"what": "daemons"})
+    until(lambda: len(sleepers()) == 10)
+    left, (keeper,) = sleepers(), psutil.Process().children()
+    (server,) = keeper.children()
+    server.kill()
+    until(lambda: all(gone(each) for each in left))
+    assert session.call("increment", {"by": 1}).error == "crashed"
+    session.release()
+    sessions.open("count").release()  # starts it again
+
+
+def sleepers() -> list[psutil.Process]:
+    return [each for each in processes() if each.name() == "sleep"]
 
 
 def test_a_process_that_died_while_free_is_replaced(sessions: Sessions) -> None:
@@ -296,7 +392,7 @@ print("started", flush=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
     assert worker.stdout and worker.stdout.readline() == b"started\n"
-    until(lambda: len(processes(worker.pid)) == 5)  # the fork server, three sessions, and `sleep`
+    until(lambda: len(processes(worker.pid)) == 6)  # the keeper, the fork server, three sessions, and `sleep`
     left = processes(worker.pid)
     worker.kill()
     worker.wait()
@@ -313,7 +409,26 @@ print("started", flush=True)
         ([f"{WRONG}:without_docstring"], [], "tools: .*without_docstring cannot be described .*no docstring"),
         ([f"{WRONG}:without_hint"], [], "tools: .*missing a type hint"),
         ([f"{WRONG}:without_description"], [], "tools: .*no description for the argument 'a'"),
-        ([f"{WRONG}:no_function"], [], "tools: .*no_function must be a function, got NoFunction"),
+        ([f"{WRONG}:no_function"], [], "tools: .*no_function must be a function, got NoFunction: wrap it"),
+        ([f"{WRONG}:part"], [], "tools: .*part must be a function, got partial: wrap it"),
+        ([f"{WRONG}:NoFunction"], [], "tools: .*NoFunction must be a function, got type: wrap it"),
+        ([f"{WRONG}:shortest"], [], "tools: .*shortest is named '<lambda>'.*with `def`"),
+        ([f"{WRONG}:nameless"], [], "tools: .*nameless is named 'no name'"),
+        ([f"{WRONG}:by_position"], [], "tools: .*by_position takes a by position only.*remove the `/`"),
+        ([f"{WRONG}:several"], [], r"tools: .*several takes \*numbers: int, but .*name each"),
+        ([f"{WRONG}:named"], [], r"tools: .*named takes \*\*numbers: int, but .*name each"),
+        ([f"{WRONG}:yields"], [], "tools: .*yields is a generator.*in place of `yield`"),
+        ([f"{WRONG}:yields_slowly"], [], "tools: .*yields_slowly is a generator"),
+        (["math:sqrt"], [], "tools: math:sqrt takes x by position only"),
+        (["builtins:max"], [], "tools: builtins:max cannot be described to the model: no signature found"),
+        ([], [f"{WRONG}:WithYield"], "environment: .*WithYield.look is a generator"),
+        ([], [f"{WRONG}:YieldingReset"], "environment: .*YieldingReset.reset is a generator"),
+        ([], [f"{WRONG}:ResetByPosition"], "environment: .*ResetByPosition.reset takes level by position only"),
+        (
+            [],
+            [f"{WRONG}:RewardOfArgument"],
+            "environment: .*RewardOfArgument.get_reward is called without arg.*'bonus'",
+        ),
         ([], [f"{WRONG}:WithoutReset"], "environment: .*WithoutReset needs a method `reset`"),
         ([], [f"{WRONG}:WithArguments"], "environment: .*WithArguments is made without arguments.*'size'"),
         ([], [f"{WRONG}:WithoutDocstring"], "environment: .*WithoutDocstring.move cannot be described"),

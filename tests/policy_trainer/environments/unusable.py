@@ -1,5 +1,8 @@
 """Tools and environments that cannot be offered to the model."""
 
+import functools
+from collections.abc import AsyncIterator, Iterator
+
 
 def add(a: int, b: int) -> int:
     """Has the name of another tool.
@@ -27,6 +30,89 @@ def without_hint(a):  # type: ignore[no-untyped-def]
 def without_description(a: int) -> int:
     """Does not describe its argument."""
     return a
+
+
+def by_position(a: int, /) -> int:
+    """Takes its argument by position.
+
+    Args:
+        a: a number
+    """
+    return a
+
+
+def several(*numbers: int) -> int:
+    """Takes any number.
+
+    Args:
+        numbers: the numbers
+    """
+    return sum(numbers)
+
+
+def named(**numbers: int) -> int:
+    """Takes any name.
+
+    Args:
+        numbers: the numbers
+    """
+    return sum(numbers.values())
+
+
+def yields(a: int) -> Iterator[str]:
+    """Yields.
+
+    Args:
+        a: a number
+    """
+    yield str(a)
+
+
+async def yields_slowly(a: int) -> AsyncIterator[str]:
+    """Yields.
+
+    Args:
+        a: a number
+    """
+    yield str(a)
+
+
+def nameless(a: int) -> int:
+    """Its name is none.
+
+    Args:
+        a: a number
+    """
+    return a
+
+
+nameless.__name__ = "no name"
+part = functools.partial(add, 1)
+shortest = lambda a: a  # noqa: E731
+
+
+class WithYield:
+    def reset(self) -> None: ...
+
+    def look(self) -> Iterator[str]:
+        """Looks."""
+        yield "nothing"
+
+
+class YieldingReset:
+    def reset(self) -> Iterator[str]:
+        yield "a text"
+
+
+class ResetByPosition:
+    def reset(self, level: int, /) -> None: ...
+
+
+class RewardOfArgument:
+    def reset(self) -> None: ...
+
+    def get_reward(self, bonus: float) -> float:
+        return bonus
 
 
 class NoFunction:

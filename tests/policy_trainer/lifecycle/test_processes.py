@@ -75,6 +75,27 @@ class TestChild:
         assert child.exit_status == -signal.SIGTERM
         child.stop()
 
+    def test_its_log_has_a_bound(
+        self,
+        modules: Callable[[str, str], None],
+        open_child: OpenChild,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        monkeypatch.setattr(processes, "_MOST_LOG", 10_000)
+        monkeypatch.setattr(processes, "_KEPT_LOG", 100)
+        modules("talks", "for number in range(5000): print(number, flush=True)\ninput()\nprint('end')\n")
+        child, log = open_child("talks"), tmp_path / "logs" / "child.log"
+        child.start()
+        until(lambda: child.exit_status is not None)
+        assert log.stat().st_size > 20_000
+        child.bound_log()
+        lines = log.read_text().splitlines()
+        assert len(lines) < 20 and lines[0] == "[the beginning of this log is left out]" and "EOFError" in lines[-1]
+        child.start()
+        until(lambda: child.exit_status is not None)
+        assert log.read_text().splitlines()[:3] == lines[:3] and child.last_lines().splitlines()[-1] == lines[-1]
+
     def test_a_stubborn_child_is_killed(
         self, modules: Callable[[str, str], None], open_child: OpenChild, monkeypatch: pytest.MonkeyPatch
     ) -> None:

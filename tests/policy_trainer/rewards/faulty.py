@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -42,6 +43,40 @@ def raising(completion: str) -> float:
     if completion.startswith("raise"):
         raise RuntimeError("it was asked to")
     return len(completion)
+
+
+def breaking(completion: str) -> float:
+    """Breaks what the next call needs."""
+    sockets = [each for each in range(3, 12) if os.path.exists(f"/proc/self/fd/{each}") and _is_socket(each)]
+    if completion == "close stdout":
+        sys.stdout.close()
+        sys.stderr.close()
+    elif completion == "cover descriptors":
+        for place in (1, 2):
+            os.dup2(os.open("/dev/null", os.O_WRONLY), place)
+    elif completion in ("stray line", "garbage"):
+        for each in sockets:
+            os.write(each, b'{"answers": [{"score": 9}]}\n' if completion == "stray line" else b"garbage")
+    elif completion == "print much":
+        print("x" * 10_000_000)
+    elif completion == "write much":
+        subprocess.run(["head", "-c", "10000000", "/dev/zero"], check=True)
+    else:
+        print("judged", completion)
+    return len(completion)
+
+
+def _is_socket(descriptor: int) -> bool:
+    return os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket")
+
+
+def counting_secrets(completion: str) -> float:
+    return sum(value == "secret" for value in os.environ.values())
+
+
+def starting(completion: str) -> float:
+    """A tenth of the pid, which may be too large for a reward, of a process in a session of its own."""
+    return subprocess.Popen(["sleep", "1005"], start_new_session=True).pid / 10
 
 
 def always_raising(**known: Any) -> float:

@@ -96,8 +96,8 @@ def test_functions_get_the_arguments_that_they_name(capfd: pytest.CaptureFixture
     with pytest.raises(UserError, match=r"wanting needs nosuch; available: answer, completion, finished, .*numbers"):
         rewards.scores("wanting", samples("a"))
     assert rewards.scores("talking", samples("said")) == [4]
-    out, error = capfd.readouterr()
-    assert not out and "on standard output: said" in error
+    _await_output(capfd, "on standard output: said")
+    assert not capfd.readouterr().out
 
 
 def test_a_function_of_many_completions_gets_trls_arguments() -> None:
@@ -170,6 +170,48 @@ def test_a_failed_reward_leaves_no_memory(no_collection: None) -> None:
     (answer,) = RewardFunction("greedy", greedy, "sample").answers([Sample(Problem("2"), "hoard")])
     assert "MemoryError: hoard" in answer["error"]
     assert [hoard() for hoard in hoards] == [None]
+
+
+@pytest.mark.parametrize("fault", ["close stdout", "cover descriptors", "stray line", "garbage"])
+def test_a_fault_does_not_reach_the_next_completion(capfd: pytest.CaptureFixture[str], fault: str) -> None:
+    rewards = sandbox("breaking")
+    assert rewards.scores("breaking", samples("a", fault, "ccc")) == [1, len(fault), 3]
+    assert rewards.scores("breaking", samples("dddd")) == [4]
+    assert rewards.failures.counts == {"breaking": 0}
+    _await_output(capfd, "judged dddd")
+
+
+def test_what_is_printed_is_bounded(capfd: pytest.CaptureFixture[str]) -> None:
+    rewards = sandbox("breaking")
+    assert rewards.scores("breaking", samples("print much", "write much", "ccc")) == [10, 10, 3]
+    assert len(_await_output(capfd, "in 60 s; the rest is left out]")) < 100_000
+
+
+def test_functions_do_not_see_our_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLICY_TRAINER_TOKEN", "REF_SERVER_TOKEN", "TANDEM_REWARDS_TOKEN", "TANDEM_CALLER", "KEY_OF_MINE"):
+        monkeypatch.setenv(name, "secret")
+    assert sandbox("counting_secrets").scores("counting_secrets", samples("a")) == [1]
+
+
+def test_what_a_function_has_started_ends_with_its_process() -> None:
+    rewards = sandbox("starting")
+    (score,) = rewards.scores("starting", samples("a"))
+    pid = round((score or 0) * 10)
+    assert psutil.Process(pid).name() == "sleep"
+    (keeper,) = _children()
+    (process,) = keeper.children()
+    process.kill()
+    while psutil.pid_exists(pid):
+        time.sleep(0.05)
+    assert rewards.scores("starting", samples("a")) != [score]
+
+
+def _await_output(capfd: pytest.CaptureFixture[str], text: str) -> str:
+    shown = ""
+    while text not in shown:
+        time.sleep(0.05)
+        shown += capfd.readouterr().err
+    return shown
 
 
 def test_processes_judge_in_parallel() -> None:
@@ -274,8 +316,10 @@ def start_parent() -> Iterator[Callable[[str, float], tuple[subprocess.Popen[str
         parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         parents.append(parent)
         assert parent.stdout and parent.stdout.readline() == "started\n"
-        (child,) = psutil.Process(parent.pid).children()
-        return parent, child
+        (keeper,) = psutil.Process(parent.pid).children()
+        while not keeper.children():
+            time.sleep(0.05)
+        return parent, keeper.children()[0]
 
     yield start
     for parent in parents:

@@ -1,0 +1,139 @@
+"""Runs a module of ours that runs the user's code, and ends all that it has started, wherever that has gone.
+
+`python -m policy_trainer.lifecycle.keeper DESCRIPTOR MODULE ARGUMENT…` runs MODULE in a child, which gets the
+descriptor and the arguments; the process itself waits. It runs no code of the user's, so that it is still there when
+the child is killed: then what the child has started becomes its own (Linux), in sessions of their own, too, and is
+killed. It ends as the child did. Its parent ends both by SIGTERM, and they end when the parent is gone.
+"""
+
+import ctypes
+import os
+import resource
+import runpy
+import signal
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from shared.process import PARENT_VARIABLE
+
+# Seconds between looks whether its parent is there.
+_TICK = 0.5
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_THREADS = "/proc/self/task"
+# So many more processes and threads than it had at the start may the account have, when the user's code starts one.
+_MORE_TASKS = 1000
+
+
+def keep(descriptor: int) -> None:
+    """Returns in the child. descriptor: the child's; the keeper closes it."""
+    if sys.platform != "linux":
+        return
+    parent, signals = os.getppid(), {signal.SIGCHLD, signal.SIGTERM}
+    adopt_orphans()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    child = os.fork()
+    if child:
+        os.close(descriptor)
+        while os.getppid() == parent and not _ended(child):
+            if (woken := signal.sigtimedwait(signals, _TICK)) and woken.si_signo == signal.SIGTERM:
+                break
+        _end_as(_killed(child))
+    end_with_creator()
+    os.environ[PARENT_VARIABLE] = str(os.getppid())
+    os.setsid()  # a signal to its group does not reach the keeper
+    limit_tasks(_MORE_TASKS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def adopt_orphans() -> None:
+    """What descends from this process becomes its child when its own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_creator() -> None:
+    """This process is killed when the thread that has forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def children() -> set[int]:
+    """Of this process. Empty where the system does not say."""
+    pids: set[int] = set()
+    for thread in os.listdir(_THREADS) if os.path.isdir(_THREADS) else ():
+        with suppress(OSError), open(f"{_THREADS}/{thread}/children") as file:  # or it has ended
+            pids |= {*map(int, file.read().split())}
+    return pids
+
+
+def kill_children(but: Collection[int] = ()) -> None:
+    """Kills this process's children, except some, and what they have started, if this process adopts orphans."""
+    spared = {*but}
+    while killed := children() - spared:
+        for pid in killed:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except PermissionError:  # it runs as another user
+                spared.add(pid)
+        for pid in killed - spared:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:  # a thread of the user's code has waited for it
+                spared.add(pid)
+
+
+def limit_tasks(more: int) -> None:
+    """This process and those that it starts can have no new process or thread once the account has so many more than
+    now. No limit for root, for whom Linux has none."""
+    account = f"\nUid:\t{os.getuid()}\t"
+    tasks = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended
+            text = status.read_text(errors="replace")
+            tasks += int(text.partition("\nThreads:")[2].split()[0]) if account in text else 0
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    limit = tasks + more if hard == resource.RLIM_INFINITY else min(hard, tasks + more)
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+
+
+def _ended(child: int) -> bool:
+    """Whether the child has; reaps orphans that have."""
+    while (done := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and done.si_pid != child:
+        os.waitpid(done.si_pid, 0)
+    return done is not None
+
+
+def _killed(child: int) -> int:
+    """The exit code of the child, which has ended or is killed, with all that it has started."""
+    os.kill(child, signal.SIGKILL)  # no effect if it has ended
+    _, status = os.waitpid(child, 0)
+    kill_children()
+    return os.waitstatus_to_exitcode(status)
+
+
+def _end_as(code: int) -> None:
+    """Ends this process with the exit code, negative for a signal."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left its own
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _prctl(option: int, value: int) -> None:
+    with suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def main() -> None:
+    descriptor, module = int(sys.argv[1]), sys.argv[2]
+    keep(descriptor)
+    sys.argv[1:] = [sys.argv[1], *sys.argv[3:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

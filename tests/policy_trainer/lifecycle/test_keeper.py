@@ -1,0 +1,90 @@
+"""A process and its keeper: what the process has started ends with both, and its end is that of the keeper."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from policy_trainer.rewards.sandbox import end_python, start_python
+
+# Starts a grandchild in a session of its own, tells its pid, and does what it is told.
+SCRIPT = """
+import os, signal, socket, subprocess, sys, time
+connection = socket.socket(fileno=int(sys.argv[1]))
+started = subprocess.run(["sh", "-c", "setsid sleep 1010 >&- & echo $!"], stdout=subprocess.PIPE)
+connection.sendall(started.stdout)
+connection.recv(1)
+exec(sys.argv[2])
+"""
+NOBODY = 65534
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "kept_script.py").write_text(SCRIPT)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "kept_script"
+
+
+def start(module: str, then: str) -> tuple[subprocess.Popen[bytes], socket.socket, psutil.Process]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = start_python(module, theirs.fileno(), then)
+    return process, ours, psutil.Process(int(ours.recv(32)))
+
+
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("os._exit(4)", 4),
+        ("os.killpg(0, signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ],
+)
+def test_the_keeper_ends_as_the_process_did_and_nothing_is_left(module: str, then: str, status: int) -> None:
+    process, connection, grandchild = start(module, then)
+    with connection:
+        assert grandchild.name() in ("sh", "setsid", "sleep")
+        connection.sendall(b"\n")
+        assert process.wait(60) == status
+    assert not grandchild.is_running()
+
+
+def test_a_process_that_ignores_signals_is_ended(module: str) -> None:
+    process, connection, grandchild = start(
+        module, "signal.signal(signal.SIGTERM, signal.SIG_IGN); connection.sendall(b'x'); time.sleep(1000)"
+    )
+    with connection:
+        connection.sendall(b"\n")
+        assert connection.recv(1) == b"x"
+        end_python(process)
+    assert process.returncode == -signal.SIGKILL and not grandchild.is_running()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="changes its user")
+def test_an_account_has_a_limit_of_processes() -> None:
+    """Root has none; the limit is that of whom the process belongs to."""
+    script = f"""
+import os, resource, subprocess
+from policy_trainer.lifecycle.keeper import kill_children, limit_tasks
+os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
+limit_tasks(20)
+started = 0
+try:
+    for started in range(100):
+        subprocess.Popen(["/bin/sleep", "1011"])
+except BlockingIOError:
+    kill_children()
+    print("at most", started)
+"""
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "at most 20\n"
