@@ -23,7 +23,15 @@ from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
 from policy_trainer.quantised import check_quantisation, load_base
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.sampling.engines import check_engine
-from policy_trainer.trainer.plan import GB, MAIN_MEMORY, load_teacher_outline, memory_size, plan, shortages
+from policy_trainer.trainer.plan import (
+    GB,
+    MAIN_MEMORY,
+    Unplanned,
+    load_teacher_outline,
+    memory_size,
+    plan,
+    shortages,
+)
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device, describe_device
 from shared.logprobs import embedding_rows
@@ -104,9 +112,18 @@ def devices(subject: Subject) -> Iterator[Finding]:
 def memory(subject: Subject) -> Iterator[Finding]:
     """By the plan of `doctor --plan`. Raises UserError for a prompt that cannot fit the context."""
     config = subject.config
-    needs = plan(config, subject.outline, None, subject.ranks, load_teacher_outline(config))
+    try:
+        needs = plan(config, subject.outline, None, subject.ranks, load_teacher_outline(config))
+    except Unplanned as error:
+        yield warning(str(error), "watch the memory of the first steps")
+        return
+    certain = {shortage.memory for shortage in shortages(config, [need.at_least for need in needs], None)}
     for shortage in shortages(config, needs, None):
-        yield wrong(str(shortage).partition(";")[0], f"one of: {', '.join(shortage.remedies)}")
+        seen, remedy = str(shortage).partition(";")[0], f"one of: {', '.join(shortage.remedies)}"
+        if shortage.memory in certain:
+            yield wrong(seen, remedy)
+        else:
+            yield warning(f"{seen} if completions are as long as they may be", remedy)
     for place in dict.fromkeys(need.memory for need in needs):
         size, free = memory_size(place, None), _free(place)
         needed = sum(need.total for need in needs if need.memory == place)

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, PreTrainedModel
 
-from policy_trainer.sampling.kv_cache import GrowableLayer, PrefilledPrompts, RowLengths, SlotLayer
+from policy_trainer.sampling.kv_cache import (
+    ATTENTION_CACHE,
+    GrowableLayer,
+    PrefilledPrompts,
+    RowLengths,
+    SlotLayer,
+    select_rows,
+)
 from shared.logprobs import attends_fully
 from shared.logprobs.attention import attention_of, refuse_extras, set_attention
 
@@ -27,9 +34,11 @@ def supports_decoding_attention(model: PreTrainedModel) -> bool:
     return getattr(model, "_supports_attention_backend", False) and attends_fully(model)
 
 
-def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> "Decoder":
-    """The fastest decoder for this model and these prompts."""
-    if not supports_decoding_attention(model):
+def make_decoder(
+    model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int, *, decoding_attention: bool
+) -> "Decoder":
+    """The fastest decoder for these prompts. decoding_attention: whether the model takes it, see choice.py."""
+    if not decoding_attention:
         return RepeatedCacheDecoder(model, prompts, num_generations)
     short = prompts.mask.shape[1] <= _COPIED_TOKENS
     return (CopiedPromptDecoder if short else SharedPromptDecoder)(model, prompts, num_generations)
@@ -119,7 +128,7 @@ AttentionInterface.register(ATTENTION, decoding_attention)
 
 
 class RepeatedCacheDecoder:
-    """Repeats the prompts in transformers' cache, once per row: works for every architecture.
+    """Repeats the prompts in transformers' cache, once per row: works for every architecture with a cache.
 
     Attributes and methods are those of AttentionDecoder.
     """
@@ -127,13 +136,13 @@ class RepeatedCacheDecoder:
     def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
         self.attention = attention_of(model)
         self._model = model
-        self._cache = prompts.cache
-        self._cache.batch_repeat_interleave(num_generations)
-        self._mask = prompts.mask.repeat_interleave(num_generations, 0)
-        self._positions = prompts.positions.repeat_interleave(num_generations, 0)
+        self._cache, self._cache_name = prompts.cache, prompts.cache_name
+        self._mask, self._positions = prompts.mask, prompts.positions
+        groups = torch.arange(len(prompts.mask), device=prompts.mask.device)
+        self.select(groups.repeat_interleave(num_generations))
 
     def select(self, rows: Tensor) -> None:
-        self._cache.batch_select_indices(rows)
+        select_rows(self._cache, rows)
         self._mask, self._positions = self._mask[rows], self._positions[rows]
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -141,12 +150,13 @@ class RepeatedCacheDecoder:
         self._positions = self._positions + 1
         output = self._model(
             input_ids=tokens[:, None],
-            attention_mask=self._mask,
+            # A model with only recurrent layers would multiply the new token by the mask of all.
+            attention_mask=self._mask if self._cache_name == ATTENTION_CACHE else None,
             position_ids=self._positions,
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._cache_name: self._cache},
         )
-        self._cache = output.past_key_values
+        self._cache = getattr(output, self._cache_name)
         return output.logits[:, -1]
 
 

@@ -33,7 +33,9 @@ def load_sampler(
     match config.sampler:
         case "hf":
             model = load_base(config.model, lora, revision=config.revision, device=config.device, dtype=config.dtype)
-            return HFSampler(model, tokenizer), model
+            sampler = HFSampler(model, tokenizer)
+            sampler.check()
+            return sampler, model
         case "vllm":
             return _load_vllm(config, tokenizer, lora.rank)
         case "vllm-server":

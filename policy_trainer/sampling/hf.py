@@ -17,6 +17,7 @@ from policy_trainer.adapters import AddedAdapters, MergedAdapters
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.quantised import is_quantised
+from policy_trainer.sampling.choice import takes_decoding_attention
 from policy_trainer.sampling.decoders import fill_slots, make_decoder, use_attention
 from policy_trainer.sampling.drawing import has_stop_text, sample_tokens, tail_length
 from policy_trainer.sampling.kv_cache import prefill
@@ -51,6 +52,14 @@ class HFSampler:
         else:
             load_weights(self._model, model)
 
+    def check(self) -> None:
+        """Raises UserError for a model that cannot be sampled. `sample` and `running_batch` check it too."""
+        _ = self._decoding_attention
+
+    @cached_property
+    def _decoding_attention(self) -> bool:
+        return takes_decoding_attention(self._model)
+
     @torch.inference_mode()
     def logps(self, group: TokenGroup) -> np.ndarray:
         self._check_idle()
@@ -63,12 +72,13 @@ class HFSampler:
     @torch.inference_mode()
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         self._check_idle()
+        attention = self._decoding_attention
         size = params.num_generations
         generator = torch.Generator(self._model.device).manual_seed(seed)
         ids = [prompt.ids for prompt in prompts]
         buffer = CompletionBuffer(ids, size, params.max_completion_length, self._model.device)
         prefilled = prefill(self._model, prompts, self._vision)
-        decoder = make_decoder(self._model, prefilled, size)
+        decoder = make_decoder(self._model, prefilled, size, decoding_attention=attention)
         with use_attention(self._model, decoder.attention):
             logits = prefilled.logits.repeat_interleave(size, 0)
             while True:
@@ -88,10 +98,11 @@ class HFSampler:
     @contextmanager
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
         """The model must not be used otherwise within the block: it has another attention."""
+        joins = self._decoding_attention
         self._running = True
         try:
             with use_attention(self._model, attention_of(self._model)):
-                yield HFRunningBatch(self._model, self._tokenizer, self._eos, params, seed)
+                yield HFRunningBatch(self._model, self._tokenizer, self._eos, params, seed, joins=joins)
         finally:
             self._running = False
 

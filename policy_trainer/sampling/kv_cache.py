@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from policy_trainer.data.prompts import EncodedPrompt
 from shared.errors import UserError
 from shared.logprobs.vision import Vision
 
+ATTENTION_CACHE = "past_key_values"
+# What a model's output may call its cache: the second of models with only recurrent layers, as Mamba.
+_CACHE_NAMES = (ATTENTION_CACHE, "cache_params")
 # Free tokens of a new cache. A full cache grows by half.
 _FREE_TOKENS = 32
 
@@ -148,15 +151,16 @@ class SlotLayer(_KeptLayer):
 class PrefilledPrompts:
     """n prompts after one forward, left-padded to P tokens so that all continue at the same column.
 
-    logits: (n, V) of the first token after each prompt. cache: the transformers cache of their keys and values.
-    mask: int64 (n, P), 1 for tokens, 0 for padding. positions: int64 (n, 1), each prompt's largest: its last token's,
-    unless a picture has larger ones.
+    logits: (n, V) of the first token after each prompt. cache: the transformers cache of their keys and values, or of
+    recurrent states. mask: int64 (n, P), 1 for tokens, 0 for padding. positions: int64 (n, 1), each prompt's largest:
+    its last token's, unless a picture has larger ones. cache_name: the forward's argument for the cache.
     """
 
     logits: Tensor
     cache: Any
     mask: Tensor
     positions: Tensor
+    cache_name: str = ATTENTION_CACHE
 
     def padding_bias(self) -> Tensor | None:
         """(n, 1, P) to add to attention scores: -inf at padding. None where all prompts are equally long."""
@@ -166,8 +170,18 @@ class PrefilledPrompts:
         return bias.masked_fill(self.mask == 0, -torch.inf)[:, None]
 
 
+def select_rows(cache: Any, rows: Tensor) -> None:
+    """Replaces the rows of a transformers cache by these, int64 (B',). A row may appear several times."""
+    # Only `reorder_cache` knows recurrent states. A model's own class of cache may know more states.
+    select = getattr(type(cache), "batch_select_indices", None)
+    if select in (None, Cache.batch_select_indices):
+        cache.reorder_cache(rows)
+    else:
+        cache.batch_select_indices(rows)
+
+
 def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vision | None) -> PrefilledPrompts:
-    """vision: of this model. Raises UserError for a model without a key-value cache."""
+    """vision: of this model. Raises UserError for a model without a cache."""
     positions = [_positions(prompt, vision) for prompt in prompts]
     width, device = max(map(len, prompts)), model.device
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -181,10 +195,11 @@ def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vi
     pictures = vision.inputs([prompt.images for prompt in prompts], ids) if vision else {}
     options = {"use_cache": True, "logits_to_keep": 1, **pictures}
     output = model(input_ids=ids, attention_mask=mask, position_ids=places, **options)
-    cache = getattr(output, "past_key_values", None)
-    if cache is None:
+    name = next((name for name in _CACHE_NAMES if getattr(output, name, None) is not None), None)
+    if name is None:
         raise UserError(f"model: {type(model).__name__} keeps no key-value cache to sample with")
-    return PrefilledPrompts(output.logits[:, -1], cache, mask, places.view(-1, *ids.shape).amax((0, 2))[:, None])
+    largest = places.view(-1, *ids.shape).amax((0, 2))[:, None]
+    return PrefilledPrompts(output.logits[:, -1], getattr(output, name), mask, largest, name)
 
 
 def _positions(prompt: EncodedPrompt, vision: Vision | None) -> Tensor:

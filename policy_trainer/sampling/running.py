@@ -19,7 +19,6 @@ from policy_trainer.sampling.decoders import (
     JoiningDecoder,
     RepeatedCacheDecoder,
     fill_slots,
-    supports_decoding_attention,
 )
 from policy_trainer.sampling.drawing import has_stop_text, sample_tokens, tail_length
 from policy_trainer.sampling.kv_cache import PrefilledPrompts, prefill
@@ -75,20 +74,27 @@ class Endings:
 class HFRunningBatch:
     """Samples a token for each row in every call of `advance`.
 
-    All rows are one batch if every layer of the model attends to all tokens. Other models, with sliding windows or
+    All rows are one batch if the model takes decoding attention. Other models, with sliding windows or
     recurrent layers, keep the rows that joined together as a batch of their own, and a call computes a forward for each
     of them. They are few, since small ones begin again with the rows that join: for R rows that join one by one there
     are at most log2(R) + 1, and each row is prefilled about as often.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos: Tensor, params: SamplingParams, seed: int
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        eos: Tensor,
+        params: SamplingParams,
+        seed: int,
+        *,
+        joins: bool,
     ) -> None:
-        """eos: int64 (E,), the ids that end a completion."""
+        """eos: int64 (E,), the ids that end a completion. joins: whether the model takes decoding attention."""
         self._model = model
         self._vision = vision_of(model)
         self._attention = attention_of(model)
-        self._joins = supports_decoding_attention(model)
+        self._joins = joins
         self._endings = Endings(tokenizer, frozenset(eos.tolist()), params.stop, params.stop_token_ids)
         forbidden = torch.tensor(self._vision.placeholders if self._vision else (), dtype=torch.long)
         self._forbidden = forbidden.to(model.device)

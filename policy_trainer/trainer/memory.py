@@ -3,7 +3,7 @@
 Exact for what has the size of parameters. Activations are those of layers like Llama's: attention, and a gated MLP.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +19,8 @@ from shared.logprobs import language_model, vision_of
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
+# Parts that grow with tokens. They are counted for completions that are all as long as they may be.
+AT_MOST = frozenset({"activations", "cache"})
 
 FLOAT32 = 4
 # Bytes of a weight in 4 bits: one byte more for each 64 of them, and four for each 256 of those bytes.
@@ -76,7 +78,8 @@ class Shape(Layers):
     """A model's sizes. parameters: in all, a tied weight once; trained: of those that train; largest: of the largest
     matrix that does; layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those
     that train in one. quantised: of those in 4 bits; dequantised: of the largest matrix of them. tower: None for a text
-    model."""
+    model. queries, keys: on average, where layers differ.
+    """
 
     parameters: int
     trained: int
@@ -111,10 +114,11 @@ class Shape(Layers):
         quantised = _linear_sizes(model) if in_4bit else []
         layers = layers_of(language_model(model))
         hidden = config.hidden_size
-        heads = getattr(config, "num_attention_heads", None) or 1
-        width = getattr(config, "head_dim", None) or hidden // heads
+        attentions = [_attention(each, hidden) for each in _of_layers(config)]
+        queries, keys = (-(-sum(sizes) // len(sizes)) for sizes in list(zip(*attentions, strict=True))[:2])
         experts = getattr(config, "num_experts_per_tok", None)
         mlp = getattr(config, "intermediate_size", None) or 4 * hidden
+        mlp = max(mlp) if isinstance(mlp, Sequence) else mlp
         return cls(
             parameters=_count(model.parameters()),
             trained=_count(trained(model).values()),
@@ -122,9 +126,9 @@ class Shape(Layers):
             layers=config.num_hidden_layers,
             hidden=hidden,
             mlp=experts * (getattr(config, "moe_intermediate_size", None) or mlp) if experts else mlp,
-            queries=heads * width,
-            keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
-            head=width,
+            queries=queries,
+            keys=keys,
+            head=max(head for _, _, head in attentions),
             vocabulary=config.vocab_size,
             layer=max((_count(layer.parameters()) for layer in layers), default=0),
             trained_layer=max((_count(trained(layer).values()) for layer in layers), default=0),
@@ -132,6 +136,18 @@ class Shape(Layers):
             dequantised=max(quantised, default=0),
             tower=Tower.of(model),
         )
+
+
+def _of_layers(config: Any) -> Sequence[Any]:
+    """The configuration of each layer where they differ, as in Gemma 4; else the one of all."""
+    return list(getattr(config, "per_layer_config", None) or [config])
+
+
+def _attention(config: Any, hidden: int) -> tuple[int, int, int]:
+    """Channels of all query heads, of all key heads, and of one head, in a layer of this configuration."""
+    heads = getattr(config, "num_attention_heads", None) or 1
+    head = getattr(config, "head_dim", None) or hidden // heads
+    return heads * head, (getattr(config, "num_key_value_heads", None) or heads) * head, head
 
 
 def _linear_sizes(model: PreTrainedModel) -> list[int]:

@@ -4,7 +4,7 @@ import copy
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -37,6 +37,10 @@ _WIDTHS = {"float32": 4, "bfloat16": 2}
 _SCORING_TOKENS = 16_384
 
 
+class Unplanned(UserError):
+    """The plan knows too little of a model. A run may begin without a plan."""
+
+
 @dataclass(frozen=True)
 class Need:
     """What one process needs in one memory. limit: what its speed depends on; empty if another row has it."""
@@ -50,6 +54,11 @@ class Need:
     def total(self) -> int:
         return sum(self.parts.values())
 
+    @property
+    def at_least(self) -> "Need":
+        """Without what only long completions need."""
+        return replace(self, parts={name: size for name, size in self.parts.items() if name not in memory.AT_MOST})
+
 
 def plan(
     config: TrainConfig,
@@ -61,20 +70,28 @@ def plan(
     """outline: the model's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
     torchrun divides the policy among. teacher: the shapes of config.teacher.
 
-    Raises UserError for a device that is not here, where gpu_bytes is None, and for what ranks cannot do.
+    Raises UserError for a device that is not here, where gpu_bytes is None, and for what ranks cannot do; Unplanned for
+    a model whose sizes cannot be read.
     """
-    in_4bit = config.lora.load_in_4bit
-    shape, width = Shape.of(outline, in_4bit=in_4bit), _WIDTHS.get(config.dtype, outline.dtype.itemsize)
     device, reference = _devices(config, gpu_bytes)
     work = _Work.of(config, outline)
     policy = copy.deepcopy(outline)
     adapt(policy, config)
+    shape, trained = (_shape(model, config) for model in (outline, policy))
+    width = _WIDTHS.get(config.dtype, outline.dtype.itemsize)
     trainer = _trainer if ranks == 1 else partial(_rank, ranks=ranks)
     return [
-        *trainer(config, Shape.of(policy, in_4bit=in_4bit), width, work, device),
+        *trainer(config, trained, width, work, device),
         *_reference(config, shape, teacher, width, work, reference),
         *_worker(config, shape, width, work, device, gpu_bytes),
     ]
+
+
+def _shape(model: PreTrainedModel, config: TrainConfig) -> Shape:
+    try:
+        return Shape.of(model, in_4bit=config.lora.load_in_4bit)
+    except Exception as error:  # an architecture may name its sizes in any way
+        raise Unplanned(f"model: the memory that it needs is unknown: {type(error).__name__}: {error}") from error
 
 
 def load_teacher_outline(config: TrainConfig) -> PreTrainedModel | None:
@@ -176,7 +193,7 @@ def _reference(
     config: TrainConfig, shape: Shape, teacher: PreTrainedModel | None, width: int, work: _Work, device: str
 ) -> list[Need]:
     """Its models score one after the other."""
-    models = [*([shape] if config.penalised_by_server else []), *([Shape.of(teacher)] if teacher else [])]
+    models = [*([shape] if config.penalised_by_server else []), *([_shape(teacher, config)] if teacher else [])]
     if not models:  # the server is only a queue, or has a teacher that only it knows
         return []
     place = _place(device) if config.server == INLINE else f"at {config.server}"

@@ -32,7 +32,7 @@ from policy_trainer.run_files.checkpoint import restore, write_weights
 from policy_trainer.run_files.device_turns import DeviceTurns, in_turn
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
-from policy_trainer.trainer.plan import load_teacher_outline, plan, shortages
+from policy_trainer.trainer.plan import Unplanned, load_teacher_outline, plan, shortages
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
 from shared.models import load_outline, load_tokenizer
@@ -89,7 +89,12 @@ def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Displa
     """
     source, revision = _source(config, checkpoint)
     outline, teacher = load_outline(source, revision=revision), load_teacher_outline(config)
-    for shortage in shortages(config, plan(config, outline, None, ranks, teacher), None):
+    try:
+        needs = plan(config, outline, None, ranks, teacher)
+    except Unplanned as error:
+        display.note(str(error))
+        return
+    for shortage in shortages(config, needs, None):
         display.note(f"this may run out of memory: {shortage} (policy-trainer doctor --plan says more)")
 
 

@@ -61,6 +61,26 @@ def test_a_model_that_is_too_large(tmp_path: Path) -> None:
     assert "--dtype bfloat16" in finding.remedy
 
 
+def test_a_small_model_that_only_long_completions_would_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2-135M: weights, gradients and AdamW take 2.2 GB, the activations of a full micro-batch 24."""
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    Qwen2Config(**sizes, **heads).save_pretrained(tmp_path / "small")
+    for size, verdict in ((8, Verdict.WARNING), (2, Verdict.WRONG)):
+        monkeypatch.setattr("policy_trainer.trainer.plan.memory_size", lambda place, gpu, size=size: size * 10**9)
+        finding = looked(memory, tmp_path / "small")[0]
+        assert finding.verdict is verdict and "main memory has" in finding.seen
+        assert ("if completions are as long as they may be" in finding.seen) is (verdict is Verdict.WARNING)
+
+
+def test_a_model_whose_sizes_are_unknown_has_no_plan(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy_trainer.trainer.memory.layers_of", lambda model: 1 / 0)
+    [finding] = looked(memory, model)
+    assert finding.verdict is Verdict.WARNING and "memory that it needs is unknown: ZeroDivisionError" in finding.seen
+
+
 def test_a_model_that_fits_beside_other_programs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = {"data": {"max_prompt_length": 32}}
     assert verdicts(looked(memory, model, **lengths)) == [Verdict.OK]

@@ -43,5 +43,5 @@ def test_all_decoders_compute_the_same_logits(architecture: str, prompts: list[l
 def test_short_prompts_are_copied_and_long_ones_shared(tokens: int, kind: type[Decoder]) -> None:
     model = next(iter(SHARING.values()))().eval()
     with torch.inference_mode():
-        decoder = make_decoder(model, prefill(model, texts([[5] * tokens]), None), 2)
+        decoder = make_decoder(model, prefill(model, texts([[5] * tokens]), None), 2, decoding_attention=True)
     assert type(decoder) is kind

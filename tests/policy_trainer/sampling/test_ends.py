@@ -21,14 +21,17 @@ from tests.policy_trainer.sampling.architectures import texts
 Make = Callable[..., Any]
 
 
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script answers no other prompts, such as those of the self-test."""
+    monkeypatch.setattr("policy_trainer.sampling.hf.takes_decoding_attention", lambda model: False)
+
+
 class Cache:
     """Remembers only which row is which."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.rows = torch.arange(len(self.rows) * repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.rows = self.rows[indices]

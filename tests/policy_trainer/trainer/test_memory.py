@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.config import LoraConfig, OptimizerConfig
 from policy_trainer.learner.adapters import add_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import make_weights, trained
-from policy_trainer.trainer.memory import Shape, activations, scoring, traffic, training
+from policy_trainer.trainer.memory import Shape, activations, cache_of_token, sampling, scoring, traffic, training
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, vision_of
 from tests.policy_trainer.learner.live_bytes import peak_bytes
 from tests.policy_trainer.vision_models import FAMILIES, make_vision_model
+from tests.tiny_models import ARCHITECTURES, make_tiny
 
 WIDTHS = {torch.float32: 4, torch.bfloat16: 2}
 PROMPT, COMPLETION, SIZE = 32, 32, 8
@@ -153,3 +154,37 @@ def test_a_rank_sends_all_but_its_own_part() -> None:
     layers = shape.parameters - shape.outside
     assert once == 3 * (2 * (2 * layers + shape.outside) + 4 * shape.parameters) // 4
     assert twice - once == 3 * 2 * (2 * layers + shape.outside) // 4
+
+
+@pytest.mark.skipif("gemma4_text" not in ARCHITECTURES, reason="this transformers has no Gemma 4")
+def test_layers_that_differ_are_counted_on_average() -> None:
+    """Gemma 4: layers with windows have narrower heads. The cache of a token is exact."""
+    config = AutoConfig.for_model(
+        "gemma4_text",
+        vocab_size=64,
+        vocab_size_per_layer_input=64,
+        hidden_size=64,
+        hidden_size_per_layer_input=8,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        global_head_dim=32,
+        num_kv_shared_layers=0,
+        layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    )
+    model: Any = AutoModelForCausalLM.from_config(config).eval()
+    shape = Shape.of(model)
+    assert (shape.queries, shape.keys, shape.head) == (4 * 20, 2 * 20, 32)
+    cache: Any = model(input_ids=torch.tensor([[1]]), use_cache=True).past_key_values
+    held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+    assert cache_of_token(shape, 4) == held
+
+
+@pytest.mark.parametrize("architecture", ["gemma4_text", "gemma3n_text", "nemotron_h", "dots3_note_text", "mamba"])
+def test_other_architectures_have_a_plan(architecture: str) -> None:
+    if architecture not in ARCHITECTURES:
+        pytest.skip("this transformers has no such architecture")
+    shape = Shape.of(make_tiny(architecture))
+    assert sum(sampling(shape, 4, tokens=64, rows=8).values()) > 4 * shape.parameters
