@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,12 +70,21 @@ def _table_rows(table: "pyarrow.Table", source: str, names: Sequence[str], folde
 
     names: all columns of the source; the table may have fewer. folder: see Rows.
     """
-    columns = {name: table.column(name) for name in table.column_names}
+    columns = {name: _shortest(table.column(name)) for name in table.column_names}
 
     def row(number: int) -> Row:
         return {name: column[number].as_py() for name, column in columns.items()}
 
     return Rows(names, row, lambda number: f"{source}, row {number + 1}", table.num_rows, folder)
+
+
+def _shortest(column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+    """Floats of 32 bits as their shortest decimals: as Python's own they would be 0.10000000149011612."""
+    import pyarrow
+
+    if not pyarrow.types.is_float32(column.type):
+        return column
+    return column.cast(pyarrow.string()).cast(pyarrow.float64())
 
 
 def read_file(path: Path, columns: Sequence[str], setting: str, others: Others = "ignored") -> Rows:
@@ -159,7 +169,7 @@ def _load_saved(directory: Path, split: str) -> Any:
 def text_of(row: Row, column: str, where: str) -> str:
     """The text in this column. Raises UserError if it is missing, empty, or not a text."""
     value = row.get(column)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value.strip():
         raise UserError(f"{where}: {column} must be a text that is not empty")
     return _encodable(value, column, where)
 
@@ -170,14 +180,25 @@ def answer_of(row: Row, column: str, where: str) -> str:
     if not can_be_answer(value):
         got = shorten(json.dumps(value, default=str), 60, placeholder=" …")
         raise UserError(f"{where}: {column} must be a number or a text that is not empty, got {got}")
-    return _encodable(str(value), column, where)
+    return _encodable(_written(value), column, where)
 
 
 def can_be_answer(value: object) -> bool:
-    """Whether a value can be a gold answer. Tables of pandas have NaN where an answer is missing."""
-    if isinstance(value, float):
+    """Whether a value can be a gold answer. Tables of pandas have NaN where an answer is missing. White space would be
+    equal to no answer."""
+    if isinstance(value, float | Decimal):
         return math.isfinite(value)
-    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    if isinstance(value, str):
+        return bool(value.strip())
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _written(value: Any) -> str:
+    """A number as a person writes it: without an exponent, and 72 for 72.0, which pandas makes of 72 in a column with
+    gaps. A text as it is."""
+    if isinstance(value, float):
+        return f"{Decimal(repr(value)):f}".removesuffix(".0")
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 
 def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:

@@ -111,7 +111,10 @@ class GRPO:
             **turns,
         }
         with _explained({}):
-            self.config = placed(from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS), self._data)
+            config = from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS)
+        # Absolute, since the caller's functions run in this process and may change its working directory.
+        config = config.model_copy(update={"run_dir": config.run_dir.absolute()})
+        self.config = placed(config, self._data)
 
     def train(self) -> "GRPOResult":
         """Trains to the last step. Ctrl-C, or a notebook's interrupt, stops between steps with a checkpoint; a second

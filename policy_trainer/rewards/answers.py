@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from policy_trainer.data.problem import Correct, Problem, Sample
-from policy_trainer.rewards.mathematics import equal_math, read_gold, read_solution, same
+from policy_trainer.rewards.mathematics import agree, equal_math, read_gold, read_solution
 
 Comparison = Callable[[str, str], float]
 
@@ -117,7 +117,7 @@ def math_accuracy(sample: Sample) -> float:
     """1 if the completion has the gold answer: boxed, else in LaTeX and called the answer, else as a bare number; NaN
     without a gold answer."""
     expected = read_gold(sample.problem.answer)
-    return float(same(expected, read_solution(sample.completion))) if expected else math.nan
+    return float(agree(expected, read_solution(sample.completion))) if expected else math.nan
 
 
 def needs_sandbox(correct: Correct) -> bool:

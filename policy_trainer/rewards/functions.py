@@ -5,7 +5,7 @@ The sandbox process and the process that began the run call `RewardFunction.answ
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -88,7 +88,8 @@ class RewardFunction:
         result = self.function(**self._arguments(_columns(samples), logs[0]))
         if inspect.isawaitable(result):
             result = _loop().run(_awaited(result))
-        if isinstance(result, str) or not isinstance(result, Iterable):
+        # Not a set or the keys of a dict: their order is not that of the completions.
+        if isinstance(result, str | bytes | Set | Mapping) or not isinstance(result, Iterable):
             raise ValueError(f"it must return a list of rewards, one for each completion, got {type(result).__name__}")
         scores = list(result)
         if len(scores) != len(samples):
@@ -226,7 +227,7 @@ def checked(reward: Any) -> Score:
     """A reward that a function returned. Raises ValueError unless it is None or a number that a batch accepts."""
     if reward is None:
         return None
-    if isinstance(reward, str):
+    if isinstance(reward, str | bytes):
         raise ValueError(f"a reward must be a number, got the text {reward[:40]!r}")
     try:
         number = float(reward)

@@ -8,6 +8,7 @@ So rewards that use either of them run in the sandbox.
 import logging
 import math
 import re
+import unicodedata
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -23,9 +24,41 @@ _LATEX_MARKS = ("$", r"\(", r"\[", r"\boxed")
 _MAX_BARE_CHARACTERS = 100
 # Time limit of one parse or one comparison.
 _SECONDS = 1
-# Notations that math-verify silently misreads, and what we replace them with. It finds nothing in `\$5`, reads `1 000`
-# as 0 and `7 3/4` as (7 + 3)/4, and of `2√3`, `2 sqrt(3)` and `2·3` only the 2.
+# math-verify compares floats to six decimals, and takes exact values below 1e-15, parts of a value too, for 0.
+_DECIMALS = 6
+_ZERO_DIGITS = 15
+# Exact values are compared down to 1e-1000; floats to at least three significant digits, or to the twelve that no
+# rounding changes if they are parts of an expression.
+_EXACT_ZERO_DIGITS = 1000
+_SIGNIFICANT_DIGITS = 3
+_UNROUNDED_DIGITS = 12
+
+
+def _fraction(sign: re.Match[str]) -> str:
+    return r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign[0]).split("\u2044"))
+
+
+# Notations that math-verify silently misreads, and what we replace them with. It finds nothing in `\$5`, `**5**` and
+# full-width digits, reads `1 000` as 0, `7 3/4` as (7 + 3)/4 and `1e3` as 3e, and of `2√3`, `2 sqrt(3)`, `2·3`, `2½`,
+# `2²` and `2\mathrm{i}` only the 2.
 _REWRITINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (re.compile("[\uff01-\uff5e]"), lambda wide: unicodedata.normalize("NFKC", wide[0])),
+    # Marks of Markdown around a text. Not the sign of a product.
+    (re.compile(r"(?<![\w)\]}*`])(\*{1,3}|`{1,3})(?=\S)([^*`\n]+)(?<=\S)\1(?![\w(\[{*`])"), r"\2"),
+    (
+        re.compile(r"([a-zA-Z]?)\\(?:mathrm|operatorname|mathsf|text)\s*\{\s*([ei])\s*\}(?=([a-zA-Z]?))"),
+        lambda constant: f"{constant[1]}{constant[1] and ' '}{constant[2]}{constant[3] and ' '}",
+    ),
+    (re.compile(r"(?<![\w.\\])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]+)(?!\w)"), r"\1\\cdot 10^{\2}"),
+    (re.compile("[\u00bc-\u00be\u2150-\u215e]"), _fraction),
+    (
+        # A power of a number, a bracket or a variable; that of a unit (`5 cm²`, `5 m²`) is left to math-verify.
+        re.compile(r"(?:(?<=[0-9)\]}])|(?<=(?<![a-zA-Z])[a-ln-zA-Z]))[\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+"),
+        lambda power: f"^{{{unicodedata.normalize('NFKC', power[0]).replace(chr(0x2212), '-')}}}",
+    ),
+    (re.compile("\u221e"), r"\\infty "),
+    (re.compile(r"\\varnothing(?![a-zA-Z])|\u2205"), r"\\emptyset "),
+    (re.compile(r"(?<=[\u4e00-\u9fff]):?(?=[-+0-9$\\])"), " "),
     (re.compile(r"\\\$"), ""),
     (
         re.compile(r"(?<![0-9.])[1-9][0-9]{0,2}(?:(?:\s|~|\\[,;: ])[0-9]{3})+(?![0-9])"),
@@ -38,6 +71,8 @@ _REWRITINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]],
 _LETTER = r"[^\W\d_]"
 # Two letters or more, not after a digit as in `2xy`. Not `and` and `or`, which also occur in lists of formulas.
 _WORD = re.compile(rf"(?<!\w)(?!(?:and|or)\b){_LETTER}{{2,}}", re.IGNORECASE)
+# Else 2024-01-02 would be the difference 2021.
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PROSE = re.compile(rf"(?:{_LETTER}|[\s.,;:'\"\u2019!?&()])+")
 # LaTeX commands and delimiters that may surround words.
 _WRAPPING = re.compile(r"\\(?:boxed|text(?:bf|it|rm)?|math(?:bf|it|rm)|mbox|operatorname)(?![a-zA-Z])|\\[()\[\]]|[{}$]")
@@ -50,7 +85,7 @@ def equal_math(answer: str, gold: str) -> float:
     expected = read_gold(gold)
     if not expected:
         return math.nan
-    return float(same(expected, _read_answer(answer)))
+    return float(agree(expected, _read_answer(answer)))
 
 
 def read_gold(text: str) -> list[Any]:
@@ -58,9 +93,9 @@ def read_gold(text: str) -> list[Any]:
 
     For words only their text: as a formula they are products of letters, and `listen` would equal `silent`.
     """
+    text = _rewritten(text)
     if words := words_of(text):
         return [words]
-    text = _rewritten(text)
     read = _parse(text) if _AMOUNT.fullmatch(text) else _parse_formula(text)
     if not _has_expression(read):
         read = _parse(text) or read
@@ -97,6 +132,27 @@ def read_solution(text: str) -> list[Any]:
 def same(expected: list[Any], given: list[Any]) -> bool:
     """Whether any given expression equals any expected one."""
     return library().verify(expected, given, timeout_seconds=_SECONDS)
+
+
+def agree(expected: list[Any], given: list[Any]) -> bool:
+    """The same, but very small values are not all equal."""
+    from sympy import Float  # as slow to import as math-verify, which needs it
+
+    parts = [part for part in (*expected, *given) if not isinstance(part, str)]
+    if not any(part.has(Float) for part in parts):
+        return library().verify(expected, given, numeric_precision=_EXACT_ZERO_DIGITS, timeout_seconds=_SECONDS)
+    zeros = max(map(_leading_zeros, expected))
+    decimals = max(_DECIMALS, zeros + _SIGNIFICANT_DIGITS)
+    digits = max(_ZERO_DIGITS, zeros + _UNROUNDED_DIGITS)
+    return library().verify(
+        expected, given, float_rounding=decimals, numeric_precision=digits, timeout_seconds=_SECONDS
+    )
+
+
+def _leading_zeros(part: Any) -> int:
+    """The zeros between the point and the first digit of a number: 2 of 0.005. 0 for what is no small number."""
+    size = abs(complex(part)) if not isinstance(part, str) and part.is_number and part.is_finite else 0.0
+    return math.floor(-math.log10(size)) if 0 < size < 1 else 0
 
 
 @cache
@@ -150,8 +206,10 @@ def _read_answer(text: str) -> list[Any]:
 
     An answer that looks like a formula is read only as a formula, not as prose with a number at its end.
     """
-    words = words_of(text)
     text = _rewritten(text)
+    words = words_of(text)
+    if words and _DATE.fullmatch(words):
+        return [words]
     if _is_marked(text) or len(text) > _MAX_BARE_CHARACTERS:
         read = _parse(text)
     else:
@@ -197,8 +255,13 @@ def as_latex(text: str) -> str:
 
 
 def words_of(text: str) -> str | None:
-    r"""`\text{No  solution.}` -> `no solution`; None if the text has more than words. A single letter is not a word."""
+    r"""`\text{No  solution.}` -> `no solution`; None if the text has more than words.
+
+    A single letter is not a word; a date is.
+    """
     bare = _WRAPPING.sub("", text)
+    if _DATE.fullmatch(bare.strip()):
+        return bare.strip()
     if not _PROSE.fullmatch(bare) or not _WORD.search(bare):
         return None
     return " ".join(bare.split()).strip(" .").casefold()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from uuid import uuid4
 
 import tomli_w
@@ -148,7 +148,7 @@ class RunDirectory:
         if not self.config.exists():
             return []
         before, _ = read_known(self.config, type(config))
-        differences = changes(before, config)
+        differences = changes(_moved(before, str(before.get("run_dir", self.root)), str(self.root)), config)
         if fixed := [change for change in differences if not change.allowed]:
             raise UserError(self._refusal(fixed))
         return differences
@@ -193,3 +193,12 @@ class RunDirectory:
             raise UserError(
                 f"run_dir: {self.root} cannot be written: {reason}; choose another --run-dir, or correct this one"
             ) from error
+
+
+def _moved(values: Any, old: str, new: str) -> Any:
+    """The settings with the paths below a run's directory as they are since it was moved, such as those of its data."""
+    if isinstance(values, dict):
+        return {name: _moved(value, old, new) for name, value in values.items()}
+    if isinstance(values, str) and values.startswith(f"{old}/"):
+        return f"{new}{values.removeprefix(old)}"
+    return values

@@ -123,6 +123,25 @@ def test_a_resumed_run_keeps_its_problems_and_rewards(changed: dict[str, Any], m
         GRPO(**{**given, **changed, "resume": True}).train()
 
 
+def test_a_resumed_run_may_have_been_moved_with_its_problems(tmp_path: Path) -> None:
+    given = {"model": tmp_path / "none", "dataset": ROWS, "rewards": lambda completion: 1.0}
+    before, after = tmp_path / "before" / "run", tmp_path / "after" / "run"
+    RunDirectory(before).write_config(GRPO(**given, run_dir=before).config)
+    (before / "metrics.jsonl").write_text("{}\n")
+    before.parent.rename(after.parent)
+    with pytest.raises(UserError, match="model: there is no directory"):  # what is checked after the settings
+        GRPO(**given, run_dir=after, resume=True).train()
+
+
+def test_a_relative_run_dir_is_where_it_was_when_functions_change_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = GRPO(model="m", dataset=ROWS, rewards=lambda completion: 1.0, run_dir="runs/mine").config
+    assert config.run_dir == tmp_path / "runs" / "mine"
+    assert config.data.path is not None and config.data.path.parent == tmp_path / "runs" / "mine" / "data"
+
+
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [

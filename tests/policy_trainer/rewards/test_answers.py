@@ -148,6 +148,11 @@ R1_ANSWER = "<think>\n1+1\n</think>\n<answer>\n{}\n</answer>"
         (r"\boxed{7 3/4}", "7.75", 1),
         (r"\boxed{2√3}", "2", 0),
         (r"\boxed{\$18}", r"\$18", 1),
+        ("So 489 - 416 = 73.\n\n---\n\nFinal answer: **73**", "73", 1),
+        ("So 489 - 416 = 73.\n\n---\n\nFinal answer: **73**", "489", 0),
+        (r"\boxed{2i}", r"2\mathrm{i}", 1),
+        (r"\boxed{2}", r"2\mathrm{i}", 0),
+        (r"\boxed{\frac{1}{2^{98}}}", r"\frac{1}{2^{99}}", 0),
     ],
 )
 def test_math_accuracy(completion: str, gold: str, expected: float) -> None:

@@ -58,3 +58,22 @@ def test_each_completion_and_each_reward_has_its_own_values(function: Callable[.
     for _ in range(2):  # two rewards of a round
         scores = [each.get("score", each) for call in reward.split(samples) for each in reward.answers(call)]
         assert scores == [score] * 4
+
+
+@pytest.mark.parametrize(
+    "returned", [{0.5, 1.0}, frozenset({0.5, 1.0}), {0: 0.5, 1: 1.0}, {0: 0.5, 1: 1.0}.keys(), b"01", "01", 1.0]
+)
+def test_what_has_no_order_of_the_completions_is_no_list_of_rewards(returned: Any) -> None:
+    """A set and a dict would give each completion a reward of another."""
+    samples = [Sample(Problem("1"), "a"), Sample(Problem("1"), "b")]
+    answers = reward_function("f", lambda completions: returned).answers(samples)
+    assert [answer["error"].partition(", got")[0] for answer in answers] == [
+        "ValueError: it must return a list of rewards, one for each completion"
+    ] * 2
+
+
+def test_values_of_a_dict_and_generators_are_rewards_in_order() -> None:
+    samples = [Sample(Problem("1"), "a"), Sample(Problem("1"), "b")]
+    for returned in ({"x": 0.5, "y": 1.0}.values(), (score for score in (0.5, 1.0))):
+        answers = reward_function("f", lambda completions, returned=returned: returned).answers(samples)
+        assert [answer["score"] for answer in answers] == [0.5, 1.0]

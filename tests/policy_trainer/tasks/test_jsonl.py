@@ -2,6 +2,7 @@
 
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,39 @@ class TestReading:
             system_prompt=THINK_THEN_ANSWER,
         )
 
-    @pytest.mark.parametrize(("answer", "text"), [("a b", "a b"), (5, "5"), (-0.5, "-0.5"), (0, "0"), (" ", " ")])
+    @pytest.mark.parametrize(("answer", "text"), [("a b", "a b"), (5, "5"), (-0.5, "-0.5"), (0, "0"), (" b ", " b ")])
     def test_answers_are_texts_or_numbers(self, tmp_path: Path, answer: object, text: str) -> None:
         (problem,) = read(write(tmp_path / "p", {"prompt": "x", "answer": answer}))
         assert problem.answer == text
+
+    @pytest.mark.parametrize(
+        ("answer", "text"),
+        [(72.0, "72"), (-0.5, "-0.5"), (0.00001, "0.00001"), (1e22, "1" + 22 * "0"), (1.25e-7, "0.000000125")],
+    )
+    def test_numbers_are_written_as_people_do(self, tmp_path: Path, answer: float, text: str) -> None:
+        """pandas makes 72.0 of 72 in a column with gaps."""
+        (problem,) = read(write(tmp_path / "p", {"prompt": "x", "answer": answer}))
+        assert problem.answer == text
+        assert problem.extras["answer"] == answer
+        for rule in ("exact", "number", "math"):
+            correct = jsonl(path=tmp_path / "p", eval_path=tmp_path / "p", answer_rule=rule).correct
+            assert correct(problem, f"<answer>{text}</answer>") == 1
+
+    def test_numbers_of_tables(self, tmp_path: Path) -> None:
+        """A float of 32 bits is its shortest decimal, and a decimal number keeps its places."""
+        import pyarrow
+        from pyarrow import parquet
+
+        answers = {
+            "float": pyarrow.array([0.1, 72], pyarrow.float32()),
+            "decimal": pyarrow.array([Decimal("1.50")] * 2),
+        }
+        parquet.write_table(pyarrow.table({"prompt": ["a", "b"], **answers}), tmp_path / "p.parquet")
+        written = {
+            name: [each.answer for each in read(tmp_path / "p.parquet", columns=ColumnsConfig(answer=name))]
+            for name in answers
+        }
+        assert written == {"float": ["0.1", "72"], "decimal": ["1.50", "1.50"]}
 
     @pytest.mark.parametrize("character", ["\u2028", "\x85", "\x0c", "😀"])
     def test_a_line_ends_at_a_newline_only(self, tmp_path: Path, character: str) -> None:
@@ -118,6 +148,8 @@ class TestRefusals:
             ('{"answer": "x"}', "must have a prompt or messages or problem"),
             ('{"messages": "hello", "answer": "1"}', "messages must"),
             ('{"prompt": "", "answer": "1"}', "prompt must"),
+            ('{"prompt": " \\n", "answer": "1"}', "prompt must"),
+            ('{"prompt": "x", "answer": " "}', "answer must"),
             ('{"messages": [], "answer": "1"}', "messages must"),
             ('{"messages": ["hello"], "answer": "1"}', "messages must"),
             ('{"messages": [{"role": "user", "content": null}], "answer": "1"}', "messages must"),
@@ -131,7 +163,7 @@ class TestRefusals:
             (r'{"messages": [{"role": "user", "content": "\ud83d"}], "answer": "1"}', "content of messages has"),
             (r'{"messages": [{"role": "\ud83d", "content": "x"}], "answer": "1"}', "role of messages has"),
         ],
-        ids=range(17),
+        ids=range(19),
     )
     def test_a_malformed_line_is_named_with_its_file(self, tmp_path: Path, line: str, reason: str) -> None:
         file = write(tmp_path / "p.jsonl", GOOD, "", line, GOOD)

@@ -119,3 +119,10 @@ def test_a_head_of_zeros() -> None:
     assert forward.name == "packed"
     got = forward([group(3, [4])], [1.0])
     assert torch.allclose(got, torch.full((4,), -math.log(VOCABULARY)))
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    model = make("qwen2")
+    model.model.layers[0].mlp.up_proj.weight.data[0, 0] = math.nan
+    with pytest.raises(UserError, match=r"^model: model\.layers\.0\.mlp\.up_proj\.weight has NaN or infinite values"):
+        choose_forward(model)
