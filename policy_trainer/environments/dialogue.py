@@ -18,24 +18,35 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Tools
+from policy_trainer.environments.response_reader import ResponseReader
 from shared.errors import UserError
 
-_THOUGHT = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
+# At the beginning only, as serving engines read it: a later tag is text.
+_THOUGHT = {"open_pattern": r"\A\s*+<think>", "close_pattern": r"</think>\s*", "content": "text"}
 _FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-# How families of models write calls, as transformers' response templates. Those that a tokenizer brings go first.
+# A value is what the template writes it as, without the line ends around it. \G: a tag begins where the last one ended,
+# so that a text with many beginnings and no end is read once.
+_PARAMETER = (
+    r"\G[^<]*+(?:<(?!parameter=)[^<]*+)*+"
+    r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+)
+_ARGUMENT = (
+    r"\G[^<]*+(?:<(?!arg_key>)[^<]*+)*+"
+    r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+)
+_TEXT = {"name": "text", "args": {"strip": False}}
+# How families of models write calls, as transformers' response templates. Those that a tokenizer brings go first. A
+# pattern must take linear time on every text: the model writes what it likes.
 # marks: texts of chat templates by which a family is recognised; the first family with all of its marks.
 FORMATS: Mapping[str, dict[str, Any]] = {
     "qwen3_5": {
         "reasoning_content": _THOUGHT,
         "tool_calls": {
-            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^<>\n]+)>",
             "close_pattern": r"</tool_call>\s*",
             "repeats": True,
             "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
-                "value_parser": {"name": "text"},
-            },
+            "content_args": {"tag_pattern": _PARAMETER, "value_parser": _TEXT},
             "transform": _FUNCTION,
         },
     },
@@ -46,10 +57,7 @@ FORMATS: Mapping[str, dict[str, Any]] = {
             "close_pattern": r"</tool_call>\s*",
             "repeats": True,
             "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-                "value_parser": {"name": "text"},
-            },
+            "content_args": {"tag_pattern": _ARGUMENT, "value_parser": _TEXT},
             "transform": _FUNCTION,
         },
     },
@@ -70,7 +78,7 @@ FORMATS: Mapping[str, dict[str, Any]] = {
             "content": "text",
         },
         "tool_calls": {
-            "open_pattern": r"to=functions\.(?P<name>\S+?)<\|channel\|>commentary\s+json<\|message\|>",
+            "open_pattern": r"to=functions\.(?P<name>[^\s<=]+)<\|channel\|>commentary\s+json<\|message\|>",
             "close_pattern": r"<\|call\|>\s*",
             "repeats": True,
             "content": "json",
@@ -125,8 +133,11 @@ class Turn:
 class Dialogue:
     """Reads the model's turns, and writes what stands between them."""
 
-    def __init__(self, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> None:
+    def __init__(
+        self, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int], reader: ResponseReader
+    ) -> None:
         """eos: ids that end a turn. Raises UserError for a chat template with which rollouts cannot go on."""
+        self._reader = reader
         self._tokenizer = tokenizer
         self._kwargs = config.data.chat_template_kwargs
         self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in eos]
@@ -144,21 +155,19 @@ class Dialogue:
         return other
 
     def read(self, ids: Sequence[int], tools: Tools) -> Turn:
-        """The turn with these sampled ids."""
+        """The turn with these sampled ids. Raises UserError if no turn can be read."""
         text = str(self._tokenizer.decode(list(ids)))
+        message, problem = self._reader.read(
+            text, self._format, prefix=self._opening, tools=tools, call_begins=self._call_begins
+        )
         try:
-            schemas: Any = [dict(tool) for tool in tools]
-            message: Any = self._tokenizer.parse_response(text, self._format, prefix=self._opening, tools=schemas)
             calls = [_call(call) for call in message.get("tool_calls") or ()]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = f"{error!s:.200}"
-        else:
-            if calls or not self._call_begins.search(str(message.get("content"))):
-                return Turn({"content": "", **message}, calls)
-            reason = "it does not end, or has another form"
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            message, calls, problem = {}, [], f"{error!s:.200}"
+        if message and not problem:
+            return Turn({"content": "", **message}, calls)
         turn = {"role": "assistant", "content": str(self._tokenizer.decode(list(ids), skip_special_tokens=True))}
-        wrote_call = self._call_begins.search(text)
-        return Turn(turn, [Call(UNREADABLE, None, f"the call cannot be read: {reason}")] if wrote_call else [])
+        return Turn(turn, [Call(UNREADABLE, None, f"the call cannot be read: {problem}")] if problem else [])
 
     def between(self, last: int, answers: Sequence[Mapping[str, Any]]) -> list[int] | None:
         """The tokens between a turn and the next one, with the answers of tools: messages of role `tool`, at least one.
@@ -215,8 +224,9 @@ class Dialogue:
         before = self._render([_QUESTION])
         return self._render([_QUESTION], add_generation_prompt=True).removeprefix(before)
 
-    def _choose_format(self, name: str | None) -> tuple[dict[str, Any], re.Pattern[str]]:
-        """A response template, and what begins a call. A turn that has it and cannot be read is a wrong call."""
+    def _choose_format(self, name: str | None) -> tuple[dict[str, Any], str]:
+        """A response template, and a pattern of what begins a call: a turn that has it and cannot be read is a wrong
+        call."""
         if name is None and (brought := getattr(self._tokenizer, "response_template", None)):
             return brought, _call_begins(brought["fields"].get("tool_calls", {}))
         template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else ""
@@ -254,9 +264,11 @@ class Dialogue:
             )
 
 
-def _call_begins(tool_calls: Mapping[str, Any]) -> re.Pattern[str]:
-    """tool_calls: the field of a response template; without an opening no turn is a wrong call."""
-    return re.compile(tool_calls.get("open_pattern") or re.escape(tool_calls.get("open", "")) or r"(?!)")
+def _call_begins(tool_calls: Mapping[str, Any]) -> str:
+    """A pattern. tool_calls: the field of a response template; without an opening no turn is a wrong call."""
+    literals = tool_calls.get("open", [])
+    literals = [literals] if isinstance(literals, str) else literals
+    return tool_calls.get("open_pattern") or "|".join(map(re.escape, literals)) or "(?!)"
 
 
 def _call(call: Mapping[str, Any]) -> Call:

@@ -22,6 +22,7 @@ from policy_trainer.data.conversation import CallRecord, Conversation, End
 from policy_trainer.data.problem import Problem, Tools
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
+from policy_trainer.environments.response_reader import ResponseReader
 from policy_trainer.environments.sessions import RESET, Session, Sessions, ToolAnswer
 from policy_trainer.environments.single_answers import OnIdle, Opened, OpenProblem, nothing
 from policy_trainer.rewards.judging import Judge
@@ -101,7 +102,9 @@ def make_rollouts(
     config: CommonConfig, sessions: Sessions | None, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]
 ) -> "Rollouts | None":
     """None without sessions. eos: the ids that end a turn. Raises UserError for a model that cannot call tools."""
-    return None if sessions is None else Rollouts(config, Dialogue(config, tokenizer, eos), sessions)
+    if sessions is None:
+        return None
+    return Rollouts(config, Dialogue(config, tokenizer, eos, ResponseReader(config.turns)), sessions)
 
 
 class Rollouts:

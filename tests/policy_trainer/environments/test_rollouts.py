@@ -24,7 +24,7 @@ from policy_trainer.tasks.registry import make_task
 from shared.errors import UserError
 from tests.policy_trainer.environments import my_tools
 from tests.policy_trainer.environments.scripted import Script
-from tests.policy_trainer.environments.templates import ends, make_tokenizer
+from tests.policy_trainer.environments.templates import ends, make_tokenizer, response_reader
 from tests.policy_trainer.environments.trl_rollouts import Trl
 
 PLACE = my_tools.__name__
@@ -42,7 +42,8 @@ class Talk:
         self.eos = ends(template, self.tokenizer)
         self.config = EvalConfig(model="m", **settings)
         self.sessions = Sessions(self.config)
-        self.rollouts = Rollouts(self.config, Dialogue(self.config, self.tokenizer, self.eos), self.sessions)
+        dialogue = Dialogue(self.config, self.tokenizer, self.eos, response_reader())
+        self.rollouts = Rollouts(self.config, dialogue, self.sessions)
         self.encoder = PromptEncoder(self.tokenizer, self.config.data)
 
     def ids(self, text: str) -> list[int]:
