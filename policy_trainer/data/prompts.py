@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, PromptConfig
+from policy_trainer.data.foreign_text import SEPARATOR, ForeignText
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
 from policy_trainer.data.vision import PictureProcessor
@@ -77,6 +78,7 @@ class PromptEncoder:
         _refuse_unused(prompts.chat_template_kwargs, tokenizer)
         self._used = set(prompts.chat_template_kwargs)
         self._tokenizer = tokenizer
+        self._foreign = ForeignText(tokenizer)
         self._prompts = prompts
         self._limit = limit
         self._processor = processor
@@ -91,9 +93,9 @@ class PromptEncoder:
     def _encode_text(self, problem: Problem) -> list[int]:
         if self.in_chat(problem):
             # The template writes the special tokens itself.
-            return self._tokenizer.encode("".join(self._chat_parts(problem)), add_special_tokens=False)
+            return self._foreign.encode("".join(self._chat_parts(problem)))
         special = not self._is_rendered(problem.prompt)
-        return self._tokenizer.encode(self._plain_text(problem), add_special_tokens=special)
+        return self._foreign.encode(self._plain_text(problem), add_special_tokens=special)
 
     def _encode_with_pictures(self, problem: Problem) -> EncodedPrompt:
         if self._processor is None:
@@ -104,10 +106,14 @@ class PromptEncoder:
                 "and --data.prompt-style chat"
             )
         assert self._processor.processor  # a model without one may have a template that fails on pictures
-        text = "".join(self._chat_parts(problem))
+        # All pictures stand before what the environment shows, of which the processor gets nothing separated.
+        pieces = "".join(self._chat_parts(problem)).split(SEPARATOR)
+        first = len(pieces) - self._foreign.separated(problem.shown).count(SEPARATOR)
+        text, shown = SEPARATOR.join(pieces[:first]), SEPARATOR.join(pieces[first:])
         ids, images = self._processor.expand(text, problem.images)
         unexpanded = self._tokenizer.encode(text, add_special_tokens=False)
-        return EncodedPrompt(ids, images, unexpanded, tuple(map(plain, problem.images)))
+        prompt = EncodedPrompt(ids, images, unexpanded, tuple(map(plain, problem.images)))
+        return prompt.followed_by(self._foreign.encode(shown))
 
     def _too_long(self, problem: Problem, length: int, limit: int) -> str:
         bounds = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
@@ -185,7 +191,8 @@ class PromptEncoder:
             return str(
                 self._tokenizer.apply_chat_template(
                     messages,
-                    tools=[dict(tool) for tool in tools] or None,  # some templates announce an empty list, too
+                    # Some templates announce an empty list, too.
+                    tools=[self._foreign.separated_json(tool) for tool in tools] or None,
                     add_generation_prompt=add_generation_prompt,
                     tokenize=False,
                     **{**self._prompts.chat_template_kwargs, **variables},
@@ -226,11 +233,19 @@ class PromptEncoder:
         return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
 
     def _messages(self, problem: Problem) -> list[dict[str, Any]]:
-        messages = [dict(message) for message in placed(problem.messages, problem.images, "data: a problem")]
+        messages = [dict(message) for message in placed(self._separated(problem), problem.images, "data: a problem")]
         system = self._system_prompt(problem)
         if system and messages[0]["role"] != _SYSTEM:
             messages.insert(0, {"role": _SYSTEM, "content": system})
         return messages
+
+    def _separated(self, problem: Problem) -> Sequence[Message]:
+        """The messages, in which what the environment shows is separated."""
+        if not problem.shown:
+            return problem.messages
+        *earlier, last = problem.messages
+        shown = self._foreign.separated(problem.shown)
+        return (*earlier, {**last, "content": last["content"].removesuffix(problem.shown) + shown})
 
     def _system_prompt(self, problem: Problem) -> str:
         given = self._prompts.system_prompt

@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
+from policy_trainer.data.foreign_text import ForeignText
 from policy_trainer.data.problem import Tools
 from policy_trainer.environments.response_reader import ResponseReader
 from shared.errors import UserError
@@ -107,9 +108,6 @@ _MARKS = {
 _OPENINGS = {"qwen3_5": "<tool_call>", "glm4": "<tool_call>"}
 # The kind of failure of a call that cannot be read, and its tool's name.
 UNREADABLE = "unreadable"
-# A character for private use. It stands within an added token's text that a tool returned, so that the tokenizer
-# does not take it for the token, and is left out again.
-_SEPARATOR = "\ue0ff"
 _QUESTION = {"role": "user", "content": "question"}
 
 
@@ -139,6 +137,7 @@ class Dialogue:
         """eos: ids that end a turn. Raises UserError for a chat template with which rollouts cannot go on."""
         self._reader = reader
         self._tokenizer = tokenizer
+        self._foreign = ForeignText(tokenizer)
         self._kwargs = config.data.chat_template_kwargs
         self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in eos]
         self._eos = frozenset(eos)
@@ -175,18 +174,14 @@ class Dialogue:
         last: the turn's last sampled id; if it does not end a turn, the tokens that do come first. None if the template
         does not take the answers.
         """
-        answers = [{**answer, "content": self._separated(str(answer["content"]))} for answer in answers]
+        texts = ("name", "content")  # a template may write the name, which the model has made up
+        answers = [{**answer, **{key: self._separated(str(answer[key])) for key in texts}} for answer in answers]
         try:
             before, after = self._split(answers, ended=last in self._eos)
         except (TemplateError, ValueError, TypeError):
             return None
-        head = self._tokenizer.encode(before, add_special_tokens=False)
-        first, *rest = after.split(_SEPARATOR)
-        ids = self._tokenizer.encode(before + first, add_special_tokens=False)
-        if ids[: len(head)] != head:
-            return None
-        pieces = [self._tokenizer.encode(piece, add_special_tokens=False) for piece in rest]
-        return [*ids[len(head) :], *(token for piece in pieces for token in piece)]
+        head, ids = self._foreign.encode(before), self._foreign.encode(before + after)
+        return ids[len(head) :] if ids[: len(head)] == head else None
 
     def _split(self, answers: Sequence[Mapping[str, Any]], *, ended: bool) -> tuple[str, str]:
         """A rendered conversation up to the end of the assistant's turn, and from there to the next turn's beginning.
@@ -210,13 +205,7 @@ class Dialogue:
 
     def _separated(self, text: str) -> str:
         """The text of a tool, in which nothing is one of the tokenizer's added tokens."""
-        return self._added.sub(lambda match: f"{match[0][0]}{_SEPARATOR}{match[0][1:]}", text.replace(_SEPARATOR, ""))
-
-    @cached_property
-    def _added(self) -> re.Pattern[str]:
-        vocabulary: Any = self._tokenizer.get_added_vocab  # transformers gives it no usable type
-        tokens = sorted((token for token in vocabulary() if len(token) > 1), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+        return self._foreign.separated(text)
 
     @cached_property
     def _opening(self) -> str:

@@ -336,4 +336,4 @@ def _shown(problem: Problem, text: str | None) -> Problem:
     if not text:
         return problem
     *earlier, last = problem.messages or ({"role": "user", "content": ""},)
-    return replace(problem, messages=(*earlier, {**last, "content": last["content"] + text}), prompt="")
+    return replace(problem, messages=(*earlier, {**last, "content": last["content"] + text}), prompt="", shown=text)

@@ -149,10 +149,11 @@ class TestTemplates:
         added = sorted(tokenizer.get_added_vocab())
         text = "".join(data.draw(st.lists(st.sampled_from([*added, "a", " ", "\n", "é", "<", "|"]), max_size=6)))
         end = ends(name, tokenizer)[0]
-        plain, hostile = talk.between(end, answer("x")), talk.between(end, answer(f"x{text}"))
-        assert plain is not None and hostile is not None
-        special = set(tokenizer.get_added_vocab().values())
-        assert [token for token in hostile if token in special] == [token for token in plain if token in special]
+        plain, special = talk.between(end, answer("x")), set(tokenizer.get_added_vocab().values())
+        named = [{**answer("x")[0], "name": f"x{text}"}]  # the model may call what it likes
+        for hostile in (talk.between(end, answer(f"x{text}")), talk.between(end, named)):
+            assert plain is not None and hostile is not None
+            assert [token for token in hostile if token in special] == [token for token in plain if token in special]
 
 
 class TestWrongCalls:
