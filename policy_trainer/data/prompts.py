@@ -32,13 +32,15 @@ class EncodedPrompt:
 
     ids: with a placeholder token for each feature of a picture. images: what the model's forward takes of the pictures,
     see TokenGroup; empty without any. unexpanded_ids: as the chat template writes them, for engines that process
-    `pictures` themselves; by default the ids. pictures: image files that every reader decodes alike.
+    `pictures` themselves; by default the ids. pictures: image files that every reader decodes alike. endings: of a
+    group whose prompts differ, what each has behind the ids, which are their common beginning; else empty.
     """
 
     ids: list[int]
     images: Mapping[str, Array] = field(default_factory=dict)
     unexpanded_ids: list[int] = field(default_factory=list)
     pictures: tuple[bytes, ...] = ()
+    endings: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unexpanded_ids", self.unexpanded_ids or self.ids)
@@ -49,7 +51,21 @@ class EncodedPrompt:
 
     def followed_by(self, ids: Sequence[int]) -> "EncodedPrompt":
         """The prompt and what came after it, as the prompt of the next turn."""
-        return replace(self, ids=[*self.ids, *ids], unexpanded_ids=[*self.unexpanded_ids, *ids])
+        return replace(self, ids=[*self.ids, *ids], unexpanded_ids=[*self.unexpanded_ids, *ids], endings=())
+
+    def with_endings_of(self, prompts: "Sequence[EncodedPrompt]") -> "EncodedPrompt":
+        """The prompt of a group with these prompts, this one first; all pictures stand where they are still alike.
+        Raises UserError if they have no common beginning."""
+        shared = 0
+        for tokens in zip(*(prompt.ids for prompt in prompts), strict=False):
+            if len(set(tokens)) > 1:
+                break
+            shared += 1
+        if not shared:
+            raise UserError("environment: the prompts of one problem begin differently: let reset() show the same text")
+        unexpanded = self.unexpanded_ids[: len(self.unexpanded_ids) - (len(self.ids) - shared)]
+        endings = tuple(tuple(prompt.ids[shared:]) for prompt in prompts)
+        return replace(self, ids=self.ids[:shared], unexpanded_ids=unexpanded, endings=endings)
 
 
 class PromptTooLong(UserError):
