@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from policy_trainer.data.problem import EnvironmentReference
+from policy_trainer.data.problem import EnvironmentReference, Problem
 
 # How a rollout ends. finished: by a turn without calls. truncated: at sampling.max_completion_length, or where the
 # answers of tools would exceed it. out_of_turns, out_of_time: at turns.max_tool_calling_iterations,
@@ -28,7 +28,8 @@ class CallRecord:
 class Conversation:
     """What a rollout has besides its tokens.
 
-    mask: bool (T,), true for the tokens that the model sampled, false for those between its turns. messages: the
+    mask: bool (T,), true for the tokens that the model sampled, false for those between its turns, and for the ending
+    of its prompt where the prompts of the group differ. problem: its own in such a group, else None. messages: the
     assistant's and the tools', as TRL's rewards get them. calls: those after each of the model's turns. seconds: from
     the first prompt to the end. environment: which lives until rewards have judged, unless it is lost; None without
     any. reward, step_rewards: the environment's, of the rollout and after each turn; NaN where it failed.
@@ -43,6 +44,12 @@ class Conversation:
     environment_lost: bool = False
     reward: float | None = None
     step_rewards: tuple[float, ...] = ()
+    problem: Problem | None = None
+
+    @property
+    def first_turn(self) -> int:
+        """Index of the first token that the model sampled."""
+        return int(self.mask.argmax())
 
     @property
     def last_turn(self) -> int:

@@ -35,6 +35,8 @@ class Problem:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     # Those that the model may call; added before the prompt is encoded.
     tools: Tools = ()
+    # What its environment shows: the end of the last message, in which nothing is a control token.
+    shown: str = ""
 
 
 # (problem, completion) -> 1 if the completion answers the problem correctly, else 0; NaN if the gold answer cannot be

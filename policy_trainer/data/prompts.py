@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, PromptConfig
+from policy_trainer.data.foreign_text import SEPARATOR, ForeignText
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
 from policy_trainer.data.vision import PictureProcessor
@@ -31,13 +32,15 @@ class EncodedPrompt:
 
     ids: with a placeholder token for each feature of a picture. images: what the model's forward takes of the pictures,
     see TokenGroup; empty without any. unexpanded_ids: as the chat template writes them, for engines that process
-    `pictures` themselves; by default the ids. pictures: image files that every reader decodes alike.
+    `pictures` themselves; by default the ids. pictures: image files that every reader decodes alike. endings: of a
+    group whose prompts differ, what each has behind the ids, which are their common beginning; else empty.
     """
 
     ids: list[int]
     images: Mapping[str, Array] = field(default_factory=dict)
     unexpanded_ids: list[int] = field(default_factory=list)
     pictures: tuple[bytes, ...] = ()
+    endings: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unexpanded_ids", self.unexpanded_ids or self.ids)
@@ -48,7 +51,21 @@ class EncodedPrompt:
 
     def followed_by(self, ids: Sequence[int]) -> "EncodedPrompt":
         """The prompt and what came after it, as the prompt of the next turn."""
-        return replace(self, ids=[*self.ids, *ids], unexpanded_ids=[*self.unexpanded_ids, *ids])
+        return replace(self, ids=[*self.ids, *ids], unexpanded_ids=[*self.unexpanded_ids, *ids], endings=())
+
+    def with_endings_of(self, prompts: "Sequence[EncodedPrompt]") -> "EncodedPrompt":
+        """The prompt of a group with these prompts, this one first; all pictures stand where they are still alike.
+        Raises UserError if they have no common beginning."""
+        shared = 0
+        for tokens in zip(*(prompt.ids for prompt in prompts), strict=False):
+            if len(set(tokens)) > 1:
+                break
+            shared += 1
+        if not shared:
+            raise UserError("environment: the prompts of one problem begin differently: let reset() show the same text")
+        unexpanded = self.unexpanded_ids[: len(self.unexpanded_ids) - (len(self.ids) - shared)]
+        endings = tuple(tuple(prompt.ids[shared:]) for prompt in prompts)
+        return replace(self, ids=self.ids[:shared], unexpanded_ids=unexpanded, endings=endings)
 
 
 class PromptTooLong(UserError):
@@ -77,6 +94,7 @@ class PromptEncoder:
         _refuse_unused(prompts.chat_template_kwargs, tokenizer)
         self._used = set(prompts.chat_template_kwargs)
         self._tokenizer = tokenizer
+        self._foreign = ForeignText(tokenizer)
         self._prompts = prompts
         self._limit = limit
         self._processor = processor
@@ -91,9 +109,9 @@ class PromptEncoder:
     def _encode_text(self, problem: Problem) -> list[int]:
         if self.in_chat(problem):
             # The template writes the special tokens itself.
-            return self._tokenizer.encode("".join(self._chat_parts(problem)), add_special_tokens=False)
+            return self._foreign.encode("".join(self._chat_parts(problem)))
         special = not self._is_rendered(problem.prompt)
-        return self._tokenizer.encode(self._plain_text(problem), add_special_tokens=special)
+        return self._foreign.encode(self._plain_text(problem), add_special_tokens=special)
 
     def _encode_with_pictures(self, problem: Problem) -> EncodedPrompt:
         if self._processor is None:
@@ -104,10 +122,14 @@ class PromptEncoder:
                 "and --data.prompt-style chat"
             )
         assert self._processor.processor  # a model without one may have a template that fails on pictures
-        text = "".join(self._chat_parts(problem))
+        # All pictures stand before what the environment shows, of which the processor gets nothing separated.
+        pieces = "".join(self._chat_parts(problem)).split(SEPARATOR)
+        first = len(pieces) - self._foreign.separated(problem.shown).count(SEPARATOR)
+        text, shown = SEPARATOR.join(pieces[:first]), SEPARATOR.join(pieces[first:])
         ids, images = self._processor.expand(text, problem.images)
         unexpanded = self._tokenizer.encode(text, add_special_tokens=False)
-        return EncodedPrompt(ids, images, unexpanded, tuple(map(plain, problem.images)))
+        prompt = EncodedPrompt(ids, images, unexpanded, tuple(map(plain, problem.images)))
+        return prompt.followed_by(self._foreign.encode(shown))
 
     def _too_long(self, problem: Problem, length: int, limit: int) -> str:
         bounds = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
@@ -185,7 +207,8 @@ class PromptEncoder:
             return str(
                 self._tokenizer.apply_chat_template(
                     messages,
-                    tools=[dict(tool) for tool in tools] or None,  # some templates announce an empty list, too
+                    # Some templates announce an empty list, too.
+                    tools=[self._foreign.separated_json(tool) for tool in tools] or None,
                     add_generation_prompt=add_generation_prompt,
                     tokenize=False,
                     **{**self._prompts.chat_template_kwargs, **variables},
@@ -226,11 +249,19 @@ class PromptEncoder:
         return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
 
     def _messages(self, problem: Problem) -> list[dict[str, Any]]:
-        messages = [dict(message) for message in placed(problem.messages, problem.images, "data: a problem")]
+        messages = [dict(message) for message in placed(self._separated(problem), problem.images, "data: a problem")]
         system = self._system_prompt(problem)
         if system and messages[0]["role"] != _SYSTEM:
             messages.insert(0, {"role": _SYSTEM, "content": system})
         return messages
+
+    def _separated(self, problem: Problem) -> Sequence[Message]:
+        """The messages, in which what the environment shows is separated."""
+        if not problem.shown:
+            return problem.messages
+        *earlier, last = problem.messages
+        shown = self._foreign.separated(problem.shown)
+        return (*earlier, {**last, "content": last["content"].removesuffix(problem.shown) + shown})
 
     def _system_prompt(self, problem: Problem) -> str:
         given = self._prompts.system_prompt

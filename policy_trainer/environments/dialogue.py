@@ -17,25 +17,37 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
+from policy_trainer.data.foreign_text import ForeignText
 from policy_trainer.data.problem import Tools
+from policy_trainer.environments.response_reader import ResponseReader
 from shared.errors import UserError
 
-_THOUGHT = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
+# At the beginning only, as serving engines read it: a later tag is text.
+_THOUGHT = {"open_pattern": r"\A\s*+<think>", "close_pattern": r"</think>\s*", "content": "text"}
 _FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-# How families of models write calls, as transformers' response templates. Those that a tokenizer brings go first.
+# A value is what the template writes it as, without the line ends around it. \G: a tag begins where the last one ended,
+# so that a text with many beginnings and no end is read once.
+_PARAMETER = (
+    r"\G[^<]*+(?:<(?!parameter=)[^<]*+)*+"
+    r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+)
+_ARGUMENT = (
+    r"\G[^<]*+(?:<(?!arg_key>)[^<]*+)*+"
+    r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+)
+_TEXT = {"name": "text", "args": {"strip": False}}
+# How families of models write calls, as transformers' response templates. Those that a tokenizer brings go first. A
+# pattern must take linear time on every text: the model writes what it likes.
 # marks: texts of chat templates by which a family is recognised; the first family with all of its marks.
 FORMATS: Mapping[str, dict[str, Any]] = {
     "qwen3_5": {
         "reasoning_content": _THOUGHT,
         "tool_calls": {
-            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^<>\n]+)>",
             "close_pattern": r"</tool_call>\s*",
             "repeats": True,
             "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
-                "value_parser": {"name": "text"},
-            },
+            "content_args": {"tag_pattern": _PARAMETER, "value_parser": _TEXT},
             "transform": _FUNCTION,
         },
     },
@@ -46,10 +58,7 @@ FORMATS: Mapping[str, dict[str, Any]] = {
             "close_pattern": r"</tool_call>\s*",
             "repeats": True,
             "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-                "value_parser": {"name": "text"},
-            },
+            "content_args": {"tag_pattern": _ARGUMENT, "value_parser": _TEXT},
             "transform": _FUNCTION,
         },
     },
@@ -70,7 +79,7 @@ FORMATS: Mapping[str, dict[str, Any]] = {
             "content": "text",
         },
         "tool_calls": {
-            "open_pattern": r"to=functions\.(?P<name>\S+?)<\|channel\|>commentary\s+json<\|message\|>",
+            "open_pattern": r"to=functions\.(?P<name>[^\s<=]+)<\|channel\|>commentary\s+json<\|message\|>",
             "close_pattern": r"<\|call\|>\s*",
             "repeats": True,
             "content": "json",
@@ -99,9 +108,6 @@ _MARKS = {
 _OPENINGS = {"qwen3_5": "<tool_call>", "glm4": "<tool_call>"}
 # The kind of failure of a call that cannot be read, and its tool's name.
 UNREADABLE = "unreadable"
-# A character for private use. It stands within an added token's text that a tool returned, so that the tokenizer
-# does not take it for the token, and is left out again.
-_SEPARATOR = "\ue0ff"
 _QUESTION = {"role": "user", "content": "question"}
 
 
@@ -125,9 +131,13 @@ class Turn:
 class Dialogue:
     """Reads the model's turns, and writes what stands between them."""
 
-    def __init__(self, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> None:
+    def __init__(
+        self, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int], reader: ResponseReader
+    ) -> None:
         """eos: ids that end a turn. Raises UserError for a chat template with which rollouts cannot go on."""
+        self._reader = reader
         self._tokenizer = tokenizer
+        self._foreign = ForeignText(tokenizer)
         self._kwargs = config.data.chat_template_kwargs
         self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in eos]
         self._eos = frozenset(eos)
@@ -144,21 +154,19 @@ class Dialogue:
         return other
 
     def read(self, ids: Sequence[int], tools: Tools) -> Turn:
-        """The turn with these sampled ids."""
+        """The turn with these sampled ids. Raises UserError if no turn can be read."""
         text = str(self._tokenizer.decode(list(ids)))
+        message, problem = self._reader.read(
+            text, self._format, prefix=self._opening, tools=tools, call_begins=self._call_begins
+        )
         try:
-            schemas: Any = [dict(tool) for tool in tools]
-            message: Any = self._tokenizer.parse_response(text, self._format, prefix=self._opening, tools=schemas)
             calls = [_call(call) for call in message.get("tool_calls") or ()]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = f"{error!s:.200}"
-        else:
-            if calls or not self._call_begins.search(str(message.get("content"))):
-                return Turn({"content": "", **message}, calls)
-            reason = "it does not end, or has another form"
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            message, calls, problem = {}, [], f"{error!s:.200}"
+        if message and not problem:
+            return Turn({"content": "", **message}, calls)
         turn = {"role": "assistant", "content": str(self._tokenizer.decode(list(ids), skip_special_tokens=True))}
-        wrote_call = self._call_begins.search(text)
-        return Turn(turn, [Call(UNREADABLE, None, f"the call cannot be read: {reason}")] if wrote_call else [])
+        return Turn(turn, [Call(UNREADABLE, None, f"the call cannot be read: {problem}")] if problem else [])
 
     def between(self, last: int, answers: Sequence[Mapping[str, Any]]) -> list[int] | None:
         """The tokens between a turn and the next one, with the answers of tools: messages of role `tool`, at least one.
@@ -166,18 +174,14 @@ class Dialogue:
         last: the turn's last sampled id; if it does not end a turn, the tokens that do come first. None if the template
         does not take the answers.
         """
-        answers = [{**answer, "content": self._separated(str(answer["content"]))} for answer in answers]
+        texts = ("name", "content")  # a template may write the name, which the model has made up
+        answers = [{**answer, **{key: self._separated(str(answer[key])) for key in texts}} for answer in answers]
         try:
             before, after = self._split(answers, ended=last in self._eos)
         except (TemplateError, ValueError, TypeError):
             return None
-        head = self._tokenizer.encode(before, add_special_tokens=False)
-        first, *rest = after.split(_SEPARATOR)
-        ids = self._tokenizer.encode(before + first, add_special_tokens=False)
-        if ids[: len(head)] != head:
-            return None
-        pieces = [self._tokenizer.encode(piece, add_special_tokens=False) for piece in rest]
-        return [*ids[len(head) :], *(token for piece in pieces for token in piece)]
+        head, ids = self._foreign.encode(before), self._foreign.encode(before + after)
+        return ids[len(head) :] if ids[: len(head)] == head else None
 
     def _split(self, answers: Sequence[Mapping[str, Any]], *, ended: bool) -> tuple[str, str]:
         """A rendered conversation up to the end of the assistant's turn, and from there to the next turn's beginning.
@@ -201,13 +205,7 @@ class Dialogue:
 
     def _separated(self, text: str) -> str:
         """The text of a tool, in which nothing is one of the tokenizer's added tokens."""
-        return self._added.sub(lambda match: f"{match[0][0]}{_SEPARATOR}{match[0][1:]}", text.replace(_SEPARATOR, ""))
-
-    @cached_property
-    def _added(self) -> re.Pattern[str]:
-        vocabulary: Any = self._tokenizer.get_added_vocab  # transformers gives it no usable type
-        tokens = sorted((token for token in vocabulary() if len(token) > 1), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+        return self._foreign.separated(text)
 
     @cached_property
     def _opening(self) -> str:
@@ -215,8 +213,9 @@ class Dialogue:
         before = self._render([_QUESTION])
         return self._render([_QUESTION], add_generation_prompt=True).removeprefix(before)
 
-    def _choose_format(self, name: str | None) -> tuple[dict[str, Any], re.Pattern[str]]:
-        """A response template, and what begins a call. A turn that has it and cannot be read is a wrong call."""
+    def _choose_format(self, name: str | None) -> tuple[dict[str, Any], str]:
+        """A response template, and a pattern of what begins a call: a turn that has it and cannot be read is a wrong
+        call."""
         if name is None and (brought := getattr(self._tokenizer, "response_template", None)):
             return brought, _call_begins(brought["fields"].get("tool_calls", {}))
         template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else ""
@@ -254,9 +253,11 @@ class Dialogue:
             )
 
 
-def _call_begins(tool_calls: Mapping[str, Any]) -> re.Pattern[str]:
-    """tool_calls: the field of a response template; without an opening no turn is a wrong call."""
-    return re.compile(tool_calls.get("open_pattern") or re.escape(tool_calls.get("open", "")) or r"(?!)")
+def _call_begins(tool_calls: Mapping[str, Any]) -> str:
+    """A pattern. tool_calls: the field of a response template; without an opening no turn is a wrong call."""
+    literals = tool_calls.get("open", [])
+    literals = [literals] if isinstance(literals, str) else literals
+    return tool_calls.get("open_pattern") or "|".join(map(re.escape, literals)) or "(?!)"
 
 
 def _call(call: Mapping[str, Any]) -> Call:

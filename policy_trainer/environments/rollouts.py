@@ -22,6 +22,7 @@ from policy_trainer.data.conversation import CallRecord, Conversation, End
 from policy_trainer.data.problem import Problem, Tools
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
+from policy_trainer.environments.response_reader import ResponseReader
 from policy_trainer.environments.sessions import RESET, Session, Sessions, ToolAnswer
 from policy_trainer.environments.single_answers import OnIdle, Opened, OpenProblem, nothing
 from policy_trainer.rewards.judging import Judge
@@ -40,13 +41,16 @@ _Begun = tuple[Session, str | None]
 
 @dataclass
 class _Rollout:
-    """A rollout under way. tools: those that the prompt lists."""
+    """A rollout under way. tools: those that the prompt lists. most: tokens of the completion, with the prompt's ending
+    in it. problem: its own, if the prompts of the group differ."""
 
     dialogue: Dialogue
     prompt: EncodedPrompt
     tools: Tools
     session: Session | None
     began: float
+    most: int
+    problem: Problem | None = None
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
@@ -79,6 +83,7 @@ class _Rollout:
             environment_lost=self.session is not None and self.session.lost,
             reward=self.reward,
             step_rewards=tuple(self.step_rewards),
+            problem=self.problem,
         )
         ids, logps = np.array(self.ids, np.int64), np.array(self.logps, np.float32)
         return Completion(ids, logps, self.end == "finished", self.last.eos, conversation)
@@ -101,7 +106,9 @@ def make_rollouts(
     config: CommonConfig, sessions: Sessions | None, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]
 ) -> "Rollouts | None":
     """None without sessions. eos: the ids that end a turn. Raises UserError for a model that cannot call tools."""
-    return None if sessions is None else Rollouts(config, Dialogue(config, tokenizer, eos), sessions)
+    if sessions is None:
+        return None
+    return Rollouts(config, Dialogue(config, tokenizer, eos, ResponseReader(config.turns)), sessions)
 
 
 class Rollouts:
@@ -121,8 +128,7 @@ class Rollouts:
         for the random numbers.
 
         None for a problem whose environments cannot be reset, which is logged and counted. Raises UserError if no
-        environment ever could be reset, and if reset shows different texts to the rollouts of a problem, whose prompt
-        is the same.
+        environment ever could be reset.
         """
         begun = [self._begin(problem, index, size) for index, problem in problems.items()]
         left = {future for futures in begun for future in futures}
@@ -150,14 +156,10 @@ class Rollouts:
         size = params.num_generations
         try:
             with sampler.running_batch(params, seed) as batch:  # the device is this process's from here on
-                rollouts = [
-                    _Rollout(dialogue, prompt, opened.problem.tools, session, time.monotonic())
-                    for opened, prompt in problems
-                    for dialogue in [self._dialogue.with_variables(opened.problem.chat_template_kwargs)]
-                    for session in (opened.sessions or [None] * size)
-                ]
-                for number, (_, prompt) in enumerate(problems):
-                    batch.add(range(number * size, (number + 1) * size), prompt, self._limit)
+                rollouts = [each for opened, prompt in problems for each in self._rollouts(opened, prompt, params)]
+                for rows in _alike(rollouts):
+                    first = rollouts[rows[0]]
+                    batch.add(rows, first.prompt.followed_by(first.ids), self._limit)
                 self._run(batch, rollouts, on_idle, in_step)
             for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
                 reward.result()
@@ -170,6 +172,17 @@ class Rollouts:
             raise
         completions = [rollout.completion() for rollout in rollouts]
         return [completions[start : start + size] for start in range(0, len(completions), size)]
+
+    def _rollouts(self, opened: OpenProblem, prompt: EncodedPrompt, params: SamplingParams) -> Iterator[_Rollout]:
+        """Those of a problem. What a prompt has besides the beginning that all share stands in its completion."""
+        size = params.num_generations
+        dialogue = self._dialogue.with_variables(opened.problem.chat_template_kwargs)
+        sessions, problems = opened.sessions or [None] * size, opened.problems or [None] * size
+        for session, problem, ending in zip(sessions, problems, prompt.endings or [()] * size, strict=True):
+            most = len(ending) + self._limit
+            rollout = _Rollout(dialogue, prompt, opened.problem.tools, session, time.monotonic(), most, problem)
+            rollout.append(ending, [0.0] * len(ending), sampled=False)
+            yield rollout
 
     def release(self) -> None:
         """Gives all sessions back: rewards have judged."""
@@ -225,13 +238,8 @@ class Rollouts:
         reset = [future.result() for future in begun]
         sessions, shown = [session for session, _ in reset], [text for _, text in reset]
         tools = tuple(self._sessions.schemas(self._environment_of(problem)))
-        if len(set(shown)) > 1:
-            raise UserError(
-                f"environment: reset() showed different texts to rollouts of one problem, which share its prompt: "
-                f"{shown[0]!r:.200} and {next(text for text in shown if text != shown[0])!r:.200}; draw with `random` "
-                "or numpy's global generator, which are seeded alike, or from the columns"
-            )
-        return OpenProblem(replace(_shown(problem, shown[0] if shown else None), tools=tools), sessions)
+        first, *others = [replace(_shown(problem, text), tools=tools) for text in shown or [None]]
+        return OpenProblem(first, sessions, [first, *others] if len(set(shown)) > 1 else ())
 
     def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout], on_idle: OnIdle, in_step: bool) -> None:
         """Samples until all rollouts have ended."""
@@ -288,7 +296,7 @@ class Rollouts:
         between = rollout.dialogue.between(rollout.ids[-1], messages)
         if between is None:
             return "no_bridge"
-        if len(rollout.ids) + len(between) >= self._limit:
+        if len(rollout.ids) + len(between) >= rollout.most:
             return "truncated"
         if self._seconds_left(rollout) <= 0:
             return "out_of_time"
@@ -304,7 +312,7 @@ class Rollouts:
             rollout.finish(between)
             return
         rollout.append(between, [0.0] * len(between), sampled=False)
-        batch.add([row], rollout.prompt.followed_by(rollout.ids), self._limit - len(rollout.ids))
+        batch.add([row], rollout.prompt.followed_by(rollout.ids), rollout.most - len(rollout.ids))
 
     def _judge(self, rollout: _Rollout) -> None:
         if rollout.session is not None:
@@ -317,6 +325,14 @@ class Rollouts:
 
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="tools")
+
+
+def _alike(rollouts: Sequence[_Rollout]) -> list[list[int]]:
+    """The rows of the rollouts that begin with the same prompt."""
+    rows: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for row, rollout in enumerate(rollouts):
+        rows.setdefault((id(rollout.prompt), tuple(rollout.ids)), []).append(row)
+    return [*rows.values()]
 
 
 def _arrived(answered: SimpleQueue[Any], seconds: float) -> Iterator[tuple[int, Future[Any]]]:
@@ -333,4 +349,4 @@ def _shown(problem: Problem, text: str | None) -> Problem:
     if not text:
         return problem
     *earlier, last = problem.messages or ({"role": "user", "content": ""},)
-    return replace(problem, messages=(*earlier, {**last, "content": last["content"] + text}), prompt="")
+    return replace(problem, messages=(*earlier, {**last, "content": last["content"] + text}), prompt="", shown=text)

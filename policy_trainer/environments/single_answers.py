@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
 from policy_trainer.environments.sessions import Session
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 
@@ -14,11 +14,20 @@ from policy_trainer.sampling.sampler import Sampler, SamplingParams
 class OpenProblem:
     """A problem whose environments have been reset: its messages have what they show, and its tools are known.
 
-    sessions: of the rollouts; empty without an environment.
+    sessions: of the rollouts; empty without an environment. problems: of each rollout, if their environments show
+    different texts; `problem` is then the first.
     """
 
     problem: Problem
     sessions: Sequence[Session] = ()
+    problems: Sequence[Problem] = ()
+
+    def encode(self, encoder: PromptEncoder) -> EncodedPrompt:
+        """The prompt of the group. Raises UserError as `PromptEncoder.encode` does."""
+        if not self.problems:
+            return encoder.encode(self.problem)
+        first, *others = (encoder.encode(problem) for problem in self.problems)
+        return first.with_endings_of([first, *others])
 
     def drop(self) -> None:
         """Gives the sessions back; the problem is not sampled."""

@@ -135,7 +135,7 @@ class Evaluator:
         encoded, too_long = [], ""
         for each in filter(None, opened):
             try:
-                encoded.append((each, self._encoder.encode(each.problem)))
+                encoded.append((each, each.encode(self._encoder)))
             except PromptTooLong as error:
                 each.drop()
                 if self._refuse_too_long:

@@ -108,12 +108,12 @@ class Judge:
         start = self._prompts.answer_start(problem)
         return [
             Sample(
-                problem,
+                (talk and talk.problem) or problem,
                 start + self.text(completion),
                 completion.sampled,
                 completion.finished,
                 start=start,
-                ids=tuple(completion.ids.tolist()),
+                ids=tuple(completion.ids[talk.first_turn if talk else 0 :].tolist()),
                 **({} if talk is None else _of_conversation(talk)),
             )
             for completion in completions

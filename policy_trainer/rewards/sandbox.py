@@ -177,13 +177,14 @@ class SandboxProcess:
     It is a new Python interpreter, not a fork: the parent may have threads.
     """
 
-    def __init__(self, *, memory: int, seconds: float) -> None:
-        """memory: bytes of its address space, 0 for no limit. seconds: time limit of one judgement."""
+    def __init__(self, *, memory: int, seconds: float, module: str = "policy_trainer.rewards.sandbox_child") -> None:
+        """memory: bytes of its address space, 0 for no limit. seconds: time limit of one judgement. module: what it
+        runs, with a socket's descriptor, memory and seconds as arguments."""
         self._socket, theirs = socket.socketpair()
         self._lines = self._socket.makefile("rb")
         with theirs:
             arguments = theirs.fileno(), memory, seconds
-            self._process = start_python("policy_trainer.rewards.sandbox_child", *arguments)
+            self._process = start_python(module, *arguments)
         # Kills the process and its children.
         self.end = weakref.finalize(self, _end, self._process, self._socket, self._lines)
 

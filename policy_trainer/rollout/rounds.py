@@ -286,7 +286,7 @@ class Rounds:
                 if each is None:
                     continue
                 try:
-                    drawn.append(Drawn(index, each, self._encoder.encode(each.problem)))
+                    drawn.append(Drawn(index, each, each.encode(self._encoder)))
                     dropped_in_a_row = 0
                 except PromptTooLong as error:
                     each.drop()

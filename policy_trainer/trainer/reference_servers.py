@@ -119,11 +119,13 @@ class InlineServer(ReferenceServer):
         token = configured or choose_token(self._directory, port)
         self.url = write_address(self._directory, port, None if configured else token)
         device = reference_device(config.reference.device, config.device)
-        completions = config.sampling.num_generations * config.sampling.max_completion_length
+        size = config.sampling.num_generations
+        completions = size * config.sampling.max_completion_length
+        prompts = size if config.environment else 1  # resets may show different texts
         command = [
             "serve", *_served(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
             "--fd", str(fd), "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
-            "--max-batch-tokens", str(config.data.max_prompt_length + completions),
+            "--max-batch-tokens", str(prompts * config.data.max_prompt_length + completions),
             *(["--scoring-tokens", "1"] if config.max_lag == 0 else []),  # each batch by itself: always the same bits
             *([] if config.threads is None else ["--threads", str(config.threads)]),
         ]  # fmt: skip

@@ -27,6 +27,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.environments.dialogue import Dialogue
+from policy_trainer.environments.response_reader import ResponseReader
 from policy_trainer.environments.rollouts import Rollouts
 from policy_trainer.environments.sessions import Sessions
 from policy_trainer.sampling.hf import HFSampler
@@ -87,7 +88,7 @@ class Ours(Side):
     def __init__(self, directory: str, seconds: float) -> None:
         super().__init__(directory, seconds)
         self._sampler = _Timed(self.model, self.tokenizer)
-        dialogue = Dialogue(self.config, self.tokenizer, [EOS])
+        dialogue = Dialogue(self.config, self.tokenizer, [EOS], ResponseReader(self.config.turns))
         self._rollouts = Rollouts(self.config, dialogue, Sessions(self.config))
 
     def round(self, seed: int) -> Figures:

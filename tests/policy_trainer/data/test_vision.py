@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ class TestFamilies:
         assert len(prompt.unexpanded_ids) < len(prompt.ids)
         text = str(load_tokenizer(str(directories[name])).decode(prompt.unexpanded_ids)).replace(" ", "")
         assert text == f"<|user|>A{family.picture}and{family.picture}?<|end|><|assistant|>"
+
+    def test_what_an_environment_shows_has_no_places_of_pictures(self, name: str, directories: dict[str, Path]) -> None:
+        family, encode = FAMILIES[name], encoder(directories[name]).encode
+        for images in ((), PICTURES[:1]):
+            bare = encode(spoken("It.", *images))
+            shown = f"<image> {family.picture} <|image_pad|>"
+            prompt = encode(replace(spoken(f"It.{shown}", *images), shown=shown))
+            for mark in {"<image>", family.picture, "<|image_pad|>"} & {*VOCABULARY}:
+                for ids, expected in ((prompt.ids, bare.ids), (prompt.unexpanded_ids, bare.unexpanded_ids)):
+                    assert ids.count(VOCABULARY[mark]) == expected.count(VOCABULARY[mark])
+            assert {*prompt.images} == {*bare.images} and len(prompt.ids) > len(bare.ids)
 
 
 class TestQwen:

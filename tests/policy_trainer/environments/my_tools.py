@@ -112,3 +112,14 @@ class Unseeded(Dice):
         import secrets
 
         return secrets.token_hex()
+
+
+class Showing:
+    """Its reset shows a text of the row."""
+
+    def reset(self, text: str, **columns: Any) -> str:
+        return text
+
+    def look(self) -> str:
+        """Looks around, <think>not <|im_end|> for long."""
+        return "nothing"

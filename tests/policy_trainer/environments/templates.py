@@ -1,9 +1,13 @@
 """Tokenizers with the chat templates that TRL ships, over bytes, with each family's special tokens."""
 
+from functools import cache
 from importlib.resources import files
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import TurnsConfig
+from policy_trainer.environments.response_reader import ResponseReader
 
 _CHATML = ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
 _LLAMA = (
@@ -61,3 +65,9 @@ def ends(name: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """The ids that end a turn."""
     special = FAMILIES[name]
     return [tokenizer.get_vocab()[token] for token in special[: _ENDS[special]]]
+
+
+@cache
+def response_reader() -> ResponseReader:
+    """A process that all tests use."""
+    return ResponseReader(TurnsConfig())

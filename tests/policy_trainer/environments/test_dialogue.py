@@ -12,8 +12,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from policy_trainer.config import EvalConfig, TurnsConfig
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
+from policy_trainer.environments.response_reader import ResponseReader
 from shared.errors import UserError
-from tests.policy_trainer.environments.templates import FAMILIES, ends, make_tokenizer, template
+from tests.policy_trainer.environments.templates import FAMILIES, ends, make_tokenizer, response_reader, template
 
 ADD = {
     "type": "function",
@@ -22,7 +23,12 @@ ADD = {
         "description": "Adds.",
         "parameters": {
             "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+            "properties": {
+                "a": {"type": "integer"},
+                "b": {"type": "string"},
+                "c": {"type": "object"},
+                "d": {"type": "array", "items": {"type": "string"}},
+            },
             "required": ["a"],
         },
     },
@@ -34,7 +40,8 @@ TRL_IS_WRONG = {"glm4moe"}
 
 def dialogue(name: str, tokenizer: PreTrainedTokenizerFast | None = None, **turns: Any) -> Dialogue:
     tokenizer = tokenizer or make_tokenizer(name)
-    return Dialogue(EvalConfig(model="m", turns=TurnsConfig(**turns)), tokenizer, ends(name, tokenizer))
+    config = EvalConfig(model="m", turns=TurnsConfig(**turns))
+    return Dialogue(config, tokenizer, ends(name, tokenizer), response_reader())
 
 
 def answer(*contents: str) -> list[dict[str, str]]:
@@ -68,6 +75,26 @@ class TestTemplates:
         turn = dialogue(name, tokenizer).read(sampled(tokenizer, {"name": "add", "arguments": ARGUMENTS}), [ADD])
         assert turn.calls == [Call("add", ARGUMENTS)]
         assert turn.message["role"] == "assistant"
+
+    @settings(max_examples=15, deadline=None)
+    @given(data=st.data())
+    def test_arguments_come_back_exactly(self, name: str, data: st.DataObject) -> None:
+        """An edit of a file is wrong by a single space."""
+        text = st.text(st.sampled_from(" \t\n\r'\"\\aé漢🎲<>{}[]:,=/&\u2028\u00a0"), max_size=12)
+        values = st.recursive(
+            st.none() | st.booleans() | st.integers() | text,
+            lambda each: st.lists(each) | st.dictionaries(text, each),
+            max_leaves=5,
+        )
+        arguments = {
+            "a": data.draw(st.integers()),
+            "b": data.draw(text),
+            "c": data.draw(st.dictionaries(text, values, max_size=3)),
+            "d": data.draw(st.lists(text, max_size=3)),
+        }
+        tokenizer = make_tokenizer(name)
+        turn = dialogue(name, tokenizer).read(sampled(tokenizer, {"name": "add", "arguments": arguments}), [ADD])
+        assert turn.calls == [Call("add", arguments)]
 
     @pytest.mark.parametrize("contents", [("7",), ("7", "12 apples\n\n and more"), ("",), ("<b>\n", " ", '"{}"')])
     def test_the_tokens_between_turns_are_those_of_trl(self, name: str, contents: tuple[str, ...]) -> None:
@@ -122,10 +149,11 @@ class TestTemplates:
         added = sorted(tokenizer.get_added_vocab())
         text = "".join(data.draw(st.lists(st.sampled_from([*added, "a", " ", "\n", "é", "<", "|"]), max_size=6)))
         end = ends(name, tokenizer)[0]
-        plain, hostile = talk.between(end, answer("x")), talk.between(end, answer(f"x{text}"))
-        assert plain is not None and hostile is not None
-        special = set(tokenizer.get_added_vocab().values())
-        assert [token for token in hostile if token in special] == [token for token in plain if token in special]
+        plain, special = talk.between(end, answer("x")), set(tokenizer.get_added_vocab().values())
+        named = [{**answer("x")[0], "name": f"x{text}"}]  # the model may call what it likes
+        for hostile in (talk.between(end, answer(f"x{text}")), talk.between(end, named)):
+            assert plain is not None and hostile is not None
+            assert [token for token in hostile if token in special] == [token for token in plain if token in special]
 
 
 class TestWrongCalls:
@@ -179,6 +207,13 @@ class TestWrongCalls:
         turn = dialogue(name, tokenizer).read(tokenizer.encode(f"{text}{end}", add_special_tokens=False), [ADD])
         assert [call.name for call in turn.calls] == [UNREADABLE] * wrong
 
+    def test_a_later_thought_is_text(self) -> None:
+        tokenizer = make_tokenizer("qwen3")
+        text = "<think>\nhm\n</think>\n\nWrite <think>so</think> there"
+        turn = dialogue("qwen3", tokenizer).read(tokenizer.encode(f"{text}<|im_end|>"), [ADD])
+        assert turn.message["reasoning_content"] == "hm"
+        assert turn.message["content"] == "Write <think>so</think> there"
+
     def test_of_the_tokenizers_own_format(self) -> None:
         tokenizer = make_tokenizer("qwen3")
         tokenizer.response_template = RESPONSE_TEMPLATE  # type: ignore[attr-defined]
@@ -186,7 +221,54 @@ class TestWrongCalls:
         assert [call.name for call in turn.calls] == [UNREADABLE]
 
 
-RESPONSE_TEMPLATE = {
+BEGINNINGS = {
+    "qwen3": ("<tool_call>", "<think>", "<think></think>"),
+    "qwen3_5_nothink": (
+        "<tool_call>\n<function=add>\n",
+        "<tool_call>\n<function=add>\n<parameter=a>",
+        "<parameter=a>\n </paramete",
+        "<parameter=",
+        "<tool_call><function=",
+        "<think></think>",
+    ),
+    "glm4moe": (
+        "<tool_call>add\n",
+        "<tool_call>add\n<arg_key>a</arg_key>\n",
+        "<arg_key>",
+        "<arg_key>a</arg_key><arg_value>",
+        "<think></think>",
+    ),
+    "gptoss": ("to=functions.add", "to=functions.add<|channel|>commentary ", "<|channel|>analysis<|message|>"),
+    "llama3_1": ('{"name": "add", "parameters": ', '{"name": "', "{", "} "),
+}
+
+
+class TestHostileTexts:
+    """They are read within the time limit of the process that reads them, which hours would not be."""
+
+    @pytest.mark.parametrize("name", BEGINNINGS)
+    def test_of_many_beginnings(self, name: str) -> None:
+        tokenizer = make_tokenizer(name)
+        talk, end = dialogue(name, tokenizer), tokenizer.decode(ends(name, tokenizer)[:1])
+        closing = {"qwen3_5_nothink": "</tool_call>", "glm4moe": "</tool_call>"}.get(name, "")
+        for beginning in BEGINNINGS[name]:
+            for text in (beginning + " " * 32_000, beginning * 4_000):
+                turn = talk.read(tokenizer.encode(f"{text}{closing}{end}", add_special_tokens=False), [ADD])
+                assert not any("took more than" in call.problem for call in turn.calls), beginning
+
+    def test_for_which_the_tokenizers_own_pattern_takes_hours(self) -> None:
+        tokenizer = make_tokenizer("qwen3")
+        fields = {**RESPONSE_TEMPLATE["fields"], "thinking": {"open_pattern": r"(?:(?:a|aa)+)+b", "close": "."}}
+        tokenizer.response_template = {**RESPONSE_TEMPLATE, "fields": fields}  # type: ignore[attr-defined]
+        config = EvalConfig(model="m", turns=TurnsConfig(seconds=0.5))
+        talk = Dialogue(config, tokenizer, ends("qwen3", tokenizer), ResponseReader(config.turns))
+        turn = talk.read(tokenizer.encode("a" * 200 + "<|im_end|>"), [ADD])
+        assert turn.calls == [Call(UNREADABLE, None, "the call cannot be read: reading it took more than 0.5 s")]
+        again = talk.read(tokenizer.encode('CALL add {"a": 3};<|im_end|>'), [ADD])
+        assert again.calls == [Call("add", {"a": 3})]
+
+
+RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
@@ -219,7 +301,7 @@ class TestRefusals:
     def test_a_template_without_tools(self, name: str) -> None:
         tokenizer = make_tokenizer(name, ("<|im_end|>", "<|endoftext|>"))
         with pytest.raises(UserError, match=r"^(turns\.call_format|tools): the model's chat template"):
-            Dialogue(EvalConfig(model="m"), tokenizer, [int(tokenizer.eos_token_id)])  # type: ignore[arg-type]
+            Dialogue(EvalConfig(model="m"), tokenizer, [int(tokenizer.eos_token_id)], response_reader())  # type: ignore[arg-type]
 
     def test_a_template_that_drops_the_answers(self) -> None:
         tokenizer = make_tokenizer("qwen3")

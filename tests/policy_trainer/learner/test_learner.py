@@ -624,3 +624,34 @@ class TestFunctionsOfTheUser:
     def test_one_that_cannot_be_imported_is_refused_before_a_step(self, model: PreTrainedModel) -> None:
         with pytest.raises(UserError, match=r"loss\.advantage: tests\.nowhere:f cannot be imported"):
             learner(model, loss=LossConfig(advantage="tests.nowhere:f"))
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_a_group_whose_prompts_differ_is_like_groups_of_one(model: Any, make_scored: Make, aggregation: Any) -> None:
+    """The endings of the prompts stand in the completions, where they are masked; rewards are compared in the group."""
+    generator = np.random.default_rng(5)
+    prompts, completions = (
+        [generator.integers(2, 64, length).tolist() for length in lengths] for lengths in ([3, 5, 4], [4, 2, 6])
+    )
+    shared, rewards, logps = [7, 8], [0.0, 1.0, 0.5], [generator.normal(-2, 0.3, length) for length in (4, 2, 6)]
+
+    def compared(groups: Sequence[Any], config: LossConfig) -> list[Any]:
+        return [group.rewards - (group.rewards.mean() if len(group.rewards) > 1 else 0) for group in groups]
+
+    def padded(values: Any) -> Any:
+        return np.concatenate([[*[0.0] * len(ending), *row] for ending, row in zip(prompts, values, strict=True)])
+
+    mask = padded([[1.0] * len(row) for row in completions]).astype(bool)
+    endings = [[*ending, *row] for ending, row in zip(prompts, completions, strict=True)]
+    together = [make_scored(shared, endings, rewards, old_logps=padded(logps), ref_logps=padded(logps), loss_mask=mask)]
+    alone = [
+        make_scored([*shared, *ending], [row], [reward - 0.5], old_logps=old, ref_logps=old, number=number)
+        for number, (ending, row, reward, old) in enumerate(zip(prompts, completions, rewards, logps, strict=True))
+    ]
+    loss = LOSS.model_copy(update={"advantage": compared, "aggregation": aggregation, "drop_zero_variance": False})
+    (first, grad, new), (second, expected_grad, expected) = (
+        stepped(model, each, loss=loss) for each in (together, alone)
+    )
+    assert first.loss == pytest.approx(second.loss, rel=1e-9, abs=1e-12)
+    assert_close(grad, expected_grad)
+    assert_close(new, expected, 1e-5)
