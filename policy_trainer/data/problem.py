@@ -35,6 +35,8 @@ class Problem:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     # Those that the model may call; added before the prompt is encoded.
     tools: Tools = ()
+    # The place of its row, for error messages: two rows may hold the same problem.
+    where: str = field(default="", compare=False, repr=False)
 
 
 # (problem, completion) -> 1 if the completion answers the problem correctly, else 0; NaN if the gold answer cannot be

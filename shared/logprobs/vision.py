@@ -251,6 +251,10 @@ _FAMILIES: dict[str, type[Vision]] = {
 }
 
 
+# For messages.
+FAMILIES = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, LLaVA-NeXT and SmolVLM2"
+
+
 def vision_of(model: PreTrainedModel) -> Vision | None:
     """How this model takes images; None if it takes none, or is of a family that is not supported."""
     family = _FAMILIES.get(model.config.model_type)
