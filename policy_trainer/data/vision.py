@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.data.pictures import decode
+from policy_trainer.data.pictures import check_pixels, decode
 from shared.batch import Array
 from shared.errors import UserError
 from shared.logprobs.vision import placeholders_of
@@ -37,6 +37,7 @@ class PictureProcessor:
 
         Raises UserError for a model without such a processor, and for pictures or a text that it refuses.
         """
+        check_pixels(pictures, "data: a problem")
         images = [decode(picture) for picture in pictures]
         try:
             output = self.processor(text=[text], images=[images], add_special_tokens=False, return_tensors="np")
