@@ -59,7 +59,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     reference, limit = client.model(), prompt_limit(model, config)
     check_models_match(reference, model, tokenizer, config.model)
     check_group_fits(reference, config.sampling, limit)
-    images = reference.max_image_bytes if reference.name else None
+    images = reference.max_image_bytes
     for remark in check_compatibility(config, task, tokenizer, model, max_image_bytes=images):
         log.warning(remark)
     encoder = prompt_encoder(config, tokenizer, model, limit=limit, max_image_bytes=images)

@@ -79,9 +79,9 @@ def build_trainer(
     check_quantisation(config.lora)
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)
-    check_model(config, task(), files.resumed_from, judge, display)
+    outline = check_model(config, task(), files.resumed_from, judge, display)
     warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
-    server.start(wait)  # before the policy, so that both load at the same time
+    server.start(wait, outline)  # before the policy, so that both load at the same time
     workers = choose_workers(config, server.url, files.directory, display.note, forks)
     stack.callback(workers.stop)
     if forks is not None and files.state.epoch == 0:  # else it would begin with an earlier process's weights

@@ -79,14 +79,18 @@ def load_judge(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judg
     return Judge(load_tokenizer(source, revision=revision), task, config)
 
 
-def check_model(config: TrainConfig, task: Task, checkpoint: Path | None, judge: Judge, display: Display) -> None:
-    """Checks that the model goes with its tokenizer, the problems and the rewards; nothing is loaded but its shapes.
+def check_model(
+    config: TrainConfig, task: Task, checkpoint: Path | None, judge: Judge, display: Display
+) -> PreTrainedModel:
+    """The model's shapes, once it is checked that they go with its tokenizer, the problems and the rewards.
 
     Raises UserError for a model that cannot be used.
     """
     source, revision = _source(config, checkpoint)
-    for remark in check_compatibility(config, task, judge.tokenizer, load_outline(source, revision=revision)):
+    outline = load_outline(source, revision=revision)
+    for remark in check_compatibility(config, task, judge.tokenizer, outline):
         display.note(remark)
+    return outline
 
 
 def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Display, ranks: int) -> None:

@@ -68,6 +68,18 @@ class TestFamilies:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("sizes", [[(60, 90)], [(300, 20), (20, 300), (64, 64)], [(28, 28)] * 4, [(200, 200)]])
+def test_tensors_have_at_most_the_bytes_that_follow_from_the_tokens(
+    name: str, sizes: list[tuple[int, int]], directories: dict[str, Path]
+) -> None:
+    vision = vision_of(load_outline(str(directories[name]), revision=None))
+    assert vision is not None
+    prompt = encoder(directories[name]).encode(spoken("It.", *(encode(picture(*size)) for size in sizes)))
+    size = sum(tensor.nbytes for tensor in prompt.images.values())
+    assert size <= vision.most_bytes(len(prompt)) < 40 * size
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_placeholders_in_a_text_without_pictures_are_text(name: str, directories: dict[str, Path]) -> None:
     outline = load_outline(str(directories[name]), revision=None)
     tokenizer, vision = load_tokenizer(str(directories[name])), vision_of(outline)
