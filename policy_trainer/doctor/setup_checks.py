@@ -216,7 +216,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     yield ok(f"the first goes {by}: {shown}")
     if any(problem.images for problem in subject.drawn):
         yield ok("; ".join(_pictures(encoder.encode(problem)) for problem in subject.drawn))
-    yield _lengths(subject, encoder, limit)
+    yield from _lengths(subject, encoder, limit)
 
 
 def _pictures(prompt: EncodedPrompt) -> str:
@@ -236,7 +236,8 @@ def _opens_an_answer(subject: Subject, problem: Problem) -> bool:
     return ways[0] != ways[1]
 
 
-def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Finding:
+def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Iterator[Finding]:
+    """At least one problem makes a prompt: else the check has ended."""
     task = subject.task
     count = min(_MEASURED, training_problems(task) or _MEASURED)
     lengths, unusable = list[int](), list[str]()
@@ -246,18 +247,19 @@ def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Finding:
         except UnusablePrompt as error:
             unusable.append(str(error))
     if unusable:
-        return warning(
+        yield warning(
             f"{len(unusable)} of {count} problems make no prompt and will be left out: {unusable[0]}",
             "correct these rows, or take them out",
         )
     long = sum(length > limit for length in lengths)
-    seen = f"{count} prompts have {min(lengths)} to {max(lengths)} tokens; the limit is {limit}"
+    seen = f"{len(lengths)} prompts have {min(lengths)} to {max(lengths)} tokens; the limit is {limit}"
     remedy = _room(subject.config, limit, max(lengths))
     if not long:
-        return ok(seen)
-    if long == count or subject.config.data.too_long == "refuse":
-        return wrong(f"{seen}: {long} are too long", remedy)
-    return warning(f"{seen}: {long} are too long and will be left out", remedy)
+        yield ok(seen)
+    elif long == len(lengths) or subject.config.data.too_long == "refuse":
+        yield wrong(f"{seen}: {long} are too long", remedy)
+    else:
+        yield warning(f"{seen}: {long} are too long and will be left out", remedy)
 
 
 def _room(config: TrainConfig, limit: int, longest: int) -> str:

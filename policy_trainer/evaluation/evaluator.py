@@ -64,6 +64,7 @@ class Evaluator:
         self._judge = judge
         self._task = task
         self._batch_size = batch_size
+        self._named = set[str]()
 
     def evaluate(
         self,
@@ -150,9 +151,10 @@ class Evaluator:
                 each.drop()
                 if self._refuse_too_long and isinstance(error, PromptTooLong):
                     raise
-                if not isinstance(error, PromptTooLong):
-                    log.warning("a held-out problem is left out", reason=str(error))
                 unusable = str(error)
+                if not isinstance(error, PromptTooLong) and unusable not in self._named:
+                    self._named.add(unusable)  # every evaluation leaves it out
+                    log.warning("a held-out problem is left out", reason=unusable)
         return encoded, unusable
 
 

@@ -166,6 +166,18 @@ def test_a_prompt_with_a_token_that_the_model_lacks(save: Any) -> None:
         looked(prompts, save(vocabulary=6))
 
 
+def test_rows_that_make_no_prompt(tmp_path: Path) -> None:
+    directory = save_vision_model("qwen2_5_vl", tmp_path / "model")
+    (tmp_path / "thin.png").write_bytes(encode(picture(3000, 10)))
+    rows: list[dict[str, Any]] = [{"prompt": str(number), "answer": "1"} for number in range(6)]
+    rows[4]["image"] = "thin.png"
+    file = write(tmp_path / "p.jsonl", *rows)
+    *_, unusable, lengths = looked(prompts, directory, task="jsonl", data={"path": str(file), "eval_path": str(file)})
+    assert unusable.verdict is Verdict.WARNING
+    assert "1 of 6 problems make no prompt and will be left out: " in unusable.seen and "p.jsonl:5: " in unusable.seen
+    assert lengths.seen.startswith("5 prompts have ")
+
+
 def test_pictures_and_their_tokens(tmp_path: Path) -> None:
     directory = save_vision_model("qwen2_5_vl", tmp_path / "model")
     (tmp_path / "a.png").write_bytes(encode(picture(60, 90)))
