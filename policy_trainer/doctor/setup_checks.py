@@ -5,6 +5,7 @@ import platform
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -199,12 +200,17 @@ def _end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def prompts(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for a chat template that is missing or cannot be used, and for a context that is too small."""
-    config, first = subject.config, subject.drawn[0]
+    config = subject.config
     for remark in check_compatibility(config, subject.task, subject.tokenizer, subject.outline):
         seen, _, remedy = remark.rpartition("; ")
         yield warning(seen, remedy)
     encoder = prompt_encoder(config, subject.tokenizer, subject.outline)
-    limit, encoded = prompt_limit(subject.outline, config), encoder.encode(first)
+    limit = prompt_limit(subject.outline, config)
+    made = [(problem, encoder.encode(problem)) for problem in subject.drawn if _is_usable(encoder, problem)]
+    if not made:  # later ones are
+        yield from _lengths(subject, encoder, limit)
+        return
+    first, encoded = made[0]
     text = repr(subject.tokenizer.decode(encoded.unexpanded_ids))
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
     by = "through the chat template" if encoder.in_chat(first) else "as it stands"
@@ -214,9 +220,16 @@ def prompts(subject: Subject) -> Iterator[Finding]:
             "correct the chat template, or give --data.prompt-style plain",
         )
     yield ok(f"the first goes {by}: {shown}")
-    if any(problem.images for problem in subject.drawn):
-        yield ok("; ".join(_pictures(encoder.encode(problem)) for problem in subject.drawn))
+    if any(prompt.images for _, prompt in made):
+        yield ok("; ".join(_pictures(prompt) for _, prompt in made))
     yield from _lengths(subject, encoder, limit)
+
+
+def _is_usable(encoder: PromptEncoder, problem: Problem) -> bool:
+    with suppress(UnusablePrompt):
+        encoder.encode(problem)
+        return True
+    return False
 
 
 def _pictures(prompt: EncodedPrompt) -> str:

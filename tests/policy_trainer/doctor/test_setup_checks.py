@@ -176,6 +176,9 @@ def test_rows_that_make_no_prompt(tmp_path: Path) -> None:
     assert unusable.verdict is Verdict.WARNING
     assert "1 of 6 problems make no prompt and will be left out: " in unusable.seen and "p.jsonl:5: " in unusable.seen
     assert lengths.seen.startswith("5 prompts have ")
+    file = write(tmp_path / "p.jsonl", *[rows[4]] * 5, rows[0])
+    *_, unusable, lengths = looked(prompts, directory, task="jsonl", data={"path": str(file), "eval_path": str(file)})
+    assert "5 of 6 problems make no prompt" in unusable.seen and lengths.seen.startswith("1 prompts have ")
 
 
 def test_pictures_and_their_tokens(tmp_path: Path) -> None:
