@@ -102,18 +102,17 @@ class Demonstration:
     where: str = ""
 
 
-def encode_row(
-    demonstration: Demonstration, tokenizer: PreTrainedTokenizerBase, prompts: PromptEncoder, eos: int
-) -> TokenGroup:
+def encode_row(demonstration: Demonstration, prompts: PromptEncoder, eos: int) -> TokenGroup:
     """A group of one completion, which ends with the token `eos` as a sampled one would.
 
-    Raises UserError, with file and line, for messages that the model's chat template does not accept.
+    Raises UserError, with file and line, for messages that the model's chat template does not accept, and for texts
+    with tokens that the model has no row for.
     """
     try:
         prompt = prompts.encode(demonstration.problem)
+        completion = [*prompts.encode_text(demonstration.completion), eos]
     except UserError as error:
         raise UserError(f"{demonstration.where}: {error}") from error
-    completion = [*tokenizer.encode(demonstration.completion, add_special_tokens=False), eos]
     lengths = np.array([len(completion)], np.int64)
     return TokenGroup(np.array(prompt.ids, np.int64), np.array(completion, np.int64), lengths, prompt.images)
 
@@ -151,14 +150,14 @@ def load_demonstrations(
     data = config.data
     limits = [limit for limit in (config.max_length, context_length(model)) if limit is not None]
     limit = min(limits, default=math.inf)
-    prompts, ends = PromptEncoder(tokenizer, data), eos_token_ids(model, tokenizer)
+    prompts, ends = PromptEncoder(tokenizer, data, model=model), eos_token_ids(model, tokenizer)
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]  # samplers stop only at `ends`
     dropped = 0
 
     def encode_all(demonstrations: Iterable[Demonstration]) -> Iterator[TokenGroup]:
         nonlocal dropped
         for demonstration in demonstrations:
-            row = encode_row(demonstration, tokenizer, prompts, eos)
+            row = encode_row(demonstration, prompts, eos)
             if row.tokens <= limit:
                 yield row
             elif data.too_long == "drop":

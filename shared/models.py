@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
@@ -327,6 +327,45 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def context_length(model: PreTrainedModel) -> int | None:
     """max_position_embeddings, the model's context length in tokens; None if its configuration has none."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """The number of rows of the model's input embedding: valid token ids are below it."""
+    return model.get_input_embeddings().weight.shape[0]  # type: ignore[return-value]
+
+
+def refuse_unknown_ids(ids: Sequence[int], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError if the model's embedding has no row for one of these ids, at least one.
+
+    transformers adds tokens to some tokenizers that their models lack and no text needs, so texts are checked, not the
+    vocabulary.
+    """
+    if (largest := max(ids)) >= (rows := embedding_rows(model)):
+        raise UserError(
+            f"model: the token {tokenizer.convert_ids_to_tokens(largest)} has id {largest}, and the model's embedding "
+            f"{rows} rows; use the model's own tokenizer, or resize_token_embeddings(len(tokenizer)) and save the "
+            "model again"
+        )
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of ids. Those that the tokenizer has no token for have none: embeddings often have spare rows, which
+    models may sample, and tokenizers written in Python raise for them."""
+
+    def text(some: list[int]) -> str:
+        return str(tokenizer.decode(some, skip_special_tokens=skip_special_tokens))
+
+    def has_text(id: int) -> bool:
+        with suppress(TypeError, ValueError, LookupError, OverflowError):
+            text([id])
+            return True
+        return False
+
+    given = list(ids)
+    try:
+        return text(given)
+    except (TypeError, ValueError, LookupError, OverflowError):
+        return text([id for id in given if has_text(id)])
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -2,9 +2,10 @@
 
 import base64
 import binascii
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -28,6 +29,8 @@ _MAX_PICTURES = 256
 _MAX_BYTES = 64 * 2**20
 # Decoded, 200 MB. Small files can claim far more.
 _MAX_PIXELS = 2**26
+# Of all pictures of a prompt, which are decoded together: processors need 8 bytes for each pixel, 1 GB in all.
+_MAX_PROMPT_PIXELS = 2**27
 # More than 8 bits a channel; Pillow would cut their values off.
 _DEEP_MODES = ("F", "I")
 _ORIENTATION = 0x0112
@@ -52,10 +55,12 @@ def with_pictures(problem: Problem, row: Mapping[str, Any], where: str, folder: 
     values = _listed(row[given[0]])
     if len(values) > _MAX_PICTURES:
         raise UserError(f"{where}: {given[0]} has {len(values)} pictures, and a prompt may have {_MAX_PICTURES}")
-    images = tuple(
-        _checked(value, f"{where}: picture {number} of {len(values)} in {given[0]}", folder)
-        for number, value in enumerate(values, 1)
-    )
+    places = [f"{where}: picture {number} of {len(values)} in {given[0]}" for number in range(1, len(values) + 1)]
+    images = tuple(_bytes(value, place, folder) for value, place in zip(values, places, strict=True))
+    check_pixels(images, where)
+    for image, place in zip(images, places, strict=True):
+        with _explained(place):
+            _check(image)
     extras = {name: value for name, value in problem.extras.items() if name not in PICTURE_COLUMNS}
     return replace(problem, images=images, messages=tuple(placed(problem.messages, images, where)), extras=extras)
 
@@ -181,12 +186,26 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _checked(value: Any, where: str, folder: Path) -> bytes:
-    """The bytes of a picture in a row. Raises UserError if it cannot be used."""
+def check_pixels(pictures: Sequence[bytes], where: str) -> None:
+    """Raises UserError for more pixels than a prompt may have in all. Nothing is decoded: a few kilobytes can claim
+    gigabytes. A file whose size cannot be read has none here."""
+    total = sum(map(_claimed_pixels, pictures))
+    if total > _MAX_PROMPT_PIXELS:
+        raise UserError(
+            f"{where}: has {len(pictures)} pictures with {total} pixels, and those of a prompt may have "
+            f"{_MAX_PROMPT_PIXELS} together: make them smaller"
+        )
+
+
+def _claimed_pixels(data: bytes) -> int:
+    with suppress(UserError), _explained("a picture"), _opened(data) as picture:
+        return math.prod(picture.size)
+    return 0
+
+
+def _bytes(value: Any, where: str, folder: Path) -> bytes:
     with _explained(where):
-        data = _read(value, folder)
-        _check(data)
-        return data
+        return _read(value, folder)
 
 
 def _read(value: Any, folder: Path) -> bytes:

@@ -37,6 +37,8 @@ class Problem:
     tools: Tools = ()
     # What its environment shows: the end of the last message, in which nothing is a control token.
     shown: str = ""
+    # The place of its row, for error messages: two rows may hold the same problem.
+    where: str = field(default="", compare=False, repr=False)
 
 
 # (problem, completion) -> 1 if the completion answers the problem correctly, else 0; NaN if the gold answer cannot be

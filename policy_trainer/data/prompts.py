@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -15,10 +16,11 @@ from policy_trainer.config import CommonConfig, PromptConfig
 from policy_trainer.data.foreign_text import SEPARATOR, ForeignText
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
-from policy_trainer.data.vision import PictureProcessor
-from shared.batch import Array
+from policy_trainer.data.vision import PictureProcessor, cut_placeholders, placeholder_texts
+from shared.batch import Array, BatchError, TokenGroup
 from shared.errors import UserError
-from shared.models import context_length
+from shared.logprobs.vision import FAMILIES, vision_of
+from shared.models import context_length, refuse_unknown_ids
 
 _SYSTEM = "system"
 _TAG = re.compile(r"<\w+>")
@@ -55,20 +57,26 @@ class EncodedPrompt:
 
     def with_endings_of(self, prompts: "Sequence[EncodedPrompt]") -> "EncodedPrompt":
         """The prompt of a group with these prompts, this one first; all pictures stand where they are still alike.
-        Raises UserError if they have no common beginning."""
+        Raises UnusablePrompt if they have no common beginning."""
         shared = 0
         for tokens in zip(*(prompt.ids for prompt in prompts), strict=False):
             if len(set(tokens)) > 1:
                 break
             shared += 1
         if not shared:
-            raise UserError("environment: the prompts of one problem begin differently: let reset() show the same text")
+            raise UnusablePrompt(
+                "environment: the prompts of one problem begin differently: let reset() show the same text"
+            )
         unexpanded = self.unexpanded_ids[: len(self.unexpanded_ids) - (len(self.ids) - shared)]
         endings = tuple(tuple(prompt.ids[shared:]) for prompt in prompts)
         return replace(self, ids=self.ids[:shared], unexpanded_ids=unexpanded, endings=endings)
 
 
-class PromptTooLong(UserError):
+class UnusablePrompt(UserError):
+    """A problem makes no prompt that the model can take. It is left out and counted; the others may be usable."""
+
+
+class PromptTooLong(UnusablePrompt):
     """A prompt has more tokens than data.max_prompt_length, or leaves no room for a completion."""
 
 
@@ -86,8 +94,12 @@ class PromptEncoder:
         *,
         limit: int | None = None,
         processor: PictureProcessor | None = None,
+        model: PreTrainedModel | None = None,
+        max_image_bytes: int | None = None,
     ) -> None:
         """limit: maximum tokens of a prompt, see `prompt_limit`; None for no limit. processor: None refuses pictures.
+        model: checks that prompts are such as it takes; only its shapes are read. max_image_bytes: most bytes of a
+        prompt's image tensors, as the server takes them; None for no bound.
 
         Raises UserError for data.chat_template_kwargs that the model's chat template does not use.
         """
@@ -98,30 +110,97 @@ class PromptEncoder:
         self._prompts = prompts
         self._limit = limit
         self._processor = processor
+        self._model = model
+        self._max_image_bytes = max_image_bytes
 
     def encode(self, problem: Problem) -> EncodedPrompt:
-        """The prompt. Raises PromptTooLong, or UserError if the chat template or a picture cannot be used."""
-        prompt = self._encode_with_pictures(problem) if problem.images else EncodedPrompt(self._encode_text(problem))
-        if self._limit is not None and len(prompt) > self._limit:
-            raise PromptTooLong(self._too_long(problem, len(prompt), self._limit))
+        """The prompt.
+
+        Raises UnusablePrompt, with the problem's place, for a problem that is too long, or that the chat template, the
+        processor of pictures or the model does not take; UserError for pictures that the model never takes.
+        """
+        if problem.images:
+            self.require_vision()
+        try:
+            prompt = (
+                self._encode_with_pictures(problem) if problem.images else EncodedPrompt(self._encode_text(problem))
+            )
+            if self._limit is not None and len(prompt) > self._limit:
+                raise PromptTooLong(self._too_long(problem, len(prompt), self._limit))
+            self._check(prompt)
+        except UserError as error:
+            kind = PromptTooLong if isinstance(error, PromptTooLong) else UnusablePrompt
+            raise kind(f"{problem.where}: {error}" if problem.where else str(error)) from error
         return prompt
 
     def _encode_text(self, problem: Problem) -> list[int]:
         if self.in_chat(problem):
             # The template writes the special tokens itself.
-            return self._foreign.encode("".join(self._chat_parts(problem)))
-        special = not self._is_rendered(problem.prompt)
-        return self._foreign.encode(self._plain_text(problem), add_special_tokens=special)
+            return self._ids("".join(self._chat_parts(problem)))
+        return self._ids(self._plain_text(problem), special=not self._is_rendered(problem.prompt))
 
-    def _encode_with_pictures(self, problem: Problem) -> EncodedPrompt:
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of a text without pictures, such as a completion. Raises UserError for one that the model has no row
+        for."""
+        ids = self._ids(text)
+        if ids and self._model is not None:
+            refuse_unknown_ids(ids, self._model, self._tokenizer)
+        return ids
+
+    def _ids(self, text: str, *, special: bool = False) -> list[int]:
+        """The ids of a text without pictures: what looks like the model's placeholder of a picture is text, too."""
+        cut = SEPARATOR.join(cut_placeholders(text, self._placeholders))
+        return self._foreign.encode(cut, add_special_tokens=special)
+
+    @cached_property
+    def _placeholders(self) -> tuple[str, ...]:
+        return placeholder_texts(self._model, self._tokenizer)
+
+    def require_vision(self) -> None:
+        """Raises UserError for a model that is not shown pictures."""
         if self._processor is None:
             raise UserError("data: pictures cannot be used here")
+        if self._model is not None and vision_of(self._model) is None:
+            raise UserError(
+                f"model: problems have pictures, and {type(self._model).__name__} is not shown any: give a model of "
+                f"{FAMILIES}, or data without pictures"
+            )
+        assert self._processor.processor  # a model without one may have a template that fails on pictures
+
+    def _check(self, prompt: EncodedPrompt) -> None:
+        """Raises UserError for a prompt that the model or the server would refuse."""
+        if not prompt.ids:
+            raise UserError("data: the prompt has no tokens: the tokenizer leaves all of it out")
+        if self._model is None:
+            return
+        refuse_unknown_ids(prompt.ids, self._model, self._tokenizer)
+        if not prompt.images:
+            return
+        completion = np.array([-1]), np.array([1])  # made up: a group has one
+        group = TokenGroup(np.array(prompt.ids), *completion, prompt.images)
+        try:
+            vision = vision_of(self._model)
+            assert vision is not None
+            vision.check(group)
+        except BatchError as error:
+            raise UserError(f"data: the model does not take the prompt with its pictures: {error}") from error
+        if self._max_image_bytes is not None and group.image_bytes > self._max_image_bytes:
+            raise UserError(
+                f"data: the prompt's pictures have {group.image_bytes} bytes as tensors, and the server takes "
+                f"{self._max_image_bytes}: lower --data.max-pixels, or start ref-server with --max-body-mib "
+                f"{-(-group.image_bytes // 2**20) + 8}"
+            )
+
+    def _encode_with_pictures(self, problem: Problem) -> EncodedPrompt:
+        assert self._processor is not None
         if not self.in_chat(problem):
             raise UserError(
                 "data: pictures need the model's chat template: give messages, or a text that has not been through it, "
                 "and --data.prompt-style chat"
             )
-        assert self._processor.processor  # a model without one may have a template that fails on pictures
+        for token in self._placeholders:
+            if token != PLACEHOLDER and any(token in message["content"] for message in self._separated(problem)):
+                raise UserError(f"data: a text contains {token}, the model's placeholder of a picture: leave it out")
         # All pictures stand before what the environment shows, of which the processor gets nothing separated.
         pieces = "".join(self._chat_parts(problem)).split(SEPARATOR)
         first = len(pieces) - self._foreign.separated(problem.shown).count(SEPARATOR)
@@ -214,7 +293,8 @@ class PromptEncoder:
                     **{**self._prompts.chat_template_kwargs, **variables},
                 )
             )
-        except TemplateError as error:  # some accept no system message, or require alternating roles
+        # Some accept no system message, or require alternating roles. Others fail inside their program.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
             raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
 
@@ -279,10 +359,22 @@ def _in_blocks(message: Message, pictures: Sequence[bytes]) -> dict[str, Any]:
 
 
 def prompt_encoder(
-    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, *, limit: int | None = None
+    config: CommonConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel | None = None,
+    *,
+    limit: int | None = None,
+    max_image_bytes: int | None = None,
 ) -> PromptEncoder:
     """An encoder of all problems, with pictures or without. Raises UserError as PromptEncoder does."""
-    return PromptEncoder(tokenizer, config.data, limit=limit, processor=PictureProcessor(config, tokenizer))
+    return PromptEncoder(
+        tokenizer,
+        config.data,
+        limit=limit,
+        processor=PictureProcessor(config, tokenizer),
+        model=model,
+        max_image_bytes=max_image_bytes,
+    )
 
 
 def _refuse_unused(variables: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:

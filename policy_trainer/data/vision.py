@@ -1,5 +1,6 @@
 """A vision-language model's own processor: what it makes of the pictures in a prompt."""
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -7,12 +8,13 @@ from textwrap import shorten
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.data.pictures import decode
+from policy_trainer.data.pictures import check_pixels, decode
 from shared.batch import Array
 from shared.errors import UserError
+from shared.logprobs.vision import placeholders_of
 
 # SmolVLM's own processor needs two packages that only its videos use; it treats pictures as Idefics 3 does.
 _CLASSES = {"SmolVLMProcessor": "Idefics3Processor"}
@@ -35,10 +37,12 @@ class PictureProcessor:
 
         Raises UserError for a model without such a processor, and for pictures or a text that it refuses.
         """
+        check_pixels(pictures, "data: a problem")
         images = [decode(picture) for picture in pictures]
         try:
             output = self.processor(text=[text], images=[images], add_special_tokens=False, return_tensors="np")
-        except ValueError as error:  # a shape that it cannot take, or other placeholders in the text
+        # A shape that it cannot take, or other placeholders in the text. Processors fail in many ways.
+        except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
             where = shorten(text, 200, placeholder=" …")
             raise UserError(f"data: the model's processor refuses the pictures of {where!r}: {error}") from error
         ids = output.pop("input_ids")[0].tolist()
@@ -58,6 +62,20 @@ class PictureProcessor:
                 f"model: {self._model} has no processor of pictures that can be loaded: {reason}; give a "
                 "vision-language model, or data without pictures"
             ) from error
+
+
+def placeholder_texts(model: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """The tokens that stand for pictures and videos in the model's prompts."""
+    ids = () if model is None else placeholders_of(model)
+    return tuple(str(tokenizer.convert_ids_to_tokens(id)) for id in ids)
+
+
+def cut_placeholders(text: str, placeholders: Sequence[str]) -> list[str]:
+    """The text, cut inside each placeholder: encoded piece by piece, none becomes a token."""
+    if not placeholders:
+        return [text]
+    pattern = "|".join(f"(?<={re.escape(token[:1])})(?={re.escape(token[1:])})" for token in placeholders)
+    return re.split(pattern, text)
 
 
 def picture_sizes(config: CommonConfig) -> dict[str, int]:

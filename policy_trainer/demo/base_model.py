@@ -162,7 +162,7 @@ def imitate(
     )
     assert isinstance(tokenizer.eos_token_id, int)
     for step in range(steps):
-        rows = [encode_row(each, tokenizer, prompts, tokenizer.eos_token_id) for each in islice(shown, batch)]
+        rows = [encode_row(each, prompts, tokenizer.eos_token_id) for each in islice(shown, batch)]
         learner.step(rows, lr=_lr(step, steps, peak))
         on_progress(step + 1, steps)
 

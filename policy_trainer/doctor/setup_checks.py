@@ -5,6 +5,7 @@ import platform
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from transformers import PreTrainedTokenizerBase
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Problem, training_problems
-from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, prompt_encoder, prompt_limit
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, UnusablePrompt, prompt_encoder, prompt_limit
 from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
 from policy_trainer.quantised import check_quantisation, load_base
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.sampling.engines import check_engine
+from policy_trainer.tasks.compatibility import check_compatibility
 from policy_trainer.trainer.plan import (
     GB,
     MAIN_MEMORY,
@@ -34,8 +36,7 @@ from policy_trainer.trainer.plan import (
 )
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device, describe_device
-from shared.logprobs import embedding_rows
-from shared.models import context_length, eos_token_ids
+from shared.models import context_length, embedding_rows, eos_token_ids, refuse_unknown_ids
 
 _PACKAGE = "tandem-grpo"
 _NAMED = ("torch", "transformers", "vllm")
@@ -145,17 +146,14 @@ _MEASURED = 200
 # Characters of a prompt that are shown.
 _SHOWN = 160
 _MARK = "tandem"
-_OTHER_TOKENIZER = "use the model's own tokenizer, or resize_token_embeddings(len(tokenizer)) and save the model again"
 
 
 def vocabulary(subject: Subject) -> Iterator[Finding]:
-    """Raises UserError for a model or a tokenizer that is missing, and for a model without an EOS token."""
+    """Raises UserError for a model or a tokenizer that is missing, and for a model without an EOS token or a row for
+    it."""
     outline, tokenizer = subject.outline, subject.tokenizer
     rows, context = embedding_rows(outline), context_length(outline)
-    # transformers adds tokens to some tokenizers that their models lack and no text needs. Prompts are checked each.
-    if (largest := max(eos_token_ids(outline, tokenizer))) >= rows:
-        yield wrong(f"the EOS token has id {largest}, and the model's embedding {rows} rows", _OTHER_TOKENIZER)
-        return
+    refuse_unknown_ids(eos_token_ids(outline, tokenizer), outline, tokenizer)
     yield ok(
         f"{type(outline).__name__}, {_count(outline.num_parameters())} parameters; {len(tokenizer)} tokens in "
         f"{rows} rows; context {'without a bound' if context is None else context}"
@@ -219,9 +217,17 @@ def _end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def prompts(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for a chat template that is missing or cannot be used, and for a context that is too small."""
-    config, first = subject.config, subject.drawn[0]
-    encoder = prompt_encoder(config, subject.tokenizer)
-    limit, encoded = prompt_limit(subject.outline, config), encoder.encode(first)
+    config = subject.config
+    for remark in check_compatibility(config, subject.task, subject.tokenizer, subject.outline):
+        seen, _, remedy = remark.rpartition("; ")
+        yield warning(seen, remedy)
+    encoder = prompt_encoder(config, subject.tokenizer, subject.outline)
+    limit = prompt_limit(subject.outline, config)
+    made = [(problem, encoder.encode(problem)) for problem in subject.drawn if _is_usable(encoder, problem)]
+    if not made:  # later ones are
+        yield from _lengths(subject, encoder, limit)
+        return
+    first, encoded = made[0]
     text = repr(subject.tokenizer.decode(encoded.unexpanded_ids))
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
     by = "through the chat template" if encoder.in_chat(first) else "as it stands"
@@ -231,9 +237,16 @@ def prompts(subject: Subject) -> Iterator[Finding]:
             "correct the chat template, or give --data.prompt-style plain",
         )
     yield ok(f"the first goes {by}: {shown}")
-    if any(problem.images for problem in subject.drawn):
-        yield ok("; ".join(_pictures(encoder.encode(problem)) for problem in subject.drawn))
-    yield _lengths(subject, encoder, limit)
+    if any(prompt.images for _, prompt in made):
+        yield ok("; ".join(_pictures(prompt) for _, prompt in made))
+    yield from _lengths(subject, encoder, limit)
+
+
+def _is_usable(encoder: PromptEncoder, problem: Problem) -> bool:
+    with suppress(UnusablePrompt):
+        encoder.encode(problem)
+        return True
+    return False
 
 
 def _pictures(prompt: EncodedPrompt) -> str:
@@ -253,21 +266,30 @@ def _opens_an_answer(subject: Subject, problem: Problem) -> bool:
     return ways[0] != ways[1]
 
 
-def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Finding:
+def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Iterator[Finding]:
+    """At least one problem makes a prompt: else the check has ended."""
     task = subject.task
     count = min(_MEASURED, training_problems(task) or _MEASURED)
-    ids = [encoder.encode(task.problem(index)).ids for index in range(count)]
-    if (largest := max(map(max, ids))) >= (rows := embedding_rows(subject.outline)):
-        return wrong(f"a prompt has the token {largest}, and the model's embedding {rows} rows", _OTHER_TOKENIZER)
-    lengths = list(map(len, ids))
+    lengths, unusable = list[int](), list[str]()
+    for index in range(count):
+        try:
+            lengths.append(len(encoder.encode(task.problem(index))))
+        except UnusablePrompt as error:
+            unusable.append(str(error))
+    if unusable:
+        yield warning(
+            f"{len(unusable)} of {count} problems make no prompt and will be left out: {unusable[0]}",
+            "correct these rows, or take them out",
+        )
     long = sum(length > limit for length in lengths)
-    seen = f"{count} prompts have {min(lengths)} to {max(lengths)} tokens; the limit is {limit}"
+    seen = f"{len(lengths)} prompts have {min(lengths)} to {max(lengths)} tokens; the limit is {limit}"
     remedy = _room(subject.config, limit, max(lengths))
     if not long:
-        return ok(seen)
-    if long == count or subject.config.data.too_long == "refuse":
-        return wrong(f"{seen}: {long} are too long", remedy)
-    return warning(f"{seen}: {long} are too long and will be left out", remedy)
+        yield ok(seen)
+    elif long == len(lengths) or subject.config.data.too_long == "refuse":
+        yield wrong(f"{seen}: {long} are too long", remedy)
+    else:
+        yield warning(f"{seen}: {long} are too long and will be left out", remedy)
 
 
 def _room(config: TrainConfig, limit: int, longest: int) -> str:

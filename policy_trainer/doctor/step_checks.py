@@ -47,7 +47,7 @@ def server(subject: Subject) -> Iterator[Finding]:
     config = subject.config.model_copy(update={"run_dir": directory.root})
     reference = choose_server(config, directory, note=lambda text: None)
     subject.stack.callback(reference.stop)
-    reference.start(lambda reason, seconds: None)
+    reference.start(lambda reason, seconds: None, subject.outline)
     wait = partial(_wait, subject.config, reference)
     reference.await_answer(wait)
     subject.client = connect(config, reference.url, wait)

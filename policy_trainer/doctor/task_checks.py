@@ -19,6 +19,7 @@ from policy_trainer.rewards.answers import reads_tags
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import NOTHING, part_weights
 from shared.errors import UserError
+from shared.models import decode
 
 # Forms of an answer that tasks and rewards look for. The first satisfies most.
 _FORMS = (
@@ -105,7 +106,8 @@ class _Answers:
             text = text.removeprefix("<think>")
         ids = tuple(self._subject.tokenizer.encode(text, add_special_tokens=False))
         count = len(ids) + 1 if tokens is None else tokens
-        return Sample(self._problem, self._start + text, count, finished, start=self._start, ids=ids)
+        judged = decode(self._subject.tokenizer, ids, skip_special_tokens=True)  # what is left of it
+        return Sample(self._problem, self._start + judged, count, finished, start=self._start, ids=ids)
 
     @cached_property
     def has_gold(self) -> bool:

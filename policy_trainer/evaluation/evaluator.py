@@ -5,11 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import structlog
 from transformers import PreTrainedModel
 
 from policy_trainer.config import CommonConfig, TrainConfig
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder, prompt_limit
+from policy_trainer.data.prompts import (
+    EncodedPrompt,
+    PromptEncoder,
+    PromptTooLong,
+    UnusablePrompt,
+    prompt_encoder,
+    prompt_limit,
+)
 from policy_trainer.environments.rollouts import Rollouts, make_rollouts
 from policy_trainer.environments.sessions import RESET, Sessions
 from policy_trainer.environments.single_answers import OnIdle, OpenProblem, SingleAnswers
@@ -21,6 +29,8 @@ from policy_trainer.rewards.registry import measures_correctness
 from policy_trainer.sampling.sampler import Sampler, SamplingParams, sampling_params
 from shared.errors import UserError
 from shared.models import eos_token_ids
+
+log = structlog.get_logger()
 
 # At least so many problems keep their pictures.
 _WITH_IMAGES = 64
@@ -54,6 +64,7 @@ class Evaluator:
         self._judge = judge
         self._task = task
         self._batch_size = batch_size
+        self._named = set[str]()
 
     def evaluate(
         self,
@@ -70,7 +81,7 @@ class Evaluator:
         again while tools run. It may raise.
         """
         chosen = self._task.eval_problems()[:problems]
-        too_long = ""
+        unusable = ""
         answered: list[tuple[Transcript, ...]] = []
         size = params.num_generations
         batch_size = max(1, self._batch_size // size)
@@ -80,7 +91,7 @@ class Evaluator:
         for start in range(0, len(chosen), batch_size):
             on_idle = partial(on_progress, len(answered), len(chosen))
             chunk, reason = self._encode(chosen[start : start + batch_size], start, size, on_idle)
-            too_long = reason or too_long
+            unusable = reason or unusable
             if not chunk:
                 continue
             completions = self._rollouts.sample(sampler, chunk, params, seed + len(answered), on_idle)
@@ -96,9 +107,9 @@ class Evaluator:
         resets = (
             f"the environments of {not_reset // size} problems could not be reset; the first error: {summary(reason)}"
         )
-        if not answered and (too_long or not_reset):
+        if not answered and (unusable or not_reset):
             raise NothingAnswered(
-                f"data: none of the {len(chosen)} held-out problems can be answered: {too_long or resets}"
+                f"data: none of the {len(chosen)} held-out problems can be answered: {unusable or resets}"
             )
         return replace(
             summarise(answered, params, left_out=len(chosen) - len(answered)),
@@ -129,19 +140,22 @@ class Evaluator:
     def _encode(
         self, problems: Sequence[Problem], start: int, size: int, on_idle: OnIdle
     ) -> tuple[list[tuple[OpenProblem, EncodedPrompt]], str]:
-        """The problems whose environments can be reset and whose prompts are not too long, and the error of one that
-        is, empty if none is. start: place of the first problem. size: answers to each."""
+        """The problems whose environments can be reset and whose prompts are usable, and the error of one that is not,
+        empty if all are. start: place of the first problem. size: answers to each."""
         opened = self._rollouts.open(dict(enumerate(problems, _FIRST_INDEX + start)), size, on_idle)
-        encoded, too_long = [], ""
+        encoded, unusable = [], ""
         for each in filter(None, opened):
             try:
                 encoded.append((each, each.encode(self._encoder)))
-            except PromptTooLong as error:
+            except UnusablePrompt as error:
                 each.drop()
-                if self._refuse_too_long:
+                if self._refuse_too_long and isinstance(error, PromptTooLong):
                     raise
-                too_long = str(error)
-        return encoded, too_long
+                unusable = str(error)
+                if not isinstance(error, PromptTooLong) and unusable not in self._named:
+                    self._named.add(unusable)  # every evaluation leaves it out
+                    log.warning("a held-out problem is left out", reason=unusable)
+        return encoded, unusable
 
 
 def evaluation_params(config: TrainConfig) -> SamplingParams:
@@ -164,7 +178,7 @@ def make_evaluator(
     sessions: with the tools and environments; None if there are none. Raises UserError for a model that cannot call
     tools.
     """
-    encoder = prompt_encoder(config, judge.tokenizer, limit=prompt_limit(model, config))
+    encoder = prompt_encoder(config, judge.tokenizer, model, limit=prompt_limit(model, config))
     return Evaluator(
         encoder,
         judge,

@@ -59,9 +59,10 @@ class Evaluation:
     correctness. low, high: its 95% Wilson interval, over problems, since answers to one are not independent. reward:
     mean of the weighted totals. rewards: mean of each reward part. Both are over the answers that could be judged, and
     NaN where there are none. finished: share of answers that were not cut off. mean_tokens: mean length of the answers.
-    left_out: problems whose environment could not be reset, whose prompt was too long, or whose gold answer cannot be
-    judged. transcripts: the answers, those of a problem side by side. failed: the rewards that failed on every answer,
-    with their first error. failures: a sentence for each reward that failed on some, and for resets that failed.
+    left_out: problems whose environment could not be reset, whose prompt was too long or unusable, or whose gold answer
+    cannot be judged. transcripts: the answers, those of a problem side by side. failed: the rewards that failed on
+    every answer, with their first error. failures: a sentence for each reward that failed on some, and for resets that
+    failed.
     num_generations: answers to each problem. pass_at_n: share of the problems with a gold answer that have a right one.
     """
 
@@ -128,7 +129,8 @@ def summarise(answered: Sequence[Sequence[Transcript]], params: SamplingParams, 
         raise UserError(
             f"data: none of the {left_out + len(answered)} held-out problems can be answered and judged: "
             f"{left_out} prompts are too long (data.max_prompt_length, or the model's context less sampling."
-            f"max_completion_length), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
+            f"max_completion_length) or unusable, {len(answered)} gold answers cannot be judged (by the task, or "
+            "data.answer_rule)"
         )
     graded = [[item.right for item in group] for group in judged if not math.isnan(group[0].right)]
     right = sum(map(_mean, graded))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
+import structlog
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -17,9 +18,12 @@ from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.sampling.engines import load_sampler
 from policy_trainer.sampling.sampler import SamplingParams, sampling_params
+from policy_trainer.tasks.compatibility import check_compatibility
 from policy_trainer.tasks.registry import make_task
 from shared.errors import UserError
-from shared.models import load_tokenizer, use_threads
+from shared.models import load_outline, load_tokenizer, use_threads
+
+log = structlog.get_logger()
 
 
 def evaluate_model(
@@ -42,6 +46,9 @@ def evaluate_model(
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
+    outline = load_outline(config.model, revision=config.revision)
+    for remark in check_compatibility(config, task, tokenizer, outline, held_out=True):
+        log.warning(remark)
     with ExitStack() as stack:
         sessions = open_sessions(config, judge, stack)
         sampler, model = load_sampler(config, tokenizer, _give_up)

@@ -12,8 +12,7 @@ from policy_trainer.queue_client.server import in_flight_allowance
 from shared.api import ModelInfo, QueueView
 from shared.client import RefServerClient
 from shared.errors import UserError
-from shared.logprobs import embedding_rows
-from shared.models import tokenizer_fingerprint
+from shared.models import embedding_rows, tokenizer_fingerprint
 
 # Equal models differ by rounding only, and the noise floor is the rounding between two packings of the policy. On one
 # device both have the same size; thirty times the floor is no rounding.

@@ -14,8 +14,8 @@ from policy_trainer.lifecycle.endings import RunFailed
 from shared.api import LeaseBody, Order
 from shared.batch import BatchError, RolloutBatch
 from shared.client import Leased, RefServerError
-from shared.logprobs import Vision, embedding_rows, vision_of
-from shared.models import context_length
+from shared.logprobs import Vision, vision_of
+from shared.models import context_length, embedding_rows
 
 # In seconds: another trainer lives if its presence now ends later than before by more than this. The server rounds up
 # to whole seconds, and its answers take a moment.

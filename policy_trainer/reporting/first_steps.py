@@ -13,6 +13,7 @@ from policy_trainer.objective.group import RewardParts, compared_rewards, has_va
 from policy_trainer.reporting.conversations import limit_of, rollout_metrics
 from policy_trainer.reporting.health import Trouble
 from shared.batch import RolloutBatch
+from shared.models import decode
 
 # What is looked at, at least: few groups may be alike by chance.
 _STEPS, _GROUPS = 2, 8
@@ -62,7 +63,7 @@ class FirstSteps:
         return [NothingToLearn("reward", mean, "not the same for all completions", remedy)] if remedy else []
 
     def _decode(self, ids: np.ndarray) -> str:
-        return str(self.tokenizer.decode(ids.tolist()))  # with special tokens: the tags may be some
+        return decode(self.tokenizer, ids.tolist())  # with special tokens: the tags may be some
 
 
 class _Evidence:

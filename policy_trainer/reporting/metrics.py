@@ -27,8 +27,8 @@ _LARGEST = 10**12
 class WastedSamples:
     """Counts of what a worker drew or sampled and did not upload. Batches carry them; a step's metrics are their sums.
 
-    dropped_prompts: problems whose prompt was too long. resampled_groups: groups without variance that were replaced.
-    resampled_tokens: completion tokens of the replaced groups.
+    dropped_prompts: problems whose prompt was too long or unusable. resampled_groups: groups without variance that were
+    replaced. resampled_tokens: completion tokens of the replaced groups.
     """
 
     dropped_prompts: int = 0

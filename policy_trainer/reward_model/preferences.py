@@ -148,6 +148,7 @@ def encode_pair(preference: Preference, classifier: TextClassifier, too_long: st
         return None, "left out, of which an answer is empty"
     try:
         sides = [classifier.encode(sample) for sample in (preference.chosen, preference.rejected)]
+        classifier.check([*sides[0], *sides[1]])
     except UserError as error:
         raise UserError(f"{preference.where}: {error}") from error
     longest, limit, remark = max(map(len, sides)), classifier.limit, ""

@@ -25,6 +25,7 @@ from policy_trainer.rewards.reward_model import RewardModel
 from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 from shared.batch import MAX_REWARD
 from shared.errors import UserError
+from shared.models import decode
 
 _GIB = 2**30
 
@@ -148,7 +149,7 @@ class Judge:
         return self.decode(ids[:-1] if completion.eos else ids)
 
     def decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return decode(self.tokenizer, ids, skip_special_tokens=True)
 
     @cached_property
     def _accuracy(self) -> Scorer:

@@ -17,7 +17,7 @@ from policy_trainer.config import RewardModelConfig
 from policy_trainer.data.problem import Sample
 from shared.batch import MAX_REWARD, Array
 from shared.errors import UserError
-from shared.models import context_length, load_classifier, load_tokenizer
+from shared.models import context_length, embedding_rows, load_classifier, load_tokenizer, refuse_unknown_ids
 
 
 class RewardModel:
@@ -35,7 +35,8 @@ class RewardModel:
 
     @torch.inference_mode()
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """One score for each sample, in float32; NaN where the model's output is no reward that a batch can have.
+        """One score for each sample, in float32; NaN where the model's output is no reward that a batch can have, and
+        for a text with tokens that it has no row for.
 
         Raises UserError if the reward model's chat template refuses the messages.
         """
@@ -45,7 +46,8 @@ class RewardModel:
             raise UserError(f"judging.model: {error}") from error
         scores = [math.nan] * len(rows)
         # Rows of similar length share a forward, so that little is computed for padding.
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        known = [i for i, row in enumerate(rows) if max(row, default=0) < self._classifier.vocabulary]
+        order = sorted(known, key=lambda i: len(rows[i]))
         for start in range(0, len(order), self._batch_size):
             places = order[start : start + self._batch_size]
             batch = self._classifier.scores([rows[place] for place in places]).tolist()
@@ -77,6 +79,7 @@ class TextClassifier:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> None:
         """max_length: tokens of a text that are scored, or as many as the model takes if that is less."""
         self.limit = min(max_length, context_length(model) or max_length)
+        self.vocabulary = embedding_rows(model)
         self._model = model
         self._tokenizer = tokenizer
         # A cache would only take memory, and recomputed layers would write to it twice.
@@ -91,6 +94,10 @@ class TextClassifier:
             return self._tokenizer.encode(self._render(messages), add_special_tokens=False)
         prompt = sample.problem.prompt or "\n\n".join(message["content"] for message in messages)
         return self._tokenizer.encode(prompt + sample.completion)
+
+    def check(self, ids: Sequence[int]) -> None:
+        """Raises UserError for a text with tokens that the model has no row for."""
+        refuse_unknown_ids(ids, self._model, self._tokenizer)
 
     def scores(self, rows: Sequence[Ids]) -> Tensor:
         """Token ids of each row -> (rows,) scores, float32 or float64, on the model's device.

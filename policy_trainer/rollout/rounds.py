@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import structlog
 
 from policy_trainer.config import RolloutConfig, SamplingConfig
 from policy_trainer.data.completion import Completion, turn_rewards
-from policy_trainer.data.problem import Problem, Task
-from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong
+from policy_trainer.data.problem import Problem, Task, training_problems
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt
 from policy_trainer.data.steps import step_judge, step_rewards
 from policy_trainer.environments.rollouts import Rollouts
 from policy_trainer.environments.single_answers import OpenProblem, SingleAnswers
@@ -33,7 +34,9 @@ from shared.batch import StepRewards
 from shared.client.connection import OnWait
 from shared.errors import UserError
 
-# After this many too long prompts in a row the worker gives up.
+log = structlog.get_logger()
+
+# After this many unusable prompts in a row the worker gives up.
 _MAX_DROPPED_IN_A_ROW = 10_000
 # Seconds between attempts to reset environments, at most.
 _MAX_PAUSE = 10.0
@@ -223,6 +226,9 @@ class Rounds:
         self._part_weights = part_weights(config, task) if config.loss.advantage == "gdpo" else None
         self._step_judge = step_judge(task) if config.judging.steps else None
         self._pool = Pool(config.sampling, config.seed)
+        # A pass over all problems, and one more of which a part was drawn before.
+        self._most_unusable = min(_MAX_DROPPED_IN_A_ROW, 2 * (training_problems(task) or _MAX_DROPPED_IN_A_ROW))
+        self._named = set[str]()
         self.task_name = task.name
 
     def next(self, draw: Callable[[], int], publication: Publication, count: int) -> Round:
@@ -272,7 +278,7 @@ class Rounds:
         )
 
     def _draw(self, draw: Callable[[], int], count: int, current: Round) -> list[Drawn]:
-        """The next `count` problems whose prompts are not too long, and whose environments could be reset."""
+        """The next `count` problems whose prompts are usable, and whose environments could be reset."""
         drawn: list[Drawn] = []
         dropped_in_a_row, pause, began = 0, 0.5, time.monotonic()
         while len(drawn) < count:
@@ -288,12 +294,20 @@ class Rounds:
                 try:
                     drawn.append(Drawn(index, each, each.encode(self._encoder)))
                     dropped_in_a_row = 0
-                except PromptTooLong as error:
+                except UnusablePrompt as error:
                     each.drop()
-                    if self._config.data.too_long == "refuse":
-                        raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None
+                    self._note_unusable(index, error)
                     current.wasted.dropped_prompts += 1
                     dropped_in_a_row += 1
-                    if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
-                        raise UserError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
+                    if dropped_in_a_row >= self._most_unusable:
+                        raise UserError(f"{dropped_in_a_row} prompts in a row are unusable: {error}") from None
         return drawn
+
+    def _note_unusable(self, index: int, error: UnusablePrompt) -> None:
+        """Raises UserError for a prompt that is too long if data.too_long says so. Each other is named once."""
+        if isinstance(error, PromptTooLong):
+            if self._config.data.too_long == "refuse":
+                raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None
+        elif (reason := str(error)) not in self._named:
+            self._named.add(reason)
+            log.warning("a problem is left out", problem=index, reason=reason)

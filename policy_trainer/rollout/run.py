@@ -19,14 +19,14 @@ from policy_trainer.rollout.worker import RolloutWorker, RunFinished, until_fini
 from policy_trainer.run_files.device_turns import load_rollout_sampler
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
+from policy_trainer.tasks.compatibility import check_compatibility
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.download import DownloadedWeights
 from policy_trainer.weights.publication import PublishedWeights
 from shared.client.connection import OnWait
 from shared.devices import describe_device
-from shared.logprobs import embedding_rows
-from shared.models import eos_token_ids, load_tokenizer, use_threads
+from shared.models import embedding_rows, eos_token_ids, load_tokenizer, use_threads
 
 log = structlog.get_logger()
 
@@ -59,7 +59,10 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     reference, limit = client.model(), prompt_limit(model, config)
     check_models_match(reference, model, tokenizer, config.model)
     check_group_fits(reference, config.sampling, limit)
-    encoder = prompt_encoder(config, tokenizer, limit=limit)
+    images = reference.max_image_bytes
+    for remark in check_compatibility(config, task, tokenizer, model, max_image_bytes=images):
+        log.warning(remark)
+    encoder = prompt_encoder(config, tokenizer, model, limit=limit, max_image_bytes=images)
     vocabulary = embedding_rows(model)
     rollouts = make_rollouts(config, sessions, tokenizer, eos_token_ids(model, tokenizer))
     rounds = Rounds(config, sampler, encoder, judge, task, rollouts, wait)

@@ -15,6 +15,7 @@ from transformers import (
 
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.devices import widest_float
+from shared.models import decode
 
 
 def sample_tokens(
@@ -75,5 +76,5 @@ def tail_length(stop: Sequence[str]) -> int:
 
 def has_stop_text(tokenizer: PreTrainedTokenizerBase, tail: list[int], stop: Sequence[str]) -> bool:
     """tail: a completion's last tokens, `tail_length` of them if it has so many."""
-    text = tokenizer.decode(tail)
+    text = decode(tokenizer, tail)
     return any(part in text for part in stop)

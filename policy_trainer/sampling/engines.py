@@ -14,8 +14,8 @@ from policy_trainer.sampling.vllm_requests import engine_options
 from policy_trainer.sampling.vllm_server import VllmServerSampler
 from shared.client.connection import OnWait
 from shared.errors import UserError
-from shared.logprobs import embedding_rows, placeholders_of
-from shared.models import context_length, eos_token_ids, load_outline
+from shared.logprobs import placeholders_of
+from shared.models import context_length, embedding_rows, eos_token_ids, load_outline
 
 # The sampler, and the sampled model; its weights are on the meta device if an engine other than `hf` has them.
 LoadedSampler = tuple[Sampler, PreTrainedModel]

@@ -13,7 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from policy_trainer.data.prompts import EncodedPrompt
 from shared.errors import UserError
-from shared.logprobs.vision import Vision
+from shared.logprobs.vision import FAMILIES, Vision
 
 ATTENTION_CACHE = "past_key_values"
 # What a model's output may call its cache: the second of models with only recurrent layers, as Mamba.
@@ -181,7 +181,10 @@ def select_rows(cache: Any, rows: Tensor) -> None:
 
 
 def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vision | None) -> PrefilledPrompts:
-    """vision: of this model. Raises UserError for a model without a cache."""
+    """vision: of this model. Raises UserError for a model without a cache, and for pictures without vision: the model
+    would answer without having seen them."""
+    if vision is None and any(prompt.images for prompt in prompts):
+        raise UserError(f"model: {type(model).__name__} is not shown pictures: only {FAMILIES} are")
     positions = [_positions(prompt, vision) for prompt in prompts]
     width, device = max(map(len, prompts)), model.device
     ids = torch.zeros(len(prompts), width, dtype=torch.long)

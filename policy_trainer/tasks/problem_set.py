@@ -1,6 +1,7 @@
 """Tasks whose problems are the rows of a file or of a dataset, shuffled anew in each pass."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
 from textwrap import shorten
@@ -175,7 +176,7 @@ def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
 def _problems(rows: Rows, parse: Parse, pictures: bool) -> Sequence[Problem]:
     def make(place: int) -> Problem:
         row, where = rows.row(place), rows.where(place)
-        problem = parse(row, where)
+        problem = replace(parse(row, where), where=where)
         return with_pictures(problem, row, where, rows.folder) if pictures else problem
 
     return LazyProblems(len(rows), make)

@@ -33,13 +33,13 @@ from policy_trainer.run_files.device_turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.observer import Observer
 from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
-from policy_trainer.trainer.policy import Policy, load_judge, load_policy, warn_of_memory
+from policy_trainer.trainer.policy import Policy, check_model, load_judge, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import choose_server
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.weights.publisher import BackgroundPublisher, choose_publisher
 from shared.api import Order
 from shared.client import ClientError, RefServerClient
-from shared.models import eos_token_ids
+from shared.models import decode, eos_token_ids
 
 
 def build_trainer(
@@ -79,8 +79,9 @@ def build_trainer(
     check_quantisation(config.lora)
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)
+    outline = check_model(config, task(), files.resumed_from, judge, display)
     warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
-    server.start(wait)  # before the policy, so that both load at the same time
+    server.start(wait, outline)  # before the policy, so that both load at the same time
     workers = choose_workers(config, server.url, files.directory, display.note, forks)
     stack.callback(workers.stop)
     if forks is not None and files.state.epoch == 0:  # else it would begin with an earlier process's weights
@@ -168,7 +169,7 @@ def _make_reporters(
     first = last_of_first(config.groups_per_step, config.max_steps)
     return Reporters(
         metrics=Trackers([MetricsFile(files.directory.metrics), *on_server, *trackers]),
-        samples=Samples(config.samples, writers, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), eos),
+        samples=Samples(config.samples, writers, partial(decode, tokenizer, skip_special_tokens=True), eos),
         health=Health(config.loss, past),
         first_steps=FirstSteps(
             first,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Task
-from policy_trainer.data.prompts import PromptEncoder, prompt_encoder
+from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.environments.rollouts import open_sessions
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.adapters import adapt, save_whole
@@ -32,6 +32,7 @@ from policy_trainer.run_files.checkpoint import restore, write_weights
 from policy_trainer.run_files.device_turns import DeviceTurns, in_turn
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
+from policy_trainer.tasks.compatibility import check_compatibility
 from policy_trainer.trainer.plan import Unplanned, load_teacher_outline, plan, shortages
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
@@ -72,14 +73,24 @@ class Policy:
 def load_judge(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judge:
     """Loads the tokenizer and the judge, the parts of a policy that need no weights.
 
-    Raises UserError for unusable rewards, tokenizer or prompts.
+    Raises UserError for unusable rewards or tokenizer.
     """
     source, revision = _source(config, checkpoint)
-    tokenizer = load_tokenizer(source, revision=revision)
-    judge = Judge(tokenizer, task, config)
-    # A chat template that is missing or refuses the problem shows at once, and so does a model without pictures.
-    prompt_encoder(config, tokenizer).encode(task.problem(0))
-    return judge
+    return Judge(load_tokenizer(source, revision=revision), task, config)
+
+
+def check_model(
+    config: TrainConfig, task: Task, checkpoint: Path | None, judge: Judge, display: Display
+) -> PreTrainedModel:
+    """The model's shapes, once it is checked that they go with its tokenizer, the problems and the rewards.
+
+    Raises UserError for a model that cannot be used.
+    """
+    source, revision = _source(config, checkpoint)
+    outline = load_outline(source, revision=revision)
+    for remark in check_compatibility(config, task, judge.tokenizer, outline):
+        display.note(remark)
+    return outline
 
 
 def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Display, ranks: int) -> None:

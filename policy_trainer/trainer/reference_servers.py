@@ -12,8 +12,10 @@ from typing import IO
 from urllib.parse import urlsplit
 
 import torch
+from transformers import PreTrainedModel
 
 from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.fork_server import ForkServer
 from policy_trainer.lifecycle.processes import Child, RestartedChild
@@ -21,13 +23,19 @@ from policy_trainer.queue_client.server import configured_token
 from policy_trainer.run_files.locks import hold
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import choose_token, read_port, server_file, write_address
+from policy_trainer.trainer.parts import max_waiting
 from shared.client.connection import OnWait
 from shared.devices import choose_device
+from shared.logprobs import vision_of
 
 # After a server has run for this long, its earlier deaths no longer count.
 _LASTING_SECONDS = 300.0
 # A server whose trainer was killed finishes what it scores: ref-server's --drain-seconds, and a little.
 _PREDECESSOR_SECONDS = 40.0
+# The client takes no answer above 2 GiB. Prompts with larger tensors are left out.
+_MOST_IMAGE_MIB = 1024
+# Of a batch for each token, at most: its id, log-probs and marks.
+_TOKEN_BYTES = 64
 # Interval for checking the server's process, also while waiting for its first answer.
 _LOOK_SECONDS = 0.2
 
@@ -43,8 +51,9 @@ class ReferenceServer:
         self.url = url
         self.snapshot_root = snapshot_root
 
-    def start(self, on_wait: OnWait) -> None:
-        """on_wait: called while waiting; it may raise to stop."""
+    def start(self, on_wait: OnWait, policy: PreTrainedModel | None = None) -> None:
+        """on_wait: called while waiting; it may raise to stop. policy: its shapes decide how large batches become; None
+        for one without pictures."""
 
     def await_answer(self, on_wait: OnWait) -> None:
         """Returns once a server that the trainer started has answered. on_wait: called meanwhile; may raise to stop."""
@@ -108,7 +117,7 @@ class InlineServer(ReferenceServer):
         self._stopped = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name="reference server", daemon=True)
 
-    def start(self, on_wait: OnWait) -> None:
+    def start(self, on_wait: OnWait, policy: PreTrainedModel | None = None) -> None:
         """Raises UserError for an unusable token, or if the server of an earlier trainer does not end."""
         config = self._config
         data = self._directory.root / "server"
@@ -128,6 +137,7 @@ class InlineServer(ReferenceServer):
             "--max-batch-tokens", str(prompts * config.data.max_prompt_length + completions),
             *(["--scoring-tokens", "1"] if config.max_lag == 0 else []),  # each batch by itself: always the same bits
             *([] if config.threads is None else ["--threads", str(config.threads)]),
+            *_limits(config, policy),
         ]  # fmt: skip
         secret = {"REF_SERVER_TOKEN": token}
         kept = self._lock.fileno(), fd
@@ -218,6 +228,26 @@ def _served(config: TrainConfig) -> list[str]:
         return ["--no-model"]
     revision = ["--revision", config.revision] if config.revision and config.penalised_by_server else []
     return [*chain(*models.items()), *revision]
+
+
+def _limits(config: TrainConfig, policy: PreTrainedModel | None) -> list[str]:
+    """Options with which the server takes the largest batches of the run, where those have pictures."""
+    vision = None if policy is None else vision_of(policy)
+    if policy is None or vision is None:
+        return []
+    prompt = prompt_limit(policy, config)
+    completions = config.sampling.num_generations * config.sampling.max_completion_length
+    images = min(_MOST_IMAGE_MIB, _mib(vision.most_bytes(prompt)))
+    body = max(64, images + _mib(_TOKEN_BYTES * (prompt + completions)))
+    queued = max_waiting(config) + 2 * config.groups_per_step  # those of two steps may be leased
+    return [
+        "--max-image-mib", str(images), "--max-body-mib", str(body), "--max-bodies-mib", str(max(256, 2 * body)),
+        "--queue.max-mib", str(max(4096, 2 * body * queued)),  # a run may use half of it
+    ]  # fmt: skip
+
+
+def _mib(size: int) -> int:
+    return -(-size // 2**20)
 
 
 def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:

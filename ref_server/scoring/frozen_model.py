@@ -1,6 +1,7 @@
 """The reference model: a frozen causal LM, once or on each of several devices, and its tokenizer."""
 
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,9 +19,17 @@ from shared.api import ModelInfo
 from shared.batch import TokenGroup
 from shared.devices import choose_device, describe_device
 from shared.errors import UserError
-from shared.logprobs import choose_forward, embedding_rows
+from shared.logprobs import choose_forward
 from shared.logprobs.vision import vision_of
-from shared.models import context_length, load_mapped_model, load_tokenizer, tokenizer_fingerprint, use_threads
+from shared.models import (
+    context_length,
+    decode,
+    embedding_rows,
+    load_mapped_model,
+    load_tokenizer,
+    tokenizer_fingerprint,
+    use_threads,
+)
 from shared.process import return_freed_memory
 
 log = structlog.get_logger()
@@ -103,10 +112,10 @@ class FrozenModel:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return decode(self._tokenizer, ids, skip_special_tokens=skip_special_tokens)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return token_texts(self._tokenizer.decode, self._tokenizer.convert_ids_to_tokens, ids)
+        return token_texts(partial(decode, self._tokenizer), self._tokenizer.convert_ids_to_tokens, ids)
 
     def replacement(self, snapshot: str | None, version: int) -> "FrozenModel":
         """Loads other weights; for a while each device holds two models. A tokenizer is optional."""

@@ -17,6 +17,7 @@ from shared.logprobs.packed import PackedForward, VarlenForward
 from shared.logprobs.padded import PaddedForward, PlainForward, refuse_lasting_frequencies, rope_depends_on_length
 from shared.logprobs.varlen import has_kernel
 from shared.logprobs.vision import Vision, vision_of
+from shared.models import embedding_rows
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +123,6 @@ def self_test_difference(
 
 def self_test_tolerance(dtype: torch.dtype) -> float:
     return 1e-4 if dtype in (torch.float32, torch.float64) else 0.1
-
-
-def embedding_rows(model: PreTrainedModel) -> int:
-    """The number of rows of the model's input embedding: valid token ids are below it."""
-    return model.get_input_embeddings().weight.shape[0]  # type: ignore[return-value]
 
 
 def _test_groups(vocabulary: int, vision: Vision | None) -> list[TokenGroup]:

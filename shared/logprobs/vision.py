@@ -4,6 +4,7 @@ A prompt has a placeholder token for each feature that the model's vision tower 
 tensors, by the names of the model's forward; the first dimension counts images, or patches of all images.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -87,6 +88,11 @@ class Vision(ABC):
         runs = [np.full(count, self._image_token) for count in self._features(images)]
         texts = ids[np.arange(len(runs) + 1) % len(ids)]
         return np.concatenate([texts[:1], *chain(*zip(runs, texts[1:, None], strict=True))])
+
+    def most_bytes(self, tokens: int) -> int:
+        """Bytes of the tensors of images with so many features in all, at most."""
+        images = self.example(np.random.default_rng(0))
+        return math.ceil(tokens / sum(self._features(images)) * sum(tensor.nbytes for tensor in images.values()))
 
     def patches_per_token(self) -> float:
         """How many patches the vision tower sees for each feature."""
@@ -226,6 +232,13 @@ class AnyResolutionVision(Vision):
         config: Any = self._model.config.vision_config
         return (config.image_size // config.patch_size) ** 2
 
+    def most_bytes(self, tokens: int) -> int:
+        config: Any = self._model.config
+        tiles = max(_tiles(config, list(shape)) for shape in config.image_grid_pinpoints)
+        image = tiles * math.prod(_square(config)) * np.dtype(np.float32).itemsize + 2 * np.dtype(np.int64).itemsize
+        # The small copy has all its features, whatever the shape leaves of the tiles'.
+        return math.ceil(tokens / self._features_of_tile() * image)
+
     def _joined(self, name: str, tensors: Sequence[Array]) -> Tensor:
         if name != _PIXELS:
             return super()._joined(name, tensors)
@@ -249,6 +262,10 @@ _FAMILIES: dict[str, type[Vision]] = {
     "smolvlm": TiledVision,
     "llava_next": AnyResolutionVision,
 }
+
+
+# For messages.
+FAMILIES = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, LLaVA-NeXT and SmolVLM2"
 
 
 def vision_of(model: PreTrainedModel) -> Vision | None:

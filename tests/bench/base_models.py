@@ -55,7 +55,7 @@ def _train(
     assert isinstance(tokenizer.eos_token_id, int)
     encoder, eos = PromptEncoder(tokenizer, prompts), tokenizer.eos_token_id
     for factor, rows in steps:
-        learner.step([encode_row(row, tokenizer, encoder, eos) for row in rows], lr=OPTIMIZER.learning_rate * factor)
+        learner.step([encode_row(row, encoder, eos) for row in rows], lr=OPTIMIZER.learning_rate * factor)
 
 
 def cached_countdown_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from policy_trainer.demo.base_model import make_model
 from shared.batch import TokenGroup
-from shared.logprobs import choose_forward, embedding_rows
+from shared.logprobs import choose_forward
+from shared.models import embedding_rows
 from tests.bench import measure
 
 Score = Callable[[Sequence[TokenGroup]], Tensor]

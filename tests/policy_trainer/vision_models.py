@@ -173,6 +173,48 @@ FAMILIES = {
 }  # fmt: skip
 
 
+def _llava_1_processor() -> Any:
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    return CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+
+
+def _idefics3_processor() -> Any:
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    return Idefics3ImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+
+
+# Families that are not shown pictures.
+OTHERS = {
+    "llava": Family(
+        "llava",
+        {
+            "text_config": _text(model_type="llama"),
+            "vision_config": {**_SIGLIP, "model_type": "clip_vision_model"},
+            "image_token_index": VOCABULARY["<image>"],
+        },
+        _llava_1_processor,
+        {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        "<image>",
+        "<image>",
+    ),
+    "idefics3": Family(
+        "idefics3",
+        {
+            "text_config": _text(model_type="llama"),
+            "vision_config": _SIGLIP,
+            "scale_factor": 2,
+            "image_token_id": VOCABULARY["<image>"],
+        },
+        _idefics3_processor,
+        {"image_seq_len": 4},
+        "<image>",
+        "<image>",
+    ),
+}
+
+
 def make_vision_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
     inner.add_special_tokens(_SPECIAL)

@@ -18,11 +18,14 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
+from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer
+from transformers.models.canine.tokenization_canine import CanineTokenizer
 
 from shared.errors import UserError
 from shared.models import (
     context_length,
     copy_state,
+    decode,
     eos_token_ids,
     load_empty,
     load_model,
@@ -240,3 +243,11 @@ def test_a_copied_state_keeps_tied_weights_tied() -> None:
     assert state.keys() == model.state_dict().keys()
     assert state["lm_head.weight"] is state["model.embed_tokens.weight"]
     assert state["lm_head.weight"].data_ptr() != model.get_output_embeddings().weight.data_ptr()  # type: ignore[union-attr]
+
+
+def test_ids_that_a_tokenizer_of_python_has_no_token_for_decode_to_nothing() -> None:
+    """google/byt5's embedding has 1,536 rows, and its tokenizer 384 tokens."""
+    ids = [*ByT5Tokenizer().encode("hé", add_special_tokens=False), 400, 1535, *ByT5Tokenizer().encode("!"), 2**31]
+    assert decode(ByT5Tokenizer(), ids, skip_special_tokens=True) == "hé!"
+    assert decode(ByT5Tokenizer(), ids) == "hé!</s>"
+    assert decode(CanineTokenizer(), [104, 2**31, 105]) == "hi"

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
+from policy_trainer.config import EvalConfig
 from policy_trainer.data.pictures import decode, encode, plain, with_pictures, with_readable_pictures
 from policy_trainer.data.problem import Problem
+from policy_trainer.data.vision import PictureProcessor
 from shared.errors import UserError
 from tests.policy_trainer.vision_models import picture
 
@@ -52,6 +54,28 @@ def of_mode(image: Image.Image, mode: str) -> Image.Image:
 
 def images_of(value: Any, folder: Path = Path()) -> tuple[bytes, ...]:
     return with_pictures(QUESTION, {"images": value}, "row 1", folder).images
+
+
+class TestPixelsOfAPrompt:
+    """Eight pictures of one bit take 66 kB in a row, and 4 GB where a processor has them."""
+
+    LARGE = saved(Image.new("1", (8192, 8192)), "PNG")
+
+    def test_are_bounded_before_anything_is_decoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def load(self: Any) -> None:
+            raise AssertionError("decoded")
+
+        monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+        message = r"has 8 pictures with 536870912 pixels, and those of a prompt may have 134217728 together: make them"
+        with pytest.raises(UserError, match=rf"^row 1: {message}"):
+            images_of([self.LARGE] * 8)
+        problem = Problem("", ({"role": "user", "content": "?"},), images=(self.LARGE,) * 8)
+        processor = PictureProcessor(EvalConfig(model="none"), None)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=message):  # a task of the user's own has no rows
+            processor.expand("", problem.images)
+
+    def test_may_be_as_many_as_that(self) -> None:
+        assert images_of([self.LARGE] * 2) == (self.LARGE,) * 2
 
 
 class TestForms:

@@ -1,6 +1,7 @@
 """Prompts with pictures, by each family's own processor."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.config import EvalConfig
 from policy_trainer.data.pictures import encode
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, prompt_encoder
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt, prompt_encoder
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs.vision import vision_of
@@ -36,6 +37,12 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def encoder(directory: Path, limit: int | None = None, **data: Any) -> PromptEncoder:
     config = EvalConfig.model_validate({"model": str(directory), "data": data})
     return prompt_encoder(config, load_tokenizer(str(directory)), limit=limit)
+
+
+def checked_encoder(directory: Path, max_image_bytes: int | None = None) -> PromptEncoder:
+    """With the checks that follow from the model."""
+    config, outline = EvalConfig(model=str(directory)), load_outline(str(directory), revision=None)
+    return prompt_encoder(config, load_tokenizer(str(directory)), outline, max_image_bytes=max_image_bytes)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -71,6 +78,29 @@ class TestFamilies:
             assert {*prompt.images} == {*bare.images} and len(prompt.ids) > len(bare.ids)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("sizes", [[(60, 90)], [(300, 20), (20, 300), (64, 64)], [(28, 28)] * 4, [(200, 200)]])
+def test_tensors_have_at_most_the_bytes_that_follow_from_the_tokens(
+    name: str, sizes: list[tuple[int, int]], directories: dict[str, Path]
+) -> None:
+    vision = vision_of(load_outline(str(directories[name]), revision=None))
+    assert vision is not None
+    prompt = encoder(directories[name]).encode(spoken("It.", *(encode(picture(*size)) for size in sizes)))
+    size = sum(tensor.nbytes for tensor in prompt.images.values())
+    assert size <= vision.most_bytes(len(prompt)) < 40 * size
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_placeholders_in_a_text_without_pictures_are_text(name: str, directories: dict[str, Path]) -> None:
+    outline = load_outline(str(directories[name]), revision=None)
+    tokenizer, vision = load_tokenizer(str(directories[name])), vision_of(outline)
+    assert vision is not None
+    text = "".join(str(tokenizer.convert_ids_to_tokens(id)) for id in vision.placeholders) + " <image> is a tag"
+    ids = checked_encoder(directories[name]).encode(spoken(text)).ids
+    vision.check(TokenGroup(np.array(ids), np.array([7]), np.array([1])))
+    assert str(tokenizer.decode(ids)).replace(" ", "") == f"<|user|>{text}<|end|><|assistant|>".replace(" ", "")
+
+
 class TestQwen:
     @pytest.fixture
     def directory(self, directories: dict[str, Path]) -> Path:
@@ -101,13 +131,24 @@ class TestQwen:
         with pytest.raises(PromptTooLong, match=rf"has {length} tokens .* lower --data\.max-pixels"):
             encoder(directory, length - 1).encode(problem)
 
-    def test_placeholders_of_the_model_in_a_text_are_refused(self, directory: Path) -> None:
-        with pytest.raises(UserError, match="the model's processor refuses the pictures of"):
-            encoder(directory).encode(spoken("<|image_pad|>", PICTURES[0]))
+    @pytest.mark.parametrize("token", ["<|image_pad|>", "<|video_pad|>"])
+    def test_placeholders_of_the_model_beside_pictures_are_refused(self, token: str, directory: Path) -> None:
+        problem = replace(spoken(f"A {token}", PICTURES[0]), where="rows.jsonl:31")
+        with pytest.raises(
+            UnusablePrompt, match=rf"^rows\.jsonl:31: data: a text contains {re.escape(token)}, the model"
+        ):
+            checked_encoder(directory).encode(problem)
+
+    def test_tensors_that_the_server_would_not_take(self, directory: Path) -> None:
+        size = sum(tensor.nbytes for tensor in encoder(directory).encode(spoken("It.", PICTURES[0])).images.values())
+        checked_encoder(directory, max_image_bytes=size).encode(spoken("It.", PICTURES[0]))
+        with pytest.raises(UnusablePrompt, match=rf"have {size} bytes as tensors, and .*--max-body-mib \d+"):
+            checked_encoder(directory, max_image_bytes=size - 1).encode(spoken("It.", PICTURES[0]))
 
     def test_a_shape_that_the_processor_refuses(self, directory: Path) -> None:
-        with pytest.raises(UserError, match="aspect ratio"):
-            encoder(directory).encode(spoken("It.", encode(picture(4000, 2))))
+        problem = replace(spoken("It.", encode(picture(3000, 10))), where="rows.jsonl:31")
+        with pytest.raises(UnusablePrompt, match=r"^rows\.jsonl:31: .*aspect ratio"):
+            encoder(directory).encode(problem)
 
     def test_plain_prompts_are_refused(self, directory: Path) -> None:
         with pytest.raises(UserError, match="pictures need the model's chat template"):

@@ -140,8 +140,8 @@ def test_no_eos_token(save: Any) -> None:
 
 
 def test_an_eos_token_beyond_the_vocabulary(save: Any) -> None:
-    [finding] = looked(vocabulary, save(eos=400))
-    assert finding.verdict is Verdict.WRONG and "id 400" in finding.seen
+    with pytest.raises(UserError, match="has id 400, and the model's embedding"):
+        looked(vocabulary, save(eos=400))
 
 
 def test_a_chat_template_that_ends_answers_otherwise(save: Any) -> None:
@@ -182,8 +182,23 @@ def test_prompts_that_the_context_has_no_room_for(model: Path) -> None:
 
 
 def test_a_prompt_with_a_token_that_the_model_lacks(save: Any) -> None:
-    finding = looked(prompts, save(vocabulary=6))[-1]
-    assert finding.verdict is Verdict.WRONG and "the model's embedding 6 rows" in finding.seen
+    with pytest.raises(UserError, match="the model's embedding 6 rows"):
+        looked(prompts, save(vocabulary=6))
+
+
+def test_rows_that_make_no_prompt(tmp_path: Path) -> None:
+    directory = save_vision_model("qwen2_5_vl", tmp_path / "model")
+    (tmp_path / "thin.png").write_bytes(encode(picture(3000, 10)))
+    rows: list[dict[str, Any]] = [{"prompt": str(number), "answer": "1"} for number in range(6)]
+    rows[4]["image"] = "thin.png"
+    file = write(tmp_path / "p.jsonl", *rows)
+    *_, unusable, lengths = looked(prompts, directory, task="jsonl", data={"path": str(file), "eval_path": str(file)})
+    assert unusable.verdict is Verdict.WARNING
+    assert "1 of 6 problems make no prompt and will be left out: " in unusable.seen and "p.jsonl:5: " in unusable.seen
+    assert lengths.seen.startswith("5 prompts have ")
+    file = write(tmp_path / "p.jsonl", *[rows[4]] * 5, rows[0])
+    *_, unusable, lengths = looked(prompts, directory, task="jsonl", data={"path": str(file), "eval_path": str(file)})
+    assert "5 of 6 problems make no prompt" in unusable.seen and lengths.seen.startswith("1 prompts have ")
 
 
 def test_pictures_and_their_tokens(tmp_path: Path) -> None:

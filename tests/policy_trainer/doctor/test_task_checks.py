@@ -9,7 +9,9 @@ import pytest
 from policy_trainer.doctor.findings import Verdict
 from policy_trainer.doctor.task_checks import problems, rewards
 from shared.errors import UserError
+from shared.models import load_tokenizer
 from tests.policy_trainer.doctor.subjects import looked, verdicts
+from tests.policy_trainer.vision_models import save_vision_model
 
 MODULE = "tests.policy_trainer.doctor.own_rewards"
 
@@ -73,3 +75,13 @@ def test_a_reward_that_teaches_nothing_is_reported(
     finding, *others = looked(rewards, model, rewards=[f"{MODULE}:{name}" for name in names], **settings)
     assert finding.verdict is verdict and seen in finding.seen and remedy in finding.remedy
     assert verdicts(others) == [Verdict.OK] * (len(names) - 1)
+
+
+def test_samples_are_what_is_left_of_them_after_the_tokenizer(tmp_path: Path) -> None:
+    """As in a run, rewards do not see tags that are special tokens."""
+    model = save_vision_model("qwen2_5_vl", tmp_path / "model")
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.add_tokens(["<answer>"], special_tokens=True)
+    tokenizer.save_pretrained(model)
+    [finding] = looked(rewards, model, rewards=["accuracy"])
+    assert finding.seen.startswith("accuracy: the gold answer 0, an empty one 0, a wrong one 0: all are equal")

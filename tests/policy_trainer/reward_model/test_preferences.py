@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,13 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def load(tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]) -> Load:
     """All rows are training rows; another one is held out."""
 
-    def load(*rows: Any, note: Callable[[str], None] = print, too_long: str = "truncate", **changes: Any) -> Any:
+    def load(
+        *rows: Any,
+        note: Callable[[str], None] = print,
+        too_long: str = "truncate",
+        tokenizer: Any = tokenizer,
+        **changes: Any,
+    ) -> Any:
         data = {"path": write(*rows), "eval_path": write(PAIR, name="eval.jsonl"), "too_long": too_long}
         config = from_values(RewardTrainingConfig, model="none", data=data, **changes)
         return load_pairs(config, TextClassifier(classifier(), tokenizer, max_length=config.max_length), note)
@@ -161,6 +168,13 @@ class TestTooLong:
 def test_malformed_pairs_are_refused(load: Load, row: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load(row)
+
+
+def test_a_token_that_the_model_has_no_row_for(load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
+    longer = deepcopy(tokenizer)
+    longer.add_tokens(["<new>"])
+    with pytest.raises(UserError, match=r"pairs\.jsonl:2: .*the token <new> has id \d+, and the model's embedding"):
+        load(PAIR, {"prompt": "1", "chosen": "<new>", "rejected": "2"}, tokenizer=longer)
 
 
 def test_the_examples_of_the_page(write: Callable[..., Path]) -> None:

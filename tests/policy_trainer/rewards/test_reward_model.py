@@ -1,5 +1,6 @@
 """Scores of a reward model, compared with plain forwards of one text each."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,18 @@ def test_scores_of_half_precision(make: Make) -> None:
     directory = make()
     scores = RewardModel(RewardModelConfig(path=str(directory), dtype="bfloat16")).scores(CHAT)
     assert scores == pytest.approx(one_by_one(directory, [written(sample) for sample in CHAT]), abs=0.1)
+
+
+def test_a_text_with_a_token_that_it_has_no_row_for(make: Make) -> None:
+    directory = make()
+    expected = RewardModel(RewardModelConfig(path=str(directory))).scores(CHAT)
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["no"])
+    tokenizer.save_pretrained(directory)
+    scores = RewardModel(RewardModelConfig(path=str(directory))).scores(CHAT)
+    assert math.isnan(scores[TEXTS.index("no")])
+    others = [place for place, text in enumerate(TEXTS) if text != "no"]
+    assert [scores[place] for place in others] == pytest.approx([expected[place] for place in others])
 
 
 def test_models_that_cannot_score_are_refused(make: Make) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, RolloutLossConfig, SamplingConfig
@@ -80,8 +81,31 @@ def test_too_long_prompts_are_dropped_and_counted_or_refused(made: Any, monkeypa
     with pytest.raises(UserError, match=r"^problem 10: .*has 2 tokens .*; raise it, or set data\.too_long = drop"):
         made(set(), draw=iter([8, 10, 9]), data=DataConfig(max_prompt_length=1, too_long="refuse"))
     monkeypatch.setattr("policy_trainer.rollout.rounds._MAX_DROPPED_IN_A_ROW", 5)
-    with pytest.raises(UserError, match=r"^6 prompts in a row were too long: "):
+    with pytest.raises(UserError, match=r"^5 prompts in a row are unusable: a prompt has"):
         made(set(), draw=iter(range(10, 99)), data=DataConfig(max_prompt_length=1))
+
+
+class Unusable(Counting):
+    """Problems from 10 on have a text of no tokens, from two rows."""
+
+    training_problems = 20
+
+    def problem(self, index: int) -> Problem:
+        if index < 10:
+            return super().problem(index)
+        return Problem(answer="1", prompt="", where=f"rows.jsonl:{index % 2 + 30}")
+
+
+def test_unusable_problems_are_left_out_counted_and_named_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = RolloutConfig(model="m", sampling=SamplingConfig(num_generations=2, prompts_per_round=3))
+    rounds = make_rounds(tokenizer, Scripted(tokenizer, set()), config, task=Unusable())
+    with capture_logs() as events:
+        result = rounds.next(iter([8, 10, 9, 12, 14, 11, 7]).__next__, publication(), 3)
+    assert (indexes(result), result.wasted.dropped_prompts) == ([7, 8, 9], 4)
+    reasons = [event["reason"].partition(": ")[0] for event in events if event["event"] == "a problem is left out"]
+    assert reasons == ["rows.jsonl:30", "rows.jsonl:31"]
+    with pytest.raises(UserError, match=r"^40 prompts in a row are unusable: rows\.jsonl:31: .*has no tokens"):
+        rounds.next(iter(range(10, 99)).__next__, publication(), 3)
 
 
 def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,13 @@ def load(
         eval_lines: Any = SHORT,
         note: Callable[[str], None] = print,
         data: dict[str, Any] | None = None,
+        tokenizer: PreTrainedTokenizerFast = tokenizer,
+        vocabulary: int = len(tokenizer),
         **changes: Any,
     ) -> RowSet[TokenGroup]:
         paths = {"path": write(*lines), "eval_path": write(eval_lines, name="eval_lines.jsonl")}
         config = from_values(SftConfig, model="none", data={**paths, **(data or {})}, **changes)
-        return load_demonstrations(config, make_tiny(vocabulary=len(tokenizer)), tokenizer, note)
+        return load_demonstrations(config, make_tiny(vocabulary=vocabulary), tokenizer, note)
 
     return load
 
@@ -151,6 +154,19 @@ def test_a_template_that_does_not_take_a_line(
     monkeypatch.setattr(tokenizer, "chat_template", None)
     with pytest.raises(UserError, match=r"data\.jsonl:1: .*chat template"):
         load({"messages": [USER, ANSWER]})
+
+
+@pytest.mark.parametrize("line", [{"prompt": "<new>", "completion": "1"}, {"prompt": "1", "completion": "<new>"}])
+def test_a_token_that_the_model_has_no_row_for(
+    load: Callable[..., RowSet[TokenGroup]], tokenizer: PreTrainedTokenizerFast, line: Any
+) -> None:
+    model_rows = len(tokenizer)
+    longer = deepcopy(tokenizer)
+    longer.add_tokens(["<new>"])
+    with pytest.raises(
+        UserError, match=rf"data\.jsonl:2: .*<new> has id {model_rows}, and .* embedding {model_rows} rows"
+    ):
+        load(SHORT, line, tokenizer=longer, vocabulary=model_rows)
 
 
 def test_every_tenth_line_is_held_out_with_all_of_its_prompt(write: Callable[..., Path]) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
 
-from policy_trainer.config import LoraConfig, LossConfig, ReferenceConfig, TrainConfig
+from policy_trainer.config import LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
 from policy_trainer.lifecycle import processes as restarts
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.run_files import locks
@@ -19,8 +20,9 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_port, read_url
 from policy_trainer.trainer import reference_servers
 from policy_trainer.trainer.reference_servers import InlineServer, choose_server, reference_device
+from ref_server.config import ServeConfig
 from shared.errors import UserError
-from shared.settings import from_values
+from shared.settings import from_values, load_settings
 from tests.policy_trainer.children import Clock, FakeChild
 from tests.waiting import until
 
@@ -282,3 +284,23 @@ def test_where_the_reference_runs(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert reference_device(reference, policy) == chosen
+
+
+def test_the_limits_follow_from_the_pictures_that_a_prompt_may_have(home: Home) -> None:
+    """Qwen2.5-VL makes 28 x 28 pixels a token, of 4 patches with 1,176 values: three pictures of 1.2 megapixels are
+    4,600 tokens and 87 MB, more than the 64 MiB that a server takes by default."""
+    config = AutoConfig.for_model("qwen2_5_vl")
+    with torch.device("meta"):
+        policy = AutoModelForImageTextToText.from_config(config)
+    sampling = SamplingConfig(num_generations=8, max_completion_length=1024)
+    made = home.server(data={"max_prompt_length": 5000}, sampling=sampling, groups_per_step=4)
+    made.start(never, policy)
+    serve = load_settings(ServeConfig, home.children[-1].arguments[1:], prog="ref-server", schema=ServeConfig)
+    assert 5000 * 4 * 1176 * 4 <= serve.max_image_bytes < 5000 * 4 * 1176 * 4 + 2**21
+    assert serve.max_body_mib * 2**20 > serve.max_image_bytes + 16 * (5000 + 8 * 1024)
+    assert serve.queue.limits.max_bytes_per_run >= 12 * serve.max_image_bytes  # three steps of four groups
+
+
+def test_a_run_without_pictures_has_the_servers_usual_limits(home: Home) -> None:
+    home.started()
+    assert "--max-body-mib" not in home.children[-1].arguments

@@ -1,0 +1,102 @@
+"""Whether a model, its tokenizer, the problems and the rewards go together: checked at the start of a command."""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import CommonConfig
+from policy_trainer.data.pictures import PLACEHOLDER
+from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.prompts import PromptEncoder, UnusablePrompt, prompt_encoder
+from policy_trainer.rewards.answers import TAGS
+from policy_trainer.rewards.registry import tagged_rewards
+from shared.errors import UserError
+from shared.models import decode, eos_token_ids, refuse_unknown_ids
+
+# Problems that are looked at. All of a million rows would take minutes in each process.
+_FIRST = 64
+_TAG = re.compile(r"</?\w+>")
+_ANSWER_TAGS = {"<answer>", "</answer>"}
+
+
+def check_compatibility(
+    config: CommonConfig,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    *,
+    held_out: bool = False,
+    max_image_bytes: int | None = None,
+) -> list[str]:
+    """What the user should know before the command begins. model: only its shapes are read. held_out: whether the
+    problems are those for evaluation. max_image_bytes: see PromptEncoder.
+
+    Raises UserError for a model that can take none of the first problems or not their pictures, and for a tokenizer
+    that drops the tags which the rewards look for.
+    """
+    refuse_unknown_ids(eos_token_ids(model, tokenizer), model, tokenizer)
+    encoder = prompt_encoder(config, tokenizer, model, max_image_bytes=max_image_bytes)
+    _check_first(encoder, _first(task, held_out=held_out))
+    return _dropped_tags(config, task, tokenizer, [*islice(_first(task, held_out=held_out), 1)])
+
+
+def _first(task: Task, *, held_out: bool) -> Iterator[Problem]:
+    if not held_out:
+        return (task.problem(index) for index in range(_FIRST))
+    problems = task.eval_problems()
+    return (problems[place] for place in range(min(_FIRST, len(problems))))
+
+
+def _check_first(encoder: PromptEncoder, problems: Iterator[Problem]) -> None:
+    """Raises UserError if none of the problems can be used; one that can is enough, since the others are left out."""
+    first: UnusablePrompt | None = None
+    for problem in problems:
+        try:
+            encoder.encode(problem)
+        except UnusablePrompt as error:
+            first = first or error
+            continue
+        break
+    else:
+        if first is not None:
+            raise UserError(str(first)) from first
+    for problem in problems:
+        if problem.images:
+            encoder.require_vision()
+            break
+
+
+def _dropped_tags(
+    config: CommonConfig, task: Task, tokenizer: PreTrainedTokenizerBase, problems: list[Problem]
+) -> list[str]:
+    """Warns of tags that are special tokens of the tokenizer: no text that rewards judge has them. Raises UserError
+    for those of answers if rewards look for them."""
+    rewards = ", ".join(sorted(tagged_rewards(config.rewards or task.default_rewards, task.correct)))
+    written = str(tokenizer.chat_template or "")
+    asked = [tag for problem in problems for tag in _TAG.findall(_texts(config, problem))]
+    asked = [tag for tag in asked if tag not in written and tag != PLACEHOLDER]
+    added = tokenizer.get_added_vocab()  # type: ignore[operator]
+    dropped = [
+        tag
+        for tag in dict.fromkeys([*(TAGS if rewards else ()), *asked])
+        if tag in added and tag not in decode(tokenizer, [added[tag]], skip_special_tokens=True)
+    ]
+    if not dropped:
+        return []
+    message = (
+        f"model: {', '.join(dropped)} {'is a special token' if len(dropped) == 1 else 'are special tokens'} of its "
+        "tokenizer, which leaves them out of the texts that rewards judge"
+    )
+    remedy = 'set "special": false for them in its tokenizer.json and tokenizer_config.json'
+    if rewards and _ANSWER_TAGS & set(dropped):
+        raise UserError(f"{message}: {rewards} would find no answer; {remedy}, or choose other --rewards")
+    return [f"{message}: a reward that looks for them finds none; {remedy}"]
+
+
+def _texts(config: CommonConfig, problem: Problem) -> str:
+    """The texts of a problem that may ask for tags."""
+    system = config.data.system_prompt
+    contents = [message["content"] for message in problem.messages]
+    return "\n".join([problem.system_prompt if system is None else system, *contents, problem.prompt])
