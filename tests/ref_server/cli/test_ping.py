@@ -93,9 +93,8 @@ def test_commands_that_cannot_be(command: Command, arguments: str, message: str)
     assert message in err
 
 
-@pytest.mark.parametrize("token", ["", "two words"])
-def test_a_token_that_no_header_can_carry(command: Command, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
-    monkeypatch.setenv("REF_SERVER_TOKEN", token)
+def test_a_token_that_no_header_can_carry(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REF_SERVER_TOKEN", "two words")
     status, out, err = command("ping")
     assert (status, out) == (2, "")
     assert (
