@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import CommonConfig, PromptConfig
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
+from policy_trainer.data.rendering import OPENED, Frames, encode, frames, render
 from policy_trainer.data.vision import PictureProcessor
 from shared.batch import Array
 from shared.errors import UserError
@@ -21,8 +22,6 @@ from shared.models import context_length
 
 _SYSTEM = "system"
 _TAG = re.compile(r"<\w+>")
-# What a template may open an answer with: a tag for the reasoning, or an empty block of it where thinking is off.
-_OPENED = re.compile(r"<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?\Z")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +90,9 @@ class PromptEncoder:
     def _encode_text(self, problem: Problem) -> list[int]:
         if self.in_chat(problem):
             # The template writes the special tokens itself.
-            return self._tokenizer.encode("".join(self._chat_parts(problem)), add_special_tokens=False)
-        special = not self._is_rendered(problem.prompt)
-        return self._tokenizer.encode(self._plain_text(problem), add_special_tokens=special)
+            return encode(self._tokenizer, "".join(self._chat_parts(problem)), front=False)
+        front = not self._is_rendered(problem.prompt) or bool(self._frames.bos)
+        return encode(self._tokenizer, self._plain_text(problem), front=front)
 
     def _encode_with_pictures(self, problem: Problem) -> EncodedPrompt:
         if self._processor is None:
@@ -106,7 +105,7 @@ class PromptEncoder:
         assert self._processor.processor  # a model without one may have a template that fails on pictures
         text = "".join(self._chat_parts(problem))
         ids, images = self._processor.expand(text, problem.images)
-        unexpanded = self._tokenizer.encode(text, add_special_tokens=False)
+        unexpanded = encode(self._tokenizer, text, front=False)
         return EncodedPrompt(ids, images, unexpanded, tuple(map(plain, problem.images)))
 
     def _too_long(self, problem: Problem, length: int, limit: int) -> str:
@@ -116,7 +115,7 @@ class PromptEncoder:
             return f"{message}; lower --data.max-pixels where its {len(problem.images)} pictures take most of them"
         if not self.in_chat(problem) or not (system := self._system_prompt(problem)):
             return message
-        count = len(self._tokenizer.encode(system, add_special_tokens=False))
+        count = len(encode(self._tokenizer, system, front=False))
         return (
             f"{message}; {count} of them are the system prompt, which --data.system-prompt replaces, or '' leaves out"
         )
@@ -134,6 +133,13 @@ class PromptEncoder:
         has_template = self._tokenizer.chat_template is not None
         return not problem.prompt or (has_template and not self._is_rendered(problem.prompt))
 
+    def way(self, problem: Problem) -> str:
+        """How the problem becomes a text, for people."""
+        if self.in_chat(problem):
+            return "through the chat template"
+        rendered = self._is_rendered(problem.prompt)
+        return "as it stands, already in the chat template's form" if rendered else "as plain text"
+
     def answer_start(self, problem: Problem) -> str:
         """The beginning of the answer that is in the prompt: the tag that the chat template opens it with, and the
         prefill. Rewards judge it together with the completion."""
@@ -142,7 +148,7 @@ class PromptEncoder:
         else:
             opening = problem.prompt if self._is_rendered(problem.prompt) else ""
             continuation = self.prefill(problem)
-        opened = _OPENED.search(opening)
+        opened = OPENED.search(opening)
         return (opened[0] if opened else "") + continuation
 
     def _chat_parts(self, problem: Problem) -> tuple[str, str, str]:
@@ -182,30 +188,32 @@ class PromptEncoder:
         add_generation_prompt: bool,
     ) -> str:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    tools=[dict(tool) for tool in tools] or None,  # some templates announce an empty list, too
-                    add_generation_prompt=add_generation_prompt,
-                    tokenize=False,
-                    **{**self._prompts.chat_template_kwargs, **variables},
-                )
+            return render(
+                self._tokenizer,
+                messages,
+                tools=[dict(tool) for tool in tools] or None,  # some templates announce an empty list, too
+                add_generation_prompt=add_generation_prompt,
+                **{**self._prompts.chat_template_kwargs, **variables},
             )
         except TemplateError as error:  # some accept no system message, or require alternating roles
             remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
             raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
 
     def _is_rendered(self, text: str) -> bool:
-        """Whether a text is the output of the chat template already: it contains the opening of an answer."""
-        return bool(text and self._opening) and self._opening in text
+        """Whether a text is the output of the chat template already: it begins and ends as that does."""
+        return bool(text) and self._frames.surround(text)
 
     @cached_property
-    def _opening(self) -> str:
-        """What the chat template opens an answer with; empty if there is none."""
+    def _frames(self) -> Frames:
+        """What the chat template writes around contents; empty if there is none."""
         if self._tokenizer.chat_template is None:
-            return ""
-        _, opening = self._rendered([{"role": "user", "content": "?"}])
-        return opening.strip()
+            return Frames()
+
+        def rendered(messages: list[dict[str, Any]]) -> str:
+            messages = [_in_blocks(each, ()) for each in messages] if self._wants_blocks else messages
+            return self._apply_template(messages, add_generation_prompt=True)
+
+        return frames(self._tokenizer, rendered)
 
     @cached_property
     def _wants_blocks(self) -> bool:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Tools
+from policy_trainer.data.rendering import render
 from shared.errors import UserError
 
 _THOUGHT = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
@@ -196,8 +197,7 @@ class Dialogue:
         return whole[:cut], whole[cut:]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        chat = [dict(message) for message in messages]
-        return str(self._tokenizer.apply_chat_template(chat, tokenize=False, **options, **self._kwargs))
+        return render(self._tokenizer, messages, **options, **self._kwargs)
 
     def _separated(self, text: str) -> str:
         """The text of a tool, in which nothing is one of the tokenizer's added tokens."""
