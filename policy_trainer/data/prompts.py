@@ -8,13 +8,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, PromptConfig
+from policy_trainer.data.messages import contents
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
-from policy_trainer.data.rendering import OPENED, Frames, encode, frames, render
+from policy_trainer.data.rendering import OPENED, TEMPLATE_ERRORS, Frames, encode, frames, render_rows
 from policy_trainer.data.vision import PictureProcessor
 from shared.batch import Array
 from shared.errors import UserError
@@ -188,14 +188,14 @@ class PromptEncoder:
         add_generation_prompt: bool,
     ) -> str:
         try:
-            return render(
+            return render_rows(
                 self._tokenizer,
                 messages,
                 tools=[dict(tool) for tool in tools] or None,  # some templates announce an empty list, too
                 add_generation_prompt=add_generation_prompt,
                 **{**self._prompts.chat_template_kwargs, **variables},
             )
-        except TemplateError as error:  # some accept no system message, or require alternating roles
+        except TEMPLATE_ERRORS as error:  # some accept no system message, or require alternating roles
             remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
             raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
 
@@ -225,7 +225,7 @@ class PromptEncoder:
 
     def _plain_text(self, problem: Problem) -> str:
         if problem.messages and not problem.prompt:
-            texts = [*(message["content"] for message in self._messages(problem)), self.prefill(problem)]
+            texts = [*contents(self._messages(problem)), self.prefill(problem)]
             return "\n\n".join(text for text in texts if text)
         # A text that is used as it is gets only the system prompt and prefill of the settings.
         system = self._prompts.system_prompt if problem.messages else self._system_prompt(problem)
@@ -252,7 +252,7 @@ def _in_blocks(message: Message, pictures: Sequence[bytes]) -> dict[str, Any]:
     for number, text in enumerate(texts):
         blocks += [{"type": "image"}] if number else []
         blocks += [{"type": "text", "text": text}] if text else []
-    return {"role": message["role"], "content": blocks}
+    return {**message, "content": blocks}
 
 
 def prompt_encoder(

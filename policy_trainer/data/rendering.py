@@ -1,12 +1,14 @@
 """Chat templates and tokenizers, which may come from strangers: they work within a limit of time. And what the template
 writes around the contents of a conversation, by which a text that has been through it is recognised."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from shared.errors import UserError
@@ -16,15 +18,68 @@ from shared.process import limit_seconds
 _SECONDS = 10.0
 # What a template may open an answer with: a tag for the reasoning, or an empty block of it where thinking is off.
 OPENED = re.compile(r"<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?\Z")
+# What templates raise for messages that they do not take.
+TEMPLATE_ERRORS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
 # A text that no template contains.
 _CONTENT = "qzjx"
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """The messages in the tokenizer's chat template. Raises UserError if that takes too long, and what the template
-    raises."""
+    raises, one of TEMPLATE_ERRORS."""
     with limit_seconds(_SECONDS, _too_slow("chat template takes")):
         return str(tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False, **options))
+
+
+def render_rows(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """As `render`, for messages of users' rows, whose calls may have another form than the template wants.
+
+    Also raises UserError for a template that leaves calls out.
+    """
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    if not calls:
+        return render(tokenizer, messages, **options)
+    names = [str(_function(call).get("name", "")) for call in calls]
+    refused: Exception | None = None
+    for form in _forms(messages):
+        try:
+            text = render(tokenizer, form, **options)
+        except TEMPLATE_ERRORS as error:
+            refused = refused or error
+        else:
+            if all(name in text for name in names):
+                return text
+    raise refused or UserError(
+        f"the model's chat template leaves out tool_calls ({', '.join(names)}): use one that writes them"
+    )
+
+
+def _forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Arguments as objects, as most templates take them; then as in the row: OpenAI's API writes them as JSON texts,
+    which many templates would quote once more, and some require."""
+    for convert in (_with_object, dict):
+        yield [
+            {**each, "tool_calls": list(map(convert, each["tool_calls"]))} if each.get("tool_calls") else dict(each)
+            for each in messages
+        ]
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function of a call. Templates also take it without the call around it."""
+    return call.get("function") or call
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as an object, if they are one or the JSON of one."""
+    function = _function(call)
+    try:
+        arguments = json.loads(function.get("arguments"))  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError):
+        return dict(call)
+    if not isinstance(arguments, dict):
+        return dict(call)
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if call.get("function") else function
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, front: bool = True, back: bool = False) -> list[int]:

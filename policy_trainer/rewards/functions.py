@@ -191,7 +191,7 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     }
 
 
-def _messages(problem: Problem) -> list[dict[str, str]]:
+def _messages(problem: Problem) -> list[dict[str, Any]]:
     return [dict(message) for message in problem.messages]
 
 

@@ -11,13 +11,13 @@ from itertools import count
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import RewardModelConfig
+from policy_trainer.data.messages import contents
 from policy_trainer.data.problem import Sample
-from policy_trainer.data.rendering import Frames, encode, frames, render
+from policy_trainer.data.rendering import TEMPLATE_ERRORS, Frames, encode, frames, render_rows
 from shared.batch import MAX_REWARD, Array
 from shared.errors import UserError
 from shared.models import context_length, load_classifier, load_tokenizer
@@ -93,7 +93,7 @@ class TextClassifier:
             messages.append({"role": "assistant", "content": sample.completion})
             # The template writes the special tokens itself.
             return encode(self._tokenizer, self._render(messages), front=False)
-        prompt = sample.problem.prompt or "\n\n".join(message["content"] for message in messages)
+        prompt = sample.problem.prompt or "\n\n".join(contents(messages))
         return encode(self._tokenizer, prompt + sample.completion, back=True)
 
     def scores(self, rows: Sequence[Ids]) -> Tensor:
@@ -129,6 +129,6 @@ class TextClassifier:
 
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         try:
-            return render(self._tokenizer, messages, **options)
-        except TemplateError as error:
+            return render_rows(self._tokenizer, messages, **options)
+        except TEMPLATE_ERRORS as error:
             raise UserError(f"the reward model's chat template does not accept {messages}: {error}") from error
