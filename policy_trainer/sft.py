@@ -14,10 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import OptimizerConfig, SftConfig
 from policy_trainer.config.supervised import SftDataConfig
+from policy_trainer.data.messages import answer_of_messages, messages_of
 from policy_trainer.data.pictures import PICTURE_COLUMNS
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.data.rows import Row, messages_of, read_file, text_of
+from policy_trainer.data.rows import Row, read_file, text_of
 from policy_trainer.learner.micro_batches import cut
 from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.reporting.metrics import Metrics
@@ -138,9 +139,10 @@ def _demonstration(row: Row, where: str) -> Demonstration:
     if "completion" in row:
         return Demonstration(Problem(answer="", messages=messages), text_of(row, "completion", where), where)
     *before, last = messages
-    if not before or last["role"] != "assistant" or not last["content"]:
+    completion = answer_of_messages(last, where) if last["role"] == "assistant" else ""
+    if not before or not completion:
         raise UserError(f"{where}: without a completion, messages must end with an assistant message: {_FORMS}")
-    return Demonstration(Problem(answer="", messages=tuple(before)), last["content"], where)
+    return Demonstration(Problem(answer="", messages=tuple(before)), completion, where)
 
 
 def load_demonstrations(

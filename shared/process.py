@@ -1,12 +1,15 @@
-"""The process itself: how it ends with its parent, even a killed one, and how glibc treats its freed memory."""
+"""The process itself: how it ends with its parent, even a killed one, what it does for a limited time, and how glibc
+treats its freed memory."""
 
 import ctypes
+import faulthandler
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from types import FrameType
 
 PARENT_VARIABLE = "TANDEM_PARENT"
 
@@ -36,6 +39,38 @@ def _watch(parent: int, act: Callable[[], None]) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     act()
+
+
+@contextmanager
+def limit_seconds(seconds: float, error: Exception) -> Iterator[None]:
+    """Raises `error` in a block that takes longer.
+
+    Native code cannot be interrupted, and only the main thread can: after twice as long the process ends, and writes
+    where it was.
+    """
+    faulthandler.dump_traceback_later(2 * seconds, exit=True, file=2)  # a thread of C, which needs no lock of Python
+    try:
+        with _alarm(seconds, error) if threading.current_thread() is threading.main_thread() else nullcontext():
+            yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def _alarm(seconds: float, error: Exception) -> Iterator[None]:
+    """Raises `error` in the block after so many seconds. An alarm that is set already rings afterwards."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    handler = signal.signal(signal.SIGALRM, ring)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 def keep_freed_memory() -> None:

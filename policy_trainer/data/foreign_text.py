@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.data.pictures import PLACEHOLDER
+from policy_trainer.data.rendering import encode
 
 # A noncharacter of Unicode, which no text has. It stands within an added token's text, so that the tokenizer does not
 # take it for the token; the text is encoded in the pieces around it.
@@ -40,8 +41,8 @@ class ForeignText:
             return {self.separated(str(key)): self.separated_json(item) for key, item in value.items()}
         return [*map(self.separated_json, value)] if isinstance(value, list | tuple) else value
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of a text with separated parts. Special tokens are added in front of the first piece only."""
+    def encode(self, text: str, *, front: bool = False) -> list[int]:
+        """The ids of a text with separated parts. front: with what the tokenizer puts in front of every text."""
         first, *rest = text.split(SEPARATOR)
-        ids = self._tokenizer.encode(first, add_special_tokens=add_special_tokens)
-        return [*ids, *(token for piece in rest for token in self._tokenizer.encode(piece, add_special_tokens=False))]
+        ids = encode(self._tokenizer, first, front=front)
+        return [*ids, *(token for piece in rest for token in encode(self._tokenizer, piece, front=False))]

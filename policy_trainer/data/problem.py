@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-Message = Mapping[str, str]
+# role and content, a text; and what else the row has: tool_calls, name, reasoning_content.
+Message = Mapping[str, Any]
 # JSON schemas of functions, as transformers makes them and chat templates take them.
 Tools = Sequence[Mapping[str, Any]]
 

@@ -9,13 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, PromptConfig
 from policy_trainer.data.foreign_text import SEPARATOR, ForeignText
+from policy_trainer.data.messages import contents
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
+from policy_trainer.data.rendering import OPENED, TEMPLATE_ERRORS, Frames, encode, frames, render_rows
 from policy_trainer.data.vision import PictureProcessor, cut_placeholders, placeholder_texts
 from shared.batch import Array, BatchError, TokenGroup
 from shared.errors import UserError
@@ -24,8 +25,6 @@ from shared.models import context_length, refuse_unknown_ids
 
 _SYSTEM = "system"
 _TAG = re.compile(r"<\w+>")
-# What a template may open an answer with: a tag for the reasoning, or an empty block of it where thinking is off.
-_OPENED = re.compile(r"<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?\Z")
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +136,8 @@ class PromptEncoder:
         if self.in_chat(problem):
             # The template writes the special tokens itself.
             return self._ids("".join(self._chat_parts(problem)))
-        return self._ids(self._plain_text(problem), special=not self._is_rendered(problem.prompt))
+        front = not self._is_rendered(problem.prompt) or bool(self._frames.bos)
+        return self._ids(self._plain_text(problem), front=front)
 
     def encode_text(self, text: str) -> list[int]:
         """The ids of a text without pictures, such as a completion. Raises UserError for one that the model has no row
@@ -147,10 +147,12 @@ class PromptEncoder:
             refuse_unknown_ids(ids, self._model, self._tokenizer)
         return ids
 
-    def _ids(self, text: str, *, special: bool = False) -> list[int]:
-        """The ids of a text without pictures: what looks like the model's placeholder of a picture is text, too."""
-        cut = SEPARATOR.join(cut_placeholders(text, self._placeholders))
-        return self._foreign.encode(cut, add_special_tokens=special)
+    def _ids(self, text: str, *, front: bool = False) -> list[int]:
+        """The ids of a text without pictures: what looks like the model's placeholder of a picture is text, too.
+
+        front: with what the tokenizer puts in front of every text.
+        """
+        return self._foreign.encode(SEPARATOR.join(cut_placeholders(text, self._placeholders)), front=front)
 
     @cached_property
     def _placeholders(self) -> tuple[str, ...]:
@@ -206,7 +208,7 @@ class PromptEncoder:
         first = len(pieces) - self._foreign.separated(problem.shown).count(SEPARATOR)
         text, shown = SEPARATOR.join(pieces[:first]), SEPARATOR.join(pieces[first:])
         ids, images = self._processor.expand(text, problem.images)
-        unexpanded = self._tokenizer.encode(text, add_special_tokens=False)
+        unexpanded = encode(self._tokenizer, text, front=False)
         prompt = EncodedPrompt(ids, images, unexpanded, tuple(map(plain, problem.images)))
         return prompt.followed_by(self._foreign.encode(shown))
 
@@ -217,7 +219,7 @@ class PromptEncoder:
             return f"{message}; lower --data.max-pixels where its {len(problem.images)} pictures take most of them"
         if not self.in_chat(problem) or not (system := self._system_prompt(problem)):
             return message
-        count = len(self._tokenizer.encode(system, add_special_tokens=False))
+        count = len(encode(self._tokenizer, system, front=False))
         return (
             f"{message}; {count} of them are the system prompt, which --data.system-prompt replaces, or '' leaves out"
         )
@@ -235,6 +237,13 @@ class PromptEncoder:
         has_template = self._tokenizer.chat_template is not None
         return not problem.prompt or (has_template and not self._is_rendered(problem.prompt))
 
+    def way(self, problem: Problem) -> str:
+        """How the problem becomes a text, for people."""
+        if self.in_chat(problem):
+            return "through the chat template"
+        rendered = self._is_rendered(problem.prompt)
+        return "as it stands, already in the chat template's form" if rendered else "as plain text"
+
     def answer_start(self, problem: Problem) -> str:
         """The beginning of the answer that is in the prompt: the tag that the chat template opens it with, and the
         prefill. Rewards judge it together with the completion."""
@@ -243,7 +252,7 @@ class PromptEncoder:
         else:
             opening = problem.prompt if self._is_rendered(problem.prompt) else ""
             continuation = self.prefill(problem)
-        opened = _OPENED.search(opening)
+        opened = OPENED.search(opening)
         return (opened[0] if opened else "") + continuation
 
     def _chat_parts(self, problem: Problem) -> tuple[str, str, str]:
@@ -283,32 +292,34 @@ class PromptEncoder:
         add_generation_prompt: bool,
     ) -> str:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    # Some templates announce an empty list, too.
-                    tools=[self._foreign.separated_json(tool) for tool in tools] or None,
-                    add_generation_prompt=add_generation_prompt,
-                    tokenize=False,
-                    **{**self._prompts.chat_template_kwargs, **variables},
-                )
+            return render_rows(
+                self._tokenizer,
+                messages,
+                # Some templates announce an empty list, too.
+                tools=[self._foreign.separated_json(tool) for tool in tools] or None,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._prompts.chat_template_kwargs, **variables},
             )
         # Some accept no system message, or require alternating roles. Others fail inside their program.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except TEMPLATE_ERRORS as error:
             remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
             raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
 
     def _is_rendered(self, text: str) -> bool:
-        """Whether a text is the output of the chat template already: it contains the opening of an answer."""
-        return bool(text and self._opening) and self._opening in text
+        """Whether a text is the output of the chat template already: it begins and ends as that does."""
+        return bool(text) and self._frames.surround(text)
 
     @cached_property
-    def _opening(self) -> str:
-        """What the chat template opens an answer with; empty if there is none."""
+    def _frames(self) -> Frames:
+        """What the chat template writes around contents; empty if there is none."""
         if self._tokenizer.chat_template is None:
-            return ""
-        _, opening = self._rendered([{"role": "user", "content": "?"}])
-        return opening.strip()
+            return Frames()
+
+        def rendered(messages: list[dict[str, Any]]) -> str:
+            messages = [_in_blocks(each, ()) for each in messages] if self._wants_blocks else messages
+            return self._apply_template(messages, add_generation_prompt=True)
+
+        return frames(self._tokenizer, rendered)
 
     @cached_property
     def _wants_blocks(self) -> bool:
@@ -320,7 +331,7 @@ class PromptEncoder:
 
     def _plain_text(self, problem: Problem) -> str:
         if problem.messages and not problem.prompt:
-            texts = [*(message["content"] for message in self._messages(problem)), self.prefill(problem)]
+            texts = [*contents(self._messages(problem)), self.prefill(problem)]
             return "\n\n".join(text for text in texts if text)
         # A text that is used as it is gets only the system prompt and prefill of the settings.
         system = self._prompts.system_prompt if problem.messages else self._system_prompt(problem)
@@ -355,7 +366,7 @@ def _in_blocks(message: Message, pictures: Sequence[bytes]) -> dict[str, Any]:
     for number, text in enumerate(texts):
         blocks += [{"type": "image"}] if number else []
         blocks += [{"type": "text", "text": text}] if text else []
-    return {"role": message["role"], "content": blocks}
+    return {**message, "content": blocks}
 
 
 def prompt_encoder(

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from policy_trainer.config.data import OWN_TEMPLATE_KWARGS
-from policy_trainer.data.pictures import PLACEHOLDER, has_pictures
-from policy_trainer.data.problem import Message
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,8 +47,9 @@ def _json_lines(path: Path, columns: Sequence[str], setting: str, others: Others
     """The lines of a JSONL file, without blank ones. Raises UserError, with file and line, for a line that is not a
     JSON object."""
     try:
-        # Not splitlines: it also splits at characters that JSON allows inside a text, such as U+2028.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        # -sig: without the mark that some programs write in front. Not splitlines: it also splits at characters that
+        # JSON allows inside a text, such as U+2028.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise UserError(f"{setting}: {path} cannot be read: {error.strerror}; check the path") from None
     except UnicodeDecodeError as error:
@@ -171,7 +170,7 @@ def text_of(row: Row, column: str, where: str) -> str:
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{where}: {column} must be a text that is not empty")
-    return _encodable(value, column, where)
+    return encodable(value, column, where)
 
 
 def answer_of(row: Row, column: str, where: str) -> str:
@@ -180,7 +179,7 @@ def answer_of(row: Row, column: str, where: str) -> str:
     if not can_be_answer(value):
         got = shorten(json.dumps(value, default=str), 60, placeholder=" …")
         raise UserError(f"{where}: {column} must be a number or a text that is not empty, got {got}")
-    return _encodable(_written(value), column, where)
+    return encodable(_written(value), column, where)
 
 
 def can_be_answer(value: object) -> bool:
@@ -201,25 +200,6 @@ def _written(value: Any) -> str:
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 
-def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
-    """The messages of the conversation in this column, each with role and content."""
-    messages = row.get(column)
-    if not isinstance(messages, list) or not messages:
-        raise UserError(f"{where}: {column} must be a list that is not empty")
-    spoken = []
-    for message in messages:
-        role, content = (message.get("role"), _content(message, row)) if isinstance(message, dict) else (None, None)
-        if not isinstance(role, str) or content is None:
-            raise UserError(
-                f'{where}: {column} must contain only {{"role": …, "content": …}}; a content is a text, or a list of '
-                '{"type": "text", "text": …} and, in a row with pictures, {"type": "image"}'
-            )
-        spoken.append({"role": role, "content": content})
-    return tuple(
-        {key: _encodable(text, f"{key} of {column}", where) for key, text in message.items()} for message in spoken
-    )
-
-
 def template_kwargs_of(row: Row, where: str) -> Row:
     """The variables of the chat template in the column `chat_template_kwargs`; empty without one.
 
@@ -235,26 +215,7 @@ def template_kwargs_of(row: Row, where: str) -> Row:
     return {name: value for name, value in variables.items() if value is not None}
 
 
-def _content(message: Mapping[str, Any], row: Row) -> str | None:
-    """The content as one text, with a placeholder for each picture of the row; None if it has another form."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else None
-    texts = [_block(block, row) if isinstance(block, dict) else None for block in content]
-    return None if None in texts else "".join(text for text in texts if text)
-
-
-def _block(block: Mapping[str, Any], row: Row) -> str | None:
-    match block.get("type"):
-        case "text" if isinstance(block.get("text"), str):
-            return block["text"]
-        case "image" if has_pictures(row):
-            return PLACEHOLDER
-        case _:
-            return None
-
-
-def _encodable(text: str, column: str, where: str) -> str:
+def encodable(text: str, column: str, where: str) -> str:
     """The text. Raises UserError for a lone surrogate: JSON can spell one, but it cannot be encoded as UTF-8."""
     try:
         text.encode()

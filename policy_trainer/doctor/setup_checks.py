@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -20,6 +19,7 @@ from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Problem, training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, UnusablePrompt, prompt_encoder, prompt_limit
+from policy_trainer.data.rendering import encode, render
 from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
 from policy_trainer.quantised import check_quantisation, load_base
 from policy_trainer.reporting.tracking import refuse_missing
@@ -208,10 +208,10 @@ def _end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
     try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+        text = render(tokenizer, messages)
     except TemplateError:  # the prompts' check says what it does not accept
         return None
-    ids = tokenizer.encode(text.rpartition(_MARK)[2], add_special_tokens=False)
+    ids = encode(tokenizer, text.rpartition(_MARK)[2], front=False)
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
@@ -230,13 +230,14 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     first, encoded = made[0]
     text = repr(subject.tokenizer.decode(encoded.unexpanded_ids))
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
-    by = "through the chat template" if encoder.in_chat(first) else "as it stands"
+    ways = [encoder.way(problem) for problem, _ in made]
+    others = "" if len(set(ways)) == 1 else f"; the next: {', '.join(ways[1:])}"
     if encoder.in_chat(first) and not _opens_an_answer(subject, first):
         yield warning(
             "the chat template writes nothing for add_generation_prompt: the model may go on with the question",
             "correct the chat template, or give --data.prompt-style plain",
         )
-    yield ok(f"the first goes {by}: {shown}")
+    yield ok(f"the first goes {ways[0]}{others}: {shown}")
     if any(prompt.images for _, prompt in made):
         yield ok("; ".join(_pictures(prompt) for _, prompt in made))
     yield from _lengths(subject, encoder, limit)
@@ -257,11 +258,9 @@ def _pictures(prompt: EncodedPrompt) -> str:
 
 
 def _opens_an_answer(subject: Subject, problem: Problem) -> bool:
-    messages: Any = list(problem.messages)
-    options = {"tokenize": False, **subject.config.data.chat_template_kwargs, **problem.chat_template_kwargs}
+    options = {**subject.config.data.chat_template_kwargs, **problem.chat_template_kwargs}
     ways = [
-        str(subject.tokenizer.apply_chat_template(messages, add_generation_prompt=opens, **options))
-        for opens in (True, False)
+        render(subject.tokenizer, problem.messages, add_generation_prompt=opens, **options) for opens in (True, False)
     ]
     return ways[0] != ways[1]
 

@@ -19,8 +19,10 @@ from transformers import PreTrainedTokenizerBase
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.foreign_text import ForeignText
 from policy_trainer.data.problem import Tools
+from policy_trainer.data.rendering import render
 from policy_trainer.environments.response_reader import ResponseReader
 from shared.errors import UserError
+from shared.models import decode
 
 # At the beginning only, as serving engines read it: a later tag is text.
 _THOUGHT = {"open_pattern": r"\A\s*+<think>", "close_pattern": r"</think>\s*", "content": "text"}
@@ -155,7 +157,7 @@ class Dialogue:
 
     def read(self, ids: Sequence[int], tools: Tools) -> Turn:
         """The turn with these sampled ids. Raises UserError if no turn can be read."""
-        text = str(self._tokenizer.decode(list(ids)))
+        text = decode(self._tokenizer, ids)
         message, problem = self._reader.read(
             text, self._format, prefix=self._opening, tools=tools, call_begins=self._call_begins
         )
@@ -165,7 +167,7 @@ class Dialogue:
             message, calls, problem = {}, [], f"{error!s:.200}"
         if message and not problem:
             return Turn({"content": "", **message}, calls)
-        turn = {"role": "assistant", "content": str(self._tokenizer.decode(list(ids), skip_special_tokens=True))}
+        turn = {"role": "assistant", "content": decode(self._tokenizer, ids, skip_special_tokens=True)}
         return Turn(turn, [Call(UNREADABLE, None, f"the call cannot be read: {problem}")] if problem else [])
 
     def between(self, last: int, answers: Sequence[Mapping[str, Any]]) -> list[int] | None:
@@ -200,8 +202,7 @@ class Dialogue:
         return whole[:cut], whole[cut:]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        chat = [dict(message) for message in messages]
-        return str(self._tokenizer.apply_chat_template(chat, tokenize=False, **options, **self._kwargs))
+        return render(self._tokenizer, messages, **options, **self._kwargs)
 
     def _separated(self, text: str) -> str:
         """The text of a tool, in which nothing is one of the tokenizer's added tokens."""
@@ -245,7 +246,7 @@ class Dialogue:
         """Raises UserError unless a made-up rollout can go on."""
         answer = "the answer"
         between = self.between(next(iter(self._eos), -1), [{"role": "tool", "name": "f", "content": answer}])
-        text = "" if between is None else str(self._tokenizer.decode(between))
+        text = "" if between is None else decode(self._tokenizer, between)
         if answer not in text:
             raise UserError(
                 "tools: the model's chat template does not take the answers of tools: what follows an assistant's turn "

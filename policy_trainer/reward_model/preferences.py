@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from policy_trainer.config.supervised import PairsConfig, RewardTrainingConfig
+from policy_trainer.data.messages import answer_of_messages, messages_of
 from policy_trainer.data.problem import Message, Problem, Sample
-from policy_trainer.data.rows import Row, Rows, messages_of, read_dataset, read_file, text_of
+from policy_trainer.data.rows import Row, Rows, read_dataset, read_file, text_of
 from policy_trainer.rewards.reward_model import TextClassifier
 from policy_trainer.supervised import RowSet, every_tenth
 from policy_trainer.tasks.problem_set import user_message
@@ -82,7 +83,7 @@ def _sample(row: Row, column: str, where: str) -> Sample:
         whole = (*_before(messages, row, where), *messages)
         if len(whole) < 2 or whole[-1]["role"] != "assistant":
             raise UserError(f"{where}: {column} must end with an assistant message that follows others: {_FORMS}")
-        return Sample(Problem(answer="", messages=whole[:-1]), whole[-1]["content"])
+        return Sample(Problem(answer="", messages=whole[:-1]), answer_of_messages(whole[-1], f"{where}: {column}"))
     if not isinstance(row.get(column), str):
         raise UserError(f"{where}: {column} must be a text or a list of messages: {_FORMS}")
     text = row[column] and text_of(row, column, where)  # an empty one is left out later, and counted

@@ -201,7 +201,7 @@ def _extras(problem: Problem) -> dict[str, Any]:
     return deepcopy(dict(problem.extras))
 
 
-def _messages(problem: Problem) -> list[dict[str, str]]:
+def _messages(problem: Problem) -> list[dict[str, Any]]:
     return [deepcopy(dict(message)) for message in problem.messages]
 
 

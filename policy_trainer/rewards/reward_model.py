@@ -5,16 +5,19 @@ Training and scoring share `TextClassifier`, so that a reward model sees in use 
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from inspect import signature
 from itertools import count
+from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import RewardModelConfig
+from policy_trainer.data.messages import contents
 from policy_trainer.data.problem import Sample
+from policy_trainer.data.rendering import TEMPLATE_ERRORS, Frames, encode, frames, render_rows
 from shared.batch import MAX_REWARD, Array
 from shared.errors import UserError
 from shared.models import context_length, embedding_rows, load_classifier, load_tokenizer, refuse_unknown_ids
@@ -73,7 +76,7 @@ Ids = Sequence[int] | Array
 class TextClassifier:
     """A sequence classifier with one label: how a text becomes token ids, and its score.
 
-    Texts go through the model's own chat template if it has one.
+    Texts go through the model's own chat template if it has one, unless they have been through it.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> None:
@@ -88,12 +91,13 @@ class TextClassifier:
     def encode(self, sample: Sample) -> list[int]:
         """Token ids of prompt and completion, of any number. Raises UserError if the chat template refuses them."""
         messages = [dict(message) for message in sample.problem.messages]
-        if messages and self._tokenizer.chat_template is not None:
+        rendered = bool(sample.problem.prompt) and self._frames.surround(sample.problem.prompt)
+        if messages and self._tokenizer.chat_template is not None and not rendered:
             messages.append({"role": "assistant", "content": sample.completion})
             # The template writes the special tokens itself.
-            return self._tokenizer.encode(self._render(messages), add_special_tokens=False)
-        prompt = sample.problem.prompt or "\n\n".join(message["content"] for message in messages)
-        return self._tokenizer.encode(prompt + sample.completion)
+            return encode(self._tokenizer, self._render(messages), front=False)
+        prompt = sample.problem.prompt or "\n\n".join(contents(messages))
+        return encode(self._tokenizer, prompt + sample.completion, back=True)
 
     def check(self, ids: Sequence[int]) -> None:
         """Raises UserError for a text with tokens that the model has no row for."""
@@ -123,8 +127,15 @@ class TextClassifier:
             config.pad_token_id = own_pad
         return logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    @cached_property
+    def _frames(self) -> Frames:
+        """What the chat template writes around contents; empty if there is none."""
+        if self._tokenizer.chat_template is None:
+            return Frames()
+        return frames(self._tokenizer, lambda messages: self._render(messages, add_generation_prompt=True))
+
+    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
-        except TemplateError as error:
+            return render_rows(self._tokenizer, messages, **options)
+        except TEMPLATE_ERRORS as error:
             raise UserError(f"the reward model's chat template does not accept {messages}: {error}") from error

@@ -185,7 +185,7 @@ def _problems(rows: Rows, parse: Parse, pictures: bool) -> Sequence[Problem]:
 def _question(problem: Problem) -> tuple[str | bytes, ...]:
     """What makes two problems the same. Questions in words are often the same for many pictures."""
     pictures = (sha256(image).digest() for image in problem.images)
-    return (problem.prompt, *(message["content"] for message in problem.messages), *pictures)
+    return (problem.prompt, *(repr(sorted(message.items())) for message in problem.messages), *pictures)
 
 
 def user_message(text: str) -> tuple[Message, ...]:

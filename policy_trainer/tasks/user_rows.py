@@ -7,8 +7,9 @@ all other columns as extras for the rewards.
 from collections.abc import Sequence
 
 from policy_trainer.config import SourceConfig
+from policy_trainer.data.messages import messages_of
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.rows import Row, answer_of, can_be_answer, messages_of, template_kwargs_of, text_of
+from policy_trainer.data.rows import Row, answer_of, can_be_answer, template_kwargs_of, text_of
 from policy_trainer.rewards import COMPARISONS
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.registry import needs_answers, tagged_rewards

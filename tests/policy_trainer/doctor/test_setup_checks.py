@@ -115,6 +115,20 @@ def test_a_model_that_is_right(model: Path) -> None:
     assert looked(prompts, model, data={"max_prompt_length": 10})[-1].verdict is Verdict.OK
 
 
+def test_the_way_of_the_first_prompts(model: Path, tmp_path: Path) -> None:
+    rendered = {"prompt": "<|user|>1+1=?<|end|><|assistant|>", "answer": "2"}
+    through, stands = "through the chat template", "as it stands, already in the chat template's form"
+    path = write(tmp_path / "rendered", rendered)
+    [first, _] = looked(prompts, model, task="jsonl", data={"path": path, "eval_path": path})
+    assert first.seen.startswith(f"the first goes {stands}: '<|user|>1+1=?<|end|><|assistant|>'")
+    path = write(tmp_path / "mixed", rendered, {"prompt": "1+2=?", "answer": "3"})
+    [first, _] = looked(prompts, model, task="jsonl", data={"path": path, "eval_path": path})
+    assert through in first.seen and stands in first.seen and "; the next: " in first.seen
+    path = write(tmp_path / "plain", {"prompt": "1+2=?", "answer": "3"})
+    data = {"path": path, "eval_path": path, "prompt_style": "plain"}
+    assert "the first goes as plain text: '1+2=?'" in looked(prompts, model, task="jsonl", data=data)[0].seen
+
+
 def test_weights_that_are_not_finite(save: Any) -> None:
     def breaks(model: Any, _: Any) -> None:
         model.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = float("nan")

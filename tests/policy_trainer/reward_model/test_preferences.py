@@ -33,6 +33,9 @@ FORMS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
         {"prompt": "1+2=?", "chosen": [requested, RIGHT], "rejected": [requested, WRONG]}, CHAT,
     ),
     "a column without a value": ({"prompt": None, "chosen": [requested, RIGHT], "rejected": [requested, WRONG]}, CHAT),
+    "a text that has been through the template": (
+        {"prompt": "<|user|>1+2=?<|end|><|assistant|>", "chosen": "3<|end|>", "rejected": "4<|end|>"}, CHAT,
+    ),
     "whole texts": ({"chosen": "1+2=3", "rejected": "1+2=4"}, ("1+2=3", "1+2=4")),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import SftConfig
 from policy_trainer.sft import load_demonstrations, read_demonstrations, split
@@ -86,6 +86,16 @@ def test_prompts_are_encoded_as_in_a_run(load: Callable[..., RowSet[TokenGroup]]
     assert texts(row, tokenizer) == (prompt, "3<|end|>")
     (row,) = load({"messages": [USER, ANSWER]}, data={"prompt_style": "plain"}).rows
     assert texts(row, tokenizer) == ("1+2=?", "3<|end|>")
+
+
+def test_a_prompt_has_no_eos_that_the_tokenizer_appends(
+    make_tiny: Callable[..., PreTrainedModel], write: Callable[..., Path]
+) -> None:
+    path, tokenizer = write(SHORT, {"prompt": "c", "completion": "d"}), ByT5Tokenizer()
+    config = from_values(SftConfig, model="none", data={"path": path})
+    (row,) = load_demonstrations(config, make_tiny(vocabulary=len(tokenizer)), tokenizer, print).rows
+    assert row.prompt_ids.tolist() == tokenizer.encode("c", add_special_tokens=False)
+    assert row.completion_ids.tolist() == tokenizer.encode("d")
 
 
 def test_a_completion_ends_with_a_token_that_samplers_stop_at(

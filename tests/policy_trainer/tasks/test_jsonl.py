@@ -63,7 +63,7 @@ class TestReading:
         assert text == problem_of("1+1=", {"prompt": "1+1=", "answer": "2", "messages": None, "source": None})
         assert spoken == Problem(
             answer="2",
-            messages=({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}),
+            messages=({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1", "name": "ann"}),
             extras={**record, "prompt": None},
             system_prompt=THINK_THEN_ANSWER,
         )
@@ -152,7 +152,10 @@ class TestRefusals:
             ('{"prompt": "x", "answer": " "}', "answer must"),
             ('{"messages": [], "answer": "1"}', "messages must"),
             ('{"messages": ["hello"], "answer": "1"}', "messages must"),
-            ('{"messages": [{"role": "user", "content": null}], "answer": "1"}', "messages must"),
+            (
+                '{"messages": [{"role": "user", "content": null}], "answer": "1"}',
+                "message 1 of messages has no content",
+            ),
             ('{"prompt": "x", "answer": true}', "answer must"),
             ('{"prompt": "x", "answer": ["1"]}', "answer must"),
             (

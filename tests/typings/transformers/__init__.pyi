@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import *
 from transformers.models.auto.processing_auto import AutoProcessor as AutoProcessor
 from transformers.models.auto.tokenization_auto import *
 from transformers.models.bert import *
+from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer as ByT5Tokenizer
 from transformers.models.cohere import *
 from transformers.models.gemma import *
 from transformers.models.gemma2 import *

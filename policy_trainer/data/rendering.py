@@ -1,0 +1,171 @@
+"""Chat templates and tokenizers, which may come from strangers: they work within a limit of time. And what the template
+writes around the contents of a conversation, by which a text that has been through it is recognised."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from shared.errors import UserError
+from shared.process import limit_seconds
+
+# A usual conversation takes milliseconds.
+_SECONDS = 10.0
+# What a template may open an answer with: a tag for the reasoning, or an empty block of it where thinking is off.
+OPENED = re.compile(r"<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?\Z")
+# What templates raise for messages that they do not take.
+TEMPLATE_ERRORS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
+# A text that no template contains.
+_CONTENT = "qzjx"
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """The messages in the tokenizer's chat template. Raises UserError if that takes too long, and what the template
+    raises, one of TEMPLATE_ERRORS."""
+    with limit_seconds(_SECONDS, _too_slow("chat template takes")):
+        return str(tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False, **options))
+
+
+def render_rows(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """As `render`, for messages of users' rows, whose calls may have another form than the template wants.
+
+    Also raises UserError for a template that leaves calls out.
+    """
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    if not calls:
+        return render(tokenizer, messages, **options)
+    names = [str(_function(call).get("name", "")) for call in calls]
+    refused: Exception | None = None
+    for form in _forms(messages):
+        try:
+            text = render(tokenizer, form, **options)
+        except TEMPLATE_ERRORS as error:
+            refused = refused or error
+        else:
+            if all(name in text for name in names):
+                return text
+    raise refused or UserError(
+        f"the model's chat template leaves out tool_calls ({', '.join(names)}): use one that writes them"
+    )
+
+
+def _forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Arguments as objects, as most templates take them; then as in the row: OpenAI's API writes them as JSON texts,
+    which many templates would quote once more, and some require."""
+    for convert in (_with_object, dict):
+        yield [
+            {**each, "tool_calls": list(map(convert, each["tool_calls"]))} if each.get("tool_calls") else dict(each)
+            for each in messages
+        ]
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function of a call. Templates also take it without the call around it."""
+    return call.get("function") or call
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as an object, if they are one or the JSON of one."""
+    function = _function(call)
+    try:
+        arguments = json.loads(function.get("arguments"))  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError):
+        return dict(call)
+    if not isinstance(arguments, dict):
+        return dict(call)
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if call.get("function") else function
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, front: bool = True, back: bool = False) -> list[int]:
+    """Token ids of a text.
+
+    front: with what the tokenizer puts in front of every text, such as BOS, unless the text begins with it. back: with
+    what it puts behind every text, such as EOS: nothing could follow that, so a prompt never has it.
+    """
+    with limit_seconds(_SECONDS, _too_slow("tokenizer takes")):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        before, after = _surroundings(tokenizer) if front or back else ([], [])
+    begins = ids[: len(before)] == before
+    return [*([] if begins or not front else before), *ids, *(after if back else [])]
+
+
+def _surroundings(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts in front of every text and behind it."""
+    inner, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    places = range(len(whole) - len(inner) + 1)
+    start = next((place for place in places if inner and whole[place : place + len(inner)] == inner), 0)
+    return whole[:start], whole[start + len(inner) :] if inner else []
+
+
+def _too_slow(what: str) -> UserError:
+    return UserError(
+        f"the model's {what} more than {_SECONDS:g} s for one conversation: correct it, or use another model"
+    )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a template writes around the contents of a conversation, from which BOS and outer white space are left out.
+
+    begin: before the first content, or only its first token if that is one that texts do not contain: dates may follow.
+    inner: between system message and question. end: after the last, without what opens the reasoning. closed: whether
+    begin and end are like any text, so that nothing may follow the end.
+    """
+
+    begin: str
+    inner: str
+    end: str
+    closed: bool
+
+    def surrounds(self, text: str) -> bool:
+        """Whether the text is a conversation with such a beginning and end. The beginning of an answer may follow."""
+        text = text.strip()
+        place = text.rfind(self.end)
+        if not text.startswith(self.begin) or place < len(self.begin) or self.inner not in text[:place]:
+            return False
+        return not self.closed or not OPENED.sub("", text[place + len(self.end) :]).strip()
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Of one question, and of one with a system message, as far as the template takes it. bos: what it begins every
+    conversation with."""
+
+    frames: Sequence[Frame] = ()
+    bos: str = ""
+
+    def surround(self, text: str) -> bool:
+        """Whether a text has been through the template."""
+        inside = text.removeprefix(self.bos) if self.bos else text
+        return any(frame.surrounds(inside) for frame in self.frames)
+
+
+def frames(tokenizer: PreTrainedTokenizerBase, rendered: Callable[[list[dict[str, Any]]], str]) -> Frames:
+    """What the tokenizer's template writes. rendered: messages in it, with what opens an answer; raises UserError for
+    those that it does not accept."""
+    question = {"role": "user", "content": _CONTENT}
+    texts = []
+    for messages in ([question], [{"role": "system", "content": _CONTENT}, question]):
+        with suppress(UserError):
+            texts.append(rendered(messages))
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    # Some begin each turn with the token that they call BOS.
+    bos = str(tokenizer.bos_token or "")
+    bos = bos if bos and all(text.startswith(bos) and bos not in text[len(bos) :] for text in texts) else ""
+    return Frames(tuple(_frames([text.removeprefix(bos) for text in texts], special)), bos)
+
+
+def _frames(texts: Sequence[str], special: set[str]) -> Iterator[Frame]:
+    for contents, text in enumerate(texts, 1):
+        begin, *inner, end = text.split(_CONTENT)
+        end, begin = OPENED.sub("", end).strip(), begin.strip()
+        if len(inner) == contents - 1 and end:
+            first = max((token for token in special if token and begin.startswith(token)), key=len, default=begin)
+            closed = not first and not any(token in end for token in special if token)
+            yield Frame(first, "".join(inner).strip(), end, closed)

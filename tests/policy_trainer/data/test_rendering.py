@@ -1,0 +1,171 @@
+"""Texts that have been through a chat template, what tokenizers add to texts, and templates that never end."""
+
+import re
+import signal
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import run
+from typing import Any
+
+import pytest
+from jinja2 import TemplateError
+from transformers import ByT5Tokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
+
+from policy_trainer.config import PromptConfig
+from policy_trainer.data import rendering
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.rendering import encode, render
+from policy_trainer.demo.base_model import make_tokenizer
+from shared.errors import UserError
+
+# Llama 2's and Vicuna's templates, and Mistral's early one: none opens an answer with a token of its own.
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+VICUNA = (
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set rest = messages[1:] %}"
+    "{% else %}{% set system = 'A chat between a curious user and an assistant.' %}{% set rest = messages %}{% endif %}"
+    "{{ bos_token + system }}{% for message in rest %}"
+    "{% if message['role'] == 'user' %}{{ ' USER: ' + message['content'] }}"
+    "{% else %}{{ ' ASSISTANT: ' + message['content'] + '</s>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ ' ASSISTANT:' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+TRL = Path(str(find_spec("trl").origin)).parent / "chat_templates"  # type: ignore[union-attr]
+TEMPLATES = {file.stem: file.read_text() for file in sorted(TRL.glob("*.jinja")) if "training" not in file.stem}
+TEMPLATES |= {"llama2": LLAMA2, "vicuna": VICUNA, "mistral": MISTRAL}
+
+QUESTION = {"role": "user", "content": "1+1=?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ANSWER = {"role": "assistant", "content": "2"}
+
+
+def llama(**options: Any) -> LlamaTokenizerFast:
+    """Llama's tokenizer over single characters."""
+    characters = sorted(set("".join(map(chr, range(33, 127)))))
+    names = ["<unk>", "<s>", "</s>", "▁", *characters]
+    return LlamaTokenizerFast(vocab={name: place for place, name in enumerate(names)}, merges=[], **options)
+
+
+def ready(template: str, *, own_tokens: bool) -> PreTrainedTokenizerFast:
+    """own_tokens: whether what looks like a control token in the template is text."""
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
+    tokenizer.chat_template = template
+    if own_tokens:
+        tokenizer.add_tokens(sorted(set(re.findall(r"<[^<>\s'\"]+>", template))))
+    return tokenizer
+
+
+@pytest.mark.parametrize("own_tokens", [True, False])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_text_is_recognised_by_its_beginning_and_its_end(name: str, own_tokens: bool) -> None:
+    tokenizer = ready(TEMPLATES[name], own_tokens=own_tokens)
+    encoder = PromptEncoder(tokenizer, PromptConfig())
+
+    def rendered(*messages: dict[str, Any]) -> str:
+        blocks = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+        return render(tokenizer, blocks if encoder._wants_blocks else messages, add_generation_prompt=True)
+
+    def in_chat(text: str) -> bool:
+        return encoder.in_chat(Problem("", ({"role": "user", "content": text},), text))
+
+    text = rendered(QUESTION)
+    texts = [
+        text,
+        rendered(QUESTION, ANSWER, QUESTION),
+        text + "Sure",
+        text + "<think>\n",
+        text.removeprefix("<s>"),
+        text.strip(),
+    ]
+    with suppress(TemplateError):  # some take no system message
+        texts.append(rendered(SYSTEM, QUESTION))
+    assert not any(map(in_chat, texts))
+    opening = text[text.index("1+1=?") + 5 :].strip()
+    assert all(map(in_chat, ["1+1=?", f"What does '{opening}' mean?", f"Say {opening}", f"{opening}, you say"]))
+
+
+class TestBOS:
+    @pytest.mark.parametrize("style", ["chat", "plain"])
+    @pytest.mark.parametrize("text", ["<s>[INST] q [/INST]", "[INST] q [/INST]"])
+    def test_stands_once_in_front(self, style: Any, text: str) -> None:
+        tokenizer = llama(add_bos_token=True)
+        tokenizer.chat_template = LLAMA2
+        problem = Problem("", ({"role": "user", "content": text},), text)
+        ids = PromptEncoder(tokenizer, PromptConfig(prompt_style=style)).encode(problem).ids
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        assert tokens[0] == "<s>" and tokens.count("<s>") == 1
+        assert "".join(tokens[1:]).replace("▁", " ").strip() == "[INST] q [/INST]"
+
+    def test_is_not_added_to_a_rendered_text_whose_template_writes_none(self) -> None:
+        tokenizer = llama(add_bos_token=True)
+        tokenizer.chat_template = LLAMA2.replace("bos_token + ", "")
+        text = "[INST] q [/INST]"
+        ids = PromptEncoder(tokenizer, PromptConfig()).encode(Problem("", (QUESTION,), text)).ids
+        assert tokenizer.bos_token_id not in ids
+        plain = PromptEncoder(tokenizer, PromptConfig()).encode(Problem("", prompt="q")).ids
+        assert plain[0] == tokenizer.bos_token_id
+
+
+class TestEOS:
+    @pytest.mark.parametrize("tokenizer", [ByT5Tokenizer(), llama(add_eos_token=True, add_bos_token=True)])
+    def test_is_never_in_a_prompt(self, tokenizer: Any) -> None:
+        assert tokenizer.encode("q")[-1] == tokenizer.eos_token_id
+        for config, problem in [
+            (PromptConfig(prompt_style="plain"), Problem("", (QUESTION,))),
+            (PromptConfig(), Problem("", prompt="q")),
+        ]:
+            ids = PromptEncoder(tokenizer, config).encode(problem).ids
+            assert ids and tokenizer.eos_token_id not in ids
+
+    def test_stays_behind_a_text_that_is_whole(self) -> None:
+        tokenizer = llama(add_eos_token=True, add_bos_token=True)
+        assert encode(tokenizer, "q", back=True) == tokenizer.encode("q")
+        assert [tokenizer.bos_token_id, *encode(tokenizer, "<s>q", back=True)] == tokenizer.encode("<s>q")
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+class TestTemplateThatNeverEnds:
+    def test_is_interrupted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rendering, "_SECONDS", 0.2)
+        tokenizer, before = make_tokenizer(), (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL))
+        tokenizer.chat_template = ENDLESS
+        with pytest.raises(UserError, match=r"the model's chat template takes more than 0\.2 s for one conversation"):
+            PromptEncoder(tokenizer, PromptConfig()).encode(Problem("", (QUESTION,)))
+        after = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+        assert after[0] is before[0] and bool(after[1][0]) == bool(before[1][0])  # those of pytest's own time limit
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("template", "thread"), [("{{ 9 ** (9 ** 9) }}", "call()"), (ENDLESS, "t.start(); t.join()")]
+    )
+    def test_ends_the_process_where_nothing_interrupts_it(self, template: str, thread: str) -> None:
+        """In native code, or outside the main thread."""
+        program = (
+            "import threading; from policy_trainer.data import rendering\n"
+            "from policy_trainer.demo.base_model import make_tokenizer\n"
+            "rendering._SECONDS = 0.2; tokenizer = make_tokenizer()\n"
+            f"tokenizer.chat_template = {template!r}\n"
+            "call = lambda: rendering.render(tokenizer, [{'role': 'user', 'content': 'q'}])\n"
+            f"t = threading.Thread(target=call); {thread}"
+        )
+        ended = run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert ended.returncode == 1 and "Timeout" in ended.stderr and "render" in ended.stderr
