@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 _HINTS = replace(HINTS, listed="`policy-trainer train --help-all` lists all")
 # An option in a text. A command in backquotes stays as it is, since it is for a shell.
 _OPTION = re.compile(r"`[^`]*`|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][\w.-]*\w)(?: (?P<value>''|[\w.+-]*\w))?")
+# Settings that an argument of another name holds.
+_OWN_ARGUMENTS = {"data.path": "dataset", "data.eval_path": "eval_dataset"}
 # A run changes the environment that children inherit, so there can be one at a time.
 _ONE_RUN = threading.Lock()
 
@@ -296,6 +298,8 @@ def _spelled(match: re.Match[str]) -> str:
     name = _names().get(match["name"] or "")
     if name is None:
         return match[0]
+    if name in _OWN_ARGUMENTS and not match["value"]:
+        return _OWN_ARGUMENTS[name]
     *groups, last = name.split(".")
     model = group_at(TrainConfig, tuple(groups))
     kind, value = model.model_fields[last].annotation if model else None, match["value"]

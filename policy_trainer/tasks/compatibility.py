@@ -75,12 +75,12 @@ def _dropped_tags(
     for those of answers if rewards look for them."""
     rewards = ", ".join(sorted(tagged_rewards(config.rewards or task.default_rewards, task.correct)))
     written = str(tokenizer.chat_template or "")
-    asked = [tag for problem in problems for tag in _TAG.findall(_texts(config, problem))]
-    asked = [tag for tag in asked if tag not in written and tag != PLACEHOLDER]
+    requested = [tag for problem in problems for tag in _TAG.findall(_texts(config, problem))]
+    requested = [tag for tag in requested if tag not in written and tag != PLACEHOLDER]
     added = tokenizer.get_added_vocab()  # type: ignore[operator]
     dropped = [
         tag
-        for tag in dict.fromkeys([*(TAGS if rewards else ()), *asked])
+        for tag in dict.fromkeys([*(TAGS if rewards else ()), *requested])
         if tag in added and tag not in decode(tokenizer, [added[tag]], skip_special_tokens=True)
     ]
     if not dropped:

@@ -222,7 +222,7 @@ class TestEnvironments:
         assert [list(sample.ids) for sample in samples[1:]] == [it.ids(rows[1][0]), it.ids("c" * 150)]
         tokens, _, _ = group_tokens(it.prompt, completions)
         assert [
-            [*tokens.prompt_ids, *ids][: len(own)] for ids, own in zip(tokens.completions(), whole, strict=True)
+            [*tokens.prompt_ids, *ids][: len(prompt)] for ids, prompt in zip(tokens.completions(), whole, strict=True)
         ] == whole
 
     def test_prompts_without_a_common_beginning_are_refused(self, talk: Callable[..., Talk]) -> None:

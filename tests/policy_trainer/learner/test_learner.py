@@ -644,13 +644,13 @@ def test_a_group_whose_prompts_differ_is_like_groups_of_one(model: Any, make_sco
     mask = padded([[1.0] * len(row) for row in completions]).astype(bool)
     endings = [[*ending, *row] for ending, row in zip(prompts, completions, strict=True)]
     together = [make_scored(shared, endings, rewards, old_logps=padded(logps), ref_logps=padded(logps), loss_mask=mask)]
-    alone = [
+    separate = [
         make_scored([*shared, *ending], [row], [reward - 0.5], old_logps=old, ref_logps=old, number=number)
         for number, (ending, row, reward, old) in enumerate(zip(prompts, completions, rewards, logps, strict=True))
     ]
     loss = LOSS.model_copy(update={"advantage": compared, "aggregation": aggregation, "drop_zero_variance": False})
     (first, grad, new), (second, expected_grad, expected) = (
-        stepped(model, each, loss=loss) for each in (together, alone)
+        stepped(model, each, loss=loss) for each in (together, separate)
     )
     assert first.loss == pytest.approx(second.loss, rel=1e-9, abs=1e-12)
     assert_close(grad, expected_grad)

@@ -171,6 +171,7 @@ def test_importing_the_package_stays_cheap(code: str, heavy: set[str]) -> None:
         ("--data.system-prompt '' leaves it out", "data={'system_prompt': ''} leaves it out"),
         ("raise --sampling.max-completion-length. Then", "raise sampling.max_completion_length. Then"),
         ("start one with `policy-trainer rollout --config f`", "start one with `policy-trainer rollout --config f`"),
+        ("name held-out ones with --data.eval-path", "name held-out ones with eval_dataset"),
         ("--help-all lists them - or -- not", "--help-all lists them - or -- not"),
     ],
 )
