@@ -157,12 +157,13 @@ function followWaits(place, throughput, signal) {
 }
 
 function waitsOfRun({ run, lineage, step, updated_at: updated, waits }, throughput) {
-  const goesOn = Date.now() / 1000 - updated < waits.stopsAfter;
+  const goesOn = !waits.recorded && Date.now() / 1000 - updated < waits.stopsAfter;
+  const past = waits.recorded ? "The run was recorded earlier" : ["No step for ", since(updated)];
   const all = goesOn ? { ...waits, server: scorerWaits(throughput) } : waits;
   return el("article", { class: "card" },
     el("h3", {}, el("a", { href: link(["run", run], { lineage }), class: "name" }, run), el("span", { class: "quiet" }, ` step ${number(step)}`)),
     el("dl", { class: "shares" }, rowsOf(all).map(({ name, share }) => el("div", {}, el("dt", {}, name), shareBar(name, share)))),
-    el("p", {}, goesOn ? verdictOf(all) : ["No step for ", since(updated), ": these are the shares of its last steps."]));
+    el("p", {}, goesOn ? verdictOf(all) : [past, ": these are the shares of its last steps."]));
 }
 
 function shareBar(name, share) {

@@ -10,6 +10,9 @@ const CLEAR = 0.15;
 // A run whose next step is so late has stopped: nothing limits it.
 const STOPPED_SECONDS = 60;
 const STOPPED_STEPS = 3;
+// The first report of a run comes after its first step, whose time may be that of the others together.
+const LONGER = 2;
+const SLACK_SECONDS = 1;
 const MINUTE = 60;
 
 const PARTS = { workers: "Rollout workers", server: "Reference server", trainer: "Policy trainer" };
@@ -20,18 +23,20 @@ const LIMITS = {
 };
 
 /**
- * The shares of time that workers and trainer waited in a run's latest steps, null if unknown; and after how many seconds
- * without a step the run has stopped.
+ * The shares of time that workers and trainer waited in a run's latest steps, null if unknown; after how many seconds
+ * without a step the run has stopped; and whether its steps were recorded earlier, since they took longer than the time in
+ * which they were reported.
  */
-export async function readWaits({ run, lineage, step }, signal) {
+export async function readWaits({ run, lineage, step, first_at: first, updated_at: updated }, signal) {
   const query = { lineage, kind: "step", names: NAMES, after: Math.max(-1, step - NEWEST_STEPS - 1) };
   const { steps, values } = await get(path("v1", "runs", run, "metrics"), query, signal);
   const total = (name) => (values[name] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
   const share = (working, waiting) => shareOf(total(working), total(waiting));
-  const mean = (total("training_seconds") + total("waiting_seconds")) / Math.max(1, steps.length);
+  const seconds = total("training_seconds") + total("waiting_seconds");
   return {
     workers: share("sampling_seconds", "sampler_waiting_seconds"), trainer: share("training_seconds", "waiting_seconds"),
-    stopsAfter: Math.max(STOPPED_SECONDS, STOPPED_STEPS * mean),
+    stopsAfter: Math.max(STOPPED_SECONDS, (STOPPED_STEPS * seconds) / Math.max(1, steps.length)),
+    recorded: seconds > LONGER * (updated - first) + SLACK_SECONDS,
   };
 }
 

@@ -405,3 +405,12 @@ def test_a_run_without_settings_is_asked_for_nothing_that_is_not_there(tab: Tab)
     expect(page.locator("section h2").filter(has_text="Newest steps")).to_be_visible()
     page.wait_for_load_state("load")
     assert missing == []
+
+
+def test_a_run_that_was_recorded_earlier_gets_no_verdict(tab: Tab, server: httpx.Client) -> None:
+    """`policy-trainer dashboard` reports the steps of an ended run at once."""
+    report(server, "ended", range(20), training_seconds=3.0, waiting_seconds=0.1)
+    page = tab.at("#/")
+    card = page.locator(".waits article").filter(has_text="ended")
+    expect(card).to_contain_text("The run was recorded earlier: these are the shares of its last steps.")
+    expect(card).not_to_contain_text("limits this run")
