@@ -75,7 +75,7 @@ def counting_secrets(completion: str) -> float:
 
 
 def starting(completion: str) -> float:
-    """Starts a process in a session of its own. Returns a tenth of its pid, which may itself exceed a reward's bounds."""
+    """Starts a process in a session of its own. Returns a tenth of its pid: the pid may be too large for a reward."""
     return subprocess.Popen(["sleep", "1005"], start_new_session=True).pid / 10
 
 
