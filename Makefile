@@ -72,7 +72,7 @@ bench-vllm: $(VLLM)/.installed-vllm  ## tokens a second of --sampler hf and --sa
 	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
 	$(VLLM)/bin/python -m tests.bench.vllm
 
-# Libraries choose their kernels by it, so that a failure of numbers can be its.
+# Libraries choose their kernels by processor, so a numerical failure may depend on it.
 processor: $(TO_TEST)
 	@$(BIN)/python -c 'from shared.devices import describe_processor; print(describe_processor())'
 
@@ -131,7 +131,7 @@ clean:
 
 $(TO_RUN): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --upgrade pip  # Python brings an old one
+	$(INSTALL) --upgrade pip  # Python's own is old
 	$(INSTALL) --no-deps $(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') torch
 	$(INSTALL) --editable .
 	touch $@

@@ -26,7 +26,7 @@ _OTHER_METHODS = ("use_dora", "use_rslora", "use_qalora", "use_bdlora", "rank_pa
 
 
 class OtherMethod(UserError):
-    """An adapter that adds something else than B A to linear layers."""
+    """An adapter that adds something other than B A to linear layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class LowRank:
 def read_adapter(directory: Path) -> Mapping[str, LowRank]:
     """What it adds, by the names of the weights in the model's state_dict; in main memory, in the file's precision.
 
-    Raises OSError if it cannot be read, OtherMethod for an adapter that adds something else than B A to linear layers.
+    Raises OSError if it cannot be read, OtherMethod for an adapter that adds something other than B A to linear layers.
     """
     config: dict[str, Any] = json.loads((directory / ADAPTER_CONFIG).read_text())
     tensors = safetensors.torch.load_file(directory / WEIGHTS)

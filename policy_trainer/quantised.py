@@ -33,13 +33,13 @@ def check_quantisation(lora: LoraConfig) -> None:
 def load_base(name: str, lora: LoraConfig, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
     """As `load_model`; with lora.load_in_4bit it is quantised on its device, layer by layer.
 
-    The same weights in the same precision give the same bits on the same kind of device. Raises UserError, also if
-    bitsandbytes' kernels compute wrong weights or products: it chooses them by the processor.
+    The same weights in the same precision give the same bits on the same kind of device. Raises UserError, in
+    particular if the kernels that bitsandbytes chooses for this processor compute wrong weights or products.
     """
     check_quantisation(lora)
     if not lora.load_in_4bit:
         return load_model(name, revision=revision, device=device, dtype=dtype)
-    from bitsandbytes import functional  # late: it is in the extra `qlora` only
+    from bitsandbytes import functional  # only installed with the extra `qlora`
 
     before = load_outline(name, revision=revision).config
     precision = before.dtype or torch.float32 if dtype == "auto" else getattr(torch, dtype)
@@ -49,19 +49,19 @@ def load_base(name: str, lora: LoraConfig, *, revision: str | None, device: str,
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=precision,
     )
-    # A model that was saved in 4 bits has its own.
+    # A model that was saved in 4 bits has its own configuration.
     options = {} if hasattr(before, "quantization_config") else {"quantization_config": config}
     where = {"": str(choose_device(device))}
     with compared_weights() as errors:
         model = load_mapped_model(name, revision=revision, device_map=where, dtype=dtype, **options)
         layers = quantised_layers(model).values()
         for layer in layers:
-            # On a CPU with AVX512-BF16 bitsandbytes would repack the weights in the first forward without a gradient,
+            # On a CPU with AVX512-BF16 bitsandbytes would repack the weights in the first forward without gradients,
             # for a kernel that has no backward.
             layer.support_avx512bf16_for_cpu = False
             layer.compute_dtype = precision
             _compare_product(layer, errors)
-        if not options:  # whose originals are not there: the kernels are tried on others of their shapes
+        if not options:  # the original weights are gone: check the kernels with random weights of the same shapes
             for shape in {layer.weight.quant_state.shape for layer in layers}:
                 functional.quantize_4bit(torch.randn(shape, device=model.device), quant_type="nf4")
     if errors:
@@ -69,13 +69,13 @@ def load_base(name: str, lora: LoraConfig, *, revision: str | None, device: str,
     return model
 
 
-# The largest error of a layer's kernels by the shape of its weight (out, in), as a multiple of what is right.
+# By shape of a layer's weight, (out, in): the largest error of its kernels, as a multiple of the allowed error.
 _Errors = dict[torch.Size, float]
 
 
 @contextmanager
 def compared_weights() -> Iterator[_Errors]:
-    """Inside it, whatever bitsandbytes quantises is dequantised again and compared; yields what was wrong."""
+    """A context in which all weights that bitsandbytes quantises are dequantised and compared; yields the errors."""
     from bitsandbytes import functional
 
     quantise, errors = functional.quantize_4bit, _Errors()
@@ -91,10 +91,10 @@ def compared_weights() -> Iterator[_Errors]:
 
 
 def _nf4_error(original: Tensor, state: Any) -> Tensor:
-    """How far each weight may lie from the original: the shape of `original`, float32.
+    """How far each weight may be from the original: the shape of `original`, float32.
 
-    Half of the widest gap between two codes times the scale of its block, which is the block's largest weight; the
-    rounding of that scale to 8 bits, within a block of scales; and the rounding of the result.
+    The sum of half the widest gap between two codes times the scale of the block, which is its largest weight; the
+    rounding error of that scale, stored in 8 bits in a block of scales; and the rounding error of the result.
     """
     weights = original.float().flatten()
     blocks = torch.nn.functional.pad(weights, (0, -len(weights) % state.blocksize)).view(-1, state.blocksize)
@@ -109,7 +109,7 @@ def _nf4_error(original: Tensor, state: Any) -> Tensor:
 
 
 def _compare_product(layer: Any, errors: _Errors) -> None:
-    """Compares a layer's product without a gradient, which has a kernel of its own, with that of the weights."""
+    """Compares a layer's product without gradients, which has its own kernel, with that of the dequantised weights."""
     weight = _dequantised(layer).float()
     inputs = torch.linspace(-1, 1, 2 * weight.shape[1], device=weight.device, dtype=layer.weight.quant_state.dtype)
     inputs = inputs.view(2, -1)
@@ -135,8 +135,8 @@ def _wrong_kernels(errors: _Errors, model: PreTrainedModel) -> str:
     return (
         f"lora.load_in_4bit: bitsandbytes {version('bitsandbytes')} computes wrong weights on this device "
         f"({_kernels_of(model.device)}) for {len(wrong)} of {len(layers)} layers, of shape {shapes}, such as "
-        f"{wrong[0]}: they are up to {max(errors.values()):.2g} times as far from the originals as 4 bits allow; leave "
-        "out --lora.load-in-4bit, or use another device or another version of bitsandbytes"
+        f"{wrong[0]}: the largest error is {max(errors.values()):.2g} times what 4 bits allow; omit "
+        "--lora.load-in-4bit, or use another device or another version of bitsandbytes"
     )
 
 

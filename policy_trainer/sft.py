@@ -107,7 +107,7 @@ def encode_row(demonstration: Demonstration, prompts: PromptEncoder, eos: int) -
     """A group of one completion, which ends with the token `eos` as a sampled one would.
 
     Raises UserError, with file and line, for messages that the model's chat template does not accept, and for texts
-    with tokens that the model has no row for.
+    with tokens that the model's embedding lacks.
     """
     try:
         prompt = prompts.encode(demonstration.problem)

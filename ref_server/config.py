@@ -156,8 +156,8 @@ class ServeConfig(BaseSettings):
     """Additional names of this server. It always accepts localhost, and beyond loopback also IP addresses and the
     machine's name."""
     token_file: Annotated[Path | None, InHelp()] = None
-    """File of tokens: lines of ROLE TOKEN, ROLE one of metrics, upload, train, admin, and after it name=NAME for the
-    log and run=RUN for the only run that it may be used for. `#` begins a comment. Read again on SIGHUP."""
+    """File of tokens: lines ROLE TOKEN, where ROLE is metrics, upload, train or admin, optionally followed by name=NAME
+    for the log and run=RUN for the only run that the token is valid for. `#` begins a comment. Reread on SIGHUP."""
     token: CliSuppress[SecretStr | None] = None
     """One admin's token, from the environment or the file only: everyone can see a command line."""
     tls_cert: Path | None = None

@@ -20,14 +20,14 @@ from typing import TextIO
 
 @contextmanager
 def end_with_reader() -> Iterator[None]:
-    """Around a whole program: it ends quietly, as by SIGPIPE, if the reader of its output has closed the pipe, as in
-    `… | head -1`. Other broken pipes are errors."""
+    """Wraps a whole program: if the reader of its output has closed the pipe, as in `… | head -1`, the program ends
+    quietly, as if by SIGPIPE. Other broken pipes are errors."""
     try:
         try:
             yield
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # else Python reports the error itself, when it ends
+                sys.stdout.flush()  # otherwise Python would report the error at exit
     except BrokenPipeError:
         gone = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _reader_is_gone(stream)]
         if not gone:
@@ -36,7 +36,7 @@ def end_with_reader() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich's answer to it
+        if isinstance(end.__context__, BrokenPipeError):  # rich turns it into an exit
             sys.exit(128 + signal.SIGPIPE)
         raise
 
@@ -44,7 +44,7 @@ def end_with_reader() -> Iterator[None]:
 def _reader_is_gone(stream: TextIO) -> bool:
     try:
         descriptor = stream.fileno()
-    except (OSError, ValueError):  # closed, or replaced by a stream without one
+    except (OSError, ValueError):  # closed, or replaced by a stream without a descriptor
         return False
     poll = select.poll()
     poll.register(descriptor, 0)

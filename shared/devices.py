@@ -10,7 +10,7 @@ import torch
 
 from shared.errors import UserError
 
-# Instructions that libraries choose their kernels by, as Linux names them.
+# Instruction sets by which libraries choose their kernels, as Linux names them.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16", "sve")
 # Messages of out-of-memory errors that have no specific type: from the CPU's allocator, and from libraries that
 # allocate by themselves (cuBLAS).
@@ -40,10 +40,10 @@ def describe_device(name: str) -> str:
 
 
 def describe_processor() -> str:
-    """The CPU and those of its instructions that libraries choose their kernels by: `AMD EPYC, avx2, avx512f`."""
+    """The CPU and those of its instruction sets by which libraries choose kernels: `AMD EPYC, avx2, avx512f`."""
     try:
         text = Path("/proc/cpuinfo").read_text()
-    except OSError:  # only Linux has it
+    except OSError:  # the file exists on Linux only
         return f"{platform.processor() or platform.machine()}, PyTorch's {torch.backends.cpu.get_cpu_capability()}"
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
     known = fields.get("flags", fields.get("Features", "")).split()

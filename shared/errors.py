@@ -19,5 +19,5 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON with the same meaning, where control characters that JSON allows in texts are escaped, too."""
+    """JSON with the same meaning, in which control characters that JSON allows in strings are escaped, too."""
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

@@ -43,7 +43,7 @@ _LOADING_ERRORS = (
 )  # fmt: skip
 # What peft calls the description of an adapter.
 ADAPTER_CONFIG = "adapter_config.json"
-# Of a checkpoint that was written under torchrun, in place of its weights.
+# The directory of shards in a checkpoint that was written under torchrun, in place of a weights file.
 SHARDS = "shards"
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _NO_HUB = (
@@ -258,10 +258,10 @@ def _reason(name: str, error: Exception) -> str:
 
 
 def _meant(directory: Path) -> str:
-    """What to give in place of a directory that cannot be loaded."""
+    """What to use in place of a directory that cannot be loaded."""
     if (directory / SHARDS).is_dir():
         return (
-            "it is a checkpoint that was written under torchrun: make a model of it with "
+            "it is a checkpoint that was written under torchrun: convert it with "
             f"`policy-trainer export --checkpoint {directory} --output NEW_DIRECTORY`"
         )
     inside = directory / "model"  # of a run
@@ -269,8 +269,8 @@ def _meant(directory: Path) -> str:
     if inside.is_dir():
         return f"{missing}did you mean {inside}?"
     if not missing and not any(file.suffix in (".safetensors", ".bin") for file in directory.iterdir()):
-        return "it has a config.json and no weights: copy model.safetensors there, or give the directory that has it"
-    return f"{missing}give a directory that `save_pretrained` wrote"
+        return "it has a config.json but no weights: copy model.safetensors there, or use the directory that has it"
+    return f"{missing}use a directory that `save_pretrained` wrote"
 
 
 def save_model(
@@ -283,8 +283,8 @@ def save_model(
 ) -> None:
     """Saves a Hugging Face model directory, which any tool loads with its default attention.
 
-    state: tensors to save instead of the model's, keyed as in its state_dict. processor: with the same tokenizer;
-    default: that of the directory which the model came from, if it has any.
+    state: tensors to save instead of the model's, keyed as in its state_dict. processor: one with the same tokenizer;
+    default: that of the directory that the model was loaded from, if it has one.
     """
     transformers_logging.disable_progress_bar()
     model.save_pretrained(directory, state_dict=None if state is None else dict(state))
@@ -335,22 +335,22 @@ def embedding_rows(model: PreTrainedModel) -> int:
 
 
 def refuse_unknown_ids(ids: Sequence[int], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UserError if the model's embedding has no row for one of these ids, at least one.
+    """Raises UserError if the model's embedding has no row for one of these ids, of which there is at least one.
 
     transformers adds tokens to some tokenizers that their models lack and no text needs, so texts are checked, not the
     vocabulary.
     """
     if (largest := max(ids)) >= (rows := embedding_rows(model)):
         raise UserError(
-            f"model: the token {tokenizer.convert_ids_to_tokens(largest)} has id {largest}, and the model's embedding "
-            f"{rows} rows; use the model's own tokenizer, or resize_token_embeddings(len(tokenizer)) and save the "
-            "model again"
+            f"model: the token {tokenizer.convert_ids_to_tokens(largest)} has id {largest}, but the model's embedding "
+            f"has only {rows} rows; use the model's own tokenizer, or call "
+            "model.resize_token_embeddings(len(tokenizer)) and save the model"
         )
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-    """The text of ids. Those that the tokenizer has no token for have none: embeddings often have spare rows, which
-    models may sample, and tokenizers written in Python raise for them."""
+    """The text of ids. Ids without a token have no text: embeddings often have spare rows, which models may sample, and
+    tokenizers written in Python raise for them."""
 
     def text(some: list[int]) -> str:
         return str(tokenizer.decode(some, skip_special_tokens=skip_special_tokens))

@@ -1,5 +1,4 @@
-"""The process itself: how it ends with its parent, even a killed one, what it does for a limited time, and how glibc
-treats its freed memory."""
+"""The process itself: ending with its parent, even a killed one; time limits; and how glibc treats freed memory."""
 
 import ctypes
 import faulthandler
@@ -43,12 +42,12 @@ def _watch(parent: int, act: Callable[[], None]) -> None:
 
 @contextmanager
 def limit_seconds(seconds: float, error: Exception) -> Iterator[None]:
-    """Raises `error` in a block that takes longer.
+    """Raises `error` in a block that takes longer than this.
 
-    Native code cannot be interrupted, and only the main thread can: after twice as long the process ends, and writes
-    where it was.
+    Native code and threads other than the main thread cannot be interrupted: after twice the time the process writes a
+    traceback and ends.
     """
-    faulthandler.dump_traceback_later(2 * seconds, exit=True, file=2)  # a thread of C, which needs no lock of Python
+    faulthandler.dump_traceback_later(2 * seconds, exit=True, file=2)  # runs in a C thread that needs no GIL
     try:
         with _alarm(seconds, error) if threading.current_thread() is threading.main_thread() else nullcontext():
             yield
@@ -58,7 +57,7 @@ def limit_seconds(seconds: float, error: Exception) -> Iterator[None]:
 
 @contextmanager
 def _alarm(seconds: float, error: Exception) -> Iterator[None]:
-    """Raises `error` in the block after so many seconds. An alarm that is set already rings afterwards."""
+    """Raises `error` in the block after so many seconds. An alarm that was set before is restored afterwards."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise error
@@ -69,7 +68,7 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)  # None: not installed from Python
         signal.setitimer(signal.ITIMER_REAL, *timer)
 
 

@@ -1,6 +1,6 @@
 """Writes the verdicts of docs/models.md: `.venv/bin/python -m tests.models_page`. It takes a minute on one core.
 
-They are those of a tiny model of each architecture.
+Each verdict is that of a tiny model of the architecture.
 """
 
 import logging
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- written by tests/models_page.py: begin -->\n", "<!-- end -->\n"
 T = TypeVar("T")
 REFUSED = "refused"
-# Architectures without a tiny model, and models of speech and pictures that write no text by themselves.
+# Architectures without a tiny model, and speech and image models that write no text by themselves.
 LEFT_OUT = {
     "gemma3n": "needs the package timm; its text model is `gemma3n_text`",
     "gemma4_assistant": "drafts for another model, and is no model by itself",
@@ -56,9 +56,9 @@ share a prompt, and for rows that join and leave. *Trained*: so are the log-prob
 
 
 def verdict(architecture: str) -> tuple[str, str]:
-    """How it is sampled: `sampled` or `refused`; and the form of its log-probs, or `refused`.
+    """How an architecture is sampled: `sampled` or `refused`; and the form of its log-probs, or `refused`.
 
-    Raises AssertionError for a model that is neither refused nor right.
+    Raises AssertionError for a model that is neither refused nor correct.
     """
     model = make_tiny(architecture)
     model.generation_config = GenerationConfig(eos_token_id=_ENDS, pad_token_id=0)
@@ -92,7 +92,7 @@ def _rounds(sampler: HFSampler) -> list[tuple[list[int], Completion]]:
 
 
 def _rows_that_join(sampler: HFSampler) -> list[tuple[list[int], Completion]]:
-    """Two rows of a prompt each time, while earlier ones run."""
+    """Adds two rows of a prompt at a time while earlier ones run."""
     ended: dict[int, Completion] = {}
     with sampler.running_batch(SamplingParams(1, 1, temperature=0), 0) as batch:
         for place, ids in enumerate(_PROMPTS):
@@ -115,7 +115,7 @@ def _check_greedy(model: PreTrainedModel, prompt: Sequence[int], completion: Com
 
 
 def _plain(model: PreTrainedModel, prompt: Sequence[int], completion: Completion) -> Tensor:
-    """(C, V) log-probs of a forward of one row, without padding and cache."""
+    """(C, V) log-probs of a forward of one row, without padding or cache."""
     row = torch.tensor([[*prompt, *completion.ids.tolist()]])
     with torch.no_grad():
         logits = model(input_ids=row, use_cache=False).logits[0]
@@ -146,12 +146,12 @@ def listed(page: str) -> dict[str, tuple[str, str]]:
 
 
 def _verdict(form: str) -> tuple[str, str]:
-    """That of the part of the page with this head."""
+    """The verdict of the part of the page with this heading."""
     return {"": (REFUSED, "any"), REFUSED: (REFUSED, REFUSED)}.get(form, ("sampled", form))
 
 
 def on_the_page(computed: tuple[str, str]) -> tuple[str, str]:
-    """A verdict as the page lists it: without the form of a model that is not sampled."""
+    """A verdict as the page lists it: without a form if the model is not sampled."""
     sampled, form = computed
     return (REFUSED, "any") if sampled == REFUSED and form != REFUSED else computed
 

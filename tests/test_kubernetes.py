@@ -63,7 +63,7 @@ READ: dict[str, Callable[[list[str]], Any]] = {
 
 
 def served(directory: Path, arguments: list[str]) -> list[str]:
-    """The arguments that docker/serve gives to `ref-server`, which sees no token among its variables."""
+    """The arguments that docker/serve passes to `ref-server`, whose environment contains no token."""
     script = (FILE.parent / "serve").read_text().replace("/tmp/tokens", str(directory / "tokens"))
     program = directory / "ref-server"
     program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\nenv >&2\n")

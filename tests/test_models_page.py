@@ -7,7 +7,7 @@ from tests.models_page import COMPARED, LEFT_OUT, PAGE, listed, on_the_page, ver
 from tests.tiny_models import ARCHITECTURES
 
 LISTED = listed(PAGE.read_text(encoding="utf-8"))
-# One of each kind: decoding attention, windows, recurrent layers among others and without them, latent attention, two
+# One of each kind: decoding attention, windows, some and only recurrent layers, latent attention, two
 # attentions in one, a cache class of its own, and one that is refused.
 FAST = (
     *("qwen2", "gemma2", "qwen3_5", "lfm2", "mamba", "nemotron_h", "deepseek_v3", "diffllama", "minimax"),
@@ -25,6 +25,6 @@ def test_every_architecture_has_a_verdict_or_a_reason() -> None:
 @pytest.mark.parametrize(
     "architecture", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in COMPARED]
 )
-@pytest.mark.filterwarnings("ignore")  # of transformers, about sizes that no model has
+@pytest.mark.filterwarnings("ignore")  # transformers warns about sizes that no model has
 def test_the_verdict_is_as_listed(architecture: str) -> None:
     assert on_the_page(verdict(architecture)) == LISTED[architecture], "run: .venv/bin/python -m tests.models_page"

@@ -11,7 +11,7 @@ ARCHITECTURES: tuple[str, ...] = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCABULARY = 96
 LAYERS = 4
 _HEADS = 4
-# Names that architectures give to their sizes. A configuration gets those that it has, and that have a number.
+# Names that architectures use for their sizes. A configuration gets those that it defines as numbers.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "encoder_hash_byte_group_vocab"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embedding_size", "lru_width"), 32),
@@ -49,12 +49,13 @@ _SIZES: dict[str, Any] = {
     "index_topk": 64,  # more than a row has tokens
     "image_size": 32,
     "patch_size": 8,
-    "initializer_range": 0.3,  # far from uniform, so that faults are large
+    "initializer_range": 0.3,  # far from uniform, so that errors are large
 }
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # Multi-head latent attention has as many key heads as query heads.
 _LATENT = {"num_key_value_heads": _HEADS}
-# What an architecture needs besides or instead: most of its defaults do not fit the sizes, or have no layer of a kind.
+# Further or different values that an architecture needs, mostly because its defaults do not fit the sizes or lack some
+# kind of layer.
 _BESIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "bailing_hybrid", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
     **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu", "kimi_linear"), _LATENT),
@@ -84,7 +85,7 @@ _BESIDES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},
-    "hy_v4": {"initializer_range": 0.1},  # with more its rounding errors grow beyond all tolerances
+    "hy_v4": {"initializer_range": 0.1},  # with larger weights its rounding errors exceed all tolerances
     "mamba2": {"head_dim": 16},
     "xmod": {"default_language": "en_XX"},
     "zamba2": {"num_key_value_heads": _HEADS, "n_mamba_heads": _HEADS},
@@ -115,14 +116,14 @@ _BESIDES["qwen4_exp"] = {"text_config": _BESIDES["qwen4_exp_text"]}
 
 
 def make_tiny(architecture: str) -> PreTrainedModel:
-    """A model in float32, in evaluation mode. Raises what transformers raises where the sizes do not fit."""
+    """A model in float32, in evaluation mode. Raises transformers' errors if the sizes do not fit."""
     torch.manual_seed(0)
     config = _shrunk(CONFIG_MAPPING[architecture](), _BESIDES.get(architecture, {}))
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 def _shrunk(config: PreTrainedConfig, besides: dict[str, Any]) -> PreTrainedConfig:
-    """A configuration of the same class with tiny sizes, and with what is given besides for it and its parts."""
+    """A configuration of the same class with tiny sizes and the further values given for it and its parts."""
     known = config.to_dict()
     names = {config.attribute_map.get(name, name): size for name, size in _SIZES.items()}
     changes = {name: size for name, size in names.items() if isinstance(known.get(name), int)}
@@ -139,6 +140,6 @@ def _shrunk(config: PreTrainedConfig, besides: dict[str, Any]) -> PreTrainedConf
 
 
 def _kinds(layers: list[str]) -> list[str]:
-    """As many layers as a tiny model has, of all kinds."""
+    """Layers of all kinds, as many as a tiny model has."""
     kinds = list(dict.fromkeys(layers))
     return [kinds[layer % len(kinds)] for layer in range(LAYERS)]

@@ -83,8 +83,8 @@ class TurnsConfig(Section):
     )
     """Time limit in seconds of one rollout, after which no tool is called. 0: no limit, as by default."""
     memory_gib: Annotated[float, Travel.LOCAL, Resume.FREE] = Field(default=4.0, ge=0)
-    """Memory (address space) that each process of a rollout may take, in GiB: the one that runs its tools and its
-    environment, and each that they start. 0: no limit; needed if a tool uses CUDA."""
+    """Memory (address space) that each process of a rollout may add, in GiB: the one that runs its tools and its
+    environment, each that these start, and the one that parses calls. 0: no limit, which tools that use CUDA need."""
     max_answer_characters: int = Field(default=20_000, ge=1)
     """Longer answers of tools are cut to this length, with a note of how much was left out."""
     call_format: Annotated[str | None, Travel.NAME] = None

@@ -28,8 +28,8 @@ class CallRecord:
 class Conversation:
     """What a rollout has besides its tokens.
 
-    mask: bool (T,), true for the tokens that the model sampled, false for those between its turns, and for the ending
-    of its prompt where the prompts of the group differ. problem: its own in such a group, else None. messages: the
+    mask: bool (T,), true for the tokens that the model sampled, false for those between its turns and, if the prompts
+    of the group differ, for the end of its prompt. problem: its own problem in such a group, else None. messages: the
     assistant's and the tools', as TRL's rewards get them. calls: those after each of the model's turns. seconds: from
     the first prompt to the end. environment: which lives until rewards have judged, unless it is lost; None without
     any. reward, step_rewards: the environment's, of the rollout and after each turn; NaN where it failed.

@@ -1,4 +1,4 @@
-"""The messages of a conversation in a row. All of their fields reach the chat template and the rewards, as in TRL."""
+"""The messages of a row's conversation. All of their fields reach the chat template and the rewards, as in TRL."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,23 +8,23 @@ from policy_trainer.data.problem import Message
 from policy_trainer.data.rows import Row, encodable
 from shared.errors import UserError
 
-# Fields with which an assistant's message may have no content.
+# An assistant message with one of these fields may lack content.
 _IN_PLACE_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 _USUAL = ("role", "content")
 _FORM = (
-    'must contain only {"role": …, "content": …} and further fields of messages; a content is a text, or a list of '
-    '{"type": "text", "text": …} and, in a row with pictures, {"type": "image"}'
+    'must be a list of messages: {"role": …, "content": …} and optional further fields; content is a string or a list '
+    'of {"type": "text", "text": …} and, in a row with pictures, {"type": "image"}'
 )
 
 
 def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
-    """The messages of the conversation in this column, each with role, content and its further fields.
+    """The messages of the conversation in this column, each with its role, its content and any further fields.
 
-    A field that is None is left out: a table has it for messages that lack what others have.
+    Fields that are None are dropped: tables use None for fields that a message lacks.
     """
     messages = row.get(column)
     if not isinstance(messages, list) or not messages:
-        raise UserError(f"{where}: {column} must be a list that is not empty")
+        raise UserError(f"{where}: {column} must be a non-empty list")
     return tuple(_message(message, row, column, f"{where}: message {k}") for k, message in enumerate(messages, 1))
 
 
@@ -36,8 +36,8 @@ def _message(message: Any, row: Row, column: str, where: str) -> Message:
     if "content" not in fields:
         if fields["role"] != "assistant" or not any(fields.get(name) for name in _IN_PLACE_OF_CONTENT):
             raise UserError(
-                f"{where} of {column} has no content, or null: only an assistant's with tool_calls or "
-                "reasoning_content may lack it; write a text"
+                f"{where} of {column} has no content: only assistant messages with tool_calls or reasoning_content "
+                "may omit it"
             )
         fields["content"] = ""
     if (content := _content(fields["content"], row)) is None:
@@ -61,7 +61,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _texts(value: Any) -> list[str]:
-    """All texts in a field, its names too."""
+    """All strings in a field, including the keys of objects."""
     if isinstance(value, dict):
         return [text for pair in value.items() for each in pair for text in _texts(each)]
     if isinstance(value, list):
@@ -88,27 +88,27 @@ def _block(block: Mapping[str, Any], row: Row) -> str | None:
 
 
 def contents(messages: Sequence[Message]) -> list[str]:
-    """The contents, where no chat template writes the messages. Raises UserError for further fields: they would be
+    """The contents of messages that no chat template renders. Raises UserError for further fields, which would be
     lost."""
     for message in messages:
         if further := further_fields(message):
             raise UserError(
-                f"data: a message has {further}, which only a chat template writes: use a model with one and "
-                "data.prompt_style = chat, or leave it out"
+                f"data: a message has {further}, which only a chat template can render: use a model with a chat "
+                "template and data.prompt_style = chat, or remove the field"
             )
     return [message["content"] for message in messages]
 
 
 def answer_of_messages(message: Message, where: str) -> str:
-    """The content of an answer to learn from. Raises UserError for further fields: they would be lost."""
+    """The content of an answer to train on. Raises UserError for further fields, which would be lost."""
     if further := further_fields(message):
         raise UserError(
-            f"{where}: the last message has {further}, and only its content is trained on: write the whole turn there, "
-            "as the model writes it, or leave it out"
+            f"{where}: the last message has {further}, but only its content is trained on: put the whole turn into the "
+            "content, as the model would write it, or remove the field"
         )
     return message["content"]
 
 
 def further_fields(message: Message) -> str:
-    """The names of the fields besides role and content that say something."""
+    """The names of the non-empty fields other than role and content."""
     return ", ".join(name for name, value in message.items() if name not in _USUAL and value not in ("", [], {}))

@@ -29,7 +29,7 @@ _MAX_PICTURES = 256
 _MAX_BYTES = 64 * 2**20
 # Decoded, 200 MB. Small files can claim far more.
 _MAX_PIXELS = 2**26
-# Of all pictures of a prompt, which are decoded together: processors need 8 bytes for each pixel, 1 GB in all.
+# For all pictures of a prompt together, since they are decoded together: processors need 8 bytes a pixel, 1 GB in all.
 _MAX_PROMPT_PIXELS = 2**27
 # More than 8 bits a channel; Pillow would cut their values off.
 _DEEP_MODES = ("F", "I")
@@ -142,7 +142,7 @@ def from_data_url(url: str) -> bytes:
 
 def with_readable_pictures(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The row as JSON in another directory can hold it: pictures in Pillow's form or as bytes become data URLs, and
-    their paths absolute. where: the row's place. Raises UserError for what would be refused in a file, too."""
+    their paths absolute. where: the row's place. Raises UserError for anything that would be refused in a file."""
     readable: dict[str, Any] = dict(row)
     for column in PICTURE_COLUMNS:
         if values := _listed(row.get(column)):
@@ -152,7 +152,7 @@ def with_readable_pictures(row: Mapping[str, Any], where: str) -> dict[str, Any]
 
 
 def absolute(value: str | Path) -> str:
-    """The path of a picture, which begins in the working directory, from the root; URLs as they are."""
+    """The absolute path of a picture whose path is relative to the working directory; URLs are unchanged."""
     text = str(value)
     return text if text.startswith("data:") or "://" in text else str(Path(value).absolute())
 
@@ -170,7 +170,7 @@ def _readable(value: Any, place: str) -> Any:
 
 
 def _flat(picture: "Image") -> "Image":
-    """The picture in RGB, upright; what is transparent becomes white."""
+    """The picture in RGB and upright; transparent areas become white."""
     from PIL import Image, ImageOps
 
     upright = ImageOps.exif_transpose(picture.convert("LA") if picture.mode == "La" else picture)
@@ -187,13 +187,13 @@ def _listed(value: Any) -> list[Any]:
 
 
 def check_pixels(pictures: Sequence[bytes], where: str) -> None:
-    """Raises UserError for more pixels than a prompt may have in all. Nothing is decoded: a few kilobytes can claim
-    gigabytes. A file whose size cannot be read has none here."""
+    """Raises UserError if the pictures of a prompt have too many pixels in all. Nothing is decoded: a few kilobytes can
+    decode to gigabytes. A file whose size cannot be read counts as 0."""
     total = sum(map(_claimed_pixels, pictures))
     if total > _MAX_PROMPT_PIXELS:
         raise UserError(
-            f"{where}: has {len(pictures)} pictures with {total} pixels, and those of a prompt may have "
-            f"{_MAX_PROMPT_PIXELS} together: make them smaller"
+            f"{where}: its {len(pictures)} pictures have {total} pixels in all; a prompt may have at most "
+            f"{_MAX_PROMPT_PIXELS}: make them smaller"
         )
 
 
@@ -249,10 +249,10 @@ def _check(data: bytes) -> None:
 
 
 def _check_kind(picture: "Image") -> None:
-    """Raises ValueError for several pictures in one, and for values that Pillow would cut off. The further pictures of
-    an MPO, which phones write, are previews and views of the first, which every reader shows."""
+    """Raises ValueError for files with several pictures, and for values that Pillow would clip. In an MPO, which phones
+    write, the further pictures are only previews and other views of the first, which is the one that viewers show."""
     if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:
-        raise ValueError(f"is animated, or has several pages ({frames}): give one as PNG")
+        raise ValueError(f"is animated or has several pages ({frames}): save one of them as PNG")
     if picture.mode.startswith(_DEEP_MODES):
         raise ValueError(f"has more than 8 bits a channel (mode {picture.mode}): convert it to 8 bits")
 

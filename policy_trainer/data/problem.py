@@ -36,9 +36,9 @@ class Problem:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     # Those that the model may call; added before the prompt is encoded.
     tools: Tools = ()
-    # What its environment shows: the end of the last message, in which nothing is a control token.
+    # The text that `reset` of its environment returned: the end of the last message. Nothing in it is a control token.
     shown: str = ""
-    # The place of its row, for error messages: two rows may hold the same problem.
+    # The location of its row, for error messages: two rows may hold the same problem.
     where: str = field(default="", compare=False, repr=False)
 
 

@@ -55,8 +55,8 @@ class EncodedPrompt:
         return replace(self, ids=[*self.ids, *ids], unexpanded_ids=[*self.unexpanded_ids, *ids], endings=())
 
     def with_endings_of(self, prompts: "Sequence[EncodedPrompt]") -> "EncodedPrompt":
-        """The prompt of a group with these prompts, this one first; all pictures stand where they are still alike.
-        Raises UnusablePrompt if they have no common beginning."""
+        """The prompt of a group whose rollouts have these prompts, this one first; all pictures lie in the common
+        beginning. Raises UnusablePrompt if there is none."""
         shared = 0
         for tokens in zip(*(prompt.ids for prompt in prompts), strict=False):
             if len(set(tokens)) > 1:
@@ -64,7 +64,7 @@ class EncodedPrompt:
             shared += 1
         if not shared:
             raise UnusablePrompt(
-                "environment: the prompts of one problem begin differently: let reset() show the same text"
+                "environment: the prompts of one problem have no common beginning: let reset() return the same text"
             )
         unexpanded = self.unexpanded_ids[: len(self.unexpanded_ids) - (len(self.ids) - shared)]
         endings = tuple(tuple(prompt.ids[shared:]) for prompt in prompts)
@@ -72,7 +72,7 @@ class EncodedPrompt:
 
 
 class UnusablePrompt(UserError):
-    """A problem makes no prompt that the model can take. It is left out and counted; the others may be usable."""
+    """A problem cannot be made into a prompt for the model. It is left out and counted; others may be usable."""
 
 
 class PromptTooLong(UnusablePrompt):
@@ -97,8 +97,8 @@ class PromptEncoder:
         max_image_bytes: int | None = None,
     ) -> None:
         """limit: maximum tokens of a prompt, see `prompt_limit`; None for no limit. processor: None refuses pictures.
-        model: checks that prompts are such as it takes; only its shapes are read. max_image_bytes: most bytes of a
-        prompt's image tensors, as the server takes them; None for no bound.
+        model: prompts are checked against it; only its shapes are read. max_image_bytes: the largest image tensors of
+        a prompt, in bytes, that the server accepts; None for no limit.
 
         Raises UserError for data.chat_template_kwargs that the model's chat template does not use.
         """
@@ -115,8 +115,8 @@ class PromptEncoder:
     def encode(self, problem: Problem) -> EncodedPrompt:
         """The prompt.
 
-        Raises UnusablePrompt, with the problem's place, for a problem that is too long, or that the chat template, the
-        processor of pictures or the model does not take; UserError for pictures that the model never takes.
+        Raises UnusablePrompt, with the problem's location, if it is too long or if the chat template, the image
+        processor or the model rejects it; UserError for pictures if the model takes none.
         """
         if problem.images:
             self.require_vision()
@@ -140,17 +140,17 @@ class PromptEncoder:
         return self._ids(self._plain_text(problem), front=front)
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of a text without pictures, such as a completion. Raises UserError for one that the model has no row
-        for."""
+        """The ids of a text without pictures, such as a completion. Raises UserError if the model's embedding lacks one
+        of them."""
         ids = self._ids(text)
         if ids and self._model is not None:
             refuse_unknown_ids(ids, self._model, self._tokenizer)
         return ids
 
     def _ids(self, text: str, *, front: bool = False) -> list[int]:
-        """The ids of a text without pictures: what looks like the model's placeholder of a picture is text, too.
+        """The ids of a text without pictures: the model's picture placeholder in it is ordinary text.
 
-        front: with what the tokenizer puts in front of every text.
+        front: whether to add what the tokenizer prepends to every text.
         """
         return self._foreign.encode(SEPARATOR.join(cut_placeholders(text, self._placeholders)), front=front)
 
@@ -159,12 +159,12 @@ class PromptEncoder:
         return placeholder_texts(self._model, self._tokenizer)
 
     def require_vision(self) -> None:
-        """Raises UserError for a model that is not shown pictures."""
+        """Raises UserError for a model that Tandem cannot train with pictures."""
         if self._processor is None:
             raise UserError("data: pictures cannot be used here")
         if self._model is not None and vision_of(self._model) is None:
             raise UserError(
-                f"model: problems have pictures, and {type(self._model).__name__} is not shown any: give a model of "
+                f"model: problems have pictures, which are not supported for {type(self._model).__name__}: use "
                 f"{FAMILIES}, or data without pictures"
             )
         assert self._processor.processor  # a model without one may have a template that fails on pictures
@@ -172,24 +172,24 @@ class PromptEncoder:
     def _check(self, prompt: EncodedPrompt) -> None:
         """Raises UserError for a prompt that the model or the server would refuse."""
         if not prompt.ids:
-            raise UserError("data: the prompt has no tokens: the tokenizer leaves all of it out")
+            raise UserError("data: the prompt has no tokens: the tokenizer drops all of its text")
         if self._model is None:
             return
         refuse_unknown_ids(prompt.ids, self._model, self._tokenizer)
         if not prompt.images:
             return
-        completion = np.array([-1]), np.array([1])  # made up: a group has one
+        completion = np.array([-1]), np.array([1])  # a dummy: a group needs one
         group = TokenGroup(np.array(prompt.ids), *completion, prompt.images)
         try:
             vision = vision_of(self._model)
             assert vision is not None
             vision.check(group)
         except BatchError as error:
-            raise UserError(f"data: the model does not take the prompt with its pictures: {error}") from error
+            raise UserError(f"data: the model does not accept the prompt with its pictures: {error}") from error
         if self._max_image_bytes is not None and group.image_bytes > self._max_image_bytes:
             raise UserError(
-                f"data: the prompt's pictures have {group.image_bytes} bytes as tensors, and the server takes "
-                f"{self._max_image_bytes}: lower --data.max-pixels, or start ref-server with --max-body-mib "
+                f"data: the prompt's pictures have {group.image_bytes} bytes as tensors, but the server accepts at "
+                f"most {self._max_image_bytes}: lower --data.max-pixels, or start ref-server with --max-body-mib "
                 f"{-(-group.image_bytes // 2**20) + 8}"
             )
 
@@ -202,8 +202,8 @@ class PromptEncoder:
             )
         for token in self._placeholders:
             if token != PLACEHOLDER and any(token in message["content"] for message in self._separated(problem)):
-                raise UserError(f"data: a text contains {token}, the model's placeholder of a picture: leave it out")
-        # All pictures stand before what the environment shows, of which the processor gets nothing separated.
+                raise UserError(f"data: a text contains {token}, the model's picture placeholder: remove it")
+        # All pictures come before the environment's text, so the processor never sees text with separators.
         pieces = "".join(self._chat_parts(problem)).split(SEPARATOR)
         first = len(pieces) - self._foreign.separated(problem.shown).count(SEPARATOR)
         text, shown = SEPARATOR.join(pieces[:first]), SEPARATOR.join(pieces[first:])
@@ -238,7 +238,7 @@ class PromptEncoder:
         return not problem.prompt or (has_template and not self._is_rendered(problem.prompt))
 
     def way(self, problem: Problem) -> str:
-        """How the problem becomes a text, for people."""
+        """How the problem becomes a prompt, in words."""
         if self.in_chat(problem):
             return "through the chat template"
         rendered = self._is_rendered(problem.prompt)
@@ -300,18 +300,18 @@ class PromptEncoder:
                 add_generation_prompt=add_generation_prompt,
                 **{**self._prompts.chat_template_kwargs, **variables},
             )
-        # Some accept no system message, or require alternating roles. Others fail inside their program.
+        # Some templates accept no system message or require alternating roles. Others fail in their code.
         except TEMPLATE_ERRORS as error:
             remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
             raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
 
     def _is_rendered(self, text: str) -> bool:
-        """Whether a text is the output of the chat template already: it begins and ends as that does."""
+        """Whether a text is already output of the chat template: whether it begins and ends like one."""
         return bool(text) and self._frames.surround(text)
 
     @cached_property
     def _frames(self) -> Frames:
-        """What the chat template writes around contents; empty if there is none."""
+        """What the chat template writes around contents; empty if there is no template."""
         if self._tokenizer.chat_template is None:
             return Frames()
 
@@ -347,7 +347,7 @@ class PromptEncoder:
         return messages
 
     def _separated(self, problem: Problem) -> Sequence[Message]:
-        """The messages, in which what the environment shows is separated."""
+        """The messages, with separators in the environment's text."""
         if not problem.shown:
             return problem.messages
         *earlier, last = problem.messages

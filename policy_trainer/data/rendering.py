@@ -1,5 +1,5 @@
-"""Chat templates and tokenizers, which may come from strangers: they work within a limit of time. And what the template
-writes around the contents of a conversation, by which a text that has been through it is recognised."""
+"""Runs chat templates and tokenizers under a time limit, since they may be untrusted. Also finds what a template writes
+around the contents of a conversation, by which a text that has been through the template is recognised."""
 
 import json
 import re
@@ -14,27 +14,27 @@ from transformers import PreTrainedTokenizerBase
 from shared.errors import UserError
 from shared.process import limit_seconds
 
-# A usual conversation takes milliseconds.
+# A typical conversation takes milliseconds.
 _SECONDS = 10.0
-# What a template may open an answer with: a tag for the reasoning, or an empty block of it where thinking is off.
+# What a template may open an answer with: a tag that begins reasoning, or an empty block if thinking is off.
 OPENED = re.compile(r"<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?\Z")
-# What templates raise for messages that they do not take.
+# What templates raise for messages that they do not accept.
 TEMPLATE_ERRORS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
 # A text that no template contains.
 _CONTENT = "qzjx"
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """The messages in the tokenizer's chat template. Raises UserError if that takes too long, and what the template
-    raises, one of TEMPLATE_ERRORS."""
+    """The messages, rendered by the tokenizer's chat template. Raises UserError if that takes too long, and
+    TEMPLATE_ERRORS from the template itself."""
     with limit_seconds(_SECONDS, _too_slow("chat template takes")):
         return str(tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False, **options))
 
 
 def render_rows(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """As `render`, for messages of users' rows, whose calls may have another form than the template wants.
+    """Like `render`, for messages of users' rows, whose tool calls may have a different form than the template expects.
 
-    Also raises UserError for a template that leaves calls out.
+    Also raises UserError for a template that omits the calls.
     """
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     if not calls:
@@ -50,13 +50,13 @@ def render_rows(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
             if all(name in text for name in names):
                 return text
     raise refused or UserError(
-        f"the model's chat template leaves out tool_calls ({', '.join(names)}): use one that writes them"
+        f"the model's chat template omits tool_calls ({', '.join(names)}): use one that renders them"
     )
 
 
 def _forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Arguments as objects, as most templates take them; then as in the row: OpenAI's API writes them as JSON texts,
-    which many templates would quote once more, and some require."""
+    """First with arguments as objects, which most templates take; then as in the row. OpenAI's API writes them as JSON
+    strings, which many templates would quote again, but some require."""
     for convert in (_with_object, dict):
         yield [
             {**each, "tool_calls": list(map(convert, each["tool_calls"]))} if each.get("tool_calls") else dict(each)
@@ -65,12 +65,12 @@ def _forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any
 
 
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The function of a call. Templates also take it without the call around it."""
+    """The function of a call. Templates also accept the bare function."""
     return call.get("function") or call
 
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as an object, if they are one or the JSON of one."""
+    """The call with its arguments as an object, if they are an object or the JSON of one."""
     function = _function(call)
     try:
         arguments = json.loads(function.get("arguments"))  # type: ignore[arg-type]
@@ -85,8 +85,8 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, front: bool = True, back: bool = False) -> list[int]:
     """Token ids of a text.
 
-    front: with what the tokenizer puts in front of every text, such as BOS, unless the text begins with it. back: with
-    what it puts behind every text, such as EOS: nothing could follow that, so a prompt never has it.
+    front: whether to add what the tokenizer prepends to every text, such as BOS, unless the text begins with it. back:
+    whether to add what it appends, such as EOS: nothing could follow that, so prompts never have it.
     """
     with limit_seconds(_SECONDS, _too_slow("tokenizer takes")):
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -96,7 +96,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, front: bool = True,
 
 
 def _surroundings(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts in front of every text and behind it."""
+    """What the tokenizer prepends and appends to every text."""
     inner, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
     places = range(len(whole) - len(inner) + 1)
     start = next((place for place in places if inner and whole[place : place + len(inner)] == inner), 0)
@@ -104,18 +104,16 @@ def _surroundings(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[i
 
 
 def _too_slow(what: str) -> UserError:
-    return UserError(
-        f"the model's {what} more than {_SECONDS:g} s for one conversation: correct it, or use another model"
-    )
+    return UserError(f"the model's {what} more than {_SECONDS:g} s for one conversation: fix it, or use another model")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a template writes around the contents of a conversation, from which BOS and outer white space are left out.
+    """What a template writes around the contents of a conversation, without BOS and outer white space.
 
-    begin: before the first content, or only its first token if that is one that texts do not contain: dates may follow.
-    inner: between system message and question. end: after the last, without what opens the reasoning. closed: whether
-    begin and end are like any text, so that nothing may follow the end.
+    begin: before the first content; only its first token if texts do not contain that token, since a date may follow.
+    inner: between system message and question. end: after the last content, without what opens the reasoning. closed:
+    whether begin and end could be ordinary text, in which case nothing may follow the end.
     """
 
     begin: str
@@ -134,8 +132,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Frames:
-    """Of one question, and of one with a system message, as far as the template takes it. bos: what it begins every
-    conversation with."""
+    """The frames of one question without and with a system message, as far as the template accepts these. bos: what the
+    template begins every conversation with."""
 
     frames: Sequence[Frame] = ()
     bos: str = ""
@@ -147,15 +145,15 @@ class Frames:
 
 
 def frames(tokenizer: PreTrainedTokenizerBase, rendered: Callable[[list[dict[str, Any]]], str]) -> Frames:
-    """What the tokenizer's template writes. rendered: messages in it, with what opens an answer; raises UserError for
-    those that it does not accept."""
+    """Reads the frames of the tokenizer's template. rendered: renders messages, including what opens an answer; raises
+    UserError for those that the template does not accept."""
     question = {"role": "user", "content": _CONTENT}
     texts = []
     for messages in ([question], [{"role": "system", "content": _CONTENT}, question]):
         with suppress(UserError):
             texts.append(rendered(messages))
     special = {str(token) for token in tokenizer.added_tokens_decoder.values()}
-    # Some begin each turn with the token that they call BOS.
+    # Some begin each turn with BOS.
     bos = str(tokenizer.bos_token or "")
     bos = bos if bos and all(text.startswith(bos) and bos not in text[len(bos) :] for text in texts) else ""
     return Frames(tuple(_frames([text.removeprefix(bos) for text in texts], special)), bos)

@@ -47,8 +47,8 @@ def _json_lines(path: Path, columns: Sequence[str], setting: str, others: Others
     """The lines of a JSONL file, without blank ones. Raises UserError, with file and line, for a line that is not a
     JSON object."""
     try:
-        # -sig: without the mark that some programs write in front. Not splitlines: it also splits at characters that
-        # JSON allows inside a text, such as U+2028.
+        # -sig drops the byte order mark that some programs write. Not splitlines, which also splits at characters that
+        # JSON allows inside strings, such as U+2028.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise UserError(f"{setting}: {path} cannot be read: {error.strerror}; check the path") from None
@@ -78,7 +78,7 @@ def _table_rows(table: "pyarrow.Table", source: str, names: Sequence[str], folde
 
 
 def _shortest(column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
-    """Floats of 32 bits as their shortest decimals: as Python's own they would be 0.10000000149011612."""
+    """float32 values as their shortest decimals: as Python floats they would print as 0.10000000149011612."""
     import pyarrow
 
     if not pyarrow.types.is_float32(column.type):
@@ -183,8 +183,8 @@ def answer_of(row: Row, column: str, where: str) -> str:
 
 
 def can_be_answer(value: object) -> bool:
-    """Whether a value can be a gold answer. Tables of pandas have NaN where an answer is missing. White space would be
-    equal to no answer."""
+    """Whether a value can be a gold answer. pandas uses NaN for missing answers. White space would match completions
+    without an answer."""
     if isinstance(value, float | Decimal):
         return math.isfinite(value)
     if isinstance(value, str):
@@ -193,8 +193,8 @@ def can_be_answer(value: object) -> bool:
 
 
 def _written(value: Any) -> str:
-    """A number as a person writes it: without an exponent, and 72 for 72.0, which pandas makes of 72 in a column with
-    gaps. A text as it is."""
+    """A number as people write it: without an exponent, and 72 for 72.0, which pandas makes of 72 in a column with
+    missing values. Strings are unchanged."""
     if isinstance(value, float):
         return f"{Decimal(repr(value)):f}".removesuffix(".0")
     return f"{value:f}" if isinstance(value, Decimal) else str(value)

@@ -41,7 +41,7 @@ class PictureProcessor:
         images = [decode(picture) for picture in pictures]
         try:
             output = self.processor(text=[text], images=[images], add_special_tokens=False, return_tensors="np")
-        # A shape that it cannot take, or other placeholders in the text. Processors fail in many ways.
+        # The processor cannot handle the shape, or the text has other placeholders. Processors fail in many ways.
         except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
             where = shorten(text, 200, placeholder=" …")
             raise UserError(f"data: the model's processor refuses the pictures of {where!r}: {error}") from error
@@ -71,7 +71,7 @@ def placeholder_texts(model: PreTrainedModel | None, tokenizer: PreTrainedTokeni
 
 
 def cut_placeholders(text: str, placeholders: Sequence[str]) -> list[str]:
-    """The text, cut inside each placeholder: encoded piece by piece, none becomes a token."""
+    """The text, split inside each placeholder so that none becomes a token when the pieces are encoded."""
     if not placeholders:
         return [text]
     pattern = "|".join(f"(?<={re.escape(token[:1])})(?={re.escape(token[1:])})" for token in placeholders)

@@ -124,7 +124,7 @@ def memory(subject: Subject) -> Iterator[Finding]:
         if shortage.memory in certain:
             yield wrong(seen, remedy)
         else:
-            yield warning(f"{seen} if completions are as long as they may be", remedy)
+            yield warning(f"{seen} if all completions have the maximum length", remedy)
     for place in dict.fromkeys(need.memory for need in needs):
         size, free = memory_size(place, None), _free(place)
         needed = sum(need.total for need in needs if need.memory == place)
@@ -149,7 +149,7 @@ _MARK = "tandem"
 
 
 def vocabulary(subject: Subject) -> Iterator[Finding]:
-    """Raises UserError for a model or a tokenizer that is missing, and for a model without an EOS token or a row for
+    """Raises UserError for a missing model or tokenizer, and for a model without an EOS token or an embedding row for
     it."""
     outline, tokenizer = subject.outline, subject.tokenizer
     rows, context = embedding_rows(outline), context_length(outline)
@@ -224,7 +224,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     encoder = prompt_encoder(config, subject.tokenizer, subject.outline)
     limit = prompt_limit(subject.outline, config)
     made = [(problem, encoder.encode(problem)) for problem in subject.drawn if _is_usable(encoder, problem)]
-    if not made:  # later ones are
+    if not made:  # later ones are usable
         yield from _lengths(subject, encoder, limit)
         return
     first, encoded = made[0]
@@ -266,7 +266,7 @@ def _opens_an_answer(subject: Subject, problem: Problem) -> bool:
 
 
 def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Iterator[Finding]:
-    """At least one problem makes a prompt: else the check has ended."""
+    """At least one problem has a usable prompt, or the check would have ended already."""
     task = subject.task
     count = min(_MEASURED, training_problems(task) or _MEASURED)
     lengths, unusable = list[int](), list[str]()
@@ -277,8 +277,8 @@ def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Iterator[F
             unusable.append(str(error))
     if unusable:
         yield warning(
-            f"{len(unusable)} of {count} problems make no prompt and will be left out: {unusable[0]}",
-            "correct these rows, or take them out",
+            f"{len(unusable)} of {count} problems have unusable prompts and will be left out: {unusable[0]}",
+            "correct or remove these rows",
         )
     long = sum(length > limit for length in lengths)
     seen = f"{len(lengths)} prompts have {min(lengths)} to {max(lengths)} tokens; the limit is {limit}"

@@ -106,7 +106,7 @@ class _Answers:
             text = text.removeprefix("<think>")
         ids = tuple(self._subject.tokenizer.encode(text, add_special_tokens=False))
         count = len(ids) + 1 if tokens is None else tokens
-        judged = decode(self._subject.tokenizer, ids, skip_special_tokens=True)  # what is left of it
+        judged = decode(self._subject.tokenizer, ids, skip_special_tokens=True)  # what rewards see of it
         return Sample(self._problem, self._start + judged, count, finished, start=self._start, ids=ids)
 
     @cached_property

@@ -79,7 +79,7 @@ class Connection:
         return self._end()
 
     def _answer(self, number: int, deadline: float) -> dict[str, Any]:
-        """Lines that are not the answer are dropped: a tool may write to the socket by mistake."""
+        """Drops lines that are not the answer, since a tool may write to the socket by mistake."""
         while (seconds := deadline - time.monotonic()) > 0:
             self._socket.settimeout(seconds)
             part = self._socket.recv(2**20)

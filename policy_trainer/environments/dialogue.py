@@ -24,11 +24,11 @@ from policy_trainer.environments.response_reader import ResponseReader
 from shared.errors import UserError
 from shared.models import decode
 
-# At the beginning only, as serving engines read it: a later tag is text.
+# Only at the beginning, as in serving engines: a later tag is text.
 _THOUGHT = {"open_pattern": r"\A\s*+<think>", "close_pattern": r"</think>\s*", "content": "text"}
 _FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-# A value is what the template writes it as, without the line ends around it. \G: a tag begins where the last one ended,
-# so that a text with many beginnings and no end is read once.
+# Values are kept as the template writes them, without the newlines around them. \G: a tag begins where the last match
+# ended, so that a text with many opening tags and no closing one is read only once.
 _PARAMETER = (
     r"\G[^<]*+(?:<(?!parameter=)[^<]*+)*+"
     r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
@@ -38,8 +38,8 @@ _ARGUMENT = (
     r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
 )
 _TEXT = {"name": "text", "args": {"strip": False}}
-# How families of models write calls, as transformers' response templates. Those that a tokenizer brings go first. A
-# pattern must take linear time on every text: the model writes what it likes.
+# How families of models write calls, as transformers' response templates. A tokenizer's own template takes precedence.
+# Patterns must take linear time on every text, since a model may write anything.
 # marks: texts of chat templates by which a family is recognised; the first family with all of its marks.
 FORMATS: Mapping[str, dict[str, Any]] = {
     "qwen3_5": {
@@ -176,7 +176,7 @@ class Dialogue:
         last: the turn's last sampled id; if it does not end a turn, the tokens that do come first. None if the template
         does not take the answers.
         """
-        texts = ("name", "content")  # a template may write the name, which the model has made up
+        texts = ("name", "content")  # a template may write the name, which the model may have made up
         answers = [{**answer, **{key: self._separated(str(answer[key])) for key in texts}} for answer in answers]
         try:
             before, after = self._split(answers, ended=last in self._eos)
@@ -215,8 +215,8 @@ class Dialogue:
         return self._render([_QUESTION], add_generation_prompt=True).removeprefix(before)
 
     def _choose_format(self, name: str | None) -> tuple[dict[str, Any], str]:
-        """A response template, and a pattern of what begins a call: a turn that has it and cannot be read is a wrong
-        call."""
+        """A response template, and a pattern that matches the beginning of a call: unreadable turns that match it are
+        wrong calls."""
         if name is None and (brought := getattr(self._tokenizer, "response_template", None)):
             return brought, _call_begins(brought["fields"].get("tool_calls", {}))
         template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else ""
@@ -255,7 +255,8 @@ class Dialogue:
 
 
 def _call_begins(tool_calls: Mapping[str, Any]) -> str:
-    """A pattern. tool_calls: the field of a response template; without an opening no turn is a wrong call."""
+    """The pattern that matches the beginning of a call. tool_calls: that field of a response template; if it has no
+    opening, the pattern matches nothing."""
     literals = tool_calls.get("open", [])
     literals = [literals] if isinstance(literals, str) else literals
     return tool_calls.get("open_pattern") or "|".join(map(re.escape, literals)) or "(?!)"

@@ -39,7 +39,7 @@ class ForkServer:
         self._pids: dict[int, int] = {}  # by session
         self._codes: dict[int, int] = {}  # of sessions that ended by themselves
         adopt_orphans()
-        self._others = children()  # what the user's modules have started
+        self._others = children()  # started by the user's modules
 
     def run(self) -> None:
         """Until the worker is gone."""
@@ -101,7 +101,7 @@ class ForkServer:
         if not ended:  # it may not have its group yet
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        kill_children(but={*self._others, *self._pids.values()})  # what has left its group
+        kill_children(but={*self._others, *self._pids.values()})  # those that have left its process group
         return os.waitstatus_to_exitcode(status)
 
 

@@ -74,8 +74,8 @@ class Host:
         )}  # fmt: skip
 
     def answer(self, line: bytes) -> bytes:
-        """Never raises for what the user's code raises. Raises OSError if an earlier call has left this process so that
-        it can go on no more."""
+        """Never raises the user's exceptions. Raises OSError if an earlier call has left this process unable to
+        continue."""
         if self._output:
             self._output.begin()
             sys.setrecursionlimit(self._recursion)
@@ -90,7 +90,7 @@ class Host:
 
     @property
     def _printed(self) -> str:
-        """The end of what the call has printed."""
+        """The end of the call's output."""
         return _encodable(self._output.tail) if self._output else ""
 
     def watch(self, seconds: float) -> None:
@@ -134,7 +134,7 @@ class Host:
         return {"value": self._key}
 
     def clear(self) -> Mapping[str, None]:
-        """After a rollout: ends the processes that it has started, wherever they have gone."""
+        """Called after a rollout: kills all processes that it started, including those in other sessions."""
         if self._separate:
             kill_children(but=self._kept)
         return {"value": None}
@@ -173,8 +173,8 @@ class Host:
         if self._environment is None:
             self._go_home()
         result = self._awaited(tool(**arguments))
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):  # of a function that hides that it makes one
-            raise TypeError("it returned a generator, whose items nobody would get: return a text or a list")
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):  # from a function that does not look like one
+            raise TypeError("it returned a generator, which is not iterated over: return a text or a list")
         text, left_out = self._cut(_encodable(str(_joined(result))))
         return {"value": text, "kind": "too_long" if left_out else ""}
 
@@ -195,7 +195,7 @@ class Host:
         return self._loop.run(_wait(result)) if inspect.isawaitable(result) else result
 
     def _go_home(self) -> None:
-        """Where the last rollout of this process began: it may have changed the working directory, or set an alarm."""
+        """Restores the state in which rollouts begin: a call may have changed the working directory or set an alarm."""
         if self._separate:
             os.chdir(self._home)
             os.umask(self._umask)
@@ -218,7 +218,7 @@ def serve(requests: BufferedIOBase, answers: BufferedIOBase, host: Host) -> None
             if os.getpid() != process:  # a tool has forked; only the original process may answer
                 os._exit(0)
             host.watch(0)
-            answers.write(b"\n" + answer)  # what a tool has written to the socket by mistake ends before it
+            answers.write(b"\n" + answer)  # ends a line that a tool may have written to the socket
             answers.flush()
     finally:
         host.close()

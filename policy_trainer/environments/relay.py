@@ -1,4 +1,4 @@
-"""Where rewards ask for the environments of rollouts: a socket of the worker."""
+"""A socket of the worker through which rewards reach the environments of rollouts."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,5 +1,5 @@
-"""Parses what models write, in a process that is killed when that takes too long: a tokenizer brings patterns of its
-own, and a sampled text may be one on which they take hours."""
+"""Parses model output in a process that is killed when parsing takes too long: a tokenizer may have patterns of its
+own, and these may take hours on some sampled texts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from shared.errors import UserError
 
 _CHILD = "policy_trainer.environments.response_reader_child"
 _START_SECONDS = 120.0
-# Milliseconds are usual. The rows that are being sampled wait for it.
+# Parsing usually takes milliseconds. Rows that are being sampled wait for it.
 _MOST_SECONDS = 5.0
 _GIB = 2**30
 
 
 class ResponseReader:
-    """Reads one text at a time. Its process starts at once, and again after it was killed."""
+    """Parses one text at a time. Its process is started at once, and restarted after it was killed."""
 
     def __init__(self, turns: TurnsConfig) -> None:
         self._seconds = min(turns.seconds, _MOST_SECONDS)
@@ -28,11 +28,11 @@ class ResponseReader:
     def read(
         self, text: str, template: Mapping[str, Any], *, prefix: str, tools: Tools, call_begins: str
     ) -> tuple[Mapping[str, Any], str]:
-        """The message by a response template of transformers, empty if it has none; and why the call that the text
-        begins cannot be read, empty if there is none or it can be read.
+        """The message that a transformers response template parses, empty if there is none; and why a call in the text
+        cannot be read, empty if there is no such call.
 
-        prefix: what the chat template opens the turn with. call_begins: a pattern of what begins a call. Raises
-        UserError if the process cannot be started.
+        prefix: what the chat template opens the turn with. call_begins: a pattern that matches the beginning of a call.
+        Raises UserError if the process cannot be started.
         """
         request = {
             "text": text,

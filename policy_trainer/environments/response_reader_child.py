@@ -1,6 +1,6 @@
-"""The process of ResponseReader. It imports no PyTorch, so that it starts within a second.
+"""The process of ResponseReader. It does not import PyTorch, so it starts within a second.
 
-Requests are pickles from the parent, over a socket that no other process has. Answers are lines of JSON.
+Requests are pickles from the parent, over a socket that no other process can reach. Answers are lines of JSON.
 """
 
 import faulthandler
@@ -23,7 +23,7 @@ _WATCHDOG_LIMITS = 3
 
 
 def main(descriptor: int, memory: int, seconds: float) -> None:
-    """Reads until the socket is closed. memory: bytes of address space, 0 for no limit. seconds: time limit."""
+    """Answers until the socket is closed. memory: bytes of address space, 0 for no limit. seconds: time limit."""
     end_with_parent()
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -49,7 +49,7 @@ def read(text: str, template: dict[str, Any], prefix: str, tools: list[Any], cal
         if message.get("tool_calls"):
             json.dumps(message)
             return {"message": message, "problem": ""}
-        reason, rest = "it does not end, or has another form", str(message.get("content"))
+        reason, rest = "it does not end, or is malformed", str(message.get("content"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         message, reason, rest = {}, f"{error!s:.200}", text
     return {"message": message, "problem": reason if regex.search(call_begins, rest) else ""}

@@ -41,8 +41,8 @@ _Begun = tuple[Session, str | None]
 
 @dataclass
 class _Rollout:
-    """A rollout under way. tools: those that the prompt lists. most: tokens of the completion, with the prompt's ending
-    in it. problem: its own, if the prompts of the group differ."""
+    """A rollout under way. tools: those that the prompt lists. most: maximum tokens of the completion, including the
+    prompt's ending. problem: its own problem, if the prompts of the group differ."""
 
     dialogue: Dialogue
     prompt: EncodedPrompt
@@ -174,7 +174,7 @@ class Rollouts:
         return [completions[start : start + size] for start in range(0, len(completions), size)]
 
     def _rollouts(self, opened: OpenProblem, prompt: EncodedPrompt, params: SamplingParams) -> Iterator[_Rollout]:
-        """Those of a problem. What a prompt has besides the beginning that all share stands in its completion."""
+        """The rollouts of a problem. What follows the common beginning of their prompts is in their completions."""
         size = params.num_generations
         dialogue = self._dialogue.with_variables(opened.problem.chat_template_kwargs)
         sessions, problems = opened.sessions or [None] * size, opened.problems or [None] * size
@@ -328,7 +328,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _alike(rollouts: Sequence[_Rollout]) -> list[list[int]]:
-    """The rows of the rollouts that begin with the same prompt."""
+    """The rows of the rollouts, grouped by equal prompts."""
     rows: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for row, rollout in enumerate(rollouts):
         rows.setdefault((id(rollout.prompt), tuple(rollout.ids)), []).append(row)

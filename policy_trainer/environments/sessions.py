@@ -285,13 +285,13 @@ class Session:
         self._sessions.give_back(self)
 
     def clear(self) -> bool:
-        """Ends what its rollout has started. Returns whether the session can go on."""
+        """Kills what its rollout has started. Returns whether the session can be used again."""
         for place, connection in [*self._connections.items()] if self.alive else ():
             try:
                 if connection.alive:
                     self._ask(place, "clear", _CLEAR_SECONDS)
             except ProcessEnded:
-                pass  # it is broken, or the connection forgotten
+                pass  # broken already, or the connection was dropped
         return self.alive
 
     def close(self) -> None:

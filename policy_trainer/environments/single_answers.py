@@ -14,7 +14,7 @@ from policy_trainer.sampling.sampler import Sampler, SamplingParams
 class OpenProblem:
     """A problem whose environments have been reset: its messages have what they show, and its tools are known.
 
-    sessions: of the rollouts; empty without an environment. problems: of each rollout, if their environments show
+    sessions: of the rollouts; empty without an environment. problems: one for each rollout, if `reset` returned
     different texts; `problem` is then the first.
     """
 
@@ -23,7 +23,7 @@ class OpenProblem:
     problems: Sequence[Problem] = ()
 
     def encode(self, encoder: PromptEncoder) -> EncodedPrompt:
-        """The prompt of the group. Raises UserError as `PromptEncoder.encode` does."""
+        """The prompt of the group. Raises the errors of `PromptEncoder.encode`."""
         if not self.problems:
             return encoder.encode(self.problem)
         first, *others = (encoder.encode(problem) for problem in self.problems)

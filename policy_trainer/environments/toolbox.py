@@ -72,17 +72,17 @@ def method_names(cls: type) -> Iterator[str]:
 
 
 def _unusable_reserved(cls: type, name: str) -> str:
-    """As _unusable, of a method that is no tool: `reset` gets columns by name, the rewards get nothing."""
+    """Like _unusable, for methods that are not tools: `reset` gets columns by name, rewards get no arguments."""
     method = inspect.getattr_static(cls, name)
     if not inspect.isfunction(method):
         return ""
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
-        return "is a generator: return the value in place of `yield`"
+        return "is a generator: use `return` in place of `yield`"
     parameters = [*inspect.signature(method).parameters.values()][1:]
     if name == "reset":
         by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]
         return (
-            f"takes {by_position[0]} by position only, but columns come by name: remove the `/`" if by_position else ""
+            f"takes {by_position[0]} by position only, but gets columns by name: remove the `/`" if by_position else ""
         )
     reason = accepts(method, object())
     return f"is called without arguments, but {reason}" if reason else ""
@@ -94,7 +94,7 @@ def _schema(setting: str, what: str, function: Callable[..., Any]) -> dict[str, 
 
     if not inspect.isroutine(function):
         raise UserError(
-            f"{setting}: {what} must be a function, got {type(function).__name__}: wrap it in one (`def`) that calls it"
+            f"{setting}: {what} must be a function, got {type(function).__name__}: define a function that calls it"
         )
     if reason := _unusable(function):
         raise UserError(f"{setting}: {what} {reason}")
@@ -108,20 +108,20 @@ def _schema(setting: str, what: str, function: Callable[..., Any]) -> dict[str, 
 
 
 def _unusable(function: Callable[..., Any]) -> str:
-    """Why no call of the function can go well, with the remedy; empty if one can. Models give arguments by name."""
+    """Why no call of the function can succeed, with the remedy; else empty. Models pass all arguments by name."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        return "is a generator, whose items nobody would get: return a text or a list in place of `yield`"
+        return "is a generator, which is not iterated over: return a text or a list in place of `yield`"
     if not function.__name__.isidentifier():
-        return f"is named {function.__name__!r}, which models cannot call: give it a name with `def`, or __name__"
+        return f"is named {function.__name__!r}, which models cannot call: use `def`, or set __name__"
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return ""  # the schema's error says more
+        return ""  # the error about the schema is more specific
     for each in parameters:
         if each.kind is each.POSITIONAL_ONLY:
-            return f"takes {each.name} by position only, but models give arguments by name: remove the `/`"
+            return f"takes {each.name} by position only, but models pass arguments by name: remove the `/`"
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            return f"takes {each}, but models give the arguments that are described to them: name each, or take a list"
+            return f"takes {each}, but models pass only arguments that are described: name each, or take a list"
     return ""
 
 

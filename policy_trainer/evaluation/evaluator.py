@@ -140,8 +140,8 @@ class Evaluator:
     def _encode(
         self, problems: Sequence[Problem], start: int, size: int, on_idle: OnIdle
     ) -> tuple[list[tuple[OpenProblem, EncodedPrompt]], str]:
-        """The problems whose environments can be reset and whose prompts are usable, and the error of one that is not,
-        empty if all are. start: place of the first problem. size: answers to each."""
+        """The problems whose environments can be reset and whose prompts are usable, and the error of an unusable
+        prompt, empty if there is none. start: index of the first problem. size: answers per problem."""
         opened = self._rollouts.open(dict(enumerate(problems, _FIRST_INDEX + start)), size, on_idle)
         encoded, unusable = [], ""
         for each in filter(None, opened):

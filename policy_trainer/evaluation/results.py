@@ -60,9 +60,9 @@ class Evaluation:
     mean of the weighted totals. rewards: mean of each reward part. Both are over the answers that could be judged, and
     NaN where there are none. finished: share of answers that were not cut off. mean_tokens: mean length of the answers.
     left_out: problems whose environment could not be reset, whose prompt was too long or unusable, or whose gold answer
-    cannot be judged. transcripts: the answers, those of a problem side by side. failed: the rewards that failed on
-    every answer, with their first error. failures: a sentence for each reward that failed on some, and for resets that
-    failed.
+    cannot be judged. transcripts: the answers, grouped by problem. failed: the rewards that failed on
+    every answer, with their first error. failures: a sentence for each reward that failed on some answers, and one for
+    failed resets.
     num_generations: answers to each problem. pass_at_n: share of the problems with a gold answer that have a right one.
     """
 

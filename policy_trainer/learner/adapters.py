@@ -171,15 +171,15 @@ def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def merged_by_peft(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
-    """The model with an adapter of any method of peft's merged in, in float32, and rounded once.
+    """The model with an adapter of any peft method merged in: computed in float32 and rounded once.
 
-    Raises UserError for an adapter that does not fit the model, or cannot be merged.
+    Raises UserError for an adapter that does not fit the model or cannot be merged.
     """
     import peft
 
     dtype = model.dtype
     try:
-        with warnings.catch_warnings(action="ignore"):  # such as that embeddings are no longer tied
+        with warnings.catch_warnings(action="ignore"):  # such as one about embeddings that are no longer tied
             warnings.filterwarnings("error", "Found missing adapter keys")
             adapted = peft.PeftModel.from_pretrained(model.float(), str(directory))  # type: ignore[arg-type]
             merged: Any = adapted.merge_and_unload()  # type: ignore[operator]

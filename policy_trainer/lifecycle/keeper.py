@@ -1,9 +1,9 @@
-"""Runs a module of ours that runs the user's code, and ends all that it has started, wherever that has gone.
+"""Runs one of our modules that executes the user's code, and kills everything that this code has started.
 
 `python -m policy_trainer.lifecycle.keeper DESCRIPTOR MODULE ARGUMENT…` runs MODULE in a child, which gets the
-descriptor and the arguments; the process itself waits. It runs no code of the user's, so that it is still there when
-the child is killed: then what the child has started becomes its own (Linux), in sessions of their own, too, and is
-killed. It ends as the child did. Its parent ends both by SIGTERM, and they end when the parent is gone.
+descriptor and the arguments; the keeper waits. It runs none of the user's code, so it survives when the child is
+killed: it then adopts all descendants of the child (Linux), even those in other sessions, and kills them. It exits with
+the child's status. SIGTERM from its parent ends both, and so does the parent's end.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ from pathlib import Path
 
 from shared.process import PARENT_VARIABLE
 
-# Seconds between looks whether its parent is there.
+# Seconds between checks that the parent is alive.
 _TICK = 0.5
 # From linux/prctl.h.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _THREADS = "/proc/self/task"
-# So many more processes and threads than it had at the start may the account have, when the user's code starts one.
+# How many more processes and threads than at the start the account may have when the user's code starts one.
 _MORE_TASKS = 1000
 
 
@@ -49,26 +49,26 @@ def keep(descriptor: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """What descends from this process becomes its child when its own parent ends."""
+    """Makes descendants of this process its children when their parents end."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_creator() -> None:
-    """This process is killed when the thread that has forked it ends."""
+    """Makes the kernel kill this process when the thread that forked it ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def children() -> set[int]:
-    """Of this process. Empty where the system does not say."""
+    """The pids of this process's children. Empty where the system does not list them."""
     pids: set[int] = set()
     for thread in os.listdir(_THREADS) if os.path.isdir(_THREADS) else ():
-        with suppress(OSError), open(f"{_THREADS}/{thread}/children") as file:  # or it has ended
+        with suppress(OSError), open(f"{_THREADS}/{thread}/children") as file:  # the thread may have ended
             pids |= {*map(int, file.read().split())}
     return pids
 
 
 def kill_children(but: Collection[int] = ()) -> None:
-    """Kills this process's children, except some, and what they have started, if this process adopts orphans."""
+    """Kills this process's children except `but`, and their descendants if this process adopts orphans."""
     spared = {*but}
     while killed := children() - spared:
         for pid in killed:
@@ -79,13 +79,13 @@ def kill_children(but: Collection[int] = ()) -> None:
         for pid in killed - spared:
             try:
                 os.waitpid(pid, 0)
-            except ChildProcessError:  # a thread of the user's code has waited for it
+            except ChildProcessError:  # reaped by a thread of the user's code
                 spared.add(pid)
 
 
 def limit_tasks(more: int) -> None:
-    """This process and those that it starts can have no new process or thread once the account has so many more than
-    now. No limit for root, for whom Linux has none."""
+    """This process and its descendants can start no process or thread once the account has `more` more than now.
+    No effect for root, which Linux does not limit."""
     account = f"\nUid:\t{os.getuid()}\t"
     tasks = 0
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -98,14 +98,14 @@ def limit_tasks(more: int) -> None:
 
 
 def _ended(child: int) -> bool:
-    """Whether the child has; reaps orphans that have."""
+    """Whether the child has ended; reaps orphans that have."""
     while (done := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and done.si_pid != child:
         os.waitpid(done.si_pid, 0)
     return done is not None
 
 
 def _killed(child: int) -> int:
-    """The exit code of the child, which has ended or is killed, with all that it has started."""
+    """Kills the child, if it has not ended, and all that it has started. Returns its exit code."""
     os.kill(child, signal.SIGKILL)  # no effect if it has ended
     _, status = os.waitpid(child, 0)
     kill_children()
@@ -113,9 +113,9 @@ def _killed(child: int) -> int:
 
 
 def _end_as(code: int) -> None:
-    """Ends this process with the exit code, negative for a signal."""
+    """Ends this process with the exit code; if it is negative, by that signal."""
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left its own
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has dumped its own core
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the settings load late: starting a process does not wait fo
     from policy_trainer.config import TrainConfig
 
 _LAST_LINES = 12
-# A log that exceeds the first keeps the second: what a user's code prints may be much.
+# A log that exceeds the first size is cut to the second: a user's code may print a lot.
 _MOST_LOG, _KEPT_LOG = 2**26, 2**20
 # What torchrun sets for each rank (torch.distributed.elastic of PyTorch 2.8 to 2.13): a child that had these
 # would take itself for that rank.
@@ -114,12 +114,12 @@ class Child:
         return self._process.poll() if self._process else None
 
     def last_lines(self) -> str:
-        """The last lines of its output since it was last started, without what could control a terminal."""
+        """The last lines of its output since it was last started, with control characters escaped."""
         lines = self._log.read_bytes()[self._start :].decode(errors="replace").splitlines()
         return "\n".join(map(printable, lines[-_LAST_LINES:]))
 
     def bound_log(self) -> None:
-        """Leaves out the beginning of a log that has become too long. The child appends to it."""
+        """Drops the beginning of a log that has become too long. The child appends to it."""
         with suppress(FileNotFoundError):
             if self._log.stat().st_size > _MOST_LOG:
                 with self._log.open("r+b") as log:

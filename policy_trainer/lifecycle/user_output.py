@@ -1,4 +1,4 @@
-"""What the user's code prints in processes of its own: bounded for each call, and for each process and minute."""
+"""Limits the output of the user's code in separate processes: for each call, and for each process and minute."""
 
 import io
 import os
@@ -6,16 +6,16 @@ import sys
 import time
 from typing import BinaryIO
 
-# The end of what a call printed, which is kept.
+# Characters that are kept of the end of a call's output.
 _MOST_TAIL = 2000
-# Bytes of what a call printed that are passed on, and of what a process wrote in so many seconds.
+# Bytes that are passed on of a call's output, and of a process's output in so many seconds.
 _MOST_OF_CALL = 10_000
 _MOST_OF_PROCESS, _SECONDS = 2**16, 60.0
 
 
 class UserOutput:
-    """In such a process: standard output and error of the calls. A call may close or replace them, or their
-    descriptors; the next one has new ones."""
+    """Standard output and error of the calls in such a process. A call may close or replace them or their descriptors:
+    they are restored for the next."""
 
     def __init__(self) -> None:
         self.descriptor = os.dup(2)
@@ -23,7 +23,7 @@ class UserOutput:
         self._left = 0
 
     def begin(self) -> None:
-        """Call it before each call. Raises OSError if the descriptors cannot be restored."""
+        """To be called before each call. Raises OSError if the descriptors cannot be restored."""
         self._tail, self._left = b"", _MOST_OF_CALL
         for place in (1, 2):
             os.dup2(self.descriptor, place)
@@ -32,7 +32,7 @@ class UserOutput:
 
     @property
     def tail(self) -> str:
-        """The end of what this call has printed."""
+        """The end of this call's output."""
         return self._tail.decode(errors="replace")[-_MOST_TAIL:]
 
     def write(self, data: bytes) -> None:
@@ -63,7 +63,7 @@ def _stream(output: UserOutput, descriptor: int) -> io.TextIOWrapper:
 
 
 def pass_on(output: BinaryIO) -> None:
-    """Copies to standard error what a process writes, until it and what it has started have ended."""
+    """Copies a process's output to standard error, until it and all that it has started have ended."""
     left, until = _MOST_OF_PROCESS, 0.0
     with output:
         while data := os.read(output.fileno(), 2**16):
@@ -75,7 +75,7 @@ def pass_on(output: BinaryIO) -> None:
 
 
 def _within(left: int, data: bytes, excess: str) -> tuple[bytes, int]:
-    """What of the data is shown if so many bytes may be, and how many may be then: -1 once the excess was noted."""
+    """The data cut to `left` bytes, and how many bytes then remain: -1 once the excess was noted."""
     shown = data[: max(0, left)]
     if left >= 0 and len(data) > left:
         shown += f"\n[{excess}; the rest is left out]\n".encode()

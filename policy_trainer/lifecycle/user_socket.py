@@ -1,4 +1,4 @@
-"""Servers for this user's processes: a Unix socket in a directory that no other account can enter."""
+"""A server for this user's processes: a Unix socket in a directory that no other account can enter."""
 
 import os
 import socket
@@ -10,17 +10,17 @@ from functools import partial
 from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 from typing import Any
 
-# An address has at most 104 bytes on macOS and 108 on Linux, with a zero at its end.
+# An address has at most 104 bytes on macOS and 108 on Linux, including a zero byte at its end.
 _MOST_BYTES = 103
 _NAME = "socket"
 
 
 class UserSocket:
-    """Calls `answer` for each connection, in a daemon thread, until it is closed. Only processes of this user, and
-    root's, can connect: the directory of the socket has mode 0700."""
+    """Calls `answer` for each connection, in a daemon thread, until it is closed. Only processes of this user and of
+    root can connect: the directory of the socket has mode 0700."""
 
     def __init__(self, answer: Callable[[StreamRequestHandler], None], name: str) -> None:
-        """answer: reads requests from the `rfile` of its argument, and writes to `wfile`. name: of the thread."""
+        """answer: reads requests from its argument's `rfile` and writes to `wfile`. name: the thread's name."""
         self._directory = _directory()
         self.path = os.path.join(self._directory.name, _NAME)
         try:
@@ -31,7 +31,7 @@ class UserSocket:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Connections that are open stay so."""
+        """Accepts no more connections; open ones stay open."""
         self._server.shutdown()
         self._server.server_close()
         self._directory.cleanup()
@@ -56,7 +56,7 @@ class _Server(ThreadingUnixStreamServer):
 
 
 def connect(path: str) -> socket.socket:
-    """A connection to the UserSocket of this path. Waits while too many others connect. Raises OSError."""
+    """A connection to the UserSocket at this path. Waits while too many others are connecting. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
@@ -67,7 +67,7 @@ def connect(path: str) -> socket.socket:
 
 
 def _directory() -> tempfile.TemporaryDirectory[str]:
-    """Where temporary files belong; in /tmp if the address would be too long there."""
+    """A new directory in the usual place for temporary files, or in /tmp if the address would be too long there."""
     made = tempfile.TemporaryDirectory(prefix="tandem-")
     if len(os.fsencode(os.path.join(made.name, _NAME))) <= _MOST_BYTES:
         return made

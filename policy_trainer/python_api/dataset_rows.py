@@ -1,4 +1,5 @@
-"""The rows of a caller's `datasets.Dataset`, as reading it would give them, for a file that other processes read."""
+"""The rows of a caller's `datasets.Dataset`, as iterating over it would give them, for a file that other processes
+read."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,24 +14,24 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 1000
 # A transform may return large pictures.
 _TRANSFORMED_AT_ONCE = 32
-# These are transformed twice, to see whether the transform returns the same again.
+# Rows that are transformed twice, to check that the transform is deterministic.
 _COMPARED = 64
 
 
 def as_read(dataset: "Dataset", name: str) -> "Dataset":
-    """The dataset without columns that its format hides, and with its transform applied to all rows, once. Values of
+    """The dataset without the columns that its format hides, and with its transform applied once to all rows. Values of
     NumPy's and PyTorch's formats stay plain.
 
-    name: the argument, for errors. Raises UserError for a transform whose rows cannot be written, or that returns other
-    rows each time: every process, and the run when it is resumed, must see the same.
+    name: of the argument, for errors. Raises UserError for a transform whose rows cannot be stored, or that is not
+    deterministic: every process, and the run when it is resumed, must see the same rows.
     """
     shown: Any = dataset.format
     if shown["type"] == "custom":
         first, again = (_transformed(dataset.select(range(min(_COMPARED, len(dataset)))), name) for _ in range(2))
         if [repr(part.to_pylist()) for part in batches(first)] != [repr(part.to_pylist()) for part in batches(again)]:
             raise UserError(
-                f"{name}: its transform returns other rows each time, and a run reads them once, so that it can be "
-                "resumed; apply it beforehand, with dataset.map(…)"
+                f"{name}: its transform returns different rows each time, but a run reads them only once, so that it "
+                "can be resumed; apply the transform beforehand with dataset.map(…)"
             )
         return first if len(first) == len(dataset) else _transformed(dataset, name)
     hides = not shown["output_all_columns"] and set(shown["columns"]) != set(dataset.column_names)
@@ -39,23 +40,23 @@ def as_read(dataset: "Dataset", name: str) -> "Dataset":
 
 
 def batches(dataset: "Dataset") -> "Iterator[pyarrow.Table]":
-    """The rows in several tables. Pictures' paths, which begin in the working directory, are absolute."""
+    """The rows in several tables. Picture paths, which are relative to the working directory, become absolute."""
     plain: Any = dataset.with_format("arrow")
     yield from map(_with_absolute_paths, plain.iter(_ROWS_AT_ONCE))
 
 
 def readable_table(dataset: "Dataset") -> "pyarrow.Table":
-    """The rows in one table, as those of `batches`."""
+    """The rows of `batches` in one table."""
     plain: Any = dataset.with_format("arrow")
     return _with_absolute_paths(plain[:])
 
 
 def remedy(other: object) -> str:
-    """What to give in place of an object that is no Dataset."""
+    """What to pass in place of an object that is not a Dataset."""
     package = type(other).__module__.partition(".")[0]
     if package in ("pandas", "polars"):
-        return f"give datasets.Dataset.from_{package}(frame)"
-    return "of a DatasetDict give one split, of an IterableDataset Dataset.from_list(list(stream.take(n)))"
+        return f"pass datasets.Dataset.from_{package}(frame)"
+    return "for a DatasetDict pass one split, for an IterableDataset Dataset.from_list(list(stream.take(n)))"
 
 
 def _transformed(dataset: "Dataset", name: str) -> "Dataset":
@@ -69,7 +70,7 @@ def _transformed(dataset: "Dataset", name: str) -> "Dataset":
             rows.append(with_readable_pictures(row, f"{name}[{len(rows)}]"))
     try:
         return Dataset.from_list(rows)
-    except (ValueError, TypeError, NotImplementedError) as error:  # pyarrow's are among them
+    except (ValueError, TypeError, NotImplementedError) as error:  # includes pyarrow's errors
         raise UserError(f"{name}: the rows that its transform returns cannot be written as a table: {error}") from None
 
 

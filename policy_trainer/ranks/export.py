@@ -20,10 +20,10 @@ from shared.models import ADAPTER_CONFIG, is_adapter, load_tokenizer
 def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
     """Writes the checkpoint's model and tokenizer to `output`, whole or not at all, in the precision it computed in.
 
-    checkpoint: of a run, or adapters in peft's format of whatever program; those have the base's tokenizer and
-    precision if their directory has none. base: of adapters; default: the one that their files name. Raises UserError
-    for a directory that is no such checkpoint, for an output that exists, and for a base that is not there or that the
-    adapters do not fit.
+    checkpoint: of a run, or adapters that any program wrote in peft's format; if their directory has no tokenizer or
+    precision, the base's are used. base: of adapters; default: the one that their files name. Raises UserError for
+    a directory that is no such checkpoint, for an output that exists, and for a base that is missing or does not fit
+    the adapters.
     """
     if not is_adapter(checkpoint) and not has_shards(checkpoint):
         if (checkpoint / "model.safetensors").exists() or (checkpoint / "model.safetensors.index.json").exists():
@@ -48,16 +48,16 @@ def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
 
 
 def _base_of(saved: Mapping[str, Any], base: str | None) -> tuple[str, str | None]:
-    """Name and revision of the adapters' base. saved: their description. Raises UserError where it is not known."""
+    """Name and revision of the adapters' base. saved: their configuration. Raises UserError if the base is unknown."""
     if saved.get("task_type") not in (None, "CAUSAL_LM"):
         raise UserError(
-            f"checkpoint: has adapters of peft's task {saved['task_type']}, not of a language model; merge them with "
-            "peft: merge_and_unload()"
+            f"checkpoint: has adapters for peft's task {saved['task_type']}, not for a language model; merge them with "
+            "peft's merge_and_unload()"
         )
     if base is not None:
         return base, None
     if not (name := saved.get("base_model_name_or_path")):
-        raise UserError("model: the adapters do not say what they were trained on: give the base with --model")
+        raise UserError("model: the adapters do not name their base model: pass it as --model")
     return name, saved.get("revision")
 
 

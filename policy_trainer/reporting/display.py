@@ -49,7 +49,7 @@ class Display:
         pass
 
     def note(self, text: str) -> None:
-        """Prints a message. A server's, a worker's or a model's text in it cannot control the terminal."""
+        """Prints a message. Text from servers, workers and models is escaped, so it cannot control the terminal."""
         self._console.print(printable(text, keep="\n"), highlight=False, markup=False, soft_wrap=True)
 
     def step(self, record: Mapping[str, Any]) -> None:

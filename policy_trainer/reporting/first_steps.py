@@ -63,7 +63,7 @@ class FirstSteps:
         return [NothingToLearn("reward", mean, "not the same for all completions", remedy)] if remedy else []
 
     def _decode(self, ids: np.ndarray) -> str:
-        return decode(self.tokenizer, ids.tolist())  # with special tokens: the tags may be some
+        return decode(self.tokenizer, ids.tolist())  # with special tokens: tags may be special tokens
 
 
 class _Evidence:

@@ -179,8 +179,8 @@ def as_json(group: SampledGroup) -> dict[str, Any]:
 
 
 def read_samples(path: Path) -> list[SampledGroup]:
-    """All groups of a samples.jsonl; none without a file. Lines that hold no group are skipped, such as one that is cut
-    short, within a character too."""
+    """All groups of a samples.jsonl; none without a file. Lines that hold no group are skipped, such as a line that is
+    cut short, even within a character."""
     groups, adapter = [], TypeAdapter(SampledGroup)
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.split("\n"):

@@ -29,7 +29,7 @@ from shared.errors import UserError
 # Path of the caller's socket.
 ADDRESS_VARIABLE = "TANDEM_CALLER"
 
-# This request makes its connection that of a session, whose further requests environments/host.py answers.
+# This request turns its connection into a session, whose further requests environments/host.py answers.
 SESSION = b'{"session": true}\n'
 
 _SAMPLES = TypeAdapter(list[Sample])
@@ -47,7 +47,7 @@ def read_address(name: str, setting: str = "rewards") -> str:
 
 
 def judge_request(name: str, samples: Sequence[Sample]) -> bytes:
-    """A line of JSON. In columns of the data, dates become texts in ISO form, bytes URL-safe base64."""
+    """A line of JSON. In columns of the data, dates become ISO strings, and bytes URL-safe base64."""
     values = to_jsonable_python(list(samples), bytes_mode="base64", inf_nan_mode="constants")
     return json.dumps({"judge": name, "samples": values}).encode() + b"\n"
 
@@ -153,7 +153,7 @@ class FunctionServer:
     def _judged(self, request: Mapping[str, Any], client: socket.socket) -> Mapping[str, Any] | None:
         name = request["judge"]
         if name not in self.functions:
-            return {"error": f"it has no function {name}"}
+            return {"error": f"this program has no function {name}"}
         answers = self.judge(name, _SAMPLES.validate_python(request["samples"]), client)
         return None if answers is None else {"answers": answers}
 

@@ -88,7 +88,7 @@ class RewardFunction:
         result = self.function(**self._arguments(_columns(samples), logs[0]))
         if inspect.isawaitable(result):
             result = _loop().run(_awaited(result))
-        # Not a set or the keys of a dict: their order is not that of the completions.
+        # Sets and dicts are refused: they do not keep the order of the completions.
         if isinstance(result, str | bytes | Set | Mapping) or not isinstance(result, Iterable):
             raise ValueError(f"it must return a list of rewards, one for each completion, got {type(result).__name__}")
         scores = list(result)
@@ -159,9 +159,9 @@ def load_function(name: str) -> RewardFunction:
 
 
 def arguments(sample: Sample) -> dict[str, Any]:
-    """What a function may ask of one completion. Tandem's names take precedence over columns of the same name.
+    """The arguments available to a function for one completion. Tandem's names take precedence over columns.
 
-    The values are copies: a function may change them, and completions of one problem share it.
+    The values are copies, since a function may change them and the completions of a problem share it.
     """
     problem = sample.problem
     return {
@@ -179,7 +179,7 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """What a function may ask of many completions, as in TRL: columns with None for missing values.
 
     A prompt is a text if the data has a text, else messages, and so is its completion. That of a rollout of several
-    turns always consists of messages. The values are copies, as in `arguments`.
+    turns always consists of messages. As in `arguments`, the values are copies.
     """
     problems = [sample.problem for sample in samples]
     extras = [_extras(problem) for problem in problems]

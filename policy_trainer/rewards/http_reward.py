@@ -50,11 +50,11 @@ class HttpReward:
     """Judges samples by a server. While the server is down the judging waits, and no sample is lost."""
 
     def __init__(self, url: str, config: HttpRewardConfig) -> None:
-        """Raises UserError for a URL, or a token in the environment, that cannot be used; UnusableProxy likewise."""
+        """Raises UserError for an invalid URL, or an invalid token in the environment, and UnusableProxy."""
         self._url = _checked_url(url)
         self._config = config
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **_authorization()}
-        self._options = connection_options(url)  # slow to make
+        self._options = connection_options(url)  # slow to create
         self.failures = Failures([url])
         self._wait = logged_wait()
 

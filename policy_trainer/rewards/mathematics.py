@@ -24,11 +24,11 @@ _LATEX_MARKS = ("$", r"\(", r"\[", r"\boxed")
 _MAX_BARE_CHARACTERS = 100
 # Time limit of one parse or one comparison.
 _SECONDS = 1
-# math-verify compares floats to six decimals, and takes exact values below 1e-15, parts of a value too, for 0.
+# math-verify compares floats to six decimals, and takes exact values below 1e-15, even as parts of a value, for 0.
 _DECIMALS = 6
 _ZERO_DIGITS = 15
-# Exact values are compared down to 1e-1000; floats to at least three significant digits, or to the twelve that no
-# rounding changes if they are parts of an expression.
+# Exact values are compared down to 1e-1000; floats to at least three significant digits, or, within an expression, to
+# twelve, which rounding errors do not reach.
 _EXACT_ZERO_DIGITS = 1000
 _SIGNIFICANT_DIGITS = 3
 _UNROUNDED_DIGITS = 12
@@ -43,7 +43,7 @@ def _fraction(sign: re.Match[str]) -> str:
 # `2²` and `2\mathrm{i}` only the 2.
 _REWRITINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile("[\uff01-\uff5e]"), lambda wide: unicodedata.normalize("NFKC", wide[0])),
-    # Marks of Markdown around a text. Not the sign of a product.
+    # Markdown around a text, but not `*` as a product.
     (re.compile(r"(?<![\w)\]}*`])(\*{1,3}|`{1,3})(?=\S)([^*`\n]+)(?<=\S)\1(?![\w(\[{*`])"), r"\2"),
     (
         re.compile(r"([a-zA-Z]?)\\(?:mathrm|operatorname|mathsf|text)\s*\{\s*([ei])\s*\}(?=([a-zA-Z]?))"),
@@ -52,7 +52,7 @@ _REWRITINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]],
     (re.compile(r"(?<![\w.\\])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]+)(?!\w)"), r"\1\\cdot 10^{\2}"),
     (re.compile("[\u00bc-\u00be\u2150-\u215e]"), _fraction),
     (
-        # A power of a number, a bracket or a variable; that of a unit (`5 cm²`, `5 m²`) is left to math-verify.
+        # Powers of a number, a bracket or a variable; those of units (`5 cm²`, `5 m²`) are left to math-verify.
         re.compile(r"(?:(?<=[0-9)\]}])|(?<=(?<![a-zA-Z])[a-ln-zA-Z]))[\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+"),
         lambda power: f"^{{{unicodedata.normalize('NFKC', power[0]).replace(chr(0x2212), '-')}}}",
     ),
@@ -71,7 +71,7 @@ _REWRITINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]],
 _LETTER = r"[^\W\d_]"
 # Two letters or more, not after a digit as in `2xy`. Not `and` and `or`, which also occur in lists of formulas.
 _WORD = re.compile(rf"(?<!\w)(?!(?:and|or)\b){_LETTER}{{2,}}", re.IGNORECASE)
-# Else 2024-01-02 would be the difference 2021.
+# Otherwise 2024-01-02 would be the difference 2021.
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PROSE = re.compile(rf"(?:{_LETTER}|[\s.,;:'\"\u2019!?&()])+")
 # LaTeX commands and delimiters that may surround words.
@@ -135,8 +135,8 @@ def same(expected: list[Any], given: list[Any]) -> bool:
 
 
 def agree(expected: list[Any], given: list[Any]) -> bool:
-    """The same, but very small values are not all equal."""
-    from sympy import Float  # as slow to import as math-verify, which needs it
+    """The same function, except that not all very small values are equal."""
+    from sympy import Float  # slow to import, like math-verify, which needs it
 
     parts = [part for part in (*expected, *given) if not isinstance(part, str)]
     if not any(part.has(Float) for part in parts):
@@ -150,7 +150,7 @@ def agree(expected: list[Any], given: list[Any]) -> bool:
 
 
 def _leading_zeros(part: Any) -> int:
-    """The zeros between the point and the first digit of a number: 2 of 0.005. 0 for what is no small number."""
+    """The number of zeros between a number's point and its first digit: 2 for 0.005. 0 if it is not a small number."""
     size = abs(complex(part)) if not isinstance(part, str) and part.is_number and part.is_finite else 0.0
     return math.floor(-math.log10(size)) if 0 < size < 1 else 0
 

@@ -38,8 +38,8 @@ class RewardModel:
 
     @torch.inference_mode()
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """One score for each sample, in float32; NaN where the model's output is no reward that a batch can have, and
-        for a text with tokens that it has no row for.
+        """One score for each sample, in float32; NaN if the model's output cannot be a reward in a batch, or if its
+        embedding lacks tokens of the text.
 
         Raises UserError if the reward model's chat template refuses the messages.
         """
@@ -100,7 +100,7 @@ class TextClassifier:
         return encode(self._tokenizer, prompt + sample.completion, back=True)
 
     def check(self, ids: Sequence[int]) -> None:
-        """Raises UserError for a text with tokens that the model has no row for."""
+        """Raises UserError for a text with tokens that the model's embedding lacks."""
         refuse_unknown_ids(ids, self._model, self._tokenizer)
 
     def scores(self, rows: Sequence[Ids]) -> Tensor:
@@ -129,7 +129,7 @@ class TextClassifier:
 
     @cached_property
     def _frames(self) -> Frames:
-        """What the chat template writes around contents; empty if there is none."""
+        """What the chat template writes around contents; empty if there is no template."""
         if self._tokenizer.chat_template is None:
             return Frames()
         return frames(self._tokenizer, lambda messages: self._render(messages, add_generation_prompt=True))

@@ -29,9 +29,9 @@ from shared.process import PARENT_VARIABLE
 _START_SECONDS = 300.0
 _END_SECONDS = 5.0
 _KEEPER = "policy_trainer.lifecycle.keeper"
-# A line of an answer is shorter, unless a function writes to the socket itself.
+# Lines of answers are shorter, unless a function writes to the socket itself.
 _MOST_BYTES = 2**28
-# Variables of ours, some with secrets, which no code of the user's needs.
+# Prefix of our own variables. Some hold secrets, and no code of the user's needs them.
 _OURS = "TANDEM_"
 
 
@@ -178,8 +178,8 @@ class SandboxProcess:
     """
 
     def __init__(self, *, memory: int, seconds: float, module: str = "policy_trainer.rewards.sandbox_child") -> None:
-        """memory: bytes of its address space, 0 for no limit. seconds: time limit of one judgement. module: what it
-        runs, with a socket's descriptor, memory and seconds as arguments."""
+        """memory: limit of its address space in bytes, 0 for none. seconds: time limit of one judgement. module: the
+        module to run, with a socket's descriptor, memory and seconds as arguments."""
         self._socket, theirs = socket.socketpair()
         self._lines = self._socket.makefile("rb")
         with theirs:
@@ -199,8 +199,7 @@ class SandboxProcess:
             self._socket.sendall(pickle.dumps(request))
 
     def receive(self, *, seconds: float, number: int | None = None) -> dict[str, Any]:
-        """The next answer, the one with this `number` if it is given. Raises ProcessEnded if there is none within
-        `seconds`."""
+        """The next answer, or the one with this `number`. Raises ProcessEnded if none arrives within `seconds`."""
         deadline = time.monotonic() + seconds
         with self._within(seconds):
             while (line := self._lines.readline(_MOST_BYTES)).endswith(b"\n"):
@@ -223,7 +222,7 @@ class SandboxProcess:
 
 
 def read_answer(line: bytes | bytearray, number: int | None) -> dict[str, Any] | None:
-    """The answer of this number; None for what the user's code has written to the socket by mistake."""
+    """The answer with this number; None for lines that the user's code has written to the socket by mistake."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -232,8 +231,8 @@ def read_answer(line: bytes | bytearray, number: int | None) -> dict[str, Any] |
 
 
 def start_python(module: str, descriptor: int, *arguments: object) -> subprocess.Popen[bytes]:
-    """Runs a module in a new interpreter with a keeper. It gets the descriptor and the arguments, and its output comes
-    to standard error: this process's standard output may be piped to a program."""
+    """Runs a module in a new interpreter under a keeper, with the descriptor and the arguments. Its output goes to
+    standard error, since this process's standard output may be piped to a program."""
     variables = {name: value for name, value in environment().items() if not name.startswith(_OURS)}
     variables |= {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}
     process = subprocess.Popen(
@@ -253,11 +252,11 @@ def start_python(module: str, descriptor: int, *arguments: object) -> subprocess
 
 
 def end_python(process: subprocess.Popen[bytes]) -> None:
-    """Ends what `start_python` has started, with all that descends from it."""
+    """Ends a process of `start_python` and all of its descendants."""
     process.terminate()  # no effect on a process that has already ended
     try:
         process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:  # without a keeper, as on macOS, it may ignore the signal
+    except subprocess.TimeoutExpired:  # without a keeper, as on macOS, the process may ignore the signal
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

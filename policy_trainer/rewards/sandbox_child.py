@@ -80,7 +80,7 @@ def _receive(stream: BufferedRWPair) -> tuple[int, str, list[Sample]] | None:
 
 
 def _send(stream: BufferedRWPair, message: dict[str, Any]) -> None:
-    # What a function has written to the socket by mistake ends before it.
+    # The newline ends a line that a function may have written to the socket.
     stream.write(b"\n" + json.dumps(message).encode() + b"\n")
     stream.flush()
 

@@ -226,7 +226,7 @@ class Rounds:
         self._part_weights = part_weights(config, task) if config.loss.advantage == "gdpo" else None
         self._step_judge = step_judge(task) if config.judging.steps else None
         self._pool = Pool(config.sampling, config.seed)
-        # A pass over all problems, and one more of which a part was drawn before.
+        # Two passes over all problems, since part of the current one may have been drawn already.
         self._most_unusable = min(_MAX_DROPPED_IN_A_ROW, 2 * (training_problems(task) or _MAX_DROPPED_IN_A_ROW))
         self._named = set[str]()
         self.task_name = task.name
@@ -304,7 +304,7 @@ class Rounds:
         return drawn
 
     def _note_unusable(self, index: int, error: UnusablePrompt) -> None:
-        """Raises UserError for a prompt that is too long if data.too_long says so. Each other is named once."""
+        """Raises UserError for a prompt that is too long if data.too_long = refuse. Logs other reasons once each."""
         if isinstance(error, PromptTooLong):
             if self._config.data.too_long == "refuse":
                 raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None

@@ -196,7 +196,7 @@ class RunDirectory:
 
 
 def _moved(values: Any, old: str, new: str) -> Any:
-    """The settings with the paths below a run's directory as they are since it was moved, such as those of its data."""
+    """The settings with paths inside the run's directory, such as those of its data, updated after it was moved."""
     if isinstance(values, dict):
         return {name: _moved(value, old, new) for name, value in values.items()}
     if isinstance(values, str) and values.startswith(f"{old}/"):

@@ -1,4 +1,4 @@
-"""Chooses how a model is decoded: the faster way that agrees with a plain forward, row by row."""
+"""Chooses how to decode a model: the faster method that agrees with a plain forward, row by row."""
 
 import logging
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 @torch.no_grad()
 def takes_decoding_attention(model: PreTrainedModel) -> bool:
-    """Whether decoding attention samples correctly from this model; if not, transformers' own cache does.
+    """Whether decoding attention samples correctly from this model; otherwise transformers' own cache does.
 
-    Raises UserError for a model with neither: it keeps no cache, or takes padding for tokens.
+    Raises UserError if neither does, as when a model keeps no cache or treats padding as tokens.
     """
     errors: dict[str, str] = {}
     for attention in (True, False) if supports_decoding_attention(model) else (False,):
         name = "decoding attention" if attention else "transformers' cache"
         try:
-            # Its dtype may be another than that of the weights: ranks keep float32 and compute in bfloat16.
+            # The dtype of the output may differ from that of the weights: ranks keep float32 and compute in bfloat16.
             dtype = prefill(model, [EncodedPrompt([0])], None).logits.dtype
             difference = self_test_difference(model, partial(_decoded, model, attention), dtype)
         except Exception as error:  # an unsupported architecture may raise anything
@@ -41,16 +41,16 @@ def takes_decoding_attention(model: PreTrainedModel) -> bool:
             errors[name] = f"differs from a plain forward by {difference:.2g} of the log-probs' standard deviation"
         log.info("%s is not used: %s", name, errors[name])
     raise UserError(
-        f"model: {type(model).__name__} cannot be sampled with transformers: {errors}; take --sampler vllm, or a model "
-        "of another family: docs/models.md"
+        f"model: {type(model).__name__} cannot be sampled with transformers: {errors}; use --sampler vllm, or a model "
+        "of another family (docs/models.md)"
     )
 
 
 def _decoded(
     model: PreTrainedModel, attention: bool, groups: Sequence[TokenGroup], temperatures: Sequence[float]
 ) -> Tensor:
-    """float32 (sum of C,): the log-probs of the groups' tokens, computed as sampling does: after padded prompts, token
-    by token, and without the rows that have ended."""
+    """float32 (sum of C,): the log-probs of the groups' tokens, computed as when sampling: after padded prompts, token
+    by token, and without rows that have ended."""
     size = max(group.size for group in groups)  # smaller groups repeat their completions
     rows = [ids for group in groups for ids in islice(cycle(group.completions()), size)]
     heat = torch.tensor(temperatures, device=model.device).repeat_interleave(size)[:, None]

@@ -37,7 +37,7 @@ def supports_decoding_attention(model: PreTrainedModel) -> bool:
 def make_decoder(
     model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int, *, decoding_attention: bool
 ) -> "Decoder":
-    """The fastest decoder for these prompts. decoding_attention: whether the model takes it, see choice.py."""
+    """The fastest decoder for these prompts. decoding_attention: whether the model supports it, see choice.py."""
     if not decoding_attention:
         return RepeatedCacheDecoder(model, prompts, num_generations)
     short = prompts.mask.shape[1] <= _COPIED_TOKENS
@@ -128,7 +128,7 @@ AttentionInterface.register(ATTENTION, decoding_attention)
 
 
 class RepeatedCacheDecoder:
-    """Repeats the prompts in transformers' cache, once per row: works for every architecture with a cache.
+    """Repeats the prompts in transformers' cache, once per row. Works for every architecture with a cache.
 
     Attributes and methods are those of AttentionDecoder.
     """
@@ -150,7 +150,7 @@ class RepeatedCacheDecoder:
         self._positions = self._positions + 1
         output = self._model(
             input_ids=tokens[:, None],
-            # A model with only recurrent layers would multiply the new token by the mask of all.
+            # A model with only recurrent layers would multiply the new token by the mask of all tokens.
             attention_mask=self._mask if self._cache_name == ATTENTION_CACHE else None,
             position_ids=self._positions,
             use_cache=True,

@@ -16,7 +16,7 @@ from shared.errors import UserError
 from shared.logprobs.vision import FAMILIES, Vision
 
 ATTENTION_CACHE = "past_key_values"
-# What a model's output may call its cache: the second of models with only recurrent layers, as Mamba.
+# Names of the cache in a model's output; the second is that of models with only recurrent layers, such as Mamba.
 _CACHE_NAMES = (ATTENTION_CACHE, "cache_params")
 # Free tokens of a new cache. A full cache grows by half.
 _FREE_TOKENS = 32
@@ -151,7 +151,7 @@ class SlotLayer(_KeptLayer):
 class PrefilledPrompts:
     """n prompts after one forward, left-padded to P tokens so that all continue at the same column.
 
-    logits: (n, V) of the first token after each prompt. cache: the transformers cache of their keys and values, or of
+    logits: (n, V) of the first token after each prompt. cache: transformers' cache of their keys and values or
     recurrent states. mask: int64 (n, P), 1 for tokens, 0 for padding. positions: int64 (n, 1), each prompt's largest:
     its last token's, unless a picture has larger ones. cache_name: the forward's argument for the cache.
     """
@@ -172,7 +172,7 @@ class PrefilledPrompts:
 
 def select_rows(cache: Any, rows: Tensor) -> None:
     """Replaces the rows of a transformers cache by these, int64 (B',). A row may appear several times."""
-    # Only `reorder_cache` knows recurrent states. A model's own class of cache may know more states.
+    # Only `reorder_cache` handles recurrent states. A model's own cache class may have further states.
     select = getattr(type(cache), "batch_select_indices", None)
     if select in (None, Cache.batch_select_indices):
         cache.reorder_cache(rows)
@@ -181,10 +181,10 @@ def select_rows(cache: Any, rows: Tensor) -> None:
 
 
 def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vision | None) -> PrefilledPrompts:
-    """vision: of this model. Raises UserError for a model without a cache, and for pictures without vision: the model
-    would answer without having seen them."""
+    """vision: of this model. Raises UserError for a model without a cache, and for pictures without vision, since the
+    model would answer without seeing them."""
     if vision is None and any(prompt.images for prompt in prompts):
-        raise UserError(f"model: {type(model).__name__} is not shown pictures: only {FAMILIES} are")
+        raise UserError(f"model: pictures are not supported for {type(model).__name__}, only for {FAMILIES}")
     positions = [_positions(prompt, vision) for prompt in prompts]
     width, device = max(map(len, prompts)), model.device
     ids = torch.zeros(len(prompts), width, dtype=torch.long)

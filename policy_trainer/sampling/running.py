@@ -90,7 +90,7 @@ class HFRunningBatch:
         *,
         joins: bool,
     ) -> None:
-        """eos: int64 (E,), the ids that end a completion. joins: whether the model takes decoding attention."""
+        """eos: int64 (E,), the ids that end a completion. joins: whether the model supports decoding attention."""
         self._model = model
         self._vision = vision_of(model)
         self._attention = attention_of(model)

@@ -177,7 +177,7 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
         f"{server_environment(lora_rank)}VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs "
         f"--max-model-len {longest}{server_flags(lora_rank)}"
     )
-    if urlsplit(url).hostname in ("localhost", "127.0.0.1"):  # by default it listens on all addresses
+    if urlsplit(url).hostname in ("localhost", "127.0.0.1"):  # by default vLLM listens on all addresses
         command += " --host 127.0.0.1"
 
     async def inspect(client: VllmClient) -> tuple[list[_Card], bool]:

@@ -1,4 +1,4 @@
-"""Whether a model, its tokenizer, the problems and the rewards go together: checked at the start of a command."""
+"""Checks at the start of a command that a model, its tokenizer, the problems and the rewards are compatible."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from policy_trainer.rewards.registry import tagged_rewards
 from shared.errors import UserError
 from shared.models import decode, eos_token_ids, refuse_unknown_ids
 
-# Problems that are looked at. All of a million rows would take minutes in each process.
+# Number of problems to check. All of a million rows would take minutes in each process.
 _FIRST = 64
 _TAG = re.compile(r"</?\w+>")
 _ANSWER_TAGS = {"<answer>", "</answer>"}
@@ -30,11 +30,11 @@ def check_compatibility(
     held_out: bool = False,
     max_image_bytes: int | None = None,
 ) -> list[str]:
-    """What the user should know before the command begins. model: only its shapes are read. held_out: whether the
-    problems are those for evaluation. max_image_bytes: see PromptEncoder.
+    """Warnings to show before the command begins. model: only its shapes are read. held_out: whether the problems are
+    those for evaluation. max_image_bytes: see PromptEncoder.
 
-    Raises UserError for a model that can take none of the first problems or not their pictures, and for a tokenizer
-    that drops the tags which the rewards look for.
+    Raises UserError if the model can use none of the first problems, or not their pictures, and if the tokenizer drops
+    the tags that rewards look for.
     """
     refuse_unknown_ids(eos_token_ids(model, tokenizer), model, tokenizer)
     encoder = prompt_encoder(config, tokenizer, model, max_image_bytes=max_image_bytes)
@@ -50,7 +50,7 @@ def _first(task: Task, *, held_out: bool) -> Iterator[Problem]:
 
 
 def _check_first(encoder: PromptEncoder, problems: Iterator[Problem]) -> None:
-    """Raises UserError if none of the problems can be used; one that can is enough, since the others are left out."""
+    """Raises UserError if none of the problems can be used. One usable problem is enough: others are left out."""
     first: UnusablePrompt | None = None
     for problem in problems:
         try:
@@ -71,8 +71,8 @@ def _check_first(encoder: PromptEncoder, problems: Iterator[Problem]) -> None:
 def _dropped_tags(
     config: CommonConfig, task: Task, tokenizer: PreTrainedTokenizerBase, problems: list[Problem]
 ) -> list[str]:
-    """Warns of tags that are special tokens of the tokenizer: no text that rewards judge has them. Raises UserError
-    for those of answers if rewards look for them."""
+    """Warns of tags that are special tokens of the tokenizer, and therefore missing from the texts that rewards judge.
+    Raises UserError for answer tags that rewards look for."""
     rewards = ", ".join(sorted(tagged_rewards(config.rewards or task.default_rewards, task.correct)))
     written = str(tokenizer.chat_template or "")
     requested = [tag for problem in problems for tag in _TAG.findall(_texts(config, problem))]
@@ -87,7 +87,7 @@ def _dropped_tags(
         return []
     message = (
         f"model: {', '.join(dropped)} {'is a special token' if len(dropped) == 1 else 'are special tokens'} of its "
-        "tokenizer, which leaves them out of the texts that rewards judge"
+        "tokenizer, which drops them from the texts that rewards judge"
     )
     remedy = 'set "special": false for them in its tokenizer.json and tokenizer_config.json'
     if rewards and _ANSWER_TAGS & set(dropped):
@@ -96,7 +96,7 @@ def _dropped_tags(
 
 
 def _texts(config: CommonConfig, problem: Problem) -> str:
-    """The texts of a problem that may ask for tags."""
+    """The texts of a problem that may request tags."""
     system = config.data.system_prompt
     contents = [message["content"] for message in problem.messages]
     return "\n".join([problem.system_prompt if system is None else system, *contents, problem.prompt])

@@ -19,7 +19,7 @@ from shared.logprobs import language_model, vision_of
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
-# Parts that grow with tokens. They are counted for completions that are all as long as they may be.
+# Parts that grow with the number of tokens. They assume that all completions have the maximum length.
 AT_MOST = frozenset({"activations", "cache"})
 
 FLOAT32 = 4
@@ -139,7 +139,7 @@ class Shape(Layers):
 
 
 def _of_layers(config: Any) -> Sequence[Any]:
-    """The configuration of each layer where they differ, as in Gemma 4; else the one of all."""
+    """The configuration of each layer if they differ, as in Gemma 4; else the common one."""
     return list(getattr(config, "per_layer_config", None) or [config])
 
 

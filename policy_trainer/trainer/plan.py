@@ -38,7 +38,7 @@ _SCORING_TOKENS = 16_384
 
 
 class Unplanned(UserError):
-    """The plan knows too little of a model. A run may begin without a plan."""
+    """The plan cannot be made because a model's sizes are unknown. A run may start without a plan."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Need:
 
     @property
     def at_least(self) -> "Need":
-        """Without what only long completions need."""
+        """Without the parts that only long completions need in full."""
         return replace(self, parts={name: size for name, size in self.parts.items() if name not in memory.AT_MOST})
 
 
@@ -70,8 +70,8 @@ def plan(
     """outline: the model's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
     torchrun divides the policy among. teacher: the shapes of config.teacher.
 
-    Raises UserError for a device that is not here, where gpu_bytes is None, and for what ranks cannot do; Unplanned for
-    a model whose sizes cannot be read.
+    Raises UserError for a device that this machine lacks, if gpu_bytes is None, and for what ranks cannot do; Unplanned
+    for a model whose sizes cannot be read.
     """
     device, reference = _devices(config, gpu_bytes)
     work = _Work.of(config, outline)
@@ -91,7 +91,7 @@ def _shape(model: PreTrainedModel, config: TrainConfig) -> Shape:
     try:
         return Shape.of(model, in_4bit=config.lora.load_in_4bit)
     except Exception as error:  # an architecture may name its sizes in any way
-        raise Unplanned(f"model: the memory that it needs is unknown: {type(error).__name__}: {error}") from error
+        raise Unplanned(f"model: its memory needs are unknown: {type(error).__name__}: {error}") from error
 
 
 def load_teacher_outline(config: TrainConfig) -> PreTrainedModel | None:

@@ -73,7 +73,7 @@ class Policy:
 def load_judge(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judge:
     """Loads the tokenizer and the judge, the parts of a policy that need no weights.
 
-    Raises UserError for unusable rewards or tokenizer.
+    Raises UserError for unusable rewards or an unusable tokenizer.
     """
     source, revision = _source(config, checkpoint)
     return Judge(load_tokenizer(source, revision=revision), task, config)
@@ -82,7 +82,7 @@ def load_judge(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judg
 def check_model(
     config: TrainConfig, task: Task, checkpoint: Path | None, judge: Judge, display: Display
 ) -> PreTrainedModel:
-    """The model's shapes, once it is checked that they go with its tokenizer, the problems and the rewards.
+    """The model's shapes, after checking that they are compatible with its tokenizer, the problems and the rewards.
 
     Raises UserError for a model that cannot be used.
     """

@@ -32,9 +32,9 @@ from shared.logprobs import vision_of
 _LASTING_SECONDS = 300.0
 # A server whose trainer was killed finishes what it scores: ref-server's --drain-seconds, and a little.
 _PREDECESSOR_SECONDS = 40.0
-# The client takes no answer above 2 GiB. Prompts with larger tensors are left out.
+# The client accepts no response above 2 GiB. Prompts with larger tensors are left out.
 _MOST_IMAGE_MIB = 1024
-# Of a batch for each token, at most: its id, log-probs and marks.
+# Upper bound of a batch's bytes for each token: its id, log-probs and masks.
 _TOKEN_BYTES = 64
 # Interval for checking the server's process, also while waiting for its first answer.
 _LOOK_SECONDS = 0.2
@@ -52,8 +52,8 @@ class ReferenceServer:
         self.snapshot_root = snapshot_root
 
     def start(self, on_wait: OnWait, policy: PreTrainedModel | None = None) -> None:
-        """on_wait: called while waiting; it may raise to stop. policy: its shapes decide how large batches become; None
-        for one without pictures."""
+        """on_wait: called while waiting; it may raise to stop. policy: its shapes determine how large batches with
+        pictures become; None if there are none."""
 
     def await_answer(self, on_wait: OnWait) -> None:
         """Returns once a server that the trainer started has answered. on_wait: called meanwhile; may raise to stop."""
@@ -130,7 +130,7 @@ class InlineServer(ReferenceServer):
         device = reference_device(config.reference.device, config.device)
         size = config.sampling.num_generations
         completions = size * config.sampling.max_completion_length
-        prompts = size if config.environment else 1  # resets may show different texts
+        prompts = size if config.environment else 1  # `reset` may return different texts
         command = [
             "serve", *_served(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
             "--fd", str(fd), "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
@@ -231,7 +231,7 @@ def _served(config: TrainConfig) -> list[str]:
 
 
 def _limits(config: TrainConfig, policy: PreTrainedModel | None) -> list[str]:
-    """Options with which the server takes the largest batches of the run, where those have pictures."""
+    """Options for a server that accepts the run's largest batches with pictures; none for a model without pictures."""
     vision = None if policy is None else vision_of(policy)
     if policy is None or vision is None:
         return []
@@ -239,10 +239,10 @@ def _limits(config: TrainConfig, policy: PreTrainedModel | None) -> list[str]:
     completions = config.sampling.num_generations * config.sampling.max_completion_length
     images = min(_MOST_IMAGE_MIB, _mib(vision.most_bytes(prompt)))
     body = max(64, images + _mib(_TOKEN_BYTES * (prompt + completions)))
-    queued = max_waiting(config) + 2 * config.groups_per_step  # those of two steps may be leased
+    queued = max_waiting(config) + 2 * config.groups_per_step  # the batches of two steps may be leased
     return [
         "--max-image-mib", str(images), "--max-body-mib", str(body), "--max-bodies-mib", str(max(256, 2 * body)),
-        "--queue.max-mib", str(max(4096, 2 * body * queued)),  # a run may use half of it
+        "--queue.max-mib", str(max(4096, 2 * body * queued)),  # one run may use half of the queue
     ]  # fmt: skip
 
 

@@ -132,9 +132,9 @@ class Trainer:
     def _goes_on_without(self, leased: Sequence[Leased], error: Exception) -> bool:
         """Sets aside the groups on which the step raised, and keeps the others for the next. False: the run must end.
 
-        If weights may have changed, or the bad groups cannot be determined because no device computes or none of them
-        fails by itself, groups are released here and count as delivered, so that a resumed run does not fail on them
-        forever.
+        Groups are released here, and count as delivered, if weights may have changed or if the bad groups cannot be
+        determined, because no device can compute or because no group fails by itself. A resumed run therefore does not
+        fail on them forever.
         """
         learner, feed = self._policy.learner, self._source.feed
         if isinstance(error, RunFailed | UserError) and not isinstance(error, RankLost):

@@ -23,7 +23,7 @@ _tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id"
 
 
 def place(model: Any, processing: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
-    """The path of the model with this tokenizer, or this processor with its tokenizer: if nothing else has them
+    """The path of a model that has this tokenizer, or this processor and its tokenizer. If no directory has them
     together, they are written to `target`.
 
     revision: of a model's name. scores: whether it is a reward model. PyTorch is imported only where needed: a run
@@ -40,8 +40,8 @@ def place(model: Any, processing: Any, target: Path, *, revision: str | None = N
         return str(model)
     if hasattr(model, "peft_config"):
         raise UserError(
-            "model: already has adapters, which are not trained further: pass model.merge_and_unload(), which has what "
-            "they have learnt, with peft_config for new ones"
+            "model: already has adapters, which cannot be trained further: pass model.merge_and_unload(), which keeps "
+            "what they have learnt, and peft_config for new ones"
         )
     if not (target.exists() and RunDirectory(target.parent).has_trained()):  # else the run is resumed, or refused
         where: Any = {"revision": revision, "device": "cpu", "dtype": "auto"}
@@ -54,7 +54,7 @@ def place(model: Any, processing: Any, target: Path, *, revision: str | None = N
 
 
 def _is_of(processor: Any, model: str | Path, revision: str | None) -> bool:
-    """Whether the model's own files make the same processor; True without one."""
+    """Whether loading the model's own files gives the same processor; True if there is none."""
     from transformers import AutoProcessor
 
     if processor is None:

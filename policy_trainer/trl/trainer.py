@@ -176,9 +176,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _rows(dataset: Any, name: str) -> Any:
-    """The dataset as reading it gives it, None if there is none.
+    """The dataset with the rows that iterating over it gives, None if there is none.
 
-    Raises UserError for a stream, and for several datasets.
+    Raises UserError for a stream and for several datasets.
     """
     if dataset is None:
         return None

@@ -35,7 +35,7 @@ class Role(IntEnum):
     METRICS = 1
     """Read /metrics."""
     UPLOAD = 2
-    """Also upload batches, score, look at the server."""
+    """Also upload batches, score, read the server's state."""
     TRAIN = 3
     """Also lease batches, settle leases, look at batches."""
     ADMIN = 4

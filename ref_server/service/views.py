@@ -85,7 +85,7 @@ def _sum_depths(runs: Mapping[str, Mapping[State, Depth]], state: State) -> Dept
 CURSOR = rf"[0-9]{{1,12}}(\.[0-9]{{1,9}})?:({LINEAGE})?:.{{1,200}}"
 
 
-# Numbers in one page of a curve, with those that are None.
+# Maximum numbers in one page of a curve, including those that are None.
 MOST_VALUES = 2**22
 
 
@@ -118,9 +118,9 @@ def is_cursor(text: str) -> bool:
 
 
 def columns(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[int | float | None]]:
-    """By name a number for each point, None where it has none. Without names: of all that are a number somewhere.
+    """By name, a number for each point, None where it has none. Without names: all names with a number anywhere.
 
-    Raises TooWide for more than MOST_VALUES: small records with names of their own would take gigabytes.
+    Raises TooWide for more than MOST_VALUES: small records whose names all differ would take gigabytes.
     """
     rows, wanted = [], dict.fromkeys(names)
     for point in points:

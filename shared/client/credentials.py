@@ -13,8 +13,8 @@ from shared.client.errors import ClientError, NotRefServer, RefServerError, Unre
 
 
 def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
-    """The token, else the first one in the file, else None. An empty token is none: containers get variables that are
-    set to nothing. Raises ValueError; its message never contains a secret."""
+    """The token, else the first one in the file, else None. An empty token counts as none, since containers get empty
+    variables. Raises ValueError; its message never contains a secret."""
     if token:  # neither None nor empty
         chosen = token.get_secret_value()
     elif file is not None:

@@ -34,7 +34,7 @@ class Untrusted(Unreachable):
 
 
 class UnusableProxy(ClientError):
-    """The environment names a proxy through which no server can be reached."""
+    """The environment names a proxy that cannot be used."""
 
 
 class NotRefServer(ClientError):

@@ -1,4 +1,4 @@
-"""Through which proxy of the environment a server is reached, if any."""
+"""Chooses the proxy from the environment through which a server is reached, if any."""
 
 import os
 import ssl
@@ -13,11 +13,11 @@ from shared.client.errors import UnusableProxy
 
 
 def connection_options(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
-    """Options of an httpx client that speaks to this server only: the proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY
-    name, unless NO_PROXY lists the server, or it is on this machine: a proxy elsewhere would look for it there, and see
-    its token. httpx itself reads proxies that the server does not need, and fails on them.
+    """Options of an httpx client for this server only: the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, unless
+    NO_PROXY lists the server or it is on this machine: a remote proxy would connect to its own machine instead, and see
+    the token. httpx by itself also reads proxies that the server does not need, and fails on invalid ones.
 
-    tls: default: httpx's, which SSL_CERT_FILE may change. Raises UnusableProxy.
+    tls: by default httpx's, which SSL_CERT_FILE may change. Raises UnusableProxy.
     """
     server = httpx.URL(url)
     options = {"trust_env": False, "verify": tls or httpx.create_ssl_context()}
@@ -43,15 +43,15 @@ def _proxy(text: str, kind: str, host: str) -> httpx.Proxy:
         proxy = httpx.Proxy(text if "://" in text else f"http://{text}")
     except (ValueError, httpx.InvalidURL):
         scheme = text.partition("://")[0] if "://" in text else ""
-        meant = "; write socks5://…" if scheme.startswith("socks") else ""
-        given = f", with {scheme}://" if scheme else ""
+        meant = " (write socks5://…)" if scheme.startswith("socks") else ""
+        given = f", {scheme}://" if scheme else ""
         raise UnusableProxy(
-            f"{variable} names a proxy that cannot be used{given}: it begins with http://, https://, socks5:// or "
-            f"socks5h://{meant}, or list {host} in NO_PROXY"
+            f"{variable} names a proxy that cannot be used{given}: it must begin with http://, https://, socks5:// or "
+            f"socks5h://{meant}; or list {host} in NO_PROXY"
         ) from None
     if proxy.url.scheme.startswith("socks") and find_spec("socksio") is None:
         raise UnusableProxy(
-            f"{variable} names a proxy with {proxy.url.scheme}://, which needs a package: pip install 'httpx[socks]', "
+            f"{variable} names a {proxy.url.scheme}:// proxy, which needs a package: pip install 'httpx[socks]', "
             f"or list {host} in NO_PROXY"
         )
     return proxy

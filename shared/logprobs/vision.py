@@ -236,7 +236,7 @@ class AnyResolutionVision(Vision):
         config: Any = self._model.config
         tiles = max(_tiles(config, list(shape)) for shape in config.image_grid_pinpoints)
         image = tiles * math.prod(_square(config)) * np.dtype(np.float32).itemsize + 2 * np.dtype(np.int64).itemsize
-        # The small copy has all its features, whatever the shape leaves of the tiles'.
+        # The downscaled copy keeps all of its features, whichever features of the tiles the picture's shape removes.
         return math.ceil(tokens / self._features_of_tile() * image)
 
     def _joined(self, name: str, tensors: Sequence[Array]) -> Tensor:
@@ -264,7 +264,7 @@ _FAMILIES: dict[str, type[Vision]] = {
 }
 
 
-# For messages.
+# For error messages.
 FAMILIES = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, LLaVA-NeXT and SmolVLM2"
 
 

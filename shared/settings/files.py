@@ -58,7 +58,7 @@ class EarlierRun(TomlConfigSettingsSource):
             return {}
         values, unknown = read_known(path, self.settings_cls)
         for name in unknown:
-            line = f"{self._prog}: {path}: {name} is not a setting of this version: it is left out"
+            line = f"{self._prog}: {path}: {name} is not a setting of this version and is ignored"
             print(printable(line), file=sys.stderr)
         return values
 

@@ -15,12 +15,12 @@ export const recorded = data && JSON.parse(data.textContent);
 const summary = document.getElementById("summary");
 const details = document.getElementById("details");
 
-/** Moves them into that view, with a way from its top to each of its sections. */
+/** Moves them into that view, with buttons at its top that jump to its sections. */
 export function addSections(root) {
   root.querySelector("h1")?.after(summary);
   root.append(details);
   const heads = [...root.querySelectorAll("section > h2")];
-  // Buttons: the address after # names the view.
+  // Buttons rather than links, since the address after # names the view.
   const jumps = heads.map((head) => el("button", { type: "button", click: () => (head.scrollIntoView(), head.focus()) }, head.textContent));
   for (const head of heads) head.tabIndex = -1;
   if (heads.length > 1) summary.after(el("nav", { class: "fields sections", "aria-label": "Sections" }, jumps));

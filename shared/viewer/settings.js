@@ -9,7 +9,7 @@ import { recorded } from "./recorded.js";
 /** The settings of a run by their names: { changed, unchanged }, those that differ from their defaults first; null without. */
 export async function readSettings({ run, lineage }, signal) {
   try {
-    if (!recorded) { // a browser's console would list the missing record as an error
+    if (!recorded) { // the browser's console would show the missing record as an error
       const { steps } = await get(path("v1", "runs", run, "metrics"), { lineage, kind: "settings" }, signal);
       if (!steps.length) return null;
     }

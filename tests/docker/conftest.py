@@ -32,7 +32,7 @@ def image() -> None:
 
 @pytest.fixture(scope="session")
 def debian_image(image: None) -> Callable[[str], str]:
-    """Builds Debian's PostgreSQL or Prometheus, laid out like the official image, which not all machines can pull."""
+    """Builds Debian's PostgreSQL or Prometheus, laid out like the official image, which some machines cannot pull."""
 
     def build(name: str) -> str:
         base = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")

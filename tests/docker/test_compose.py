@@ -65,7 +65,7 @@ def test_a_client_on_the_host_gets_scores(server: Project, rollout: Rollout, tmp
 
 
 def hardened(project: Project, service: str) -> str:
-    """Checks that a service runs without root and rights, on a file system that it cannot write. Returns its user."""
+    """Checks that a service runs without root and privileges, on a read-only file system. Returns its user."""
     status = dict(line.split(":\t") for line in project.execute(service, "cat", "/proc/self/status").splitlines())
     (user,) = {*status["Uid"].split()}
     assert user != "0"

@@ -185,7 +185,7 @@ def _idefics3_processor() -> Any:
     return Idefics3ImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
 
 
-# Families that are not shown pictures.
+# Families that are not supported with pictures.
 OTHERS = {
     "llava": Family(
         "llava",

@@ -98,7 +98,7 @@ def guarded(code: str) -> str:
 
 
 def end_of(code: str, closed: str) -> tuple[int, str]:
-    """Status and the other output of a program of which one output has no reader."""
+    """Exit status and the other output of a program, one of whose outputs has no reader."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", guarded(code)], **pipes, text=True) as process:
         streams = {"stdout": process.stdout, "stderr": process.stderr}

@@ -1,4 +1,4 @@
-"""Kernels of libraries that choose themselves by the processor and that nothing checks when they are loaded.
+"""Kernels that libraries choose by processor and that nothing checks when they are loaded.
 
 Each is compared with float64. A failure names the processor, since another one may run another kernel.
 """
@@ -16,13 +16,13 @@ from shared.devices import describe_device, describe_processor
 from tests.device import DEVICE
 
 DTYPES = [torch.float32, torch.bfloat16]
-# (in, out): SmolLM2 135M and Qwen2.5 0.5B have such layers; the last fill no register.
+# (in, out): SmolLM2 135M and Qwen2.5 0.5B have such layers; the last shapes do not fill a register.
 LAYERS = [(576, 1536), (1536, 576), (896, 128), (64, 64), (33, 47)]
 ROWS = [1, 2, 7, 64, 129]
 
 
 def assert_near(got: Tensor, expected: Tensor, magnitude: Tensor, *, roundings: int = 4) -> None:
-    """magnitude: the sum of the absolute values of what was added up, of the same shape."""
+    """magnitude: the sum of the absolute values of the summands, of the same shape."""
     assert got.dtype in DTYPES and expected.dtype == torch.float64
     error = ((got.double() - expected).abs() / magnitude.clamp(min=1e-30)).max()
     where = describe_device(str(DEVICE)) if DEVICE.type == "cuda" else describe_processor()
@@ -52,7 +52,7 @@ def test_linear_layers_and_their_gradients(layer: tuple[int, int], dtype: torch.
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 256])
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 70), (33, 33), (70, 70), (5, 200)])
 def test_attention(lengths: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
-    """Queries at the end of the keys: causal without a mask for equal lengths, with one for a completion."""
+    """Queries at the end of the keys: for equal lengths `is_causal`, for a completion a mask."""
     queries, keys = lengths
     query = numbers(1, 4, queries, head_dim, dtype=dtype, seed=1)
     key, value = (numbers(1, 2, keys, head_dim, dtype=dtype, seed=seed) for seed in (2, 3))
@@ -90,7 +90,7 @@ def test_mixtures_of_experts(width: int, implementation: str, dtype: torch.dtype
 
 
 def _experts(experts: MixtralExperts, inputs: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """One token and one expert after the other."""
+    """One token and one expert at a time."""
     weights = dict(experts.named_parameters())
     rows = torch.zeros_like(inputs)
     for token, places in enumerate(chosen.tolist()):

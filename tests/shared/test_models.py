@@ -205,7 +205,7 @@ def test_the_directory_of_a_run_is_no_model(tmp_path: Path) -> None:
     ("made", "advice"),
     [
         ("shards", r"written under torchrun: .*`policy-trainer export --checkpoint \S+ --output NEW_DIRECTORY`"),
-        ("logs", r"it has a config.json and no weights: copy model.safetensors there"),
+        ("logs", r"it has a config.json but no weights: copy model.safetensors there"),
         ("model", r"did you mean \S+/model\?"),
     ],
 )

@@ -124,7 +124,7 @@ def _add_curves(app: FastAPI, service: Service) -> None:
         try:
             values = columns(points, names)
         except TooWide:
-            message = "limit: too many different numbers for one page: ask for fewer steps, or by names"
+            message = "limit: too many values for one page: request fewer steps, or only some names"
             raise HttpError(422, "invalid_request", message, "limit") from None
         latest = max((curve.step for curve in known if curve.key == (run, summary.lineage, kind)), default=-1)
         return RunMetrics(

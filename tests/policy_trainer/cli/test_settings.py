@@ -150,7 +150,7 @@ class TestResume:
         run.config.write_text("gone = 1\n" + values.replace("[loss]", "[loss]\nalso_gone = 2", 1))
         assert tomllib.loads(run.config.read_text())["loss"]["also_gone"] == 2
         assert read("train", *RUN).loss.beta == 0.1
-        message = "policy-trainer train: runs/a/config.toml: {} is not a setting of this version: it is left out"
+        message = "policy-trainer train: runs/a/config.toml: {} is not a setting of this version and is ignored"
         assert capsys.readouterr().err.splitlines() == [message.format("gone"), message.format("loss.also_gone")]
 
     def test_of_sft(self) -> None:

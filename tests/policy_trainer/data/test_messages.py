@@ -1,4 +1,4 @@
-"""Messages with more than a role and a content: calls of tools, reasoning, names."""
+"""Messages with more than a role and content: tool calls, reasoning, names."""
 
 import json
 from importlib.util import find_spec
@@ -44,13 +44,13 @@ def read(path: Path) -> Problem:
 
 
 def spoken(arguments: Any) -> tuple[dict[str, Any], ...]:
-    """The conversation as a problem has it."""
+    """The conversation as it appears in a problem."""
     return tuple({**each, "content": each["content"] or ""} for each in conversation(arguments))
 
 
 @pytest.fixture(params=["jsonl", "parquet"])
 def problem(request: pytest.FixtureRequest, tmp_path: Path) -> Problem:
-    """A table has None for the fields that a message lacks and another one has."""
+    """Tables use None for fields that a message lacks but another has."""
     row = {"messages": conversation(ARGUMENTS), "answer": "6"}
     path = tmp_path / f"rows.{request.param}"
     return read(write(path, row) if request.param == "jsonl" else write_parquet(path, row))
@@ -64,7 +64,7 @@ def test_every_field_reaches_template_and_rewards(problem: Problem) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ messages | tojson }}"
     text, *_ = PromptEncoder(tokenizer, PromptConfig(system_prompt=""))._chat_parts(problem)
-    expected[1]["thinking"] = "I multiply."  # transformers adds this name of the reasoning
+    expected[1]["thinking"] = "I multiply."  # transformers adds this name for the reasoning
     assert json.loads(text) == expected
 
 
@@ -88,7 +88,7 @@ def test_arguments_are_objects_or_json(name: str, call: str, given: Any) -> None
 
 
 def test_a_template_may_want_arguments_as_texts() -> None:
-    """DeepSeek V3's joins them."""
+    """DeepSeek V3's template concatenates them."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (TRL / "deepseekv3.jinja").read_text()
     encoder = PromptEncoder(tokenizer, PromptConfig())
@@ -99,11 +99,11 @@ def test_a_template_may_want_arguments_as_texts() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek_r1_distill", "demo"])
 def test_a_template_that_leaves_calls_out_is_refused(name: str) -> None:
-    """The turn would be empty. R1's writes calls only where the content is None, which transformers takes out."""
+    """The turn would be empty. R1's template writes calls only if the content is None, which transformers removes."""
     tokenizer = make_tokenizer()
     if name != "demo":
         tokenizer.chat_template = (TRL / f"{name}.jinja").read_text()
-    with pytest.raises(UserError, match=r"chat template leaves out tool_calls \(times\): use one that writes them"):
+    with pytest.raises(UserError, match=r"chat template omits tool_calls \(times\): use one that renders them"):
         PromptEncoder(tokenizer, PromptConfig()).encode(Problem("", spoken(ARGUMENTS)))
 
 
@@ -111,7 +111,7 @@ def test_a_template_that_leaves_calls_out_is_refused(name: str) -> None:
     "message", [{"role": "user", "content": None}, {"role": "assistant"}, calling({}, tool_calls=[], name="x")]
 )
 def test_only_a_call_or_reasoning_replaces_a_content(message: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"rows:1: message 2 of messages has no content, or null: only an assistant's"):
+    with pytest.raises(UserError, match=r"rows:1: message 2 of messages has no content: only assistant messages with"):
         read(write(tmp_path / "rows", {"messages": [USER, message], "answer": "6"}))
 
 
@@ -121,7 +121,7 @@ def test_half_a_surrogate_pair_in_a_field(tmp_path: Path) -> None:
 
 
 def test_problems_that_differ_in_calls_are_different(tmp_path: Path) -> None:
-    """Every tenth is held out, and every copy of it."""
+    """Every tenth row is held out, and every copy of it."""
     rows = [{"messages": [USER, calling({"a": k})], "answer": "6"} for k in range(10)]
     task = row_task("jsonl", DataConfig(path=write(tmp_path / "rows", *rows)), 0)
     assert task.training_problems == 9
@@ -134,19 +134,19 @@ class TestWhereNoTemplateWritesThem:
 
     def test_plain_prompts(self) -> None:
         plain = PromptEncoder(make_tokenizer(), PromptConfig(prompt_style="plain"))
-        with pytest.raises(UserError, match=r"^data: a message has name, which only a chat template writes"):
+        with pytest.raises(UserError, match=r"^data: a message has name, which only a chat template can render"):
             plain.encode(Problem("", (USER,)))
 
     def test_a_reward_model_without_a_template(self) -> None:
         tokenizer = make_tokenizer()
         tokenizer.chat_template = None
         reward_model = TextClassifier(classifier(), tokenizer, max_length=99)
-        with pytest.raises(UserError, match="a message has name, which only a chat template writes"):
+        with pytest.raises(UserError, match="a message has name, which only a chat template can render"):
             reward_model.encode(Sample(Problem("", (USER,)), "6"))
 
     def test_the_answers_of_sft_and_of_reward_models(self, tmp_path: Path) -> None:
         last = calling({}, content="x", reasoning_content="I multiply.")
-        lost = f"rows:1:.* the last message has {self.LOST}, and only its content is trained on: write the whole turn"
+        lost = f"rows:1:.* the last message has {self.LOST}, but only its content is trained on: put the whole turn"
         with pytest.raises(UserError, match=lost):
             read_demonstrations(write(tmp_path / "rows", {"messages": [USER, last]}), "data.path")
         pair = {"chosen": [USER, last], "rejected": [USER, {"role": "assistant", "content": "5"}]}

@@ -29,20 +29,20 @@ def saved(image: Image.Image, form: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-# How a file holds the modes of Pillow that a file can hold without loss.
+# Which file format stores each Pillow mode that a file can store without loss.
 FILES = {**dict.fromkeys(("1", "L", "LA", "P", "RGB", "RGBA"), "PNG"), **dict.fromkeys(("CMYK", "LAB"), "TIFF")}
 DEEP = [mode for mode in Image.MODES if mode.startswith(("I", "F"))]
 
 
 def colours() -> Image.Image:
-    """Half transparent at one side."""
+    """Semi-transparent on one side."""
     image = picture(8, 6)
     image.putalpha(Image.linear_gradient("L").resize(image.size))
     return image
 
 
 def of_mode(image: Image.Image, mode: str) -> Image.Image:
-    """In this mode; what is transparent becomes white where the mode has no transparency."""
+    """The picture in this mode; transparent areas become white if the mode has no transparency."""
     image = image.convert("LA") if image.mode == "La" else image
     if mode == "La":
         return image.convert("LA").convert("La")
@@ -57,7 +57,7 @@ def images_of(value: Any, folder: Path = Path()) -> tuple[bytes, ...]:
 
 
 class TestPixelsOfAPrompt:
-    """Eight pictures of one bit take 66 kB in a row, and 4 GB where a processor has them."""
+    """Eight 1-bit pictures take 66 kB in a row, but 4 GB in a processor."""
 
     LARGE = saved(Image.new("1", (8192, 8192)), "PNG")
 
@@ -66,7 +66,7 @@ class TestPixelsOfAPrompt:
             raise AssertionError("decoded")
 
         monkeypatch.setattr(ImageFile.ImageFile, "load", load)
-        message = r"has 8 pictures with 536870912 pixels, and those of a prompt may have 134217728 together: make them"
+        message = r"its 8 pictures have 536870912 pixels in all; a prompt may have at most 134217728: make them smaller"
         with pytest.raises(UserError, match=rf"^row 1: {message}"):
             images_of([self.LARGE] * 8)
         problem = Problem("", ({"role": "user", "content": "?"},), images=(self.LARGE,) * 8)

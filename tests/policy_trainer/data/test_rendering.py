@@ -1,4 +1,4 @@
-"""Texts that have been through a chat template, what tokenizers add to texts, and templates that never end."""
+"""Texts that have been through a chat template, what tokenizers add to texts, and templates that never finish."""
 
 import re
 import signal
@@ -21,7 +21,7 @@ from policy_trainer.data.rendering import encode, render
 from policy_trainer.demo.base_model import make_tokenizer
 from shared.errors import UserError
 
-# Llama 2's and Vicuna's templates, and Mistral's early one: none opens an answer with a token of its own.
+# Llama 2's and Vicuna's templates, and an early one of Mistral: none opens an answer with a special token.
 LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
     "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
@@ -56,14 +56,14 @@ ANSWER = {"role": "assistant", "content": "2"}
 
 
 def llama(**options: Any) -> LlamaTokenizerFast:
-    """Llama's tokenizer over single characters."""
+    """A Llama tokenizer whose tokens are single characters."""
     characters = sorted(set("".join(map(chr, range(33, 127)))))
     names = ["<unk>", "<s>", "</s>", "▁", *characters]
     return LlamaTokenizerFast(vocab={name: place for place, name in enumerate(names)}, merges=[], **options)
 
 
 def ready(template: str, *, own_tokens: bool) -> PreTrainedTokenizerFast:
-    """own_tokens: whether what looks like a control token in the template is text."""
+    """own_tokens: whether what looks like a control token in the template is ordinary text."""
     tokenizer = make_tokenizer()
     tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
     tokenizer.chat_template = template
@@ -151,7 +151,7 @@ class TestTemplateThatNeverEnds:
         with pytest.raises(UserError, match=r"the model's chat template takes more than 0\.2 s for one conversation"):
             PromptEncoder(tokenizer, PromptConfig()).encode(Problem("", (QUESTION,)))
         after = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
-        assert after[0] is before[0] and bool(after[1][0]) == bool(before[1][0])  # those of pytest's own time limit
+        assert after[0] is before[0] and bool(after[1][0]) == bool(before[1][0])  # set by pytest's own time limit
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def encoder(directory: Path, limit: int | None = None, **data: Any) -> PromptEnc
 
 
 def checked_encoder(directory: Path, max_image_bytes: int | None = None) -> PromptEncoder:
-    """With the checks that follow from the model."""
+    """An encoder that also checks prompts against the model."""
     config, outline = EvalConfig(model=str(directory)), load_outline(str(directory), revision=None)
     return prompt_encoder(config, load_tokenizer(str(directory)), outline, max_image_bytes=max_image_bytes)
 
@@ -135,14 +135,14 @@ class TestQwen:
     def test_placeholders_of_the_model_beside_pictures_are_refused(self, token: str, directory: Path) -> None:
         problem = replace(spoken(f"A {token}", PICTURES[0]), where="rows.jsonl:31")
         with pytest.raises(
-            UnusablePrompt, match=rf"^rows\.jsonl:31: data: a text contains {re.escape(token)}, the model"
+            UnusablePrompt, match=rf"^rows\.jsonl:31: data: a text contains {re.escape(token)}, the model's picture"
         ):
             checked_encoder(directory).encode(problem)
 
     def test_tensors_that_the_server_would_not_take(self, directory: Path) -> None:
         size = sum(tensor.nbytes for tensor in encoder(directory).encode(spoken("It.", PICTURES[0])).images.values())
         checked_encoder(directory, max_image_bytes=size).encode(spoken("It.", PICTURES[0]))
-        with pytest.raises(UnusablePrompt, match=rf"have {size} bytes as tensors, and .*--max-body-mib \d+"):
+        with pytest.raises(UnusablePrompt, match=rf"have {size} bytes as tensors, but .*--max-body-mib \d+"):
             checked_encoder(directory, max_image_bytes=size - 1).encode(spoken("It.", PICTURES[0]))
 
     def test_a_shape_that_the_processor_refuses(self, directory: Path) -> None:

@@ -72,13 +72,13 @@ def test_a_small_model_that_only_long_completions_would_not_fit(
         monkeypatch.setattr("policy_trainer.trainer.plan.memory_size", lambda place, gpu, size=size: size * 10**9)
         finding = looked(memory, tmp_path / "small")[0]
         assert finding.verdict is verdict and "main memory has" in finding.seen
-        assert ("if completions are as long as they may be" in finding.seen) is (verdict is Verdict.WARNING)
+        assert ("if all completions have the maximum length" in finding.seen) is (verdict is Verdict.WARNING)
 
 
 def test_a_model_whose_sizes_are_unknown_has_no_plan(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("policy_trainer.trainer.memory.layers_of", lambda model: 1 / 0)
     [finding] = looked(memory, model)
-    assert finding.verdict is Verdict.WARNING and "memory that it needs is unknown: ZeroDivisionError" in finding.seen
+    assert finding.verdict is Verdict.WARNING and "memory needs are unknown: ZeroDivisionError" in finding.seen
 
 
 def test_a_model_that_fits_beside_other_programs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_no_eos_token(save: Any) -> None:
 
 
 def test_an_eos_token_beyond_the_vocabulary(save: Any) -> None:
-    with pytest.raises(UserError, match="has id 400, and the model's embedding"):
+    with pytest.raises(UserError, match="has id 400, but the model's embedding"):
         looked(vocabulary, save(eos=400))
 
 
@@ -196,7 +196,7 @@ def test_prompts_that_the_context_has_no_room_for(model: Path) -> None:
 
 
 def test_a_prompt_with_a_token_that_the_model_lacks(save: Any) -> None:
-    with pytest.raises(UserError, match="the model's embedding 6 rows"):
+    with pytest.raises(UserError, match="the model's embedding has only 6 rows"):
         looked(prompts, save(vocabulary=6))
 
 
@@ -208,11 +208,14 @@ def test_rows_that_make_no_prompt(tmp_path: Path) -> None:
     file = write(tmp_path / "p.jsonl", *rows)
     *_, unusable, lengths = looked(prompts, directory, task="jsonl", data={"path": str(file), "eval_path": str(file)})
     assert unusable.verdict is Verdict.WARNING
-    assert "1 of 6 problems make no prompt and will be left out: " in unusable.seen and "p.jsonl:5: " in unusable.seen
+    assert (
+        "1 of 6 problems have unusable prompts and will be left out: " in unusable.seen
+        and "p.jsonl:5: " in unusable.seen
+    )
     assert lengths.seen.startswith("5 prompts have ")
     file = write(tmp_path / "p.jsonl", *[rows[4]] * 5, rows[0])
     *_, unusable, lengths = looked(prompts, directory, task="jsonl", data={"path": str(file), "eval_path": str(file)})
-    assert "5 of 6 problems make no prompt" in unusable.seen and lengths.seen.startswith("1 prompts have ")
+    assert "5 of 6 problems have unusable prompts" in unusable.seen and lengths.seen.startswith("1 prompts have ")
 
 
 def test_pictures_and_their_tokens(tmp_path: Path) -> None:

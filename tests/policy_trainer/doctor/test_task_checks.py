@@ -78,7 +78,7 @@ def test_a_reward_that_teaches_nothing_is_reported(
 
 
 def test_samples_are_what_is_left_of_them_after_the_tokenizer(tmp_path: Path) -> None:
-    """As in a run, rewards do not see tags that are special tokens."""
+    """As in a run, rewards never see tags that are special tokens."""
     model = save_vision_model("qwen2_5_vl", tmp_path / "model")
     tokenizer = load_tokenizer(str(model))
     tokenizer.add_tokens(["<answer>"], special_tokens=True)

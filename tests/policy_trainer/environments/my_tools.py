@@ -115,7 +115,7 @@ class Unseeded(Dice):
 
 
 class Showing:
-    """Its reset shows a text of the row."""
+    """Its reset returns a text from the row."""
 
     def reset(self, text: str, **columns: Any) -> str:
         return text

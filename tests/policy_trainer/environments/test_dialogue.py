@@ -79,7 +79,7 @@ class TestTemplates:
     @settings(max_examples=15, deadline=None)
     @given(data=st.data())
     def test_arguments_come_back_exactly(self, name: str, data: st.DataObject) -> None:
-        """An edit of a file is wrong by a single space."""
+        """A single missing space would spoil an edit of a file."""
         text = st.text(st.sampled_from(" \t\n\r'\"\\aé漢🎲<>{}[]:,=/&\u2028\u00a0"), max_size=12)
         values = st.recursive(
             st.none() | st.booleans() | st.integers() | text,
@@ -150,7 +150,7 @@ class TestTemplates:
         text = "".join(data.draw(st.lists(st.sampled_from([*added, "a", " ", "\n", "é", "<", "|"]), max_size=6)))
         end = ends(name, tokenizer)[0]
         plain, special = talk.between(end, answer("x")), set(tokenizer.get_added_vocab().values())
-        named = [{**answer("x")[0], "name": f"x{text}"}]  # the model may call what it likes
+        named = [{**answer("x")[0], "name": f"x{text}"}]  # the model may make up names
         for hostile in (talk.between(end, answer(f"x{text}")), talk.between(end, named)):
             assert plain is not None and hostile is not None
             assert [token for token in hostile if token in special] == [token for token in plain if token in special]
@@ -244,7 +244,7 @@ BEGINNINGS = {
 
 
 class TestHostileTexts:
-    """They are read within the time limit of the process that reads them, which hours would not be."""
+    """They are parsed within the parser's time limit rather than in hours."""
 
     @pytest.mark.parametrize("name", BEGINNINGS)
     def test_of_many_beginnings(self, name: str) -> None:

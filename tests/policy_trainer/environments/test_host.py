@@ -46,7 +46,7 @@ def call(host: Host, name: str, **arguments: Any) -> tuple[str, str]:
         ("texts", "ab", ""),
         ("surrogate", "?", ""),
         ("megabytes", f"{'x' * 100}\n[1999900 more characters were left out]", "too_long"),
-        ("generator", "it returned a generator, whose items nobody would get: return a text or a list", "exception"),
+        ("generator", "it returned a generator, which is not iterated over: return a text or a list", "exception"),
         ("picture", "it returned pictures, which the model does not get: return texts", "pictures"),
         ("raise", "a bad value", "exception"),
         ("raise surrogate", "?", "exception"),

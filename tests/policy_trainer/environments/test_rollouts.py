@@ -196,7 +196,7 @@ class TestEnvironments:
         assert opened[0] == opened[2] != opened[1]
 
     def test_resets_may_show_different_texts(self, talk: Callable[..., Talk]) -> None:
-        """A batch has one prompt: what the prompts have in common. The endings stand in the completions, masked."""
+        """A batch has one prompt, the prompts' common beginning. Their ends are masked parts of the completions."""
         it = talk(environment=[f"{PLACE}:Unseeded"], rewards=["none"], sampling={"max_completion_length": 150})
         rows = [f"{call('roll')}{END}", f"four{END}"], [f"two{END}"], ["c" * 500]
         problem = Problem("", ({"role": "user", "content": "Look: "},))
@@ -228,7 +228,7 @@ class TestEnvironments:
     def test_prompts_without_a_common_beginning_are_refused(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Unseeded"], rewards=["none"], data={"prompt_style": "plain"})
         opened = it.open(Problem(""), 0, 20)
-        with pytest.raises(UserError, match="the prompts of one problem begin differently"):
+        with pytest.raises(UserError, match="the prompts of one problem have no common beginning"):
             opened.encode(it.encoder)
 
     @pytest.mark.parametrize(("style", "chat"), [("chat", [3, 2]), ("plain", [0, 0])], ids=["chat", "plain"])
@@ -238,7 +238,7 @@ class TestEnvironments:
     def test_what_a_reset_shows_has_no_control_tokens(
         self, talk: Callable[..., Talk], text: str, style: str, chat: list[int]
     ) -> None:
-        """Nor has what a tool says of itself."""
+        """The same holds for the names and descriptions of tools."""
         it = talk(environment=[f"{PLACE}:Showing"], rewards=["none"], data={"prompt_style": style})
         special = set(it.tokenizer.get_added_vocab().values())
 

@@ -51,7 +51,7 @@ def counter(sessions: Sessions) -> Iterator[Session]:
 
 
 def processes(of: int | None = None) -> list[psutil.Process]:
-    """Fork servers with their keepers, and all that descends from them."""
+    """Fork servers, their keepers and all of their descendants."""
     return [
         each
         for child in psutil.Process(of).children()
@@ -409,10 +409,10 @@ print("started", flush=True)
         ([f"{WRONG}:without_docstring"], [], "tools: .*without_docstring cannot be described .*no docstring"),
         ([f"{WRONG}:without_hint"], [], "tools: .*missing a type hint"),
         ([f"{WRONG}:without_description"], [], "tools: .*no description for the argument 'a'"),
-        ([f"{WRONG}:no_function"], [], "tools: .*no_function must be a function, got NoFunction: wrap it"),
-        ([f"{WRONG}:part"], [], "tools: .*part must be a function, got partial: wrap it"),
-        ([f"{WRONG}:NoFunction"], [], "tools: .*NoFunction must be a function, got type: wrap it"),
-        ([f"{WRONG}:shortest"], [], "tools: .*shortest is named '<lambda>'.*with `def`"),
+        ([f"{WRONG}:no_function"], [], "tools: .*no_function must be a function, got NoFunction: define a function"),
+        ([f"{WRONG}:part"], [], "tools: .*part must be a function, got partial: define a function"),
+        ([f"{WRONG}:NoFunction"], [], "tools: .*NoFunction must be a function, got type: define a function"),
+        ([f"{WRONG}:shortest"], [], "tools: .*shortest is named '<lambda>'.*use `def`"),
         ([f"{WRONG}:nameless"], [], "tools: .*nameless is named 'no name'"),
         ([f"{WRONG}:by_position"], [], "tools: .*by_position takes a by position only.*remove the `/`"),
         ([f"{WRONG}:several"], [], r"tools: .*several takes \*numbers: int, but .*name each"),

@@ -78,7 +78,7 @@ async def yields_slowly(a: int) -> AsyncIterator[str]:
 
 
 def nameless(a: int) -> int:
-    """Its name is none.
+    """Has a name that is not an identifier.
 
     Args:
         a: a number

@@ -628,7 +628,7 @@ class TestFunctionsOfTheUser:
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 def test_a_group_whose_prompts_differ_is_like_groups_of_one(model: Any, make_scored: Make, aggregation: Any) -> None:
-    """The endings of the prompts stand in the completions, where they are masked; rewards are compared in the group."""
+    """The ends of the prompts are masked parts of the completions; rewards are compared within the group."""
     generator = np.random.default_rng(5)
     prompts, completions = (
         [generator.integers(2, 64, length).tolist() for length in lengths] for lengths in ([3, 5, 4], [4, 2, 6])

@@ -1,4 +1,4 @@
-"""A process and its keeper: what the process has started ends with both, and its end is that of the keeper."""
+"""A process and its keeper: what the process has started ends with both, and the keeper exits with its status."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from policy_trainer.rewards.sandbox import end_python, start_python
 
-# Starts a grandchild in a session of its own, tells its pid, and does what it is told.
+# Starts a grandchild in a session of its own, sends its pid, and executes the argument.
 SCRIPT = """
 import os, signal, socket, subprocess, sys, time
 connection = socket.socket(fileno=int(sys.argv[1]))
@@ -71,7 +71,7 @@ def test_a_process_that_ignores_signals_is_ended(module: str) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="changes its user")
 def test_an_account_has_a_limit_of_processes() -> None:
-    """Root has none; the limit is that of whom the process belongs to."""
+    """Root has none; the limit applies to the account that owns the process."""
     script = f"""
 import os, resource, subprocess
 from policy_trainer.lifecycle.keeper import kill_children, limit_tasks

@@ -57,7 +57,7 @@ class TestChild:
     def test_its_output_cannot_control_a_terminal(
         self, modules: Callable[[str, str], None], open_child: OpenChild
     ) -> None:
-        """Errors and notes quote it, those of a Python script too."""
+        """Errors and notes quote it, even in a Python script."""
         modules("hostile", r"print('\x1b]0;owned\x07 \x9b2J')")
         child = open_child("hostile")
         child.start()

@@ -1,4 +1,4 @@
-"""Sockets for the processes of one user: whom they serve, where they are, what they leave."""
+"""Sockets for the processes of one user: who can connect, where they are, what they leave behind."""
 
 import os
 import subprocess

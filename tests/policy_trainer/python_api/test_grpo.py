@@ -129,7 +129,7 @@ def test_a_resumed_run_may_have_been_moved_with_its_problems(tmp_path: Path) -> 
     RunDirectory(before).write_config(GRPO(**given, run_dir=before).config)
     (before / "metrics.jsonl").write_text("{}\n")
     before.parent.rename(after.parent)
-    with pytest.raises(UserError, match="model: there is no directory"):  # what is checked after the settings
+    with pytest.raises(UserError, match="model: there is no directory"):  # checked after the settings
         GRPO(**given, run_dir=after, resume=True).train()
 
 

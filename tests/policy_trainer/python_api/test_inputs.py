@@ -63,7 +63,7 @@ def louder(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_transform_is_applied_to_all_rows(tmp_path: Path) -> None:
-    """As TRL, which reads the rows through it."""
+    """Like TRL, which reads the rows through it."""
     many = Dataset.from_list([{**row, "level": i} for i, row in enumerate(ROWS * 8)])
     for transformed in (many.with_transform(louder), many.select(range(20)).with_transform(louder)):
         data = problem_input(transformed, "dataset")
@@ -106,7 +106,7 @@ def test_a_transform_with_other_rows_each_time_is_refused() -> None:
     def drawn(batch: dict[str, Any]) -> dict[str, Any]:
         return {**batch, "prompt": [f"{text}{next(numbers)}" for text in batch["prompt"]]}
 
-    with pytest.raises(UserError, match=r"^eval_dataset: its transform returns other rows each time, .*map"):
+    with pytest.raises(UserError, match=r"^eval_dataset: its transform returns different rows each time, .*map"):
         problem_input(Dataset.from_list(ROWS).with_transform(drawn), "eval_dataset")
 
 
@@ -145,7 +145,7 @@ def test_pictures_of_a_dataset_begin_in_the_working_directory(
 @pytest.mark.parametrize(("package", "words"), [("pandas", "from_pandas"), ("polars", "from_polars")])
 def test_a_frame_is_refused_with_the_remedy(package: str, words: str) -> None:
     frame = pytest.importorskip(package).DataFrame(ROWS)
-    with pytest.raises(UserError, match=rf"dataset: .*, got a DataFrame; give datasets.Dataset.{words}\(frame\)"):
+    with pytest.raises(UserError, match=rf"dataset: .*, got a DataFrame; pass datasets.Dataset.{words}\(frame\)"):
         problem_input(frame, "dataset")
 
 

@@ -62,8 +62,7 @@ FAMILIES = ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for na
 GROUPS = [token_group(5, [7, 3, 4]), token_group(2, [3, 6])]
 # NF4's widest gap is between -1 and -0.6962, and the scales of blocks are rounded to 8 bits.
 FARTHEST = 0.152 + 0.01
-# Rows of whole blocks of 64, as those of models that people have: bitsandbytes' kernel for AVX512-BF16 is wrong for
-# others.
+# Rows of whole blocks of 64, as in real models: bitsandbytes' kernel for AVX512-BF16 is wrong for others.
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
@@ -142,7 +141,7 @@ def not_a_number(weight: Tensor) -> Tensor:
 def test_a_kernel_that_dequantises_wrongly_is_refused(
     wrong: Callable[[Tensor], Tensor], quantised_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As bitsandbytes 0.50.2 does on a CPU with AVX512-BF16 for rows that are no whole number of blocks."""
+    """Like bitsandbytes 0.50.2 on a CPU with AVX512-BF16 for rows that are not a whole number of blocks."""
     base = save_base(tmp_path)
     if quantised_before:
         load(base).save_pretrained(tmp_path / "quantised")
@@ -178,7 +177,7 @@ def test_a_kernel_that_multiplies_wrongly_is_refused(tmp_path: Path, monkeypatch
 def test_right_kernels_are_not_refused(
     seed: int, blocks: tuple[int, int], scale: float, outlier: float, dtype: torch.dtype
 ) -> None:
-    """Whatever the weights are: outliers, blocks of zeros, several precisions."""
+    """For any weights: outliers, blocks of zeros, several precisions."""
     generator = torch.Generator().manual_seed(seed)
     weight = scale * torch.randn(blocks[0], 64 * blocks[1], generator=generator)
     weight[0, :64] = 0

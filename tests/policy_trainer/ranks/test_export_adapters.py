@@ -1,4 +1,4 @@
-"""Adapters that peft or TRL has saved become a whole model."""
+"""Adapters that peft or TRL saved are merged into a whole model."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from policy_trainer.ranks.export import export
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 
-# Of peft, about an attribute of transformers.
+# peft warns about an attribute of transformers.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
@@ -71,7 +71,7 @@ def test_adapters_without_a_base_that_is_known(tmp_path: Path, make_tiny: Any, t
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     described["base_model_name_or_path"] = None
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match="give the base with --model"):
+    with pytest.raises(UserError, match="pass it as --model"):
         export(tmp_path / "adapter", tmp_path / "whole")
     export(tmp_path / "adapter", tmp_path / "whole", str(tmp_path / "base"))
     assert (tmp_path / "whole" / "config.json").is_file()

@@ -129,7 +129,7 @@ ESCAPE = "\x1b]0;owned\x07\x9b2J\u202e"
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_text_of_others_cannot_control_the_terminal(terminal: bool) -> None:
-    """Such as the last output of a worker that has died, or the name of a reward."""
+    """Text such as the last output of a worker that died, or the name of a reward."""
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=200, color_system=None)
     display = make_display(console, steps=20, first_step=0)

@@ -215,7 +215,7 @@ def test_tables_and_markdown_have_a_row_for_each_completion(batch: RolloutBatch,
 def test_a_line_with_values_of_other_types_holds_no_group(
     tmp_path: Path, sample: Any, batch: RolloutBatch, wrong: dict[str, Any]
 ) -> None:
-    """As in the directory of somebody else's run: commands show the other lines."""
+    """As in somebody else's run directory: commands show the other lines."""
     path, line = tmp_path / "samples.jsonl", as_json(sample(batch))
     if isinstance(changes := wrong.get("completions"), dict):
         wrong = {"completions": [{**each, **changes} for each in line["completions"]]}

@@ -158,11 +158,11 @@ class TestTooLong:
         ({"chosen": "a"}, "data.path: .*pairs.jsonl has no column rejected; its columns: chosen"),
         ({**PAIR, "rejected": 3}, "pairs.jsonl:1: rejected must be a text or a list of messages"),
         ({**PAIR, "chosen": None}, "pairs.jsonl:1: chosen must be a text or a list of messages"),
-        ({**PAIR, "chosen": []}, "pairs.jsonl:1: chosen must be a list that is not empty"),
+        ({**PAIR, "chosen": []}, "pairs.jsonl:1: chosen must be a non-empty list"),
         ({**PAIR, "chosen": [requested]}, "pairs.jsonl:1: chosen must end with an assistant message"),
         ({"chosen": [RIGHT], "rejected": [WRONG]}, "pairs.jsonl:1: chosen must end with .* that follows others"),
         ({**PAIR, "prompt": ""}, "prompt must be a list|prompt must be a text"),
-        ({**PAIR, "chosen": [{"user": "x"}]}, 'chosen must contain only {"role"'),
+        ({**PAIR, "chosen": [{"user": "x"}]}, 'chosen must be a list of messages: {"role"'),
         ({**PAIR, "margin": "1"}, "pairs.jsonl:1: margin must be a finite number, got '1'; leave it out for 0"),
         ({**PAIR, "margin": True}, "margin must be a finite number"),
         ({**PAIR, "margin": float("nan")}, "margin must be a finite number, got nan"),
@@ -176,7 +176,7 @@ def test_malformed_pairs_are_refused(load: Load, row: Any, message: str) -> None
 def test_a_token_that_the_model_has_no_row_for(load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
     longer = deepcopy(tokenizer)
     longer.add_tokens(["<new>"])
-    with pytest.raises(UserError, match=r"pairs\.jsonl:2: .*the token <new> has id \d+, and the model's embedding"):
+    with pytest.raises(UserError, match=r"pairs\.jsonl:2: .*the token <new> has id \d+, but the model's embedding"):
         load(PAIR, {"prompt": "1", "chosen": "<new>", "rejected": "2"}, tokenizer=longer)
 
 

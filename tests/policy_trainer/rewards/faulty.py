@@ -75,7 +75,7 @@ def counting_secrets(completion: str) -> float:
 
 
 def starting(completion: str) -> float:
-    """A tenth of the pid, which may be too large for a reward, of a process in a session of its own."""
+    """Starts a process in a session of its own. Returns a tenth of its pid: the pid may be too large for a reward."""
     return subprocess.Popen(["sleep", "1005"], start_new_session=True).pid / 10
 
 

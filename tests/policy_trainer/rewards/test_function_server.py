@@ -138,7 +138,7 @@ def test_a_missing_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with FunctionServer({}) as server:
         monkeypatch.setenv(ADDRESS_VARIABLE, server.address)
         reward = CallerReward("caller:f", seconds=60)
-        with pytest.raises(UserError, match="it has no function f"):
+        with pytest.raises(UserError, match="this program has no function f"):
             reward.scores(samples("a"))
     with pytest.raises(UserError, match="does not answer"):
         reward.scores(samples("a"))

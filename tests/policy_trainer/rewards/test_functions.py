@@ -49,7 +49,7 @@ def _together(prompts: Any, completions: Any, cases: Any, **columns: Any) -> lis
 
 @pytest.mark.parametrize(("function", "score"), [(_each, 6.0), (_concurrent, 6.0), (_together, 7.0)])
 def test_each_completion_and_each_reward_has_its_own_values(function: Callable[..., Any], score: float) -> None:
-    """Completions of one problem share it: what a reward changes must not reach another call."""
+    """The completions of a problem share it: a reward's changes must not reach another call."""
     message: Any = {"role": "user", "content": "?", "calls": [1, 2]}
     problem = Problem("", messages=(message,), extras={"cases": {"in": [1, 2, 3]}})
     answer: Any = {"role": "assistant", "content": "a", "tool_calls": [{"names": ["f"]}]}
@@ -64,7 +64,7 @@ def test_each_completion_and_each_reward_has_its_own_values(function: Callable[.
     "returned", [{0.5, 1.0}, frozenset({0.5, 1.0}), {0: 0.5, 1: 1.0}, {0: 0.5, 1: 1.0}.keys(), b"01", "01", 1.0]
 )
 def test_what_has_no_order_of_the_completions_is_no_list_of_rewards(returned: Any) -> None:
-    """A set and a dict would give each completion a reward of another."""
+    """A set or a dict would assign rewards to the wrong completions."""
     samples = [Sample(Problem("1"), "a"), Sample(Problem("1"), "b")]
     answers = reward_function("f", lambda completions: returned).answers(samples)
     assert [answer["error"].partition(", got")[0] for answer in answers] == [

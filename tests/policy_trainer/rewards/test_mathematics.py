@@ -86,12 +86,12 @@ TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("y=2x+1", ("y=2x+1", "2x+1", "y = 1 + 2x"), ("y=2x", "2", "1")),
     ("x>3", ("x>3", "x > 3", "3<x"), ("x<3", "y>3", "x>5", "3", r"x \geq 3")),
     ("x≤3", (r"x \le 3", "x<=3"), ("x<3", "x≥3")),
-    # constants set upright, of which math-verify drops all that follows
+    # upright constants, after which math-verify drops everything
     (r"1 - \frac{1}{\mathrm{e}}", (r"1-\frac1e", "1-1/e"), (r"1 + \frac{1}{\mathrm{e}}", "1")),
     (r"2\mathrm{i}", ("2i", r"2\text{i}"), ("2", r"3\mathrm{i}", "i")),
     (r"\pi\mathrm{i}", (r"\pi i", r"i\pi"), (r"\pi", "i")),
     (r"\mathrm{e}x + 1", ("ex+1", "1+ex"), ("e", "1", "x+1")),
-    # signs of Unicode, full-width ones, words of languages without spaces
+    # Unicode symbols, full-width characters, words of languages without spaces
     (
         "1000",
         ("10³", "1e3", "1.0E+3", "\uff11\uff10\uff10\uff10", "\uff11\uff0c\uff10\uff10\uff10"),
@@ -117,7 +117,7 @@ TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("24", ("2*3*4", "(2)*3*(4)"), ("234", "2", "4")),
     ("even", ("**even**", "`Even`"), ("**odd**",)),
     ("B", ("**B**", "**(B)**"), ("**A**",)),
-    # very small values, and values with very small parts, all of which math-verify takes for 0
+    # very small values, and values with very small parts, which math-verify all takes for 0
     (r"\frac{1}{2^{99}}", (r"2^{-99}", r"\frac{2}{2^{100}}"), (r"\frac{1}{2^{98}}", "0", r"\frac{1}{3^{99}}")),
     (
         r"\frac{2^{2005}+1}{3 \cdot 2^{2006}}",

@@ -86,7 +86,7 @@ def test_too_long_prompts_are_dropped_and_counted_or_refused(made: Any, monkeypa
 
 
 class Unusable(Counting):
-    """Problems from 10 on have a text of no tokens, from two rows."""
+    """Problems from 10 on, from two rows, have a text without tokens."""
 
     training_problems = 20
 

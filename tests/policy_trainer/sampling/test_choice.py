@@ -23,7 +23,7 @@ Make = Callable[..., Any]
 
 @pytest.mark.parametrize(
     ("architecture", "taken"),
-    # The third would, by what transformers says of it; its layers compute with the cached keys themselves.
+    # According to transformers the third supports it, but its layers use the cached keys directly.
     [("qwen2", True), ("qwen3_5", False), ("deepseek_v3", False), ("mamba", False)],
 )
 def test_decoding_attention_is_taken_where_it_is_right(architecture: str, taken: bool) -> None:

@@ -23,7 +23,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script answers no other prompts, such as those of the self-test."""
+    """The script has no answers for other prompts, such as those of the self-test."""
     monkeypatch.setattr("policy_trainer.sampling.hf.takes_decoding_attention", lambda model: False)
 
 

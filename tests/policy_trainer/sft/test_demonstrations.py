@@ -174,7 +174,7 @@ def test_a_token_that_the_model_has_no_row_for(
     longer = deepcopy(tokenizer)
     longer.add_tokens(["<new>"])
     with pytest.raises(
-        UserError, match=rf"data\.jsonl:2: .*<new> has id {model_rows}, and .* embedding {model_rows} rows"
+        UserError, match=rf"data\.jsonl:2: .*<new> has id {model_rows}, but .* embedding has only {model_rows} rows"
     ):
         load(SHORT, line, tokenizer=longer, vocabulary=model_rows)
 

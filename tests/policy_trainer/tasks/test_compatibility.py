@@ -1,4 +1,4 @@
-"""Whether model, tokenizer, problems and rewards go together."""
+"""Whether model, tokenizer, problems and rewards are compatible."""
 
 import json
 import re
@@ -29,7 +29,7 @@ PICTURE = encode(picture(60, 90))
 
 
 def evaluate(model: Path, rows: list[dict[str, Any]], **settings: Any) -> Any:
-    """Of the first rows, which are held out."""
+    """Among the first rows, which are held out."""
     path = model / "problems.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     sampling = {"max_completion_length": 4}
@@ -45,9 +45,9 @@ class TestPictures:
     def test_a_model_that_is_not_shown_them_is_refused_before_it_answers(self, name: str, tmp_path: Path) -> None:
         save_vision_model(OTHERS[name], tmp_path)
         row = {"image": data_url(PICTURE), "prompt": "What?", "answer": "5"}
-        with pytest.raises(UserError, match=r"is not shown any: give a model of Qwen2-VL, .* and SmolVLM2, or data"):
+        with pytest.raises(UserError, match=r"are not supported for \w+: use Qwen2-VL, .* and SmolVLM2, or data"):
             evaluate(tmp_path, [row])
-        with pytest.raises(UserError, match="is not shown any"):  # only a later row has a picture
+        with pytest.raises(UserError, match="pictures, which are not supported"):  # only a later row has a picture
             evaluate(tmp_path, [{"prompt": "What?", "answer": "5"}, row])
 
     def test_it_answers_texts(self, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ class TestPictures:
 
     @pytest.mark.slow
     def test_every_family_of_transformers_is_shown_them_or_refused(self) -> None:
-        """Those that have a processor and whose default configuration makes a model."""
+        """Families that have a processor and whose default configuration gives a model."""
         refused = []
         for name in sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) & set(PROCESSOR_MAPPING_NAMES)):
             try:
@@ -72,7 +72,7 @@ class TestPictures:
             encoder = PromptEncoder(
                 tokenizer, PromptConfig(), processor=PictureProcessor(config, tokenizer), model=model
             )
-            with pytest.raises(UserError, match="is not shown any: give a model of Qwen2-VL"):
+            with pytest.raises(UserError, match=r"are not supported for \w+: use Qwen2-VL"):
                 encoder.encode(Problem("", ({"role": "user", "content": "?"},), images=(PICTURE,)))
             refused.append(name)
         assert {"llava", "idefics3", "gemma4", "qwen3_5", "internvl", "mllama"} <= set(refused)
@@ -85,8 +85,8 @@ class TestRows:
     )
 
     def save(self, directory: Path, make_tiny: Any, *added: str) -> Path:
-        """A model of texts whose template wants roles that alternate, and which has a row for each token of its
-        tokenizer but those in `added`."""
+        """A text model whose template requires alternating roles, and whose embedding has a row for each token of its
+        tokenizer except those in `added`."""
         tokenizer = make_tokenizer()
         make_tiny(vocabulary=len(tokenizer)).save_pretrained(directory)
         tokenizer.chat_template = self.ALTERNATING
@@ -113,7 +113,7 @@ class TestRows:
         model = self.save(tmp_path, make_tiny, "+1")
         settings: dict[str, Any] = {"data": {"system_prompt": "", "prompt_style": "plain"}}
         with pytest.raises(
-            UserError, match=r"problems\.jsonl:1: model: the token \+1 has id \d+, and the model's embed"
+            UserError, match=r"problems\.jsonl:1: model: the token \+1 has id \d+, but the model's embed"
         ):
             evaluate(model, [self.GOOD], **settings)
         rows = [self.GOOD, {"prompt": "2=?", "answer": "2"}]
@@ -126,7 +126,7 @@ def test_tags_that_are_special_tokens(tags: list[str], tmp_path: Path) -> None:
     tokenizer.add_tokens(tags, special_tokens=True)
     tokenizer.save_pretrained(tmp_path)
     rows = [{"prompt": "Answer between <solution> and </solution>.", "answer": "2"}]
-    named = f"model: {', '.join(tags)} .* special token.* leaves them out of the texts that rewards judge: "
+    named = f"model: {', '.join(tags)} .* special token.* drops them from the texts that rewards judge: "
     if "<answer>" in tags:
         with pytest.raises(UserError, match=named + "accuracy, format would find no answer; set "):
             evaluate(tmp_path, rows)

@@ -78,7 +78,7 @@ class TestReading:
         [(72.0, "72"), (-0.5, "-0.5"), (0.00001, "0.00001"), (1e22, "1" + 22 * "0"), (1.25e-7, "0.000000125")],
     )
     def test_numbers_are_written_as_people_do(self, tmp_path: Path, answer: float, text: str) -> None:
-        """pandas makes 72.0 of 72 in a column with gaps."""
+        """pandas turns 72 into 72.0 in a column with missing values."""
         (problem,) = read(write(tmp_path / "p", {"prompt": "x", "answer": answer}))
         assert problem.answer == text
         assert problem.extras["answer"] == answer
@@ -87,7 +87,7 @@ class TestReading:
             assert correct(problem, f"<answer>{text}</answer>") == 1
 
     def test_numbers_of_tables(self, tmp_path: Path) -> None:
-        """A float of 32 bits is its shortest decimal, and a decimal number keeps its places."""
+        """A float32 becomes its shortest decimal, and a decimal number keeps its places."""
         import pyarrow
         from pyarrow import parquet
 

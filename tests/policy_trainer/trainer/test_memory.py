@@ -158,7 +158,7 @@ def test_a_rank_sends_all_but_its_own_part() -> None:
 
 @pytest.mark.skipif("gemma4_text" not in ARCHITECTURES, reason="this transformers has no Gemma 4")
 def test_layers_that_differ_are_counted_on_average() -> None:
-    """Gemma 4: layers with windows have narrower heads. The cache of a token is exact."""
+    """Gemma 4: layers with windows have narrower heads. The cache size of a token is exact."""
     config = AutoConfig.for_model(
         "gemma4_text",
         vocab_size=64,

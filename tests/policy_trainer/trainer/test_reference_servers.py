@@ -287,8 +287,8 @@ def test_where_the_reference_runs(
 
 
 def test_the_limits_follow_from_the_pictures_that_a_prompt_may_have(home: Home) -> None:
-    """Qwen2.5-VL makes 28 x 28 pixels a token, of 4 patches with 1,176 values: three pictures of 1.2 megapixels are
-    4,600 tokens and 87 MB, more than the 64 MiB that a server takes by default."""
+    """Qwen2.5-VL turns 28 x 28 pixels into a token, from 4 patches with 1,176 values: three pictures of 1.2 megapixels
+    are 4,600 tokens and 87 MB, more than the 64 MiB that a server accepts by default."""
     config = AutoConfig.for_model("qwen2_5_vl")
     with torch.device("meta"):
         policy = AutoModelForImageTextToText.from_config(config)

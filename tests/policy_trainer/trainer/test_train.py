@@ -398,7 +398,7 @@ def test_two_groups_that_fail_alike_end_the_run(make_scored: Any) -> None:
 
 
 def test_groups_that_fail_only_together_count_as_delivered(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each resumed run would fail on them again, and no batch would ever be dead."""
+    """Otherwise each resumed run would fail on them again, and no batch would ever be dead."""
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("too much at once")

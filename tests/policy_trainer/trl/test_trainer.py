@@ -59,7 +59,7 @@ def test_rows_are_those_of_a_transform(tmp_path: Path) -> None:
 
 
 def test_a_frame_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train_dataset: .* a DataFrame; give datasets.Dataset.from_pandas\(frame\)"):
+    with pytest.raises(UserError, match=r"train_dataset: .* a DataFrame; pass datasets.Dataset.from_pandas\(frame\)"):
         trainer(tmp_path, train_dataset=ROWS.to_pandas())
 
 
@@ -195,7 +195,7 @@ def test_the_settings_of_a_processor_are_kept(as_object: bool, tmp_path: Path) -
     assert list(saved.image_processor.image_mean) == means
     assert saved.chat_template == load_tokenizer(placed).chat_template == "{{ messages }}"
     again = load_model(placed, revision=None, device="cpu", dtype="auto")
-    save_model(again, load_tokenizer(placed), tmp_path / "trained")  # as the run does at its end
+    save_model(again, load_tokenizer(placed), tmp_path / "trained")  # as a run does at its end
     assert list(AutoProcessor.from_pretrained(str(tmp_path / "trained")).image_processor.image_mean) == means
 
 

@@ -397,7 +397,7 @@ def test_a_run_that_begins_again_while_nobody_looks_is_read_anew(tab: Tab, serve
 
 
 def test_a_run_without_settings_is_asked_for_nothing_that_is_not_there(tab: Tab) -> None:
-    """A browser's console lists each such answer as an error."""
+    """The browser's console shows each such response as an error."""
     missing: list[str] = []
     tab.page.on("response", lambda answer: missing.append(answer.url) if answer.status == 404 else None)
     page = tab.at("#/run/one")

@@ -1,4 +1,4 @@
-"""Which proxy of the environment is used: none for this machine, nor for a server that NO_PROXY lists."""
+"""Which proxy from the environment is used: none for this machine or for servers that NO_PROXY lists."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 ELSEWHERE = "http://gpu.example:8400"
 CANNOT_BE_USED = [
     ("ALL_PROXY", "socks5://127.0.0.1:1080", r"pip install 'httpx\[socks\]'"),
-    ("all_proxy", "socks5h://u:secret@127.0.0.1:1080", r"all_proxy names a proxy with socks5h://"),
-    ("ALL_PROXY", "socks://127.0.0.1:1080", r"cannot be used, with socks://.*write socks5://"),
-    ("HTTP_PROXY", "ftp://127.0.0.1:1080", r"HTTP_PROXY .*cannot be used, with ftp://"),
+    ("all_proxy", "socks5h://u:secret@127.0.0.1:1080", r"all_proxy names a socks5h:// proxy"),
+    ("ALL_PROXY", "socks://127.0.0.1:1080", r"cannot be used, socks://.*write socks5://"),
+    ("HTTP_PROXY", "ftp://127.0.0.1:1080", r"HTTP_PROXY .*cannot be used, ftp://"),
     ("http_proxy", "http://proxy:port", r"http_proxy .*cannot be used"),
 ]
 
@@ -40,7 +40,7 @@ async def _nothing(client: Any) -> None:
 
 
 def use_all(url: str) -> None:
-    """Everything that speaks HTTP to a server at this URL is made."""
+    """Creates everything that speaks HTTP to a server at this URL."""
     RefServerClient(url).close()
     HttpReward(url, HttpRewardConfig()).scores([])
     ask(url, _nothing)

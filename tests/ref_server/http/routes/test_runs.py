@@ -198,11 +198,11 @@ def test_a_bad_purge(http: httpx.Client, body: dict[str, Any], field: str) -> No
 
 
 def test_a_page_of_too_many_different_numbers_is_refused(http: httpx.Client, run: str) -> None:
-    """Small records whose names all differ: as columns they would take a gigabyte."""
+    """Small records whose names all differ would take a gigabyte as columns."""
     for begin in range(0, 1000, 250):
         steps = [step(number, **{f"{number}/{i}": 1 for i in range(5)}) for number in range(begin, begin + 250)]
         assert report(http, run, *steps).status_code == 200
     refused = error(http.get(f"/v1/runs/{run}/metrics"), 422)
-    assert refused["field"] == "limit" and "ask for fewer steps, or by names" in refused["message"]
+    assert refused["field"] == "limit" and "request fewer steps, or only some names" in refused["message"]
     assert len(look(http, run, limit=100)["values"]) == 500
     assert look(http, run, names=["7/1"])["values"]["7/1"][7] == 1
