@@ -148,7 +148,7 @@ MODELS = {
     "path": train("--model ./modle", "model:", "no directory ./modle"),
     "directory without a model": train("--model empty", "model:", "config.json"),
     "no weights": train(
-        "--model weightless --sampling.max-completion-length 64", "model:", "model.safetensors", "save_pretrained"
+        "--model weightless --sampling.max-completion-length 64", "model:", "copy model.safetensors there"
     ),
     "no tokenizer": train("--model speechless", "model:", "tokenizer"),
     "damaged configuration": train("--model damaged", "model:", "config.json"),

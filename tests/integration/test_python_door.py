@@ -69,8 +69,9 @@ def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixtur
     # Lengths differ, and with them the rewards.
     assert result.history[-1]["reward"] == result.history[-1]["reward/caller:concise"] < 0
     output = capfd.readouterr()
-    assert output.out.strip() == f"runs/default/model {result.history[-1]['reward']}"
-    assert "2 steps; the model is in runs/default/model" in output.err
+    model = site / "runs/default/model"
+    assert output.out.strip() == f"{model} {result.history[-1]['reward']}"
+    assert f"2 steps; the model is in {model}" in output.err
     with pytest.raises(UserError, match="holds a run already; give resume=True"):
         exec(small(EXAMPLE, random_model, 2), space)
 

@@ -24,6 +24,7 @@ from policy_trainer.rewards.sandbox import Sandbox, Sandboxed
 from shared.errors import UserError
 
 HERE = "tests.policy_trainer.environments.hostile"
+FORK_SERVER = "policy_trainer.environments.fork_server"
 WRONG = "tests.policy_trainer.environments.unusable"
 TOOLS = [f"{HERE}:add", f"{HERE}:do", f"{HERE}:add_slowly"]
 ENVIRONMENTS = [f"count={HERE}:Counter", f"fragile={HERE}:Fragile", f"made={HERE}:made_by_a_function"]
@@ -55,7 +56,7 @@ def processes(of: int | None = None) -> list[psutil.Process]:
     return [
         each
         for child in psutil.Process(of).children()
-        if any("environments.fork_server" in part for part in child.cmdline())
+        if FORK_SERVER in child.cmdline()
         for each in [child, *child.children(recursive=True)]
     ]
 
@@ -262,7 +263,8 @@ def test_nothing_is_left_of_a_killed_fork_server(sessions: Sessions) -> None:
     session = sessions.open("count")
     session.call("misbehave", {"what": "daemons"})
     until(lambda: len(sleepers()) == 10)
-    left, (keeper,) = sleepers(), psutil.Process().children()
+    left = sleepers()
+    (keeper,) = (each for each in psutil.Process().children() if FORK_SERVER in each.cmdline())
     (server,) = keeper.children()
     server.kill()
     until(lambda: all(gone(each) for each in left))
