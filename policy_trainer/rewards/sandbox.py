@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -254,10 +254,15 @@ def start_python(module: str, descriptor: int, *arguments: object) -> subprocess
 
 def end_python(process: subprocess.Popen[bytes]) -> None:
     """Ends what `start_python` has started, with all that descends from it."""
+    # On Linux the group is the keeper's, which kills the rest. Elsewhere there is no keeper, and its group is all that it
+    # has started; its number is certain until the process is reaped.
+    if sys.platform != "linux" and process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.terminate()  # no effect on a process that has already ended
     try:
         process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:  # without a keeper, as on macOS, it may ignore the signal
+    except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

@@ -69,6 +69,21 @@ def test_a_process_that_ignores_signals_is_ended(module: str) -> None:
     assert process.returncode == -signal.SIGKILL and not grandchild.is_running()
 
 
+@pytest.mark.parametrize("then", ["time.sleep(1000)", "os._exit(3)"])
+def test_without_a_keeper_what_a_process_has_started_ends_with_it(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    script = f"import os, subprocess, time; print(subprocess.Popen(['sleep', '1012']).pid, flush=True); {then}"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout
+        grandchild = psutil.Process(int(process.stdout.readline()))
+        monkeypatch.setattr(sys, "platform", "darwin")
+        end_python(process)
+        monkeypatch.undo()
+        assert process.returncode is not None
+        grandchild.wait(60)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="changes its user")
 def test_an_account_has_a_limit_of_processes() -> None:
     """Root has none; the limit is that of whom the process belongs to."""
