@@ -32,7 +32,7 @@ class ResponseReader:
         begins cannot be read, empty if there is none or it can be read.
 
         prefix: what the chat template opens the turn with. call_begins: a pattern of what begins a call. Raises
-        UserError if the process cannot be started.
+        UserError if the process cannot be started, or ends by itself twice on this text, as when memory is short.
         """
         request = {
             "text": text,
@@ -41,13 +41,27 @@ class ResponseReader:
             "tools": [dict(tool) for tool in tools],
             "call_begins": call_begins,
         }
-        self._wait_until_ready()
         try:
-            self._process.send(request, seconds=self._seconds)
-            answer = self._process.receive(seconds=self._seconds)
+            answer = self._ask_twice(request)
         except ProcessEnded as ended:
+            if not ended.too_slow:
+                raise UserError(f"tools: the process that reads the model's calls {ended}") from None
             return {}, f"reading it {ended}"
         return answer["message"], answer["problem"]
+
+    def _ask_twice(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Again if the process ended by itself, as when the system has killed it. Raises ProcessEnded."""
+        try:
+            return self._ask(request)
+        except ProcessEnded as ended:
+            if ended.too_slow:
+                raise
+        return self._ask(request)
+
+    def _ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._wait_until_ready()
+        self._process.send(request, seconds=self._seconds)
+        return self._process.receive(seconds=self._seconds)
 
     def _start(self) -> SandboxProcess:
         return SandboxProcess(memory=self._memory, seconds=self._seconds, module=_CHILD)
