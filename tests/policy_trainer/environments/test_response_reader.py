@@ -47,9 +47,7 @@ def test_a_process_that_was_killed_is_no_call_that_cannot_be_read(crashing: Call
 
 
 def test_a_process_that_is_killed_twice_ends_the_run(crashing: Callable[[int], ResponseReader]) -> None:
-    with pytest.raises(
-        UserError, match="the process that reads the model's calls ended the process, killed by SIGKILL"
-    ):
+    with pytest.raises(UserError, match="that reads the model's calls ended the process, killed by SIGKILL"):
         crashing(2).read("2 + 2 = 4", {}, prefix="", tools=(), call_begins="<tool_call>")
 
 
