@@ -51,7 +51,7 @@ def keep(descriptor: int) -> None:
         os._exit(1)
     os.environ[PARENT_VARIABLE] = str(keeper)
     os.setsid()  # a signal to its group does not reach the keeper
-    # Elsewhere the system would also count processes of this account in other containers; there is their engine's limit.
+    # Elsewhere the system also counts the account's processes in other containers; there the engine's limit holds.
     if os.readlink("/proc/self/ns/pid") == _ALL_PROCESSES:
         limit_tasks(_MORE_TASKS)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
