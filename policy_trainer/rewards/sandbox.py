@@ -261,8 +261,8 @@ def start_python(module: str, descriptor: int, *arguments: object) -> subprocess
 
 def end_python(process: subprocess.Popen[bytes]) -> None:
     """Ends what `start_python` has started, with all that descends from it."""
-    # On Linux the group is the keeper's, which kills the rest. Elsewhere there is no keeper, and the group is that of the
-    # process and what it has started; its number is not another's until the process is reaped.
+    # On Linux the group is the keeper's, which kills the rest. Elsewhere there is no keeper, and the group has all that
+    # the process has started; its number is not another's until the process is reaped.
     if sys.platform != "linux" and process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
