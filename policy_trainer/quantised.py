@@ -5,17 +5,17 @@ weights for each product, and computes in the precision of the other weights.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+from transformers.utils.quantization_config import QuantizationMethod
 
 from policy_trainer.config import LoraConfig
 from shared.devices import choose_device, describe_device, describe_processor
@@ -49,8 +49,7 @@ def load_base(name: str, lora: LoraConfig, *, revision: str | None, device: str,
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=precision,
     )
-    # A model that was saved in 4 bits has its own configuration.
-    options = {} if hasattr(before, "quantization_config") else {"quantization_config": config}
+    options = {} if _saved_in_4bit(before) else {"quantization_config": config}
     where = {"": str(choose_device(device))}
     with compared_weights() as errors:
         model = load_mapped_model(name, revision=revision, device_map=where, dtype=dtype, **options)
@@ -69,7 +68,25 @@ def load_base(name: str, lora: LoraConfig, *, revision: str | None, device: str,
     return model
 
 
-# By shape of a layer's weight, (out, in): the largest error of its kernels, as a multiple of the allowed error.
+def _saved_in_4bit(config: PretrainedConfig) -> bool:
+    """Whether bitsandbytes has quantised the model already. Raises UserError if it is quantised in another way."""
+    given: Any = getattr(config, "quantization_config", None)
+    if given is None:
+        return False
+    saved: Mapping[str, Any] = given if isinstance(given, Mapping) else given.to_dict()
+    method, in_4bit = saved.get("quant_method"), bool(saved.get("load_in_4bit"))
+    if method == QuantizationMethod.BITS_AND_BYTES and in_4bit:
+        return True
+    how = f"{getattr(method, 'value', method)}{' in 8 bits' if saved.get('load_in_8bit') else ''}"
+    raise UserError(
+        f"lora.load_in_4bit: the model is quantised with {how} already: leave it out, or give the original model"
+    )
+
+
+# 4 Mi weights with the usual blocks of 64 weights and of 256 scales.
+_PIECE_BLOCKS = 256
+
+# The largest error of a layer's kernels by the shape of its weight (out, in), as a multiple of what is right.
 _Errors = dict[torch.Size, float]
 
 
@@ -82,21 +99,32 @@ def compared_weights() -> Iterator[_Errors]:
 
     def compared(original: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Any]:
         packed, state = quantise(original, *args, **options)
-        difference = (functional.dequantize_4bit(packed, state).float() - original.float()).abs()
-        _note(errors, original.shape, difference, _nf4_error(original, state))
+        result, weights = functional.dequantize_4bit(packed, state).flatten(), original.flatten()
+        # Several float32 copies of a whole weight might not fit on the device. A piece is whole blocks of scales.
+        size = _PIECE_BLOCKS * _block_of_scales(state)
+        for computed, right in zip(result.split(size), weights.split(size), strict=True):
+            _note(errors, original.shape, (computed.float() - right.float()).abs(), _nf4_error(right, state))
         return packed, state
 
-    with patch.object(functional, "quantize_4bit", compared):
+    functional.quantize_4bit = compared
+    try:
         yield errors
+    finally:
+        functional.quantize_4bit = quantise
+
+
+def _block_of_scales(state: Any) -> int:
+    """How many weights belong to one."""
+    return state.blocksize * (state.state2.blocksize if state.nested else 1)
 
 
 def _nf4_error(original: Tensor, state: Any) -> Tensor:
-    """How far each weight may be from the original: the shape of `original`, float32.
+    """How far each weight may lie from the original: (N,) weights that begin with a block of scales -> (N,), float32.
 
     The sum of half the widest gap between two codes times the scale of the block, which is its largest weight; the
     rounding error of that scale, stored in 8 bits in a block of scales; and the rounding error of the result.
     """
-    weights = original.float().flatten()
+    weights = original.float()
     blocks = torch.nn.functional.pad(weights, (0, -len(weights) % state.blocksize)).view(-1, state.blocksize)
     scales = blocks.abs().amax(1)
     error = (state.code.diff().max() / 2 + torch.finfo(original.dtype).eps) * scales
@@ -105,20 +133,22 @@ def _nf4_error(original: Tensor, state: Any) -> Tensor:
         size = state.state2.blocksize
         widest = torch.nn.functional.pad(offsets, (0, -len(offsets) % size)).view(-1, size).amax(1)
         error += state.state2.code.diff().max() / 2 * widest.repeat_interleave(size)[: len(error)]
-    return 1.01 * error.repeat_interleave(state.blocksize)[: len(weights)].view(original.shape)
+    return 1.01 * error.repeat_interleave(state.blocksize)[: len(weights)]
 
 
 def _compare_product(layer: Any, errors: _Errors) -> None:
-    """Compares a layer's product without gradients, which has its own kernel, with that of the dequantised weights."""
+    """Compares a layer's products without a gradient, which have kernels of their own for one row and for several, with
+    those of the weights."""
     weight = _dequantised(layer).float()
-    inputs = torch.linspace(-1, 1, 2 * weight.shape[1], device=weight.device, dtype=layer.weight.quant_state.dtype)
-    inputs = inputs.view(2, -1)
-    with torch.no_grad():
-        product = layer(inputs).float()
     bias = 0 if layer.bias is None else layer.bias.float()
-    difference = (product - inputs.float() @ weight.T - bias).abs()
-    bound = 16 * torch.finfo(inputs.dtype).eps * (inputs.float().abs() @ weight.abs().T + abs(bias))
-    _note(errors, weight.shape, difference, bound)
+    for rows in (1, 2):
+        inputs = torch.linspace(-1, 1, rows * weight.shape[1], device=weight.device)
+        inputs = inputs.to(layer.weight.quant_state.dtype).view(rows, -1)
+        with torch.no_grad():
+            product = layer(inputs).float()
+        difference = (product - inputs.float() @ weight.T - bias).abs()
+        bound = 16 * torch.finfo(inputs.dtype).eps * (inputs.float().abs() @ weight.abs().T + abs(bias))
+        _note(errors, weight.shape, difference, bound)
 
 
 def _note(errors: _Errors, shape: torch.Size, difference: Tensor, bound: Tensor) -> None:

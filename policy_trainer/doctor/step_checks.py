@@ -30,12 +30,12 @@ from policy_trainer.trainer.run import train
 from shared.api import QueueView, State
 from shared.client import ClientError, RefServerClient, RefServerError
 from shared.client.credentials import remedy
+from shared.client.proxies import is_this_machine
 from shared.devices import choose_device
 from shared.errors import UserError
 
 # How long a server that is named may take to answer.
 _PATIENCE_SECONDS = 15.0
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def server(subject: Subject) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def _described(subject: Subject, queue: QueueView) -> Iterator[Finding]:
     scores = f"scores with {model.name} ({model.dtype} on {model.device})" if model.name else "has no model"
     waiting = sum(queue.states[state].batches for state in (State.QUEUED, State.SCORING, State.READY))
     yield ok(f"{client.url}, {whose}: {scores}; the token may train; {waiting} batches wait in the queue")
-    if url.scheme == "http" and url.hostname not in _LOOPBACK and (config.token or config.token_file):
+    if url.scheme == "http" and not is_this_machine(url.hostname or "") and (config.token or config.token_file):
         yield warning(
             "the token goes unencrypted to another machine", "give the server --tls-cert and --tls-key, use https://"
         )

@@ -41,13 +41,26 @@ class ResponseReader:
             "tools": [dict(tool) for tool in tools],
             "call_begins": call_begins,
         }
-        self._wait_until_ready()
         try:
-            self._process.send(request, seconds=self._seconds)
-            answer = self._process.receive(seconds=self._seconds)
+            answer = self._ask_twice(request)
         except ProcessEnded as ended:
             return {}, f"reading it {ended}"
         return answer["message"], answer["problem"]
+
+    def _ask_twice(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Again if the process ended by itself, as when the system has killed it. Raises ProcessEnded: a text that ends
+        two processes is at fault."""
+        try:
+            return self._ask(request)
+        except ProcessEnded as ended:
+            if ended.too_slow:
+                raise
+        return self._ask(request)
+
+    def _ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._wait_until_ready()
+        self._process.send(request, seconds=self._seconds)
+        return self._process.receive(seconds=self._seconds)
 
     def _start(self) -> SandboxProcess:
         return SandboxProcess(memory=self._memory, seconds=self._seconds, module=_CHILD)

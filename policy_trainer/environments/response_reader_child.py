@@ -46,12 +46,12 @@ def read(text: str, template: dict[str, Any], prefix: str, tools: list[Any], cal
 
     try:
         message: Any = parse_response(text, template, prefix=prefix, tools=tools)
+        json.dumps(message)
         if message.get("tool_calls"):
-            json.dumps(message)
             return {"message": message, "problem": ""}
         reason, rest = "it does not end, or is malformed", str(message.get("content"))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        message, reason, rest = {}, f"{error!s:.200}", text
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
+        message, reason, rest = {}, f"{error!s:.200}" or type(error).__name__, text
     return {"message": message, "problem": reason if regex.search(call_begins, rest) else ""}
 
 

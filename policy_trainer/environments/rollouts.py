@@ -185,9 +185,9 @@ class Rollouts:
             yield rollout
 
     def release(self) -> None:
-        """Gives all sessions back: rewards have judged."""
-        for session in self._sessions.used:
-            session.release()
+        """Gives all sessions back: rewards have judged. All at once: some may answer only when their time is over."""
+        for released in [self._threads.submit(session.release) for session in self._sessions.used]:
+            released.result()
 
     def _environment_of(self, problem: Problem) -> str | None:
         """The name of the problem's environment; empty if there is a single one, None without any."""

@@ -1,12 +1,16 @@
 """Limits the output of the user's code in separate processes: for each call, and for each process and minute."""
 
+import codecs
 import io
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import BinaryIO
 
-# Characters that are kept of the end of a call's output.
+from shared.errors import printable
+
+# The end of what a call printed, which is kept.
 _MOST_TAIL = 2000
 # Bytes that are passed on of a call's output, and of a process's output in so many seconds.
 _MOST_OF_CALL = 10_000
@@ -63,15 +67,23 @@ def _stream(output: UserOutput, descriptor: int) -> io.TextIOWrapper:
 
 
 def pass_on(output: BinaryIO) -> None:
-    """Copies a process's output to standard error, until it and all that it has started have ended."""
+    """Copies to standard error what a process writes, until it and what it has started have ended.
+
+    A terminal gets control characters escaped. Reads on where standard error takes no more: else the process would fail
+    where it prints.
+    """
     left, until = _MOST_OF_PROCESS, 0.0
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace") if os.isatty(2) else None
     with output:
         while data := os.read(output.fileno(), 2**16):
             if time.monotonic() >= until:
                 left, until = _MOST_OF_PROCESS, time.monotonic() + _SECONDS
             limit = f"{_MOST_OF_PROCESS >> 10} KiB in {_SECONDS:g} s"
             shown, left = _within(left, data, f"tools or rewards wrote more than {limit}")
-            _write(2, shown)
+            if text:
+                shown = printable(text.decode(shown), keep="\n\t").encode()
+            with suppress(OSError):
+                _write(2, shown)
 
 
 def _within(left: int, data: bytes, excess: str) -> tuple[bytes, int]:

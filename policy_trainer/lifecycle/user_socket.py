@@ -5,6 +5,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
@@ -13,6 +14,7 @@ from typing import Any
 # An address has at most 104 bytes on macOS and 108 on Linux, including a zero byte at its end.
 _MOST_BYTES = 103
 _NAME = "socket"
+_CONNECT_SECONDS, _RETRY_SECONDS = 5.0, 0.05
 
 
 class UserSocket:
@@ -56,14 +58,19 @@ class _Server(ThreadingUnixStreamServer):
 
 
 def connect(path: str) -> socket.socket:
-    """A connection to the UserSocket at this path. Waits while too many others are connecting. Raises OSError."""
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    """A connection to the UserSocket of this path. Waits while too many others connect. Raises OSError."""
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+            return connection
+        except BaseException as error:
+            connection.close()
+            # macOS refuses where Linux waits.
+            if not isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)
 
 
 def _directory() -> tempfile.TemporaryDirectory[str]:

@@ -76,6 +76,8 @@ def _transformed(dataset: "Dataset", name: str) -> "Dataset":
 
 def _with_absolute_paths(table: "pyarrow.Table") -> "pyarrow.Table":
     for column in {*PICTURE_COLUMNS} & {*table.column_names}:
+        if not _may_have_paths(table[column]):
+            continue  # pictures stay in their memory-mapped file
         values = table[column].to_pylist()
         readable = [_absolute(value) for value in values]
         if readable != values:
@@ -84,6 +86,20 @@ def _with_absolute_paths(table: "pyarrow.Table") -> "pyarrow.Table":
             array = pyarrow.array(readable, table.schema.field(column).type)
             table = table.set_column(table.column_names.index(column), table.schema.field(column), array)
     return table
+
+
+def _may_have_paths(pictures: Any) -> bool:
+    """Whether any value of the Arrow array is no picture's bytes."""
+    import pyarrow.compute as compute  # slow to import
+    from pyarrow import types
+
+    while types.is_list(pictures.type) or types.is_large_list(pictures.type):
+        pictures = compute.list_flatten(pictures)
+    if not types.is_struct(pictures.type) or not {"bytes", "path"} <= {field.name for field in pictures.type}:
+        return True
+    without = compute.is_null(compute.struct_field(pictures, "bytes"))
+    named = compute.is_valid(compute.struct_field(pictures, "path"))
+    return bool(compute.any(compute.and_(without, named)).as_py())
 
 
 def _absolute(value: Any) -> Any:

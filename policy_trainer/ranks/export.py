@@ -65,13 +65,7 @@ def _with_adapters(checkpoint: Path, saved: Mapping[str, Any], base: str, revisi
     """The base with adapters merged in, or kept as layers if they come from shards; in the training dtype."""
     ours = checkpoint / "config.json"
     described = json.loads(ours.read_text()) if ours.is_file() else {}
-    plain = isinstance(saved["target_modules"], list)  # else a pattern, which only peft's own adapters have
-    lora = LoraConfig(
-        rank=saved["r"],
-        alpha=saved["lora_alpha"],
-        **({"target_modules": saved["target_modules"]} if plain else {}),
-        load_in_4bit="quantization_config" in described,
-    )
+    lora = _lora(saved, in_4bit="quantization_config" in described)
     # Devices of another kind quantise with other last bits.
     device = "auto" if lora.load_in_4bit else "cpu"
     model = load_base(base, lora, revision=revision, device=device, dtype=described.get("dtype") or "auto")
@@ -85,3 +79,11 @@ def _with_adapters(checkpoint: Path, saved: Mapping[str, Any], base: str, revisi
     add_adapters(model, lora, seed=0, base=saved["base_model_name_or_path"], revision=saved["revision"])
     read_weights_in_one_process(model, checkpoint)
     return model
+
+
+def _lora(saved: Mapping[str, Any], *, in_4bit: bool) -> LoraConfig:
+    """What matters of the adapters to load their base; all of it if they are a run's. saved: their description."""
+    if saved.get("peft_type") != "LORA" or not isinstance(saved["target_modules"], list):  # a pattern, in peft's own
+        return LoraConfig(load_in_4bit=in_4bit)
+    options = {"rank": saved["r"], "alpha": saved["lora_alpha"], "target_modules": saved["target_modules"]}
+    return LoraConfig(**options, load_in_4bit=in_4bit)

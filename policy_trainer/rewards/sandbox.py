@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -28,11 +28,16 @@ from shared.process import PARENT_VARIABLE
 # Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
 _END_SECONDS = 5.0
+# How long the last that a process wrote may take to reach standard error.
+_READ_SECONDS = 1.0
 _KEEPER = "policy_trainer.lifecycle.keeper"
 # Lines of answers are shorter, unless a function writes to the socket itself.
 _MOST_BYTES = 2**28
 # Prefix of our own variables. Some hold secrets, and no code of the user's needs them.
 _OURS = "TANDEM_"
+
+# The thread that reads the output of a process.
+_READERS: "weakref.WeakKeyDictionary[subprocess.Popen[bytes], threading.Thread]" = weakref.WeakKeyDictionary()
 
 
 class ProcessEnded(Exception):
@@ -247,18 +252,28 @@ def start_python(module: str, descriptor: int, *arguments: object) -> subprocess
         env=variables,
         start_new_session=True,
     )
-    threading.Thread(target=pass_on, args=(process.stdout,), name="user output", daemon=True).start()
+    reader = threading.Thread(target=pass_on, args=(process.stdout,), name="user output", daemon=True)
+    _READERS[process] = reader
+    reader.start()
     return process
 
 
 def end_python(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process of `start_python` and all of its descendants."""
+    """Ends what `start_python` has started, with all that descends from it."""
+    # On Linux the group is the keeper's, which kills the rest. Elsewhere there is no keeper, and the group has all that
+    # the process has started; its number is not another's until the process is reaped.
+    if sys.platform != "linux" and process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.terminate()  # no effect on a process that has already ended
     try:
         process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:  # without a keeper, as on macOS, the process may ignore the signal
+    except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    reader = _READERS.get(process)
+    if reader and reader is not threading.current_thread():  # where the garbage collector may call this
+        reader.join(_READ_SECONDS)
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: BinaryIO) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from policy_trainer.sampling.vllm_requests import Completions, engine_rank
 from shared.client.connection import OnWait, append, whole
-from shared.client.proxies import connection_options
+from shared.client.proxies import connection_options, is_this_machine
 from shared.errors import UserError, printable
 
 T = TypeVar("T")
@@ -177,8 +177,9 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
         f"{server_environment(lora_rank)}VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs "
         f"--max-model-len {longest}{server_flags(lora_rank)}"
     )
-    if urlsplit(url).hostname in ("localhost", "127.0.0.1"):  # by default vLLM listens on all addresses
-        command += " --host 127.0.0.1"
+    host = urlsplit(url).hostname or ""
+    if is_this_machine(host):  # by default it listens on all addresses
+        command += f" --host {'::1' if ':' in host else '127.0.0.1'}"
 
     async def inspect(client: VllmClient) -> tuple[list[_Card], bool]:
         listed = answer_field(await client.get("/v1/models"), "data", kind=list)

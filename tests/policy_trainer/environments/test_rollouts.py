@@ -1,6 +1,7 @@
 """The loop of rollouts, with scripted turns and real processes of tools."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.environments.dialogue import Dialogue
 from policy_trainer.environments.rollouts import OpenProblem, Rollouts
-from policy_trainer.environments.sessions import Sessions
+from policy_trainer.environments.sessions import Session, Sessions
 from policy_trainer.reporting.conversations import KEY, Report, read_report, report, rollout_metrics, turns_of
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import sampling_params
@@ -189,6 +190,22 @@ class TestEnvironments:
             (completion,) = it.run([count, f"x{END}"])
             assert answers(completion) == ["1"]
             it.rollouts.release()
+
+    def test_sessions_are_given_back_at_the_same_time(
+        self, talk: Callable[..., Talk], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each may take as long as its time limit."""
+        it = talk(environment=[f"{PLACE}:Counter"])
+        it.run([f"x{END}"], [f"y{END}"], [f"z{END}"])
+        together, release = threading.Barrier(3), Session.release
+
+        def waits(session: Session) -> None:
+            together.wait(60)
+            release(session)
+
+        monkeypatch.setattr(Session, "release", waits)
+        it.rollouts.release()
+        assert not it.sessions.used
 
     def test_random_numbers_are_those_of_the_group(self, talk: Callable[..., Talk]) -> None:
         it = talk(environment=[f"{PLACE}:Dice"], rewards=["none"])

@@ -69,6 +69,21 @@ def test_a_process_that_ignores_signals_is_ended(module: str) -> None:
     assert process.returncode == -signal.SIGKILL and not grandchild.is_running()
 
 
+@pytest.mark.parametrize("then", ["time.sleep(1000)", "os._exit(3)"])
+def test_without_a_keeper_what_a_process_has_started_ends_with_it(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    script = f"import os, subprocess, time; print(subprocess.Popen(['sleep', '1012']).pid, flush=True); {then}"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout
+        grandchild = psutil.Process(int(process.stdout.readline()))
+        monkeypatch.setattr(sys, "platform", "darwin")
+        end_python(process)
+        monkeypatch.undo()
+        assert process.returncode is not None
+        grandchild.wait(60)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="changes its user")
 def test_an_account_has_a_limit_of_processes() -> None:
     """Root has none; the limit applies to the account that owns the process."""
@@ -88,3 +103,45 @@ except BlockingIOError:
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == "at most 20\n"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.getuid() != 0 or os.readlink("/proc/self/ns/pid") != "pid:[4026531836]",
+    reason="makes a namespace of processes, outside of which there is none",
+)
+@pytest.mark.parametrize(("way", "limited"), [([], True), (["unshare", "--pid", "--fork", "--mount-proc"], False)])
+def test_only_where_all_processes_of_the_account_can_be_counted(way: list[str], limited: bool) -> None:
+    """Containers with namespaces of their own share its processes."""
+    script = """
+import os, resource
+from policy_trainer.lifecycle.keeper import keep
+before = resource.getrlimit(resource.RLIMIT_NPROC)
+keep(os.dup(0))
+print(resource.getrlimit(resource.RLIMIT_NPROC) != before)
+"""
+    root = Path(__file__).parents[3]
+    command = [*way, sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{limited}\n"
+
+
+def test_a_child_whose_keeper_ended_before_it_was_bound_ends() -> None:
+    script = """
+import os
+from policy_trainer.lifecycle import keeper
+bound = keeper.end_with_creator
+def killed_first():
+    os.kill(os.getppid(), 9)
+    while os.getppid() == parent:
+        os.sched_yield()
+    bound()
+keeper.end_with_creator = killed_first
+parent = os.getpid()
+keeper.keep(os.dup(0))
+print("goes on")
+"""
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", script]
+    # Waits until the child has ended, too: it holds the pipe.
+    done = subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")

@@ -1,6 +1,7 @@
 """Sockets for the processes of one user: who can connect, where they are, what they leave behind."""
 
 import os
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -41,6 +42,15 @@ def test_each_connection_is_answered(echoing: UserSocket) -> None:
         for connection, text in ((second, b"2\n"), (first, b"1\n")):
             connection.sendall(text)
             assert connection.recv(10) == text
+
+
+def test_a_refused_connection_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS refuses while too many others connect."""
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)  # and does not listen yet
+        monkeypatch.setattr("time.sleep", lambda seconds: server.listen())
+        connect(path).close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another account")

@@ -1,5 +1,6 @@
 """Weights in 4 bits: the quantisation itself, and adapters on it in trainer, worker and saved model."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from policy_trainer import quantised
 from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig
 from policy_trainer.learner.adapters import (
     adapters_off,
@@ -165,6 +167,47 @@ def test_a_kernel_that_multiplies_wrongly_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Linear4bit, "forward", lambda layer, x: 1.01 * right(layer, x))
     with pytest.raises(UserError, match=r"for 14 of 14 layers, of shape .*such as model\.layers\.0\.self_attn\.q_proj"):
         load(save_base(tmp_path))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_product_of_one_row_is_compared_and_that_of_several(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bitsandbytes has a kernel for each."""
+    right = Linear4bit.forward
+    monkeypatch.setattr(Linear4bit, "forward", lambda layer, x: right(layer, x) * (1.01 if len(x) == rows else 1.0))
+    with pytest.raises(UserError, match="for 14 of 14 layers"):
+        load(save_base(tmp_path))
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_weights_are_compared_in_pieces_with_the_same_result(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(1100, 96, generator=generator) * torch.rand(1100, 1, generator=generator)
+    right, results = functional.dequantize_4bit, []
+    monkeypatch.setattr(functional, "dequantize_4bit", lambda *args, **options: 1.5 * right(*args, **options))
+    for blocks in (1, 2, 1000):
+        monkeypatch.setattr(quantised, "_PIECE_BLOCKS", blocks)
+        with compared_weights() as errors:
+            functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=double)
+        results.append(errors)
+    assert results[0] == results[1] == results[2] and [*results[0]] == [weight.shape]
+
+
+@pytest.mark.parametrize(
+    ("saved", "named"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, "bitsandbytes in 8 bits"),
+    ],
+)
+def test_a_model_quantised_in_another_way_is_refused(saved: dict[str, Any], named: str, tmp_path: Path) -> None:
+    base = save_base(tmp_path)
+    description = Path(base) / "config.json"
+    description.write_text(json.dumps(json.loads(description.read_text()) | {"quantization_config": saved}))
+    with pytest.raises(UserError, match=f"lora.load_in_4bit: the model is quantised with {named} already"):
+        load(base)
 
 
 @given(

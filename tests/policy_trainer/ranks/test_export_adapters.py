@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoHaConfig, LoKrConfig, LoraConfig, get_peft_model
 
 from policy_trainer.ranks.export import export
 from shared.errors import UserError
@@ -55,6 +55,31 @@ def test_adapters_of_peft_are_merged(lora: dict[str, Any], tmp_path: Path, make_
     assert merged.dtype == plain.dtype and not hasattr(merged, "peft_config")
     torch.testing.assert_close(merged(IDS).logits, expected, rtol=1e-4, atol=1e-4)
     assert load_tokenizer(str(tmp_path / "whole")).get_vocab() == load_tokenizer(str(tmp_path / "base")).get_vocab()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        IA3Config(target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"),
+        LoHaConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"),
+        LoKrConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"),
+    ],
+    ids=lambda config: config.peft_type.value,
+)
+def test_adapters_of_other_methods_are_merged(other: Any, tmp_path: Path, make_tiny: Any, tokenizer: Any) -> None:
+    save_model(make_tiny(vocabulary=len(tokenizer)), tokenizer, tmp_path / "base")
+    model: Any = get_peft_model(load_model(str(tmp_path / "base"), revision=None, device="cpu", dtype="auto"), other)
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(std=0.3)
+    model.save_pretrained(tmp_path / "adapter")
+    expected = model(IDS).logits
+    with model.disable_adapter():
+        assert (model(IDS).logits - expected).abs().max() > 0.01
+    export(tmp_path / "adapter", tmp_path / "whole")
+    merged = load_model(str(tmp_path / "whole"), revision=None, device="cpu", dtype="auto")
+    torch.testing.assert_close(merged(IDS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_tokenizer_beside_the_adapters_is_kept(tmp_path: Path, make_tiny: Any, tokenizer: Any) -> None:

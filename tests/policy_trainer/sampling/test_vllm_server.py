@@ -356,6 +356,8 @@ class TestChecks:
             check_server(make_fake(**options).url, "base", 128)
 
     def test_refuses_what_is_not_there_or_is_not_vllm(self, open_site: Callable[..., Any]) -> None:
+        with pytest.raises(UserError, match=r"no vLLM server answers .*vllm serve base .*--host ::1$"):
+            check_server("http://[::1]:9", "base", 128)
         with pytest.raises(UserError, match=r"no vLLM server answers .*vllm serve base .*--host 127\.0\.0\.1"):
             check_server(f"http://127.0.0.1:{free_port()}", "base", 128)
         for answer in (Answer(404), Answer(200, b"<html>"), Answer(200, b'{"data": 3}')):
