@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.pictures import check_pixels, decode
 from shared.batch import Array
+from shared.devices import is_out_of_memory
 from shared.errors import UserError
 from shared.logprobs.vision import placeholders_of
 
@@ -43,6 +44,8 @@ class PictureProcessor:
             output = self.processor(text=[text], images=[images], add_special_tokens=False, return_tensors="np")
         # A shape that it cannot take, or other placeholders in the text. Processors fail in many ways.
         except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             where = shorten(text, 200, placeholder=" …")
             raise UserError(f"data: the model's processor refuses the pictures of {where!r}: {error}") from error
         ids = output.pop("input_ids")[0].tolist()
