@@ -1,5 +1,6 @@
 """Turns problems into prompts: token ids, and what a model takes of their pictures."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from policy_trainer.data.messages import contents
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
 from policy_trainer.data.rendering import OPENED, Frames, TemplateRefusal, encode, frames, render_rows
-from policy_trainer.data.vision import PictureProcessor, cut_placeholders, placeholder_texts
+from policy_trainer.data.vision import PictureProcessor, placeholder_texts
 from shared.batch import Array, BatchError, TokenGroup
 from shared.errors import UserError
 from shared.logprobs.vision import FAMILIES, vision_of
@@ -162,7 +163,12 @@ class PromptEncoder:
 
         front: with what the tokenizer puts in front of every text.
         """
-        return self._foreign.encode(SEPARATOR.join(cut_placeholders(text, self._placeholders)), front=front)
+        return self._own.encode(self._own.cut(text), front=front)
+
+    @cached_property
+    def _own(self) -> ForeignText:
+        """For users' texts, which may have every token but those of pictures."""
+        return ForeignText(self._tokenizer, self._placeholders)
 
     @cached_property
     def _placeholders(self) -> tuple[str, ...]:
@@ -216,10 +222,16 @@ class PromptEncoder:
                 raise UnusablePrompt(
                     f"data: a text contains {token}, the model's placeholder of a picture: leave it out"
                 )
+        if token := self._foreign.first_token(json.dumps(list(problem.tools), ensure_ascii=False)):
+            raise UserError(
+                f"tools: a tool's name, docstring or schema contains {token}, a token of the model: beside pictures it "
+                "cannot be told from the token; write it otherwise"
+            )
         # All pictures stand before what the environment shows, of which the processor gets nothing separated.
         pieces = "".join(self._chat_parts(problem)).split(SEPARATOR)
         first = len(pieces) - self._foreign.separated(problem.shown).count(SEPARATOR)
-        text, shown = SEPARATOR.join(pieces[:first]), SEPARATOR.join(pieces[first:])
+        # Tools have separators only where JSON escapes what looks like a token, such as line ends.
+        text, shown = "".join(pieces[:first]), SEPARATOR.join(pieces[first:])
         with _about_the_problem():
             ids, images = self._processor.expand(text, problem.images)
             pictures = tuple(map(plain, problem.images))

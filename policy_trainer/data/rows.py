@@ -196,7 +196,7 @@ def _written(value: Any) -> str:
     """A number as a person writes it: without an exponent, and 72 for 72.0, which pandas makes of 72 in a column with
     gaps. A text as it is."""
     if isinstance(value, float):
-        return f"{Decimal(repr(value)):f}".removesuffix(".0")
+        return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 

@@ -1,6 +1,5 @@
 """A vision-language model's own processor: what it makes of the pictures in a prompt."""
 
-import re
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -71,14 +70,6 @@ def placeholder_texts(model: PreTrainedModel | None, tokenizer: PreTrainedTokeni
     """The tokens that stand for pictures and videos in the model's prompts."""
     ids = () if model is None else placeholders_of(model)
     return tuple(str(tokenizer.convert_ids_to_tokens(id)) for id in ids)
-
-
-def cut_placeholders(text: str, placeholders: Sequence[str]) -> list[str]:
-    """The text, cut inside each placeholder: encoded piece by piece, none becomes a token."""
-    if not placeholders:
-        return [text]
-    pattern = "|".join(f"(?<={re.escape(token[:1])})(?={re.escape(token[1:])})" for token in placeholders)
-    return re.split(pattern, text)
 
 
 def picture_sizes(config: CommonConfig) -> dict[str, int]:

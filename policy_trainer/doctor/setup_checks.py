@@ -218,8 +218,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for a chat template that is missing or cannot be used, and for a context that is too small."""
     config = subject.config
     for remark in check_compatibility(config, subject.task, subject.tokenizer, subject.outline):
-        seen, _, remedy = remark.rpartition("; ")
-        yield warning(seen, remedy)
+        yield warning(remark.seen, remark.remedy)
     encoder = prompt_encoder(config, subject.tokenizer, subject.outline)
     limit = prompt_limit(subject.outline, config)
     made = [(problem, encoder.encode(problem)) for problem in subject.drawn if _is_usable(encoder, problem)]

@@ -13,6 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig
+from policy_trainer.data.foreign_text import SEPARATOR
 from policy_trainer.data.pictures import encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt, prompt_encoder
@@ -138,6 +139,21 @@ class TestQwen:
             UnusablePrompt, match=rf"^rows\.jsonl:31: data: a text contains {re.escape(token)}, the model"
         ):
             checked_encoder(directory).encode(problem)
+
+    def test_tools_beside_pictures(self, directory: Path) -> None:
+        """Neither a token nor a separator may stand for a tool's text that looks like a token."""
+        tokenizer = load_tokenizer(str(directory))
+        tokenizer.add_tokens(["<think>", "\n\n"])
+        config = EvalConfig(model=str(directory))
+        coder = prompt_encoder(config, tokenizer, load_outline(str(directory), revision=None))
+        schema = {"type": "function", "function": {"name": "f", "description": "Shows it.\n\nTwice.", "parameters": {}}}
+        problem = replace(spoken("It.", PICTURES[0]), tools=(schema,), where="rows.jsonl:31")
+        prompt = coder.encode(problem)
+        assert prompt.images and SEPARATOR not in str(tokenizer.decode(prompt.unexpanded_ids))
+        schema["function"]["description"] = "Writes <think> first."
+        with pytest.raises(UserError, match=r"^tools: .* contains <think>, a token of the model") as error:
+            coder.encode(problem)
+        assert not isinstance(error.value, UnusablePrompt)
 
     def test_tensors_that_the_server_would_not_take(self, directory: Path) -> None:
         size = sum(tensor.nbytes for tensor in encoder(directory).encode(spoken("It.", PICTURES[0])).images.values())
