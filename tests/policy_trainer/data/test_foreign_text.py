@@ -10,7 +10,7 @@ from policy_trainer.demo.base_model import make_tokenizer
 TOKENS = ["ab", "bc", "aa", "aaa", "\n\n", "\n\n\n", "<x>", "x><"]
 TOKENIZER = make_tokenizer()
 TOKENIZER.add_tokens(TOKENS)
-ADDED = {TOKENIZER.convert_tokens_to_ids(token) for token in TOKENS}
+ADDED = {TOKENIZER.get_vocab()[token] for token in TOKENS}
 
 
 @given(text=st.text("abc\n<x>", max_size=12))

@@ -17,6 +17,7 @@ from policy_trainer.data.foreign_text import SEPARATOR
 from policy_trainer.data.pictures import encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt, prompt_encoder
+from policy_trainer.data.vision import PictureProcessor
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs.vision import vision_of
@@ -160,6 +161,17 @@ class TestQwen:
         checked_encoder(directory, max_image_bytes=size).encode(spoken("It.", PICTURES[0]))
         with pytest.raises(UnusablePrompt, match=rf"have {size} bytes as tensors, and .*--max-body-mib \d+"):
             checked_encoder(directory, max_image_bytes=size - 1).encode(spoken("It.", PICTURES[0]))
+
+    def test_a_processor_without_memory_leaves_no_row_out(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(**options: Any) -> None:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+        coder = encoder(directory)
+        monkeypatch.setattr(PictureProcessor, "processor", staticmethod(fail))
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            coder.encode(spoken("It.", PICTURES[0]))
 
     def test_a_shape_that_the_processor_refuses(self, directory: Path) -> None:
         problem = replace(spoken("It.", encode(picture(3000, 10))), where="rows.jsonl:31")
