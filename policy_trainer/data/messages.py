@@ -20,7 +20,8 @@ _FORM = (
 def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
     """The messages of the conversation in this column, each with role, content and its further fields.
 
-    A field that is None is left out: a table has it for messages that lack what others have.
+    A field that is None is left out, as a table has it for messages that lack what others have; not below `arguments`,
+    where null is a value.
     """
     messages = row.get(column)
     if not isinstance(messages, list) or not messages:
@@ -56,7 +57,11 @@ def _message(message: Any, row: Row, column: str, where: str) -> Message:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_none(each) for name, each in value.items() if each is not None}
+        return {
+            name: each if name == "arguments" else _without_none(each)
+            for name, each in value.items()
+            if each is not None
+        }
     return [_without_none(each) for each in value] if isinstance(value, list) else value
 
 
