@@ -1,7 +1,7 @@
-"""Text from tools and environments in prompts: nothing in it becomes a control token."""
+"""Text from tools, environments and users' rows in prompts: what looks like a control token in it is text."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -18,20 +18,32 @@ SEPARATOR = "\ufdd0"
 class ForeignText:
     """Inserts separators into text from outside the model, and encodes the result."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tokens: Iterable[str] | None = None) -> None:
+        """tokens: those to keep out; None for all that were added to the vocabulary, and the place of a picture."""
         self._tokenizer = tokenizer
+        self._tokens = tokens
 
     @cached_property
-    def _added(self) -> re.Pattern[str]:
-        vocabulary: Any = self._tokenizer.get_added_vocab  # transformers does not type it usefully
-        tokens = {PLACEHOLDER, *(token for token in vocabulary() if len(token) > 1)}
-        return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
+    def _starts(self) -> re.Pattern[str]:
+        """The first character of each token, so that tokens which overlap are all found."""
+        vocabulary: Any = self._tokenizer.get_added_vocab  # transformers gives it no usable type
+        tokens = {PLACEHOLDER, *vocabulary()} if self._tokens is None else set(self._tokens)
+        longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
+        return re.compile(f"(?=({'|'.join(map(re.escape, longest_first)) or '(?!)'})).", re.DOTALL)
+
+    def first_token(self, text: str) -> str | None:
+        """The first token in a text that is to be kept out; None without any."""
+        return found[1] if (found := self._starts.search(text)) else None
 
     def separated(self, text: str) -> str:
         """The text, with separators so that nothing in it is an added token of the tokenizer or a picture placeholder.
         Lone surrogates, which cannot be encoded, become question marks."""
         clean = text.replace(SEPARATOR, "").encode(errors="replace").decode()
-        return self._added.sub(lambda match: f"{match[0][0]}{SEPARATOR}{match[0][1:]}", clean)
+        return self.cut(clean)
+
+    def cut(self, text: str) -> str:
+        """The text with a separator inside each token, behind the first character; earlier separators stay."""
+        return self._starts.sub(rf"\g<0>{SEPARATOR}", text)
 
     def separated_json(self, value: Any) -> Any:
         """Does the same for every string in a JSON value, such as a tool's schema."""

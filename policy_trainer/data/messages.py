@@ -20,7 +20,8 @@ _FORM = (
 def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
     """The messages of the conversation in this column, each with its role, its content and any further fields.
 
-    Fields that are None are dropped: tables use None for fields that a message lacks.
+    Fields that are None are dropped, since tables use None for fields that a message lacks; not inside `arguments`,
+    where null is a value.
     """
     messages = row.get(column)
     if not isinstance(messages, list) or not messages:
@@ -56,7 +57,11 @@ def _message(message: Any, row: Row, column: str, where: str) -> Message:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_none(each) for name, each in value.items() if each is not None}
+        return {
+            name: each if name == "arguments" else _without_none(each)
+            for name, each in value.items()
+            if each is not None
+        }
     return [_without_none(each) for each in value] if isinstance(value, list) else value
 
 

@@ -1,8 +1,9 @@
 """Turns problems into prompts: token ids, and what a model takes of their pictures."""
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -16,8 +17,8 @@ from policy_trainer.data.foreign_text import SEPARATOR, ForeignText
 from policy_trainer.data.messages import contents
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
-from policy_trainer.data.rendering import OPENED, TEMPLATE_ERRORS, Frames, encode, frames, render_rows
-from policy_trainer.data.vision import PictureProcessor, cut_placeholders, placeholder_texts
+from policy_trainer.data.rendering import OPENED, Frames, TemplateRefusal, encode, frames, render_rows
+from policy_trainer.data.vision import PictureProcessor, placeholder_texts
 from shared.batch import Array, BatchError, TokenGroup
 from shared.errors import UserError
 from shared.logprobs.vision import FAMILIES, vision_of
@@ -79,6 +80,15 @@ class PromptTooLong(UnusablePrompt):
     """A prompt has more tokens than data.max_prompt_length, or leaves no room for a completion."""
 
 
+@contextmanager
+def _about_the_problem() -> Iterator[None]:
+    """A UserError in the block is about this problem, not about the settings: it becomes UnusablePrompt."""
+    try:
+        yield
+    except UserError as error:
+        raise UnusablePrompt(str(error)) from error
+
+
 class PromptEncoder:
     """Problem -> everything before the first sampled token, tokenised once.
 
@@ -116,7 +126,8 @@ class PromptEncoder:
         """The prompt.
 
         Raises UnusablePrompt, with the problem's location, if it is too long or if the chat template, the image
-        processor or the model rejects it; UserError for pictures if the model takes none.
+        processor or the model rejects it; UserError if the problem is not the cause: pictures for a model that takes
+        none, settings that contradict each other, a template or tokenizer that takes too long.
         """
         if problem.images:
             self.require_vision()
@@ -126,10 +137,10 @@ class PromptEncoder:
             )
             if self._limit is not None and len(prompt) > self._limit:
                 raise PromptTooLong(self._too_long(problem, len(prompt), self._limit))
-            self._check(prompt)
-        except UserError as error:
-            kind = PromptTooLong if isinstance(error, PromptTooLong) else UnusablePrompt
-            raise kind(f"{problem.where}: {error}" if problem.where else str(error)) from error
+            with _about_the_problem():
+                self._check(prompt)
+        except UnusablePrompt as error:
+            raise type(error)(f"{problem.where}: {error}" if problem.where else str(error)) from error
         return prompt
 
     def _encode_text(self, problem: Problem) -> list[int]:
@@ -152,7 +163,12 @@ class PromptEncoder:
 
         front: whether to add what the tokenizer prepends to every text.
         """
-        return self._foreign.encode(SEPARATOR.join(cut_placeholders(text, self._placeholders)), front=front)
+        return self._own.encode(self._own.cut(text), front=front)
+
+    @cached_property
+    def _own(self) -> ForeignText:
+        """For users' texts, which may have every token but those of pictures."""
+        return ForeignText(self._tokenizer, self._placeholders)
 
     @cached_property
     def _placeholders(self) -> tuple[str, ...]:
@@ -196,20 +212,28 @@ class PromptEncoder:
     def _encode_with_pictures(self, problem: Problem) -> EncodedPrompt:
         assert self._processor is not None
         if not self.in_chat(problem):
-            raise UserError(
+            uses_template = self._prompts.prompt_style == "chat" and self._tokenizer.chat_template is not None
+            raise (UnusablePrompt if uses_template else UserError)(
                 "data: pictures need the model's chat template: give messages, or a text that has not been through it, "
                 "and --data.prompt-style chat"
             )
         for token in self._placeholders:
             if token != PLACEHOLDER and any(token in message["content"] for message in self._separated(problem)):
-                raise UserError(f"data: a text contains {token}, the model's picture placeholder: remove it")
+                raise UnusablePrompt(f"data: a text contains {token}, the model's picture placeholder: remove it")
+        if token := self._foreign.first_token(json.dumps(list(problem.tools), ensure_ascii=False)):
+            raise UserError(
+                f"tools: a tool's name, docstring or schema contains {token}, a token of the model: beside pictures it "
+                "cannot be told from the token; write it otherwise"
+            )
         # All pictures come before the environment's text, so the processor never sees text with separators.
         pieces = "".join(self._chat_parts(problem)).split(SEPARATOR)
         first = len(pieces) - self._foreign.separated(problem.shown).count(SEPARATOR)
-        text, shown = SEPARATOR.join(pieces[:first]), SEPARATOR.join(pieces[first:])
-        ids, images = self._processor.expand(text, problem.images)
-        unexpanded = encode(self._tokenizer, text, front=False)
-        prompt = EncodedPrompt(ids, images, unexpanded, tuple(map(plain, problem.images)))
+        # Tools have separators only where JSON escapes what looks like a token, such as line ends.
+        text, shown = "".join(pieces[:first]), SEPARATOR.join(pieces[first:])
+        with _about_the_problem():
+            ids, images = self._processor.expand(text, problem.images)
+            pictures = tuple(map(plain, problem.images))
+        prompt = EncodedPrompt(ids, images, encode(self._tokenizer, text, front=False), pictures)
         return prompt.followed_by(self._foreign.encode(shown))
 
     def _too_long(self, problem: Problem, length: int, limit: int) -> str:
@@ -236,6 +260,11 @@ class PromptEncoder:
             return False
         has_template = self._tokenizer.chat_template is not None
         return not problem.prompt or (has_template and not self._is_rendered(problem.prompt))
+
+    def opens_answer(self, problem: Problem) -> bool:
+        """Whether the chat template writes anything between a problem that goes through it and the answer."""
+        _, opening, _ = self._chat_parts(problem)
+        return bool(opening)
 
     def way(self, problem: Problem) -> str:
         """How the problem becomes a prompt, in words."""
@@ -264,14 +293,19 @@ class PromptEncoder:
         blocks = bool(problem.images) or self._wants_blocks
         messages = self._messages(problem)
         messages = [_in_blocks(each, problem.images) for each in messages] if blocks else messages
-        text, opening = self._rendered(messages, problem.tools, self._variables(problem))
+        try:
+            text, opening = self._rendered(messages, problem.tools, self._variables(problem))
+        except TemplateRefusal as error:
+            remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
+            raise UnusablePrompt(f"{error}; {remedy}") from error
         return text, opening, _continuation(opening, self.prefill(problem))
 
     def _variables(self, problem: Problem) -> Mapping[str, Any]:
         """The problem's variables of the chat template. Raises UserError for one that the template does not use."""
         given = problem.chat_template_kwargs
         if not given.keys() <= self._used:
-            _refuse_unused(given, self._tokenizer)
+            with _about_the_problem():
+                _refuse_unused(given, self._tokenizer)
             self._used |= given.keys()
         return given
 
@@ -291,19 +325,14 @@ class PromptEncoder:
         *,
         add_generation_prompt: bool,
     ) -> str:
-        try:
-            return render_rows(
-                self._tokenizer,
-                messages,
-                # Some templates announce an empty list, too.
-                tools=[self._foreign.separated_json(tool) for tool in tools] or None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._prompts.chat_template_kwargs, **variables},
-            )
-        # Some templates accept no system message or require alternating roles. Others fail in their code.
-        except TEMPLATE_ERRORS as error:
-            remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
-            raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
+        return render_rows(
+            self._tokenizer,
+            messages,
+            # Some templates announce an empty list, too.
+            tools=[self._foreign.separated_json(tool) for tool in tools] or None,
+            add_generation_prompt=add_generation_prompt,
+            **{**self._prompts.chat_template_kwargs, **variables},
+        )
 
     def _is_rendered(self, text: str) -> bool:
         """Whether a text is already output of the chat template: whether it begins and ends like one."""
@@ -324,14 +353,15 @@ class PromptEncoder:
     @cached_property
     def _wants_blocks(self) -> bool:
         """Whether the chat template leaves out contents that are texts: those of some vision-language models do."""
-        with suppress(UserError):
+        with suppress(TemplateRefusal):
             text = self._apply_template([{"role": "user", "content": "what?"}], add_generation_prompt=False)
             return "what?" not in text
         return False
 
     def _plain_text(self, problem: Problem) -> str:
         if problem.messages and not problem.prompt:
-            texts = [*contents(self._messages(problem)), self.prefill(problem)]
+            with _about_the_problem():
+                texts = [*contents(self._messages(problem)), self.prefill(problem)]
             return "\n\n".join(text for text in texts if text)
         # A text that is used as it is gets only the system prompt and prefill of the settings.
         system = self._prompts.system_prompt if problem.messages else self._system_prompt(problem)
@@ -340,7 +370,9 @@ class PromptEncoder:
         return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
 
     def _messages(self, problem: Problem) -> list[dict[str, Any]]:
-        messages = [dict(message) for message in placed(self._separated(problem), problem.images, "data: a problem")]
+        with _about_the_problem():
+            placed_messages = placed(self._separated(problem), problem.images, "data: a problem")
+        messages = [dict(message) for message in placed_messages]
         system = self._system_prompt(problem)
         if system and messages[0]["role"] != _SYSTEM:
             messages.insert(0, {"role": _SYSTEM, "content": system})

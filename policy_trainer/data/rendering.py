@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from jinja2 import TemplateError
@@ -18,38 +19,53 @@ from shared.process import limit_seconds
 _SECONDS = 10.0
 # What a template may open an answer with: a tag that begins reasoning, or an empty block if thinking is off.
 OPENED = re.compile(r"<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?\Z")
-# What templates raise for messages that they do not accept.
-TEMPLATE_ERRORS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
+# What templates raise for messages that they do not accept: some accept no system message or require alternating roles,
+# others fail in their code.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError)
+# Characters of the messages, and of the template's error, in an error message.
+_SHOWN = 300
 # A text that no template contains.
 _CONTENT = "qzjx"
 
 
+class TemplateRefusal(UserError):
+    """A chat template does not accept these messages; it may accept others."""
+
+
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """The messages, rendered by the tokenizer's chat template. Raises UserError if that takes too long, and
-    TEMPLATE_ERRORS from the template itself."""
-    with limit_seconds(_SECONDS, _too_slow("chat template takes")):
-        return str(tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False, **options))
+    """The messages in the tokenizer's chat template.
+
+    Raises TemplateRefusal for messages that the template does not take, and another UserError if it takes too long.
+    """
+    try:
+        with limit_seconds(_SECONDS, _too_slow("chat template takes")):
+            return str(tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False, **options))
+    except UserError:
+        raise
+    except _TEMPLATE_ERRORS as error:
+        shown, reason = (shorten(str(each), _SHOWN, placeholder=" …") for each in (messages, error))
+        raise TemplateRefusal(f"the model's chat template does not accept {shown}: {reason}") from error
 
 
 def render_rows(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Like `render`, for messages of users' rows, whose tool calls may have a different form than the template expects.
 
-    Also raises UserError for a template that omits the calls.
+    Also raises TemplateRefusal if the template omits the calls.
     """
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     if not calls:
         return render(tokenizer, messages, **options)
     names = [str(_function(call).get("name", "")) for call in calls]
-    refused: Exception | None = None
+    refused: TemplateRefusal | None = None
     for form in _forms(messages):
         try:
             text = render(tokenizer, form, **options)
-        except TEMPLATE_ERRORS as error:
+        except TemplateRefusal as error:
             refused = refused or error
         else:
             if all(name in text for name in names):
                 return text
-    raise refused or UserError(
+    raise refused or TemplateRefusal(
         f"the model's chat template omits tool_calls ({', '.join(names)}): use one that renders them"
     )
 
@@ -146,24 +162,27 @@ class Frames:
 
 def frames(tokenizer: PreTrainedTokenizerBase, rendered: Callable[[list[dict[str, Any]]], str]) -> Frames:
     """Reads the frames of the tokenizer's template. rendered: renders messages, including what opens an answer; raises
-    UserError for those that the template does not accept."""
+    TemplateRefusal for those that the template does not accept."""
     question = {"role": "user", "content": _CONTENT}
-    texts = []
+    texts: list[tuple[int, str]] = []  # each with the number of its contents
     for messages in ([question], [{"role": "system", "content": _CONTENT}, question]):
-        with suppress(UserError):
-            texts.append(rendered(messages))
+        with suppress(TemplateRefusal):
+            texts.append((len(messages), rendered(messages)))
     special = {str(token) for token in tokenizer.added_tokens_decoder.values()}
     # Some begin each turn with BOS.
     bos = str(tokenizer.bos_token or "")
-    bos = bos if bos and all(text.startswith(bos) and bos not in text[len(bos) :] for text in texts) else ""
-    return Frames(tuple(_frames([text.removeprefix(bos) for text in texts], special)), bos)
+    bos = bos if bos and all(text.startswith(bos) and bos not in text[len(bos) :] for _, text in texts) else ""
+    return Frames(tuple(_frames([(count, text.removeprefix(bos)) for count, text in texts], special)), bos)
 
 
-def _frames(texts: Sequence[str], special: set[str]) -> Iterator[Frame]:
-    for contents, text in enumerate(texts, 1):
-        begin, *inner, end = text.split(_CONTENT)
+def _frames(texts: Sequence[tuple[int, str]], special: set[str]) -> Iterator[Frame]:
+    for contents, text in texts:
+        pieces = text.split(_CONTENT)
+        if len(pieces) != contents + 1:  # the template leaves a content out, or repeats it
+            continue
+        begin, *inner, end = pieces
         end, begin = OPENED.sub("", end).strip(), begin.strip()
-        if len(inner) == contents - 1 and end:
+        if end:
             first = max((token for token in special if token and begin.startswith(token)), key=len, default=begin)
             closed = not first and not any(token in end for token in special if token)
             yield Frame(first, "".join(inner).strip(), end, closed)

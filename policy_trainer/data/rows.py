@@ -72,9 +72,20 @@ def _table_rows(table: "pyarrow.Table", source: str, names: Sequence[str], folde
     columns = {name: _shortest(table.column(name)) for name in table.column_names}
 
     def row(number: int) -> Row:
-        return {name: column[number].as_py() for name, column in columns.items()}
+        return {name: _without_missing_arguments(column[number].as_py()) for name, column in columns.items()}
 
     return Rows(names, row, lambda number: f"{source}, row {number + 1}", table.num_rows, folder)
+
+
+def _without_missing_arguments(value: Any, *, below: bool = False) -> Any:
+    """The value without None below `arguments`, of calls: a table has it for what other calls have."""
+    if isinstance(value, dict):
+        return {
+            name: _without_missing_arguments(each, below=below or name == "arguments")
+            for name, each in value.items()
+            if each is not None or not below
+        }
+    return [_without_missing_arguments(each, below=below) for each in value] if isinstance(value, list) else value
 
 
 def _shortest(column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
@@ -196,7 +207,7 @@ def _written(value: Any) -> str:
     """A number as people write it: without an exponent, and 72 for 72.0, which pandas makes of 72 in a column with
     missing values. Strings are unchanged."""
     if isinstance(value, float):
-        return f"{Decimal(repr(value)):f}".removesuffix(".0")
+        return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 

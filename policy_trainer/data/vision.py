@@ -1,6 +1,5 @@
 """A vision-language model's own processor: what it makes of the pictures in a prompt."""
 
-import re
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.pictures import check_pixels, decode
 from shared.batch import Array
+from shared.devices import is_out_of_memory
 from shared.errors import UserError
 from shared.logprobs.vision import placeholders_of
 
@@ -43,6 +43,8 @@ class PictureProcessor:
             output = self.processor(text=[text], images=[images], add_special_tokens=False, return_tensors="np")
         # The processor cannot handle the shape, or the text has other placeholders. Processors fail in many ways.
         except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             where = shorten(text, 200, placeholder=" …")
             raise UserError(f"data: the model's processor refuses the pictures of {where!r}: {error}") from error
         ids = output.pop("input_ids")[0].tolist()
@@ -68,14 +70,6 @@ def placeholder_texts(model: PreTrainedModel | None, tokenizer: PreTrainedTokeni
     """The tokens that stand for pictures and videos in the model's prompts."""
     ids = () if model is None else placeholders_of(model)
     return tuple(str(tokenizer.convert_ids_to_tokens(id)) for id in ids)
-
-
-def cut_placeholders(text: str, placeholders: Sequence[str]) -> list[str]:
-    """The text, split inside each placeholder so that none becomes a token when the pieces are encoded."""
-    if not placeholders:
-        return [text]
-    pattern = "|".join(f"(?<={re.escape(token[:1])})(?={re.escape(token[1:])})" for token in placeholders)
-    return re.split(pattern, text)
 
 
 def picture_sizes(config: CommonConfig) -> dict[str, int]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from jinja2 import TemplateError
 from packaging.requirements import Requirement
 from transformers import PreTrainedTokenizerBase
 
@@ -19,7 +18,7 @@ from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Problem, training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, UnusablePrompt, prompt_encoder, prompt_limit
-from policy_trainer.data.rendering import encode, render
+from policy_trainer.data.rendering import TemplateRefusal, encode, render
 from policy_trainer.doctor.findings import Finding, Subject, ok, warning, wrong
 from policy_trainer.quantised import check_quantisation, load_base
 from policy_trainer.reporting.tracking import refuse_missing
@@ -209,7 +208,7 @@ def _end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
     try:
         text = render(tokenizer, messages)
-    except TemplateError:  # the prompts' check says what it does not accept
+    except TemplateRefusal:  # the prompts' check says what it does not accept
         return None
     ids = encode(tokenizer, text.rpartition(_MARK)[2], front=False)
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
@@ -219,8 +218,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     """Raises UserError for a chat template that is missing or cannot be used, and for a context that is too small."""
     config = subject.config
     for remark in check_compatibility(config, subject.task, subject.tokenizer, subject.outline):
-        seen, _, remedy = remark.rpartition("; ")
-        yield warning(seen, remedy)
+        yield warning(remark.seen, remark.remedy)
     encoder = prompt_encoder(config, subject.tokenizer, subject.outline)
     limit = prompt_limit(subject.outline, config)
     made = [(problem, encoder.encode(problem)) for problem in subject.drawn if _is_usable(encoder, problem)]
@@ -232,7 +230,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
     ways = [encoder.way(problem) for problem, _ in made]
     others = "" if len(set(ways)) == 1 else f"; the next: {', '.join(ways[1:])}"
-    if encoder.in_chat(first) and not _opens_an_answer(subject, first):
+    if encoder.in_chat(first) and not encoder.opens_answer(first):
         yield warning(
             "the chat template writes nothing for add_generation_prompt: the model may go on with the question",
             "correct the chat template, or give --data.prompt-style plain",
@@ -255,14 +253,6 @@ def _pictures(prompt: EncodedPrompt) -> str:
     count = len(prompt.pictures)
     tokens = len(prompt.ids) - len(prompt.unexpanded_ids) + count
     return f"{count} pictures of {tokens} tokens" if count != 1 else f"a picture of {tokens} tokens"
-
-
-def _opens_an_answer(subject: Subject, problem: Problem) -> bool:
-    options = {**subject.config.data.chat_template_kwargs, **problem.chat_template_kwargs}
-    ways = [
-        render(subject.tokenizer, problem.messages, add_generation_prompt=opens, **options) for opens in (True, False)
-    ]
-    return ways[0] != ways[1]
 
 
 def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Iterator[Finding]:

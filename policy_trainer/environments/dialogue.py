@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.foreign_text import ForeignText
 from policy_trainer.data.problem import Tools
-from policy_trainer.data.rendering import render
+from policy_trainer.data.rendering import TemplateRefusal, render
 from policy_trainer.environments.response_reader import ResponseReader
 from shared.errors import UserError
 from shared.models import decode
@@ -180,7 +179,7 @@ class Dialogue:
         answers = [{**answer, **{key: self._separated(str(answer[key])) for key in texts}} for answer in answers]
         try:
             before, after = self._split(answers, ended=last in self._eos)
-        except (TemplateError, ValueError, TypeError):
+        except TemplateRefusal:
             return None
         head, ids = self._foreign.encode(before), self._foreign.encode(before + after)
         return ids[len(head) :] if ids[: len(head)] == head else None
@@ -188,7 +187,7 @@ class Dialogue:
     def _split(self, answers: Sequence[Mapping[str, Any]], *, ended: bool) -> tuple[str, str]:
         """A rendered conversation up to the end of the assistant's turn, and from there to the next turn's beginning.
 
-        ended: whether the token that ends the turn belongs to the first part. Raises ValueError if there is none.
+        ended: whether the token that ends the turn belongs to the first part. Raises TemplateRefusal if there is none.
         """
         function = {"name": answers[0]["name"], "arguments": {}}  # some templates name the tool in its answer
         call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
@@ -196,7 +195,7 @@ class Dialogue:
         whole = self._render([_QUESTION, call, *answers], add_generation_prompt=True)
         places = {place: end for end in self._ends if (place := whole.find(end, len(question))) >= 0}
         if not places or not whole.startswith(question):
-            raise ValueError("the end of the assistant's turn is not in the template's text")
+            raise TemplateRefusal("the model's chat template writes no end of the assistant's turn")
         place = min(places)
         cut = place + len(places[place]) if ended else place
         return whole[:cut], whole[cut:]

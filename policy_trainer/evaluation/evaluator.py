@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import structlog
 from transformers import PreTrainedModel
 
 from policy_trainer.config import CommonConfig, TrainConfig
+from policy_trainer.data.left_out import LeftOut
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import (
     EncodedPrompt,
@@ -29,8 +29,6 @@ from policy_trainer.rewards.registry import measures_correctness
 from policy_trainer.sampling.sampler import Sampler, SamplingParams, sampling_params
 from shared.errors import UserError
 from shared.models import eos_token_ids
-
-log = structlog.get_logger()
 
 # At least so many problems keep their pictures.
 _WITH_IMAGES = 64
@@ -64,7 +62,7 @@ class Evaluator:
         self._judge = judge
         self._task = task
         self._batch_size = batch_size
-        self._named = set[str]()
+        self._left_out = LeftOut("a held-out problem is left out")  # by every evaluation
 
     def evaluate(
         self,
@@ -152,9 +150,8 @@ class Evaluator:
                 if self._refuse_too_long and isinstance(error, PromptTooLong):
                     raise
                 unusable = str(error)
-                if not isinstance(error, PromptTooLong) and unusable not in self._named:
-                    self._named.add(unusable)  # every evaluation leaves it out
-                    log.warning("a held-out problem is left out", reason=unusable)
+                if not isinstance(error, PromptTooLong):
+                    self._left_out.note(error)
         return encoded, unusable
 
 

@@ -48,7 +48,7 @@ def evaluate_model(
     judge = Judge(tokenizer, task, config)
     outline = load_outline(config.model, revision=config.revision)
     for remark in check_compatibility(config, task, tokenizer, outline, held_out=True):
-        log.warning(remark)
+        log.warning(str(remark))
     with ExitStack() as stack:
         sessions = open_sessions(config, judge, stack)
         sampler, model = load_sampler(config, tokenizer, _give_up)

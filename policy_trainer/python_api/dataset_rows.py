@@ -2,6 +2,7 @@
 read."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.data.pictures import PICTURE_COLUMNS, absolute, with_readable_pictures
@@ -90,9 +91,9 @@ def _with_absolute_paths(table: "pyarrow.Table") -> "pyarrow.Table":
 
 def _may_have_paths(pictures: Any) -> bool:
     """Whether any value of the Arrow array is no picture's bytes."""
-    import pyarrow.compute as compute  # slow to import
-    from pyarrow import types
+    from pyarrow import types  # slow to import
 
+    compute: Any = import_module("pyarrow.compute")  # which makes its functions when it is imported
     while types.is_list(pictures.type) or types.is_large_list(pictures.type):
         pictures = compute.list_flatten(pictures)
     if not types.is_struct(pictures.type) or not {"bytes", "path"} <= {field.name for field in pictures.type}:

@@ -150,8 +150,10 @@ def agree(expected: list[Any], given: list[Any]) -> bool:
 
 
 def _leading_zeros(part: Any) -> int:
-    """The number of zeros between a number's point and its first digit: 2 for 0.005. 0 if it is not a small number."""
-    size = abs(complex(part)) if not isinstance(part, str) and part.is_number and part.is_finite else 0.0
+    """The zeros between the point and the first digit of a number: 2 of 0.005. 0 for what is no small number: texts and
+    matrices have no `is_number`."""
+    is_finite_number = getattr(part, "is_number", False) and part.is_finite
+    size = abs(complex(part)) if is_finite_number else 0.0
     return math.floor(-math.log10(size)) if 0 < size < 1 else 0
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import RewardModelConfig
 from policy_trainer.data.messages import contents
 from policy_trainer.data.problem import Sample
-from policy_trainer.data.rendering import TEMPLATE_ERRORS, Frames, encode, frames, render_rows
+from policy_trainer.data.rendering import Frames, encode, frames, render_rows
 from shared.batch import MAX_REWARD, Array
 from shared.errors import UserError
 from shared.models import context_length, embedding_rows, load_classifier, load_tokenizer, refuse_unknown_ids
@@ -95,7 +94,7 @@ class TextClassifier:
         if messages and self._tokenizer.chat_template is not None and not rendered:
             messages.append({"role": "assistant", "content": sample.completion})
             # The template writes the special tokens itself.
-            return encode(self._tokenizer, self._render(messages), front=False)
+            return encode(self._tokenizer, render_rows(self._tokenizer, messages), front=False)
         prompt = sample.problem.prompt or "\n\n".join(contents(messages))
         return encode(self._tokenizer, prompt + sample.completion, back=True)
 
@@ -132,10 +131,6 @@ class TextClassifier:
         """What the chat template writes around contents; empty if there is no template."""
         if self._tokenizer.chat_template is None:
             return Frames()
-        return frames(self._tokenizer, lambda messages: self._render(messages, add_generation_prompt=True))
-
-    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        try:
-            return render_rows(self._tokenizer, messages, **options)
-        except TEMPLATE_ERRORS as error:
-            raise UserError(f"the reward model's chat template does not accept {messages}: {error}") from error
+        return frames(
+            self._tokenizer, lambda messages: render_rows(self._tokenizer, messages, add_generation_prompt=True)
+        )

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import structlog
 
 from policy_trainer.config import RolloutConfig, SamplingConfig
 from policy_trainer.data.completion import Completion, turn_rewards
+from policy_trainer.data.left_out import LeftOut
 from policy_trainer.data.problem import Problem, Task, training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt
 from policy_trainer.data.steps import step_judge, step_rewards
@@ -33,8 +33,6 @@ from policy_trainer.weights.publication import Publication
 from shared.batch import StepRewards
 from shared.client.connection import OnWait
 from shared.errors import UserError
-
-log = structlog.get_logger()
 
 # After this many unusable prompts in a row the worker gives up.
 _MAX_DROPPED_IN_A_ROW = 10_000
@@ -228,7 +226,7 @@ class Rounds:
         self._pool = Pool(config.sampling, config.seed)
         # Two passes over all problems, since part of the current one may have been drawn already.
         self._most_unusable = min(_MAX_DROPPED_IN_A_ROW, 2 * (training_problems(task) or _MAX_DROPPED_IN_A_ROW))
-        self._named = set[str]()
+        self._left_out = LeftOut("a problem is left out")
         self.task_name = task.name
 
     def next(self, draw: Callable[[], int], publication: Publication, count: int) -> Round:
@@ -304,10 +302,9 @@ class Rounds:
         return drawn
 
     def _note_unusable(self, index: int, error: UnusablePrompt) -> None:
-        """Raises UserError for a prompt that is too long if data.too_long = refuse. Logs other reasons once each."""
+        """Raises UserError for a prompt that is too long if data.too_long says so."""
         if isinstance(error, PromptTooLong):
             if self._config.data.too_long == "refuse":
                 raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None
-        elif (reason := str(error)) not in self._named:
-            self._named.add(reason)
-            log.warning("a problem is left out", problem=index, reason=reason)
+        else:
+            self._left_out.note(error, problem=index)

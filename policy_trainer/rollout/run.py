@@ -61,7 +61,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     check_group_fits(reference, config.sampling, limit)
     images = reference.max_image_bytes
     for remark in check_compatibility(config, task, tokenizer, model, max_image_bytes=images):
-        log.warning(remark)
+        log.warning(str(remark))
     encoder = prompt_encoder(config, tokenizer, model, limit=limit, max_image_bytes=images)
     vocabulary = embedding_rows(model)
     rollouts = make_rollouts(config, sessions, tokenizer, eos_token_ids(model, tokenizer))

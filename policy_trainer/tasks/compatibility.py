@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,6 +22,17 @@ _TAG = re.compile(r"</?\w+>")
 _ANSWER_TAGS = {"<answer>", "</answer>"}
 
 
+@dataclass(frozen=True)
+class Remark:
+    """What the user should know, and what to do about it."""
+
+    seen: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.seen}; {self.remedy}"
+
+
 def check_compatibility(
     config: CommonConfig,
     task: Task,
@@ -29,9 +41,9 @@ def check_compatibility(
     *,
     held_out: bool = False,
     max_image_bytes: int | None = None,
-) -> list[str]:
-    """Warnings to show before the command begins. model: only its shapes are read. held_out: whether the problems are
-    those for evaluation. max_image_bytes: see PromptEncoder.
+) -> list[Remark]:
+    """What the user should know before the command begins. model: only its shapes are read. held_out: whether the
+    problems are those for evaluation. max_image_bytes: see PromptEncoder.
 
     Raises UserError if the model can use none of the first problems, or not their pictures, and if the tokenizer drops
     the tags that rewards look for.
@@ -70,8 +82,8 @@ def _check_first(encoder: PromptEncoder, problems: Iterator[Problem]) -> None:
 
 def _dropped_tags(
     config: CommonConfig, task: Task, tokenizer: PreTrainedTokenizerBase, problems: list[Problem]
-) -> list[str]:
-    """Warns of tags that are special tokens of the tokenizer, and therefore missing from the texts that rewards judge.
+) -> list[Remark]:
+    """Remarks on tags that are special tokens of the tokenizer, and therefore missing from texts that rewards judge.
     Raises UserError for answer tags that rewards look for."""
     rewards = ", ".join(sorted(tagged_rewards(config.rewards or task.default_rewards, task.correct)))
     written = str(tokenizer.chat_template or "")
@@ -92,7 +104,7 @@ def _dropped_tags(
     remedy = 'set "special": false for them in its tokenizer.json and tokenizer_config.json'
     if rewards and _ANSWER_TAGS & set(dropped):
         raise UserError(f"{message}: {rewards} would find no answer; {remedy}, or choose other --rewards")
-    return [f"{message}: a reward that looks for them finds none; {remedy}"]
+    return [Remark(f"{message}: a reward that looks for them finds none", remedy)]
 
 
 def _texts(config: CommonConfig, problem: Problem) -> str:

@@ -89,7 +89,7 @@ def check_model(
     source, revision = _source(config, checkpoint)
     outline = load_outline(source, revision=revision)
     for remark in check_compatibility(config, task, judge.tokenizer, outline):
-        display.note(remark)
+        display.note(str(remark))
     return outline
 
 

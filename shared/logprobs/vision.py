@@ -26,9 +26,11 @@ MAX_IMAGES = 1000
 class Vision(ABC):
     """Images of one family of models. A token's position is its place in the row, unless a family overrides that.
 
+    families: their names for people, by transformers' model type.
     placeholders: ids of tokens that stand for images or videos. They occur in prompts only and must not be sampled.
     """
 
+    families: ClassVar[Mapping[str, str]]
     names: ClassVar[tuple[str, ...]] = (_PIXELS,)
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -116,6 +118,12 @@ class GridVision(Vision):
     image's patches over time, height and width.
     """
 
+    families: ClassVar = {
+        "qwen2_vl": "Qwen2-VL",
+        "qwen2_5_vl": "Qwen2.5-VL",
+        "qwen3_vl": "Qwen3-VL",
+        "qwen3_vl_moe": "Qwen3-VL",
+    }
     names = (_PIXELS, "image_grid_thw")
 
     def _features(self, images: Images) -> list[int]:
@@ -164,6 +172,8 @@ class SquareVision(Vision):
     pixel_values: float32 (images, 3, size, size).
     """
 
+    families: ClassVar = {"gemma3": "Gemma 3"}
+
     def _features(self, images: Images) -> list[int]:
         config: Any = self._model.config
         _check_shape(_PIXELS, images[_PIXELS], (None, *_square(config)))
@@ -182,6 +192,7 @@ class TiledVision(Vision):
     pixel_values: float32 (tiles, 3, size, size). pixel_attention_mask: int64 (tiles, size, size), 0 at padding.
     """
 
+    families: ClassVar = {"smolvlm": "SmolVLM2"}
     names = (_PIXELS, "pixel_attention_mask")
 
     def _features(self, images: Images) -> list[int]:
@@ -210,6 +221,7 @@ class AnyResolutionVision(Vision):
     height and width of each image before it was resized.
     """
 
+    families: ClassVar = {"llava_next": "LLaVA-NeXT"}
     names = (_PIXELS, "image_sizes")
 
     def _features(self, images: Images) -> list[int]:
@@ -254,18 +266,13 @@ class AnyResolutionVision(Vision):
 
 
 _FAMILIES: dict[str, type[Vision]] = {
-    "qwen2_vl": GridVision,
-    "qwen2_5_vl": GridVision,
-    "qwen3_vl": GridVision,
-    "qwen3_vl_moe": GridVision,
-    "gemma3": SquareVision,
-    "smolvlm": TiledVision,
-    "llava_next": AnyResolutionVision,
+    family: vision
+    for vision in (GridVision, SquareVision, AnyResolutionVision, TiledVision)
+    for family in vision.families
 }
-
-
-# For error messages.
-FAMILIES = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, LLaVA-NeXT and SmolVLM2"
+*_earlier, _last = dict.fromkeys(_FAMILIES[family].families[family] for family in _FAMILIES)
+# For messages.
+FAMILIES = f"{', '.join(_earlier)} and {_last}"
 
 
 def vision_of(model: PreTrainedModel) -> Vision | None:

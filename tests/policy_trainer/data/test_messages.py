@@ -68,6 +68,22 @@ def test_every_field_reaches_template_and_rewards(problem: Problem) -> None:
     assert json.loads(text) == expected
 
 
+def test_nulls_in_arguments_are_values_but_in_tables(tmp_path: Path) -> None:
+    """A table has None for the arguments that another call has."""
+    rows = [
+        {"messages": [USER, calling(given)], "answer": "6"} for given in ({"a": 1, "b": {"c": None, "d": 1}}, {"a": 1})
+    ]
+    paths = write(tmp_path / "rows.jsonl", *rows), write_parquet(tmp_path / "rows.parquet", *rows)
+    given = [
+        [
+            problem.messages[1]["tool_calls"][0]["function"]["arguments"]
+            for problem in row_task("jsonl", DataConfig(path=path, eval_path=path), 0).eval_problems()
+        ]
+        for path in paths
+    ]
+    assert given == [[{"a": 1, "b": {"c": None, "d": 1}}, {"a": 1}], [{"a": 1, "b": {"d": 1}}, {"a": 1}]]
+
+
 @pytest.mark.parametrize("given", [ARGUMENTS, json.dumps(ARGUMENTS)], ids=["object", "text"])
 @pytest.mark.parametrize(
     ("name", "call"),

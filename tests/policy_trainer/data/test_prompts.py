@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import DataConfig, EvalConfig, PromptConfig, SamplingConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
+from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, UnusablePrompt, prompt_limit
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared.errors import UserError
 
@@ -191,6 +191,38 @@ def test_a_template_without_system_messages_is_refused_with_two_remedies() -> No
         encoded(tokenizer, WORDED)
     assert encoded(tokenizer, WORDED, system_prompt="") == "[user]1+1=?[model]Well.\n<think>"
     assert encoded(tokenizer, WORDED, prompt_style="plain") == "Think.\n\n1+1=?\n\nWell.\n<think>"
+
+
+@pytest.mark.parametrize(
+    ("template", "problem", "prompts", "message"),
+    [
+        (False, PROBLEM, {}, "has no chat template"),
+        (True, Problem("", prompt="2=?"), {"system_prompt": "Think."}, r"^data\.system_prompt needs problems with"),
+        (True, replace(PROBLEM, images=(b"",)), {}, "pictures cannot be used here"),
+    ],
+)
+def test_mistakes_in_the_settings_are_not_blamed_on_a_row(
+    template: bool, problem: Problem, prompts: dict[str, Any], message: str
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template if template else None
+    with pytest.raises(UserError, match=message) as error:
+        encoded(tokenizer, replace(problem, where="rows.jsonl:3"), **prompts)
+    assert not isinstance(error.value, UnusablePrompt)
+
+
+@pytest.mark.parametrize(
+    ("problem", "prompts", "message"),
+    [
+        (replace(PROBLEM, chat_template_kwargs={"thinkin": True}), {}, "does not use thinkin"),
+        (Problem("", ({**USER, "name": "Ann"},)), {"prompt_style": "plain"}, "a message has name"),
+        (Problem("", prompt=""), {"prompt_style": "plain"}, "the prompt has no tokens"),
+    ],
+)
+def test_mistakes_in_a_row_leave_it_out(problem: Problem, prompts: dict[str, Any], message: str) -> None:
+    model = make_tokenizer()
+    with pytest.raises(UnusablePrompt, match=rf"^rows\.jsonl:3: .*{message}"):
+        encoded(model, replace(problem, where="rows.jsonl:3"), **prompts)
 
 
 def limit_of(model: Any, max_completion_length: int, **data: Any) -> int:

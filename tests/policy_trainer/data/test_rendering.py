@@ -10,14 +10,13 @@ from subprocess import run
 from typing import Any
 
 import pytest
-from jinja2 import TemplateError
 from transformers import ByT5Tokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from policy_trainer.config import PromptConfig
 from policy_trainer.data import rendering
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.data.rendering import encode, render
+from policy_trainer.data.prompts import PromptEncoder, UnusablePrompt
+from policy_trainer.data.rendering import TemplateRefusal, encode, render
 from policy_trainer.demo.base_model import make_tokenizer
 from shared.errors import UserError
 
@@ -94,11 +93,45 @@ def test_a_text_is_recognised_by_its_beginning_and_its_end(name: str, own_tokens
         text.removeprefix("<s>"),
         text.strip(),
     ]
-    with suppress(TemplateError):  # some take no system message
+    with suppress(TemplateRefusal):  # some take no system message
         texts.append(rendered(SYSTEM, QUESTION))
     assert not any(map(in_chat, texts))
     opening = text[text.index("1+1=?") + 5 :].strip()
     assert all(map(in_chat, ["1+1=?", f"What does '{opening}' mean?", f"Say {opening}", f"{opening}, you say"]))
+
+
+def test_a_template_that_takes_only_conversations_with_a_system_message() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{% for message in messages %}{{ '[' + message['role'] + ']' + message['content'] + '[end]' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+    )
+    rendered = render(tokenizer, [SYSTEM, QUESTION], add_generation_prompt=True)
+    encoder = PromptEncoder(tokenizer, PromptConfig())
+    assert not encoder.in_chat(Problem("", (QUESTION,), rendered)) and encoder.in_chat(
+        Problem("", (QUESTION,), "1+1=?")
+    )
+
+
+def test_a_template_that_writes_no_content_surrounds_nothing() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "Always the same."
+    assert PromptEncoder(tokenizer, PromptConfig()).in_chat(Problem("", (QUESTION,), "Always the same."))
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no') }}", "{{ 1 + 'a' }}", "{{ 1 // 0 }}", "{{ 'a'.index('b') }}", "{{ x.y.z }}"]
+)
+def test_what_a_template_does_not_take_is_one_error_whatever_it_raises(template: str) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    question = {"role": "user", "content": "many words " * 10_000}
+    with pytest.raises(TemplateRefusal, match=r"the model's chat template does not accept .* …: ") as refused:
+        render(tokenizer, [question])
+    assert len(str(refused.value)) < 700
+    with pytest.raises(UnusablePrompt, match=r"^rows\.jsonl:3: the model's chat template does not accept"):
+        PromptEncoder(tokenizer, PromptConfig()).encode(Problem("", (question,), where="rows.jsonl:3"))
 
 
 class TestBOS:
@@ -144,12 +177,15 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 
 
 class TestTemplateThatNeverEnds:
-    def test_is_interrupted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_interrupted_and_no_row_is_to_blame(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rendering, "_SECONDS", 0.2)
         tokenizer, before = make_tokenizer(), (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL))
         tokenizer.chat_template = ENDLESS
-        with pytest.raises(UserError, match=r"the model's chat template takes more than 0\.2 s for one conversation"):
+        with pytest.raises(
+            UserError, match=r"the model's chat template takes more than 0\.2 s for one conversation"
+        ) as slow:
             PromptEncoder(tokenizer, PromptConfig()).encode(Problem("", (QUESTION,)))
+        assert not isinstance(slow.value, UnusablePrompt)
         after = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
         assert after[0] is before[0] and bool(after[1][0]) == bool(before[1][0])  # set by pytest's own time limit
 

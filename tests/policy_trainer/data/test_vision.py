@@ -13,9 +13,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig
+from policy_trainer.data.foreign_text import SEPARATOR
 from policy_trainer.data.pictures import encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt, prompt_encoder
+from policy_trainer.data.vision import PictureProcessor
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs.vision import vision_of
@@ -139,11 +141,37 @@ class TestQwen:
         ):
             checked_encoder(directory).encode(problem)
 
+    def test_tools_beside_pictures(self, directory: Path) -> None:
+        """Neither a token nor a separator may stand for a tool's text that looks like a token."""
+        tokenizer = load_tokenizer(str(directory))
+        tokenizer.add_tokens(["<think>", "\n\n"])
+        config = EvalConfig(model=str(directory))
+        coder = prompt_encoder(config, tokenizer, load_outline(str(directory), revision=None))
+        schema = {"type": "function", "function": {"name": "f", "description": "Shows it.\n\nTwice.", "parameters": {}}}
+        problem = replace(spoken("It.", PICTURES[0]), tools=(schema,), where="rows.jsonl:31")
+        prompt = coder.encode(problem)
+        assert prompt.images and SEPARATOR not in str(tokenizer.decode(prompt.unexpanded_ids))
+        schema["function"]["description"] = "Writes <think> first."
+        with pytest.raises(UserError, match=r"^tools: .* contains <think>, a token of the model") as error:
+            coder.encode(problem)
+        assert not isinstance(error.value, UnusablePrompt)
+
     def test_tensors_that_the_server_would_not_take(self, directory: Path) -> None:
         size = sum(tensor.nbytes for tensor in encoder(directory).encode(spoken("It.", PICTURES[0])).images.values())
         checked_encoder(directory, max_image_bytes=size).encode(spoken("It.", PICTURES[0]))
         with pytest.raises(UnusablePrompt, match=rf"have {size} bytes as tensors, but .*--max-body-mib \d+"):
             checked_encoder(directory, max_image_bytes=size - 1).encode(spoken("It.", PICTURES[0]))
+
+    def test_a_processor_without_memory_leaves_no_row_out(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(**options: Any) -> None:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+        coder = encoder(directory)
+        monkeypatch.setattr(PictureProcessor, "processor", staticmethod(fail))
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            coder.encode(spoken("It.", PICTURES[0]))
 
     def test_a_shape_that_the_processor_refuses(self, directory: Path) -> None:
         problem = replace(spoken("It.", encode(picture(3000, 10))), where="rows.jsonl:31")

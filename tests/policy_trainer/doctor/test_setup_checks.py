@@ -179,6 +179,30 @@ def test_a_chat_template_without_a_generation_prompt(save: Any) -> None:
     assert "add_generation_prompt" in findings[0].seen
 
 
+def test_a_chat_template_that_fails_inside_its_program_on_an_answer(save: Any) -> None:
+    template = (
+        "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ 1 + 'a' }}{% endif %}"
+        "{{ message['content'] + '<|end|>' }}{% endfor %}"
+    )
+    directory = save(lambda model, tokenizer: setattr(tokenizer, "chat_template", template))
+    assert verdicts(looked(ends, directory)) == [Verdict.OK]
+
+
+def test_calls_whose_arguments_are_json_texts(save: Any, tmp_path: Path) -> None:
+    """As OpenAI's API writes them, for a template that takes objects."""
+    template = (
+        "{% for message in messages %}{% for call in message.tool_calls or [] %}{{ call.function.name }}"
+        "{% for name, value in call.function.arguments.items() %}{{ name }}{% endfor %}{% endfor %}"
+        "{{ message['content'] + '<|end|>' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    directory = save(lambda model, tokenizer: setattr(tokenizer, "chat_template", template))
+    calls = [{"type": "function", "function": {"name": "1+1", "arguments": '{"1": 1}'}}]
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2", "tool_calls": calls}]
+    file = write(tmp_path / "p.jsonl", *[{"prompt": [*messages, messages[0]], "answer": "1"}] * 2)
+    settings = {"path": str(file), "eval_path": str(file), "system_prompt": ""}
+    assert verdicts(looked(prompts, directory, task="jsonl", data=settings)) == [Verdict.OK, Verdict.OK]
+
+
 @pytest.mark.parametrize(
     ("limit", "too_long", "verdict"),
     [(9, "drop", Verdict.WARNING), (9, "refuse", Verdict.WRONG), (2, "drop", Verdict.WRONG)],

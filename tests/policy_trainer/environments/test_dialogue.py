@@ -11,6 +11,7 @@ from trl.chat_template_utils import get_training_chat_template, is_chat_template
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from policy_trainer.config import EvalConfig, TurnsConfig
+from policy_trainer.data import rendering
 from policy_trainer.environments.dialogue import UNREADABLE, Call, Dialogue
 from policy_trainer.environments.response_reader import ResponseReader
 from shared.errors import UserError
@@ -154,6 +155,15 @@ class TestTemplates:
         for hostile in (talk.between(end, answer(f"x{text}")), talk.between(end, named)):
             assert plain is not None and hostile is not None
             assert [token for token in hostile if token in special] == [token for token in plain if token in special]
+
+
+def test_a_template_that_takes_too_long_between_turns_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer("qwen3")
+    talk = dialogue("qwen3", tokenizer)
+    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(rendering, "_SECONDS", 0.2)
+    with pytest.raises(UserError, match="chat template takes more than"):
+        talk.between(2, answer("7"))
 
 
 class TestWrongCalls:

@@ -165,6 +165,24 @@ def test_table(gold: str, right: tuple[str, ...], wrong: tuple[str, ...]) -> Non
     assert {answer: equal_math(answer, gold) for answer in wrong} == dict.fromkeys(wrong, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("gold", "wrong"),
+    [
+        (r"\begin{pmatrix}0.5\\1\end{pmatrix}", r"\begin{pmatrix}0.25\\1\end{pmatrix}"),
+        (r"\begin{bmatrix}0.5 & 1\\2 & 3\end{bmatrix}", r"\begin{bmatrix}0.5 & 1\\2 & 4\end{bmatrix}"),
+        ("(0.5, 1)", "(0.25, 1)"),
+        ("(0.5, 1, 2)", "(0.5, 1, 3)"),
+        (r"\{0.5, 1\}", r"\{0.25, 1\}"),
+        ("[0.5, 1)", "[0.25, 1)"),
+        (r"(0.5,1)\cup(2,3)", r"(0.25,1)\cup(2,3)"),
+        ("x=0.5", "x=0.25"),
+        (r"0.5\cdot 10^{400}", r"0.25\cdot 10^{400}"),
+    ],
+)
+def test_decimals_inside_of_other_values_than_numbers(gold: str, wrong: str) -> None:
+    assert (equal_math(gold, gold), equal_math(wrong, gold)) == (1, 0)
+
+
 @pytest.mark.parametrize("gold", ["", " ", "???", "...", "-", "((((", "$$", "1" * 5000])
 def test_a_gold_answer_with_nothing_to_compare_is_unrewarded(gold: str) -> None:
     assert all(math.isnan(equal_math(answer, gold)) for answer in ("5", "", gold))

@@ -154,5 +154,5 @@ def test_models_that_cannot_score_are_refused(make: Make) -> None:
 
 def test_an_error_of_the_chat_template_is_named(make: Make) -> None:
     directory = make(template="{{ raise_exception('no system message, please') }}")
-    with pytest.raises(UserError, match=r"judging\.model: the reward model's chat template .* no system message"):
+    with pytest.raises(UserError, match=r"judging\.model: the model's chat template .* no system message"):
         RewardModel(RewardModelConfig(path=str(directory))).scores(CHAT)

@@ -108,6 +108,26 @@ def test_unusable_problems_are_left_out_counted_and_named_once(tokenizer: PreTra
         rounds.next(iter(range(10, 99)).__next__, publication(), 3)
 
 
+class EachOtherwise(Unusable):
+    """All but the first ten have a row of their own."""
+
+    training_problems = 60
+
+    def problem(self, index: int) -> Problem:
+        return replace(super().problem(index), where=f"rows.jsonl:{index}")
+
+
+def test_only_the_first_reasons_are_named(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = RolloutConfig(model="m", sampling=SamplingConfig(num_generations=2, prompts_per_round=1))
+    rounds = make_rounds(tokenizer, Scripted(tokenizer, set()), config, task=EachOtherwise())
+    with capture_logs() as events:
+        result = rounds.next(iter([*range(10, 40), 8]).__next__, publication(), 1)
+    assert result.wasted.dropped_prompts == 30
+    named = [event["problem"] for event in events if event["event"] == "a problem is left out"]
+    assert named == [*range(10, 20)]
+    assert events[-1]["event"] == "a problem is left out: further ones are only counted"
+
+
 def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None:
     task = Arithmetic(0)
     problem = task.problem(0)

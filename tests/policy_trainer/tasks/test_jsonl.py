@@ -6,10 +6,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policy_trainer.config import ColumnsConfig, DataConfig
 from policy_trainer.data.problem import Problem
+from policy_trainer.data.rows import answer_of
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet
 from policy_trainer.tasks.user_rows import row_task
 from shared.errors import UserError
@@ -72,6 +74,10 @@ class TestReading:
     def test_answers_are_texts_or_numbers(self, tmp_path: Path, answer: object, text: str) -> None:
         (problem,) = read(write(tmp_path / "p", {"prompt": "x", "answer": answer}))
         assert problem.answer == text
+
+    def test_numpy_floats_are_numbers(self) -> None:
+        """Data sets in memory have them."""
+        assert [answer_of({"answer": np.float64(x)}, "answer", "row 1") for x in (0.5, 72.0)] == ["0.5", "72"]
 
     @pytest.mark.parametrize(
         ("answer", "text"),

@@ -17,7 +17,7 @@ from shared.logprobs import (
     language_model,
     vision_of,
 )
-from shared.logprobs.vision import GridVision
+from shared.logprobs.vision import FAMILIES, GridVision
 from tests.rounding import rounding
 from tests.shared.logprobs.families import gradients, in_double, make, weights
 from tests.shared.logprobs.vision_families import (
@@ -253,3 +253,8 @@ def test_more_images_than_a_prompt_may_have() -> None:
 def test_placeholders_of_videos() -> None:
     with pytest.raises(BatchError, match="prompt_ids must not have placeholders of videos"):
         vision("qwen2_vl").check(TokenGroup(np.array([5, VIDEO]), np.array([6]), np.array([1])))
+
+
+def test_messages_name_every_family_once() -> None:
+    assert FAMILIES == "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, LLaVA-NeXT and SmolVLM2"
+    assert all(name in FAMILIES for kind in Vision.__subclasses__() for name in kind.families.values())
