@@ -33,7 +33,8 @@ class ForeignText:
 
     def first_token(self, text: str) -> str | None:
         """The first token in a text that is to be kept out; None without any."""
-        return found[1] if (found := self._starts.search(text)) else None
+        match = self._starts.search(text)
+        return match[1] if match else None
 
     def separated(self, text: str) -> str:
         """The text, with separators so that nothing in it is an added token of the tokenizer or a picture placeholder.

@@ -163,10 +163,10 @@ class PromptEncoder:
 
         front: whether to add what the tokenizer prepends to every text.
         """
-        return self._own.encode(self._own.cut(text), front=front)
+        return self._user_text.encode(self._user_text.cut(text), front=front)
 
     @cached_property
-    def _own(self) -> ForeignText:
+    def _user_text(self) -> ForeignText:
         """For users' texts, which may have every token but those of pictures."""
         return ForeignText(self._tokenizer, self._placeholders)
 
@@ -222,7 +222,7 @@ class PromptEncoder:
                 raise UnusablePrompt(f"data: a text contains {token}, the model's picture placeholder: remove it")
         if token := self._foreign.first_token(json.dumps(list(problem.tools), ensure_ascii=False)):
             raise UserError(
-                f"tools: a tool's name, docstring or schema contains {token}, a token of the model: beside pictures it "
+                f"tools: a tool's name, docstring or schema contains {token}, a token of the model: with pictures it "
                 "cannot be told from the token; write it otherwise"
             )
         # All pictures come before the environment's text, so the processor never sees text with separators.

@@ -52,13 +52,13 @@ class TestForms:
         assert problem.messages == ({"role": "user", "content": "1+1"},)
 
     def test_a_place_without_pictures_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"p\.jsonl:1: messages must contain only .* in a row with pictures"):
+        with pytest.raises(UserError, match=r"p\.jsonl:1: messages must be a list of .* in a row with pictures"):
             jsonl(write(tmp_path / "p.jsonl", {"messages": BLOCKS, "answer": 2}))
 
     @pytest.mark.parametrize("content", [[{"type": "video"}], [{"type": "text"}], ["text"], [{"text": "a"}], 3])
     def test_other_contents_are_refused(self, tmp_path: Path, content: Any) -> None:
         row = {"messages": [{"role": "user", "content": content}], "answer": 2}
-        with pytest.raises(UserError, match=r"p\.jsonl:1: messages must contain only"):
+        with pytest.raises(UserError, match=r"p\.jsonl:1: messages must be a list of messages"):
             jsonl(write(tmp_path / "p.jsonl", row))
 
     def test_a_bad_picture_is_refused_before_the_run(self, tmp_path: Path) -> None:

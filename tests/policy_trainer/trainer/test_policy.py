@@ -20,10 +20,14 @@ REFUSING = "{{ raise_exception('no system message') }}"
 
 
 @pytest.mark.parametrize(
-    ("template", "remedy"), [(None, "--data.prompt-style plain"), (REFUSING, "--data.system-prompt")]
+    ("template", "message"),
+    [
+        (None, "no chat template: .*--data.prompt-style plain"),
+        (REFUSING, r"problems\.jsonl:\d+: .*--data.system-prompt"),
+    ],
 )
 def test_prompts_that_cannot_be_made_are_refused_before_minutes_of_loading(
-    template: str | None, remedy: str, make_tiny: Any, tmp_path: Path
+    template: str | None, message: str, make_tiny: Any, tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template  # type: ignore[assignment]
@@ -36,5 +40,5 @@ def test_prompts_that_cannot_be_made_are_refused_before_minutes_of_loading(
         run_dir=tmp_path / "run",
     )  # fmt: skip
     task, display = make_task(config), make_display(Console(file=StringIO()), 1, 0)
-    with pytest.raises(UserError, match=rf"problems\.jsonl:\d+: .*{remedy}"):
+    with pytest.raises(UserError, match=message):
         check_model(config, task, None, load_judge(config, task, None), display)

@@ -1,0 +1,99 @@
+"""TRL's own tests of GRPOTrainer, run on `policy_trainer.trl`: `python -m tests.trl_suite CHECKOUT_OF_TRL`.
+
+The file is not part of this repository. It is copied with one line changed, the import, and runs in a directory where
+the Hub's names are paths, of models and datasets that `hub.py` makes. Exits with 1 if a test fails that
+`expected_failures.txt` does not name, or if one that it names passes.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.trl_suite.hub import build
+
+EXPECTED = Path(__file__).with_name("expected_failures.txt")
+# On a CPU scripts for TRL set use_cpu=True, which its tests omit. The checkout may differ in version from the installed
+# package: what the package lacks counts as unavailable.
+_CONFTEST = """
+from importlib import import_module
+
+import_module("transformers.training_args").is_torch_bf16_gpu_available = lambda: True
+vars(import_module("trl.import_utils")).setdefault("is_joblib_available", lambda: False)
+"""
+_IMPORT = "from trl import GRPOConfig, GRPOTrainer\n"
+
+
+def main() -> int:
+    arguments = _arguments()
+    checkout, hub = arguments.checkout.resolve(), arguments.hub.resolve()
+    for script, reason in build(checkout, hub).items():
+        print(f"not made: {script}: {reason}")
+    with tempfile.TemporaryDirectory() as folder:
+        results = _run(_copy(checkout, Path(folder), ours=not arguments.trl), hub, arguments)
+    print(dict(Counter(kind for kind, _ in results.values())))
+    if arguments.tsv:
+        arguments.tsv.write_text("".join(f"{name}\t{kind}\t{text}\n" for name, (kind, text) in sorted(results.items())))
+    return 0 if arguments.trl or arguments.k else _compared(results)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", type=Path, help="a checkout of TRL, with tests/ and scripts/")
+    parser.add_argument("--hub", type=Path, default=Path(".trl-hub"), help="where its models are made, once")
+    parser.add_argument("--trl", action="store_true", help="run TRL itself, for comparison")
+    parser.add_argument("-k", help="as pytest's -k")
+    parser.add_argument("--tsv", type=Path, help="write every test's result there")
+    return parser.parse_args()
+
+
+def _copy(checkout: Path, folder: Path, *, ours: bool) -> Path:
+    """TRL's file with one line changed, and what it imports."""
+    tests = folder / "trl_tests"
+    tests.mkdir()
+    for name in ("__init__.py", "testing_utils.py", "test_grpo_trainer.py"):
+        text = (checkout / "tests" / name).read_text()
+        changed = text.replace(_IMPORT, _IMPORT.replace("from trl", "from policy_trainer.trl"))
+        (tests / name).write_text(changed if ours else text)
+    (tests / "conftest.py").write_text(_CONFTEST)
+    return tests / "test_grpo_trainer.py"
+
+
+def _run(file: Path, hub: Path, arguments: argparse.Namespace) -> dict[str, tuple[str, str]]:
+    """Each test's name -> (passed, failed or skipped; the first line of its error).
+
+    In the hub's directory the names of the Hub are paths.
+    """
+    report = file.with_name("report.xml")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", str(file)]
+    chosen = ["-k", arguments.k] if arguments.k else []
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    subprocess.run([*command, *chosen, f"--junitxml={report}", "--timeout=300"], cwd=hub, env=environment)
+    results = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        bad = next((each for each in case if each.tag in ("failure", "error", "skipped")), None)
+        kind = "passed" if bad is None else {"skipped": "skipped"}.get(bad.tag, "failed")
+        text = "" if bad is None else (bad.get("message") or "").partition("\n")[0]
+        results[name] = (kind, text)
+    return results
+
+
+def _compared(results: dict[str, tuple[str, str]]) -> int:
+    lines = [line.split("#")[0].strip() for line in EXPECTED.read_text().splitlines()]
+    expected = {line for line in lines if line}
+    failed = {name for name, (kind, _) in results.items() if kind == "failed"}
+    for name in sorted(failed - expected):
+        print(f"failed, and {EXPECTED.name} does not name it: {name}: {results[name][1]}")
+    for name in sorted(expected - failed):
+        print(f"{EXPECTED.name} names it, and it did not fail: {name}")
+    return int(failed != expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
