@@ -386,11 +386,11 @@ def _datasets(hub: Path) -> None:
     home = hub / ORGANIZATION
     _write(home / "zen", "standard_prompt_only", lambda n: {"prompt": _text(n)})
     _write(home / "zen", _TALK, lambda n: {"prompt": [{"role": "user", "content": _text(n)}]})
-    _write(home / "zen-image", _TALK, lambda n: {**_question(), "image": _picture(n)})
+    _write(home / "zen-image", _TALK, lambda n: {**_ask(), "image": _picture(n)})
     _write(
         home / "zen-multi-image",
         _TALK,
-        lambda n: {**_question(), "images": [_picture(n + k) for k in range(1 + n % 2)]},
+        lambda n: {**_ask(), "images": [_picture(n + k) for k in range(1 + n % 2)]},
     )
     for folder in home.glob("zen*"):
         configs = "".join(
@@ -406,7 +406,7 @@ def _text(number: int) -> str:
     return _QUESTIONS[number % len(_QUESTIONS)][0]
 
 
-def _question() -> dict[str, Any]:
+def _ask() -> dict[str, Any]:
     return {"prompt": [{"role": "user", "content": "What is in the picture?"}]}
 
 
