@@ -7,6 +7,7 @@ from typing import Annotated
 from anyio import from_thread
 from fastapi import Depends, FastAPI, Path, Query, Request
 from fastapi.responses import Response
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Role
@@ -45,6 +46,7 @@ LineageName = Annotated[
     str | None,
     Query(pattern=f"^({LINEAGE})?$", description="Without one, that which reported last; empty: that without a name."),
 ]
+MetricName = Annotated[str, Field(min_length=1)]
 
 
 def add(app: FastAPI, service: Service) -> None:
@@ -107,7 +109,7 @@ def _add_curves(app: FastAPI, service: Service) -> None:
         request: Request,
         lineage: LineageName = None,
         kind: Kind = Kind.STEP,
-        names: Annotated[list[str], Query(description="Only these numbers; all where none is named.")] = [],  # noqa: B006
+        names: Annotated[list[MetricName], Query(description="Only these; all where none is given.")] = [],  # noqa: B006
         after: Annotated[int, Query(ge=-1, lt=2**63, description="Only later steps.")] = -1,
         limit: Annotated[int, Query(ge=1, le=MOST_STEPS, description="The most steps.")] = 2000,
     ) -> RunMetrics:

@@ -206,3 +206,8 @@ def test_a_page_of_too_many_different_numbers_is_refused(http: httpx.Client, run
     assert refused["field"] == "limit" and "request fewer steps, or only some names" in refused["message"]
     assert len(look(http, run, limit=100)["values"]) == 500
     assert look(http, run, names=["7/1"])["values"]["7/1"][7] == 1
+
+
+def test_an_empty_name_of_a_number_is_refused(http: httpx.Client, run: str) -> None:
+    report(http, run, step(1))
+    assert error(http.get(f"/v1/runs/{run}/metrics", params={"names": ""}), 422)["field"].startswith("names")
