@@ -4,6 +4,7 @@ ARCHIVE/versions has the published versions by their names, ARCHIVE/batches the 
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from policy_trainer.__main__ import main as policy_trainer
@@ -12,7 +13,7 @@ from policy_trainer.weights.publication import Publication, Save
 from shared import wire
 from shared.api import Uploaded
 from shared.batch import RolloutBatch
-from shared.client import RefServerClient
+from shared.client import RefServerClient, RefServerError
 
 
 def main() -> None:
@@ -37,12 +38,16 @@ def _keep_versions(archive: Path) -> None:
 
 
 def _keep_batches(archive: Path) -> None:
-    upload = RefServerClient.upload
+    """A worker uploads all its batches by `upload_several`."""
+    upload = RefServerClient.upload_several
 
-    def keeping(self: RefServerClient, batch: RolloutBatch | bytes) -> Uploaded:
-        answer = upload(self, batch)
+    def keeping(self: RefServerClient, batches: Sequence[RolloutBatch | bytes]) -> list[Uploaded | RefServerError]:
+        results = upload(self, batches)
         archive.mkdir(parents=True, exist_ok=True)
-        (archive / f"{answer.id}.safetensors").write_bytes(batch if isinstance(batch, bytes) else wire.encode(batch))
-        return answer
+        for batch, result in zip(batches, results, strict=True):
+            if isinstance(result, Uploaded):
+                body = batch if isinstance(batch, bytes) else wire.encode(batch)
+                (archive / f"{result.id}.safetensors").write_bytes(body)
+        return results
 
-    RefServerClient.upload = keeping
+    RefServerClient.upload_several = keeping
