@@ -1,6 +1,8 @@
 # ruff: noqa: F403
 """For pyright: the names that we import from transformers. Its own `__init__` imports all 500 families of models."""
 
+from typing import Any
+
 from transformers.cache_utils import Cache as Cache
 from transformers.configuration_utils import PreTrainedConfig as PreTrainedConfig
 from transformers.configuration_utils import PretrainedConfig as PretrainedConfig
@@ -15,14 +17,10 @@ from transformers.masking_utils import AttentionMaskInterface as AttentionMaskIn
 from transformers.modeling_utils import AttentionInterface as AttentionInterface
 from transformers.modeling_utils import PreTrainedModel as PreTrainedModel
 from transformers.models.auto.configuration_auto import *
-from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING as FEATURE_EXTRACTOR_MAPPING
-from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING as IMAGE_PROCESSOR_MAPPING
 from transformers.models.auto.image_processing_auto import AutoImageProcessor as AutoImageProcessor
 from transformers.models.auto.modeling_auto import *
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING as PROCESSOR_MAPPING
 from transformers.models.auto.processing_auto import AutoProcessor as AutoProcessor
 from transformers.models.auto.tokenization_auto import *
-from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING as VIDEO_PROCESSOR_MAPPING
 from transformers.models.bert import *
 from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer as ByT5Tokenizer
 from transformers.models.cohere import *
@@ -61,3 +59,9 @@ from transformers.trainer_callback import TrainerState as TrainerState
 from transformers.utils.quantization_config import BitsAndBytesConfig as BitsAndBytesConfig
 
 __version__: str
+
+# Of classes that are imported when they are looked up.
+FEATURE_EXTRACTOR_MAPPING: Any
+IMAGE_PROCESSOR_MAPPING: Any
+PROCESSOR_MAPPING: Any
+VIDEO_PROCESSOR_MAPPING: Any
