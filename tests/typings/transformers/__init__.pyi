@@ -1,6 +1,8 @@
 # ruff: noqa: F403
 """For pyright: the names that we import from transformers. Its own `__init__` imports all 500 families of models."""
 
+from typing import Any
+
 from transformers.cache_utils import Cache as Cache
 from transformers.configuration_utils import PreTrainedConfig as PreTrainedConfig
 from transformers.configuration_utils import PretrainedConfig as PretrainedConfig
@@ -57,3 +59,9 @@ from transformers.trainer_callback import TrainerState as TrainerState
 from transformers.utils.quantization_config import BitsAndBytesConfig as BitsAndBytesConfig
 
 __version__: str
+
+# Of classes that are imported when they are looked up.
+FEATURE_EXTRACTOR_MAPPING: Any
+IMAGE_PROCESSOR_MAPPING: Any
+PROCESSOR_MAPPING: Any
+VIDEO_PROCESSOR_MAPPING: Any
