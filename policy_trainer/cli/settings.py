@@ -30,7 +30,7 @@ _TABLE: Mapping[str, Mapping[str, Any]] = tomllib.loads(
 )
 # By section: TRL's name -> "our names | a note", or a mark of NO_SETTING and why there is none.
 TRL: Mapping[str, Mapping[str, str]] = {
-    title: entries for title, entries in _TABLE.items() if title not in ("Metrics", "defaults")
+    title: entries for title, entries in _TABLE.items() if title not in ("Metrics", "defaults", "types")
 }
 # Of all sections: TRL's name -> our names, or a mark of NO_SETTING; and the note.
 TRL_ENTRIES: Mapping[str, tuple[str, ...]] = {
@@ -42,6 +42,8 @@ TRL_METRICS: Mapping[str, str] = _TABLE["Metrics"]
 TRL_DEFAULTS: Mapping[str, Any] = {
     name: None if value == "None" else value for name, value in _TABLE["defaults"].items()
 }
+# Fields of GRPOConfig whose default does not tell their type -> the type, as it is written in Python.
+TRL_TYPES: Mapping[str, str] = {name: kind for kind, names in _TABLE["types"].items() for name in names.split()}
 # `*`: the result does not depend on it, so that policy_trainer.trl takes any value.
 NO_SETTING = ("-", "*")
 

@@ -181,7 +181,7 @@ class GRPO:
             for problems in self._data.values():
                 problems.write(data_directory(self.config))
             stack.enter_context(_explained(self._functions.errors))
-            stack.enter_context(_environment(self._environment(stack)))
+            stack.enter_context(environment(self._environment(stack)))
             yield stack
 
     def _environment(self, stack: ExitStack) -> dict[str, str]:
@@ -212,7 +212,8 @@ def _console() -> Console:
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """This process's environment, with other values of these variables meanwhile."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,22 +1,35 @@
-"""`GRPOConfig`: the fields of TRL's, with TRL's defaults, from the table of TRL's names."""
+"""`GRPOConfig`: the fields of TRL's, with TRL's types and defaults, from the table of TRL's names."""
 
+import json
+import warnings
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import field, make_dataclass
+from dataclasses import Field, field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
+from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES, TRL_TYPES
 from shared.errors import UserError
 
 # Names without a setting for which some values have a meaning: the mapping looks at them.
 _LOOKED_AT = {
-    "eval_strategy", "greater_is_better", "logging_steps", "logging_strategy", "metric_for_best_model", "save_strategy",
+    "accelerator_config", "cast_lm_head_to_fp32", "eval_strategy", "greater_is_better", "logging_steps",
+    "logging_strategy", "metric_for_best_model", "project", "save_strategy", "trackio_space_id",
 }  # fmt: skip
 
-_Fields: Any = make_dataclass(
-    "_Fields", [(name, Any, field(default_factory=partial(copy, default))) for name, default in TRL_DEFAULTS.items()]
-)
+
+def _field(name: str, default: Any) -> tuple[str, Any, Field[Any]]:
+    """With what transformers' HfArgumentParser reads of it: TrlParser makes an option of each field."""
+    ours, note = TRL_ENTRIES[name]
+    meaning = ": ".join(part for part in (ours.strip("-*"), note) if part)
+    more: Any = {"default_factory": partial(copy, default)} if isinstance(default, list) else {"default": default}
+    kind = TRL_TYPES.get(name) or type(default).__name__  # as a text, which get_type_hints reads
+    flag = {"nargs": "?", "const": True} if kind == "bool | None" and default is None else {}
+    return name, kind, field(metadata={"help": meaning.replace("%", "%%"), **flag}, **more)
+
+
+_Fields: Any = make_dataclass("_Fields", [_field(*each) for each in TRL_DEFAULTS.items()])
 
 
 class GRPOConfig(_Fields):
@@ -25,18 +38,14 @@ class GRPOConfig(_Fields):
 
     def __init__(self, *values: Any, **named: Any) -> None:
         given = {**dict(zip(TRL_DEFAULTS, values, strict=False)), **named}
-        for name, value in given.items():
-            if name not in TRL_DEFAULTS:
-                near = get_close_matches(name, TRL_DEFAULTS, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise UserError(f"{name} is not a field of GRPOConfig in TRL 1.16{hint}")
-            ours, note = TRL_ENTRIES[name]
-            if ours == "-" and name not in _LOOKED_AT and value != (default := TRL_DEFAULTS[name]):
-                raise UserError(f"{name}: policy_trainer.trl takes TRL's default only, {default!r}: {note}")
+        given = {name: _from_json(name, value) for name, value in given.items()}
+        refuse_unknown(given)
         super().__init__(**given)
         self.output_dir = self.output_dir or "trainer_output"
         if self.metric_for_best_model is not None and self.greater_is_better is None:
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")  # as in transformers
+        if self.activation_checkpointing is not None:  # the newer name of the same field
+            self.gradient_checkpointing = self.activation_checkpointing
         self._choose_batch()
 
     def _choose_batch(self) -> None:
@@ -55,3 +64,48 @@ class GRPOConfig(_Fields):
                 f"{self.num_generations} (num_generations): per_device_train_batch_size, 8 by default, times "
                 "gradient_accumulation_steps must be a multiple of it"
             )
+
+
+def refuse_unknown(given: Mapping[str, Any]) -> None:
+    """Raises UserError for a name that is not TRL's, and for a value that has no meaning here."""
+    for name, value in given.items():
+        if name not in TRL_DEFAULTS:
+            near = get_close_matches(name, TRL_DEFAULTS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"{name} is not a field of GRPOConfig in TRL 1.16{hint}")
+        ours, note = TRL_ENTRIES[name]
+        default = TRL_DEFAULTS[name]
+        if ours == "-" and name not in _LOOKED_AT and (value or None) != (default or None):
+            raise UserError(f"{name}: policy_trainer.trl takes TRL's default only, {default!r}: {note}")
+
+
+def own_config(args: Any) -> GRPOConfig:
+    """The configuration of a trainer, whose fields may have changed since it was made. TRL's own becomes ours.
+
+    Raises UserError, as GRPOConfig does.
+    """
+    if isinstance(args, GRPOConfig):
+        refuse_unknown(vars(args))
+        return args
+    if not is_dataclass(args) or isinstance(args, type) or not hasattr(args, "num_generations"):
+        raise UserError(f"args: must be a GRPOConfig, got {type(args).__name__}")
+    # TRL resolves some fields when it is made, such as None for a default; only those that differ from a plain one's
+    # have been given. The batch is determined by its size.
+    resolved: Any = args
+    always = {name: getattr(args, name) for name in ("output_dir", "use_cpu", "bf16", "generation_batch_size")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain: Any = type(resolved)(**{name: always[name] for name in ("output_dir", "use_cpu", "bf16")})
+    values = {each.name: getattr(args, each.name) for each in fields(resolved) if each.name != "steps_per_generation"}
+    changed = {name: value for name, value in values.items() if value != getattr(plain, name)}
+    return GRPOConfig(**always | changed)
+
+
+def _from_json(name: str, value: Any) -> Any:
+    """Command lines and YAML files give dicts as JSON."""
+    if not isinstance(value, str) or not value.startswith("{") or "dict" not in TRL_TYPES.get(name, ""):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise UserError(f"{name}: is not JSON: {error}") from None

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from policy_trainer.cli.settings import TRL_ENTRIES, TRL_METRICS
+from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES, TRL_METRICS
 from policy_trainer.trl.config import GRPOConfig
 from shared.errors import UserError
 
@@ -31,6 +31,8 @@ _SAME = (
     "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "top_entropy_quantile",
     "entropy_coef", "output_dir", "generation_kwargs", "router_aux_loss_coef",
 )  # fmt: skip
+# Of model_init_kwargs: the result does not depend on them.
+_IDLE_MODEL = {"attn_implementation", "low_cpu_mem_usage", "use_safetensors", "cache_dir", "local_files_only"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
 # A number of steps that no run reaches.
 NEVER = 10**9
@@ -101,7 +103,29 @@ def _one_of(args: GRPOConfig, name: str, allowed: Any) -> Any:
     return value
 
 
+def tracker_variables(args: GRPOConfig) -> dict[str, str]:
+    """Environment variables from which trackers take what TRL's fields say."""
+    values = {"TRACKIO_SPACE_ID": args.trackio_space_id}
+    if args.project != TRL_DEFAULTS["project"]:
+        values |= {"TRACKIO_PROJECT": args.project, "WANDB_PROJECT": args.project}
+    return {name: value for name, value in values.items() if value}
+
+
+def _check_accelerator(config: Any) -> None:
+    """accelerate is not used. Raises UserError for what would change the batches or the updates."""
+    values = config if isinstance(config, Mapping) else getattr(config, "__dict__", None)
+    if config is not None and values is None:
+        raise UserError(f"accelerator_config: must be a dict, got {config!r}")
+    values = values or {}
+    accumulation = values.get("gradient_accumulation_kwargs") or {}
+    if wrong := [name for name in ("split_batches", "use_configured_state") if values.get(name)]:
+        raise UserError(f"accelerator_config.{wrong[0]}: {TRL_ENTRIES['accelerator_config'][1]}")
+    if accumulation.get("num_steps", 1) != 1:
+        raise UserError("accelerator_config.gradient_accumulation_kwargs: set gradient_accumulation_steps instead")
+
+
 def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
+    _check_accelerator(args.accelerator_config)
     _one_of(args, "data_seed", (None, args.seed))
     _one_of(args, "logging_strategy", ("steps",))
     _one_of(args, "eval_strategy", ("no", "steps", "epoch"))
@@ -124,11 +148,15 @@ def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 def _model(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     """With bf16, TRL computes in bfloat16 on float32 weights; here that is a bfloat16 model with float32 masters."""
-    given = dict(args.model_init_kwargs or {})
+    given = {name: value for name, value in (args.model_init_kwargs or {}).items() if value not in (None, False)}
     dtype = str(given.pop("dtype", given.pop("torch_dtype", None)) or "float32").removeprefix("torch.")
     revision = given.pop("revision", None)
-    if given.pop("device_map", None) is not None or given:
-        raise UserError(f"model_init_kwargs: takes dtype and revision here, got {', '.join(args.model_init_kwargs)}")
+    if given.pop("device_map", "auto") != "auto" or not {*given} <= _IDLE_MODEL:
+        names = ", ".join(name for name in args.model_init_kwargs if name not in ("dtype", "revision", *_IDLE_MODEL))
+        note = TRL_ENTRIES["trust_remote_code"][1] if "trust_remote_code" in given else "the model is loaded whole"
+        raise UserError(f"model_init_kwargs: takes dtype and revision here, not {names}: {note}")
+    if args.cast_lm_head_to_fp32 and dtype != "float32":
+        raise UserError(f"cast_lm_head_to_fp32: {TRL_ENTRIES['cast_lm_head_to_fp32'][1]}: load the model in float32")
     masters = "float32" if dtype == "float32" else "none"
     if dtype == "float32" and args.bf16 in (None, True):
         dtype = "bfloat16"

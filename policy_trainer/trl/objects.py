@@ -2,6 +2,7 @@
 a run's model as an object."""
 
 import math
+import warnings
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -80,7 +81,9 @@ def adapters(config: Any, quantization: Any, model: Any) -> dict[str, Any]:
         raise UserError(f"peft_config: must be a peft.LoraConfig, got {type(config).__name__}")
     plain = asdict(type(config)())
     for name, value in asdict(config).items():
-        if name not in _TAKEN | _IDLE and (value or None) != (plain[name] or None):
+        if name == "lora_dropout" and value:
+            warnings.warn(f"peft_config.lora_dropout: trained with 0: {TRL_ENTRIES[name][1]}", stacklevel=4)
+        elif name not in _TAKEN | _IDLE and (value or None) != (plain[name] or None):
             _, note = TRL_ENTRIES.get(name) or TRL_ENTRIES.get(f"lora_{name}") or TRL_ENTRIES["use_dora"]
             raise UserError(f"peft_config.{name}: {note}")
     keys = ("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.python_api.callbacks import Callbacks, callback_input
 from policy_trainer.python_api.dataset_rows import as_read, remedy
-from policy_trainer.python_api.grpo import GRPO
-from policy_trainer.trl.config import GRPOConfig
-from policy_trainer.trl.mapping import count_steps, in_trls_words, settings
+from policy_trainer.python_api.grpo import GRPO, environment
+from policy_trainer.trl.config import GRPOConfig, own_config
+from policy_trainer.trl.mapping import count_steps, in_trls_words, settings, tracker_variables
 from policy_trainer.trl.objects import adapters, place
 from shared.errors import UserError
 
@@ -50,7 +50,8 @@ class GRPOTrainer:
                 raise UserError(f"{name}: {TRL_ENTRIES[name][1]}")
         if quantization_config is not None and peft_config is None:
             raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
-        self.args = args or GRPOConfig(f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO")
+        default = f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO"
+        self.args = own_config(args or GRPOConfig(default))
         evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
             raise UserError("eval_dataset: required by eval_strategy")
@@ -111,6 +112,13 @@ class GRPOTrainer:
         return load_policy(self._grpo.config, self._trained)
 
     @cached_property
+    def accelerator(self) -> Any:
+        """accelerate's, for scripts that print or ask for the main process: training does not use it."""
+        from accelerate import Accelerator
+
+        return Accelerator(cpu=self.args.use_cpu)
+
+    @cached_property
     def processing_class(self) -> Any:
         from shared.models import load_tokenizer
 
@@ -129,7 +137,8 @@ class GRPOTrainer:
         if resume_from_checkpoint is not None:
             self._grpo.config = self._grpo.config.model_copy(update={"resume": resume_from_checkpoint})
         vars(self).pop("model", None)  # the untrained one
-        result = self._grpo.train()
+        with environment(tracker_variables(self.args)):
+            result = self._grpo.train()
         self._trained = result.model
         losses = [each["loss"] for each in result.history if isinstance(each.get("loss"), int | float)]
         loss = fmean(losses) if losses else math.nan

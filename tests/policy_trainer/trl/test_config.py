@@ -1,14 +1,18 @@
 """TRL's fields: all of them, with TRL's defaults; each is mapped, taken without effect, or refused by its name."""
 
 import dataclasses
-from typing import Any
+import enum
+import warnings
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import TrainConfig
 from policy_trainer.trl import GRPOConfig
-from policy_trainer.trl.mapping import NEVER, count_steps, settings
+from policy_trainer.trl.config import own_config
+from policy_trainer.trl.mapping import NEVER, count_steps, settings, tracker_variables
 from shared.errors import UserError
 
 
@@ -29,10 +33,96 @@ def test_the_fields_and_defaults_are_trls() -> None:
         value = each.default if factory is dataclasses.MISSING else factory()
         theirs[each.name] = getattr(value, "value", value)
     assert theirs == TRL_DEFAULTS and [*theirs] == [*TRL_DEFAULTS]
+    ours = get_type_hints(GRPOConfig)
+    types = {name: _plain(kind) for name, kind in get_type_hints(trl.GRPOConfig).items() if name in theirs}
+    assert {name: _plain(kind) for name, kind in ours.items()} == types
+
+
+def _plain(kind: Any) -> frozenset[Any]:
+    """The types of a union, of enumerations those of their values."""
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    parts = [get_origin(part) if get_origin(part) in (dict, list) else part for part in parts]
+    return frozenset(
+        dict if "ParallelismConfig" in str(part) else part
+        for part in parts
+        if get_origin(part) is not Literal and not (isinstance(part, type) and issubclass(part, enum.Enum))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_steps": 8, "steps_per_generation": 4}, None),
+        ({"bf16": False, "report_to": ["wandb"], "eval_strategy": "steps"}, None),
+        ({"lr_scheduler_type": "cosine", "gradient_checkpointing": False, "trackio_space_id": "x"}, None),
+        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy: policy_trainer.trl takes TRL's default"),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches: "),
+    ],
+)
+def test_trls_own_config_is_read_as_strictly_as_ours(given: dict[str, Any], message: str | None) -> None:
+    trl = pytest.importorskip("trl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = trl.GRPOConfig("out", use_cpu=True, **{"bf16": True, **given})
+
+    def run_settings(args: GRPOConfig) -> dict[str, Any]:
+        return settings(args, count_steps(args, 100), in_chat=True, evaluates=True)
+
+    if message:
+        with pytest.raises(UserError, match=f"^{message}"):
+            run_settings(own_config(theirs))
+        return
+    ours = run_settings(GRPOConfig("out", use_cpu=True, **{"bf16": True, "report_to": [], **given}))
+    assert run_settings(own_config(theirs)) == ours
+
+
+def test_a_field_that_was_changed_later_is_checked_too() -> None:
+    args = GRPOConfig("out")
+    args.neftune_noise_alpha = 5.0
+    with pytest.raises(UserError, match=r"^neftune_noise_alpha: "):
+        own_config(args)
+    with pytest.raises(UserError, match=r"^args: must be a GRPOConfig, got dict"):
+        own_config({"output_dir": "x"})
+
+
+def test_command_lines_are_read_by_transformers_parser() -> None:
+    from transformers import HfArgumentParser
+
+    line = (
+        "--output_dir out --lr_scheduler_type cosine --warmup_steps 0.1 --bf16 --use_vllm False --reward_weights 1 2 "
+        "--report_to none --no_use_bias_correction_kl --num_generations 4"
+    )
+    kwargs = ["--chat_template_kwargs", '{"enable_thinking": false}']
+    fields: Any = GRPOConfig
+    (args,) = HfArgumentParser(fields).parse_args_into_dataclasses([*line.split(), *kwargs])
+    assert args == GRPOConfig(
+        "out", lr_scheduler_type="cosine", warmup_steps=0.1, bf16=True, reward_weights=[1.0, 2.0], num_generations=4,
+        use_bias_correction_kl=False, chat_template_kwargs={"enable_thinking": False},
+        include_num_input_tokens_seen=False, debug=args.debug,
+    )  # fmt: skip
+    assert "loss.beta" in HfArgumentParser(fields).format_help()
+
+
+def test_trackers_get_their_fields_as_variables() -> None:
+    given = GRPOConfig("out", trackio_space_id="me/space", project="mine")
+    assert tracker_variables(given) == {
+        "TRACKIO_SPACE_ID": "me/space", "TRACKIO_PROJECT": "mine", "WANDB_PROJECT": "mine",
+    }  # fmt: skip
+    assert tracker_variables(GRPOConfig("out")) == {}
+
+
+def test_of_a_models_arguments_those_that_are_none_or_idle_are_taken() -> None:
+    given = {"attn_implementation": None, "dtype": None, "trust_remote_code": False, "device_map": None}
+    assert mapped(model_init_kwargs=given) == mapped()
+    given = {"attn_implementation": "sdpa", "device_map": "auto", "use_cache": False, "revision": "main"}
+    assert mapped(model_init_kwargs=given) == mapped(model_init_kwargs={"revision": "main"})
+    assert mapped(cast_lm_head_to_fp32=True) == mapped()
 
 
 # A value other than the default that has a meaning.
 OTHERS: dict[str, Any] = {
+    "activation_checkpointing": False,
     "bf16": False, "data_seed": 42, "eval_strategy": "steps", "generation_batch_size": 16, "steps_per_generation": 2,
     "greater_is_better": True, "gradient_accumulation_steps": 2, "importance_sampling_level": "sequence",
     "max_steps": 6, "logging_steps": 5, "loss_type": "grpo", "lr_scheduler_kwargs": {}, "lr_scheduler_type": "cosine",
@@ -61,7 +151,9 @@ def test_a_mapped_field_reaches_the_settings(name: str) -> None:
     settings(args, count_steps(args, 100), in_chat=True, evaluates=True)
 
 
-REFUSED = [name for name in TRL_DEFAULTS if TRL_ENTRIES[name][0] == "-"]
+# Taken without a setting of a run.
+TAKEN = ("cast_lm_head_to_fp32", "project", "trackio_space_id")
+REFUSED = [name for name in TRL_DEFAULTS if TRL_ENTRIES[name][0] == "-" and name not in TAKEN]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -124,7 +216,21 @@ def test_learning_rates_are_transformers(schedule: str) -> None:
         ({"loss_type": "ppo"}, "loss_type: must be one of 'grpo', 'bnpo'"),
         ({"optim": "adafactor"}, "optim: must be one of"),
         ({"data_seed": 7}, "data_seed: must be one of None, 42, got 7"),
-        ({"model_init_kwargs": {"attn_implementation": "sdpa"}}, "model_init_kwargs: takes dtype and revision here"),
+        ({"model_init_kwargs": {"max_memory": {}}}, "model_init_kwargs: takes dtype and revision here, not max_memory"),
+        (
+            {"model_init_kwargs": {"trust_remote_code": True}},
+            "model_init_kwargs: takes dtype and revision here, not trust_remote_code: code from the Hub is never run",
+        ),
+        (
+            {"cast_lm_head_to_fp32": True, "model_init_kwargs": {"dtype": "bfloat16"}},
+            "cast_lm_head_to_fp32: log-probs are always reduced in float32",
+        ),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches: accelerate is not used"),
+        (
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}},
+            "accelerator_config.gradient_accumulation_kwargs: set gradient_accumulation_steps",
+        ),
+        ({"lr_scheduler_kwargs": "{"}, "lr_scheduler_kwargs: is not JSON"),
         ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "loss_type: bnpo has a mean of its own"),
         ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs: num_cycles has no meaning for linear"),
     ],

@@ -101,6 +101,12 @@ def test_adapters(given: LoraConfig, lora: tuple[Any, ...], tmp_path: Path) -> N
     assert config.reference.source == "adapter-off"
 
 
+def test_dropout_of_adapters_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"peft_config.lora_dropout: trained with 0: adapters have no dropout"):
+        made = trainer(tmp_path, peft_config=LoraConfig(target_modules="all-linear", lora_dropout=0.05))
+    assert config_of(made).lora.rank == 8
+
+
 def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
     save_model(make_tiny(), tokenizer, tmp_path / "m")
     for model in (str(tmp_path / "m"), make_tiny()):
@@ -111,7 +117,6 @@ def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: A
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"peft_config": LoraConfig(lora_dropout=0.1)}, "peft_config.lora_dropout: adapters have no dropout"),
         ({"peft_config": LoraConfig(modules_to_save=["lm_head"])}, "peft_config.modules_to_save: with adapters no"),
         ({"peft_config": LoraConfig(bias="all")}, "peft_config.bias: adapters are plain LoRA"),
         ({"peft_config": LoraConfig(target_modules=".*proj")}, "peft_config.target_modules: must be a list"),

@@ -13,6 +13,7 @@ from transformers.generation.logits_process import MinPLogitsWarper as MinPLogit
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor as RepetitionPenaltyLogitsProcessor
 from transformers.generation.logits_process import TopKLogitsWarper as TopKLogitsWarper
 from transformers.generation.logits_process import TopPLogitsWarper as TopPLogitsWarper
+from transformers.hf_argparser import HfArgumentParser as HfArgumentParser
 from transformers.masking_utils import AttentionMaskInterface as AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface as AttentionInterface
 from transformers.modeling_utils import PreTrainedModel as PreTrainedModel
