@@ -90,16 +90,16 @@ class Learner:
         on_groups(groups)
         config, optimizer = self._config, self._config.optimizer
         lr = optimizer.learning_rate * lr_factor(step, optimizer, config.max_steps)
-        parts = split_evenly(len(training), config.minibatches)
-        updates = [self._update(training[part], lr) for _ in range(config.num_iterations) for part in parts]
+        rates = [lr] * (config.num_iterations * config.minibatches)
+        parts = split_evenly(len(training), config.minibatches) * config.num_iterations
+        updates = [self._update(training[part], rate) for part, rate in zip(parts, rates, strict=False)]
         if step == 0 and is_function(self._loss.surrogate) and not all(update.finite for update in updates):
             raise UserError(
                 f"loss.surrogate: the loss or gradient of {function_label(self._loss.surrogate)} is not finite in the "
                 "first step: compute on tokens.ratio, which is bounded, and select with torch.where before functions "
                 "that have no finite gradient"
             )
-        stats = step_stats(groups, training, updates, num_iterations=config.num_iterations, learning_rate=lr)
-        return stats if self._routing else replace(stats, aux_loss=math.nan)
+        return step_stats(groups, training, updates, num_iterations=config.num_iterations, learning_rates=rates)
 
     def failures(self, batches: Sequence[Batch], *, step: int) -> list[Exception | None]:
         """What a step on each batch by itself raises, or None. To be called when a step has raised.
@@ -115,7 +115,7 @@ class Learner:
             self.kl([batch])
             groups, training = self._prepare([batch], step)
             updates = [self._gradients(training)[0]] if training else []
-            step_stats(groups, training, updates, num_iterations=1, learning_rate=0.0)
+            step_stats(groups, training, updates, num_iterations=1, learning_rates=[0.0])
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold the activations
             return error
@@ -224,13 +224,13 @@ class Learner:
         explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
-        aux_loss = None
+        aux_loss = torch.full_like(total_loss, math.nan)
         if self._routing is not None:
             aux_loss = self._routing.loss(groups, total)
             total_loss = total_loss + self._routing.coef * aux_loss
         total_loss.backward()
         difference = (ours - sampler_logps).abs()
-        scalars = (total_loss, explored_entropy, torch.zeros_like(total_loss) if aux_loss is None else aux_loss)
+        scalars = (total_loss, explored_entropy, aux_loss)
         return micro_batch_sums(*scalars, per_token, entropy, tokens.mask, difference, importance)
 
     def kl(self, batches: Sequence[Batch]) -> float:

@@ -21,6 +21,22 @@ _MAXIMA = ("ratio_negative", "ratio", "logp_difference")
 
 
 @dataclass(frozen=True)
+class UpdateStats:
+    """Statistics of one update of a step, by the names of StepStats. The loss or grad_norm of a skipped one is not
+    finite."""
+
+    loss: float
+    aux_loss: float
+    kl: float
+    entropy: float
+    clip_ratio: float
+    clip_ratio_low: float
+    clip_ratio_high: float
+    grad_norm: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
 class StepStats:
     """Statistics of one step. Means are over tokens that train, in all iterations, unless said otherwise; NaN if
     none do.
@@ -33,9 +49,9 @@ class StepStats:
     logged even when the correction is off. effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1].
     importance_sampling_clip_ratio: share of tokens whose weight was truncated or became 0. masked_ratio: share of
     tokens whose surrogate a mask of loss.mask took away. advantage_std: over completions with a token that trains.
-    frac_reward_zero_std: share of the step's groups. grad_norm: before clipping, mean over updates. groups, tokens:
-    that trained; with none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not
-    finite, and its update was skipped.
+    frac_reward_zero_std: share of the step's groups. grad_norm: before clipping, mean over updates. learning_rate: of
+    the last update. groups, tokens: that trained; with none there was no update. updates: of the optimizer. not_finite:
+    a loss or gradient was not finite, and its update was skipped. each_update: in their order, skipped ones included.
     """
 
     loss: float
@@ -62,6 +78,7 @@ class StepStats:
     tokens: int
     updates: int
     not_finite: bool
+    each_update: tuple[UpdateStats, ...]
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,7 @@ def micro_batch_sums(
     importance: Sequence[Tensor],
 ) -> Tensor:
     """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy, aux_loss:
-    scalars, of which the update has the sum; all else (C,).
+    scalars, of which the update has the sum, NaN for a loss that there is not; all else (C,).
 
     logp_difference: |log-prob - the sampler's|. importance: the correction's weights before truncation; bool, where one
     was truncated.
@@ -124,9 +141,10 @@ def step_stats(
     updates: Sequence[Update],
     *,
     num_iterations: int,
-    learning_rate: float,
+    learning_rates: Sequence[float],
 ) -> StepStats:
-    """groups: all of the step. trained: those that trained. updates: of all iterations."""
+    """groups: all of the step. trained: those that trained. updates: of all iterations. learning_rates: of the updates
+    that the step would have if all groups trained."""
     total = summed([update.sums for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
     sums = dict(zip(_SUMS, total.tolist(), strict=False))
     count = sums["tokens"] or math.nan  # without tokens there is no mean
@@ -154,9 +172,27 @@ def step_stats(
         advantage_std=float(np.std(advantages)) if len(advantages) else math.nan,
         frac_reward_zero_std=float(np.mean([not group.has_variance for group in groups])) if groups else math.nan,
         grad_norm=float(np.mean([update.grad_norm for update in updates])) if updates else 0.0,
-        learning_rate=learning_rate,
+        learning_rate=learning_rates[-1],
         groups=len(trained),
         tokens=int(sums["tokens"]) // num_iterations,
         updates=sum(update.finite for update in updates),
         not_finite=not all(update.finite for update in updates),
+        each_update=tuple(_update_stats(update, lr) for update, lr in zip(updates, learning_rates, strict=False)),
+    )
+
+
+def _update_stats(update: Update, learning_rate: float) -> UpdateStats:
+    sums = dict(zip(_SUMS, update.sums.tolist(), strict=False))
+    count = sums["tokens"] or math.nan
+    low, high = sums["clipped_low"] / count, sums["clipped_high"] / count
+    return UpdateStats(
+        loss=sums["loss"],
+        aux_loss=sums["aux_loss"],
+        kl=sums["kl"] / count,
+        entropy=sums["entropy"] / count,
+        clip_ratio=low + high,
+        clip_ratio_low=low,
+        clip_ratio_high=high,
+        grad_norm=update.grad_norm,
+        learning_rate=learning_rate,
     )
