@@ -11,7 +11,8 @@ from shared.errors import UserError
 
 # Names without a setting for which some values have a meaning: the mapping looks at them.
 _LOOKED_AT = {
-    "eval_strategy", "greater_is_better", "logging_steps", "logging_strategy", "metric_for_best_model", "save_strategy",
+    "eval_strategy", "greater_is_better", "logging_first_step", "logging_steps", "logging_strategy",
+    "metric_for_best_model", "save_strategy",
 }  # fmt: skip
 
 _Fields: Any = make_dataclass(
