@@ -58,8 +58,11 @@ def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _metrics() -> list[str]:
-    rows = (f"| `{theirs}` | `{ours}` |" for theirs, ours in TRL_METRICS.items())
-    return ["", "| TRL | Tandem |", "| --- | --- |", *rows]
+    rows = (
+        f"| `{theirs}` | {'' if ours == '-' else _code(ours.split())} | {note} |"
+        for theirs, (ours, note) in TRL_METRICS.items()
+    )
+    return ["", "| TRL | Tandem |  |", "| --- | --- | --- |", *rows]
 
 
 def _absent() -> list[str]:

@@ -36,8 +36,10 @@ TRL: Mapping[str, Mapping[str, str]] = {
 TRL_ENTRIES: Mapping[str, tuple[str, ...]] = {
     name: entry.partition(" | ")[::2] for section in TRL.values() for name, entry in section.items()
 }
-# TRL's metrics -> ours.
-TRL_METRICS: Mapping[str, str] = _TABLE["Metrics"]
+# TRL's metrics -> ours, and the note.
+TRL_METRICS: Mapping[str, tuple[str, ...]] = {
+    name: entry.partition(" | ")[::2] for name, entry in _TABLE["Metrics"].items()
+}
 # TRL's own value of each field of GRPOConfig.
 TRL_DEFAULTS: Mapping[str, Any] = {
     name: None if value == "None" else value for name, value in _TABLE["defaults"].items()

@@ -96,6 +96,8 @@ class EvaluationConfig(Section):
 
     eval_steps: int = Field(default=50, ge=0)
     """Steps between evaluations while training; 0 evaluates only before the first step and after the last."""
+    eval_on_start: bool = True
+    """Whether there is an evaluation before the first step."""
     problems: int = Field(default=128, ge=0)
     """Number of held-out problems in one evaluation. 0: there are no evaluations."""
     batch_size: Annotated[int, InHelp("eval")] = Field(default=64, ge=1)

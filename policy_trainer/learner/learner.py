@@ -189,7 +189,7 @@ class Learner:
             step_weights(self.weights, self._config.optimizer, lr)
             if total.explored:
                 self.bonus.observe(update.explored_entropy)
-        return update
+        return replace(update, entropy_coef=self.bonus.coef)
 
     def _gradients(self, groups: Sequence[Group]) -> tuple[Update, Totals]:
         """Forward and backward of one update. The gradients are left in the weights."""
@@ -205,7 +205,7 @@ class Learner:
                 ]
             parts.append(self._accumulate(micro_batch, total))
         sums = summed(self._ranks.gather(summed(parts)))
-        return Update(sums, clip_gradients(self.weights, self._config.optimizer)), total
+        return Update(sums, clip_gradients(self.weights, self._config.optimizer), self.bonus.coef), total
 
     def _accumulate(self, groups: Sequence[Group], total: Totals) -> Tensor:
         """Forward and backward of one micro-batch, and its sums for the statistics."""
@@ -220,7 +220,7 @@ class Learner:
             tokens = replace(tokens, importance_weights=weights)
         per_token = token_loss(logps, tokens, loss)
         shares = token_weights(loss.aggregation, tokens.sequence_ids, tokens.mask, total)
-        total_loss = (shares.to(logps.dtype) * per_token.loss).sum()
+        policy_loss = total_loss = (shares.to(logps.dtype) * per_token.loss).sum()
         explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
@@ -230,8 +230,9 @@ class Learner:
             total_loss = total_loss + self._routing.coef * aux_loss
         total_loss.backward()
         difference = (ours - sampler_logps).abs()
-        scalars = (total_loss, explored_entropy, aux_loss)
-        return micro_batch_sums(*scalars, per_token, entropy, tokens.mask, difference, importance)
+        scalars = (total_loss, explored_entropy, aux_loss, policy_loss)
+        places = (tokens.mask, tokens.sequence_ids)
+        return micro_batch_sums(*scalars, per_token, entropy, *places, difference, importance)
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per sampled token between the current policy and the reference, over whole batches, without training.

@@ -10,28 +10,34 @@ from torch import Tensor
 
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.loss import TokenLoss
-from policy_trainer.objective.ratios import masked
+from policy_trainer.objective.ratios import masked, sequence_sums
 
 _SUMS = (
     "loss", "kl", "entropy", "clipped_low", "clipped_high", "ratio", "logp_difference", "weight_clipped", "weight",
-    "weight_squared", "untrusted", "explored_entropy", "aux_loss", "tokens",
+    "weight_squared", "untrusted", "explored_entropy", "aux_loss", "policy_loss", "tokens",
 )  # fmt: skip
-# The smallest ratio is kept as the largest negative one.
-_MAXIMA = ("ratio_negative", "ratio", "logp_difference")
+# A minimum is kept as the largest negative value.
+_MAXIMA = (
+    "ratio_negative", "ratio", "logp_difference", "clipped_low_negative", "clipped_high", "weight_negative", "weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class UpdateStats:
     """Statistics of one update of a step, by the names of StepStats. The loss or grad_norm of a skipped one is not
-    finite."""
+    finite. entropy_coef: of the entropy bonus, after the update."""
 
     loss: float
+    policy_loss: float
     aux_loss: float
     kl: float
     entropy: float
+    entropy_coef: float
     clip_ratio: float
     clip_ratio_low: float
+    clip_ratio_low_min: float
     clip_ratio_high: float
+    clip_ratio_high_max: float
     grad_norm: float
     learning_rate: float
 
@@ -41,33 +47,40 @@ class StepStats:
     """Statistics of one step. Means are over tokens that train, in all iterations, unless said otherwise; NaN if
     none do.
 
-    loss: mean over updates. aux_loss: of a mixture's routers, the same mean; NaN where the loss has none. kl: to the
-    reference, estimated by loss.kl before each update; NaN where a batch came without ref_logps. entropy: of the policy
-    before each update, in nats. clip_ratio: of both bounds. ratio_*: before truncation. sampling_logp_difference_*:
-    |log-prob - the sampler's|, of the log-probs before the step where old_logps = recomputed or log_linear, else of the
-    current ones; NaN where unknown. importance_sampling_ratio_mean: mean of the correction weights w before truncation,
-    logged even when the correction is off. effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1].
-    importance_sampling_clip_ratio: share of tokens whose weight was truncated or became 0. masked_ratio: share of
-    tokens whose surrogate a mask of loss.mask took away. advantage_std: over completions with a token that trains.
-    frac_reward_zero_std: share of the step's groups. grad_norm: before clipping, mean over updates. learning_rate: of
-    the last update. groups, tokens: that trained; with none there was no update. updates: of the optimizer. not_finite:
-    a loss or gradient was not finite, and its update was skipped. each_update: in their order, skipped ones included.
+    loss: mean over updates. policy_loss: without the entropy bonus and the routers' loss. aux_loss: of a mixture's
+    routers, the same mean; NaN where the loss has none. kl: to the reference, estimated by loss.kl before each update;
+    NaN where a batch came without ref_logps. entropy: of the policy before each update, in nats. clip_ratio: of both
+    bounds; clip_ratio_low_min, clip_ratio_high_max: the least and the largest share of a completion's tokens, in any
+    update. ratio_*: before truncation. sampling_logp_difference_*: |log-prob - the sampler's|, of the log-probs before
+    the step where old_logps = recomputed or log_linear, else of the current ones; NaN where unknown.
+    importance_sampling_ratio_*: of the correction weights w before truncation, logged even when the correction is off.
+    effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1]. importance_sampling_clip_ratio: share of tokens whose
+    weight was truncated or became 0. masked_ratio: share of tokens whose surrogate a mask of loss.mask took away.
+    advantage_std: over completions with a token that trains. frac_reward_zero_std: share of the step's groups.
+    grad_norm: before clipping, mean over updates. learning_rate: of the last update. groups, tokens: that trained; with
+    none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not finite, and its update
+    was skipped. each_update: in their order, skipped ones included.
     """
 
     loss: float
+    policy_loss: float
     aux_loss: float
     kl: float
     entropy: float
     clip_ratio: float
     clip_ratio_low: float
+    clip_ratio_low_min: float
     clip_ratio_high: float
+    clip_ratio_high_max: float
     ratio_min: float
     ratio_mean: float
     ratio_max: float
     effective_sample_size: float
     sampling_logp_difference_mean: float
     sampling_logp_difference_max: float
+    importance_sampling_ratio_min: float
     importance_sampling_ratio_mean: float
+    importance_sampling_ratio_max: float
     importance_sampling_clip_ratio: float
     masked_ratio: float
     advantage_std: float
@@ -83,10 +96,12 @@ class StepStats:
 
 @dataclass(frozen=True)
 class Update:
-    """One update, or one that was skipped because it was not finite. sums: as `summed` returns them."""
+    """One update, or one that was skipped because it was not finite. sums: as `summed` returns them. entropy_coef: of
+    the entropy bonus after it."""
 
     sums: Tensor
     grad_norm: float
+    entropy_coef: float
 
     @property
     def finite(self) -> bool:
@@ -103,14 +118,16 @@ def micro_batch_sums(
     loss: Tensor,
     explored_entropy: Tensor,
     aux_loss: Tensor,
+    policy_loss: Tensor,
     tokens: TokenLoss,
     entropy: Tensor,
     mask: Tensor,
+    sequence_ids: Tensor,
     logp_difference: Tensor,
     importance: Sequence[Tensor],
 ) -> Tensor:
-    """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy, aux_loss:
-    scalars, of which the update has the sum, NaN for a loss that there is not; all else (C,).
+    """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy, aux_loss,
+    policy_loss: scalars, of which the update has the sum, NaN for a loss that there is not; all else (C,).
 
     logp_difference: |log-prob - the sampler's|. importance: the correction's weights before truncation; bool, where one
     was truncated.
@@ -121,9 +138,15 @@ def micro_batch_sums(
         loss, masked(tokens.kl, mask).sum(), masked(entropy, mask).sum(), tokens.clipped_low.sum(),
         tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), difference.sum(),
         clipped.sum(), weights.sum(), weights.square().sum(), tokens.untrusted.sum(),
-        explored_entropy, aux_loss, mask.sum(),
+        explored_entropy, aux_loss, policy_loss, mask.sum(),
     )  # fmt: skip
-    maxima = (torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), difference.amax())
+    lengths = sequence_sums(mask, sequence_ids)
+    low, high = (sequence_sums(clip, sequence_ids) / lengths for clip in (tokens.clipped_low, tokens.clipped_high))
+    maxima = (
+        torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), difference.amax(),
+        torch.where(lengths > 0, -low, -torch.inf).amax(), torch.where(lengths > 0, high, 0).amax(),
+        torch.where(mask, -weights, -torch.inf).amax(), weights.amax(),
+    )  # fmt: skip
     return torch.stack([part.to(loss.dtype) for part in (*sums, *maxima)])
 
 
@@ -146,27 +169,31 @@ def step_stats(
     """groups: all of the step. trained: those that trained. updates: of all iterations. learning_rates: of the updates
     that the step would have if all groups trained."""
     total = summed([update.sums for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
-    sums = dict(zip(_SUMS, total.tolist(), strict=False))
+    sums, largest = _named(total)
     count = sums["tokens"] or math.nan  # without tokens there is no mean
-    negative_min, largest, difference_max = (total[len(_SUMS) :] * (count / count)).tolist()
     means = {name: value / count for name, value in sums.items()}
     advantages = np.concatenate([np.zeros(0), *(group.completion_advantages for group in trained)])
     advantages = advantages[~np.isnan(advantages)]
     return StepStats(
         loss=sums["loss"] / len(updates) if updates else math.nan,
+        policy_loss=sums["policy_loss"] / len(updates) if updates else math.nan,
         aux_loss=sums["aux_loss"] / len(updates) if updates else math.nan,
         kl=means["kl"],
         entropy=means["entropy"],
         clip_ratio=means["clipped_low"] + means["clipped_high"],
         clip_ratio_low=means["clipped_low"],
+        clip_ratio_low_min=-largest["clipped_low_negative"],
         clip_ratio_high=means["clipped_high"],
-        ratio_min=-negative_min,
+        clip_ratio_high_max=largest["clipped_high"],
+        ratio_min=-largest["ratio_negative"],
         ratio_mean=means["ratio"],
-        ratio_max=largest,
+        ratio_max=largest["ratio"],
         effective_sample_size=means["weight"] ** 2 / (means["weight_squared"] or math.nan),
         sampling_logp_difference_mean=means["logp_difference"],
-        sampling_logp_difference_max=difference_max,
+        sampling_logp_difference_max=largest["logp_difference"],
+        importance_sampling_ratio_min=-largest["weight_negative"],
         importance_sampling_ratio_mean=means["weight"],
+        importance_sampling_ratio_max=largest["weight"],
         importance_sampling_clip_ratio=means["weight_clipped"],
         masked_ratio=means["untrusted"],
         advantage_std=float(np.std(advantages)) if len(advantages) else math.nan,
@@ -181,18 +208,29 @@ def step_stats(
     )
 
 
+def _named(total: Tensor) -> tuple[dict[str, float], dict[str, float]]:
+    """The sums and the maxima by name; maxima are NaN without tokens."""
+    sums: dict[str, float] = dict(zip(_SUMS, total.tolist(), strict=False))
+    known = 1.0 if sums["tokens"] else math.nan
+    return sums, dict(zip(_MAXIMA, (total[len(_SUMS) :] * known).tolist(), strict=True))
+
+
 def _update_stats(update: Update, learning_rate: float) -> UpdateStats:
-    sums = dict(zip(_SUMS, update.sums.tolist(), strict=False))
+    sums, largest = _named(update.sums)
     count = sums["tokens"] or math.nan
     low, high = sums["clipped_low"] / count, sums["clipped_high"] / count
     return UpdateStats(
         loss=sums["loss"],
+        policy_loss=sums["policy_loss"],
         aux_loss=sums["aux_loss"],
         kl=sums["kl"] / count,
         entropy=sums["entropy"] / count,
+        entropy_coef=update.entropy_coef,
         clip_ratio=low + high,
         clip_ratio_low=low,
+        clip_ratio_low_min=-largest["clipped_low_negative"],
         clip_ratio_high=high,
+        clip_ratio_high_max=largest["clipped_high"],
         grad_norm=update.grad_norm,
         learning_rate=learning_rate,
     )

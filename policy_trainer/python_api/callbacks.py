@@ -7,7 +7,6 @@ logs, after evaluations and checkpoints. Their `control` may stop the run, or ha
 import inspect
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,54 +95,60 @@ def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]
 
 
 class Callbacks(StepFunction):
-    """Calls transformers' callbacks, with the state of this run, after the caller's function.
+    """Calls transformers' callbacks, with the state of this run, after the caller's function. Each step is logged.
 
-    args: what they get for TrainingArguments; None: a few of their names, from the run's settings. logging_steps: steps
-    between logs, which are means over these steps. renamed: changes the names of metrics.
+    args: what they get for TrainingArguments; None: a few of their names, from the run's settings.
     """
 
     def __init__(
-        self,
-        callbacks: "Iterable[TrainerCallback]",
-        on_step: OnStep | None = None,
-        *,
-        args: Any = None,
-        logging_steps: int = 1,
-        renamed: Callable[[Metrics], Metrics] = dict,
+        self, callbacks: "Iterable[TrainerCallback]", on_step: OnStep | None = None, *, args: Any = None
     ) -> None:
         super().__init__(on_step)
         from transformers import TrainerControl, TrainerState
 
         self.callbacks = [*callbacks]
         self._args = args
-        self._logging_steps = logging_steps
-        self._renamed = renamed
-        self._window: dict[str, list[float]] = defaultdict(list)
         self.state = TrainerState()
         self.control = TrainerControl()
         self._others = _NOTHING
+        self._best_step: int | None = None
 
     def begin(self, run: RunStart) -> None:
         super().begin(run)
         self.control.should_training_stop = False
         if self._args is None:
-            self._args = _arguments(run.config, self._logging_steps)
-        evaluations = [record for record in run.past if record["kind"] == "evaluation"]
+            self._args = _arguments(run.config)
         self._others = {"model": run.model, "processing_class": run.tokenizer}
+        self._set_state(run)
+        self.state.log_history = []
+        for record in run.past:
+            self._replay(record)
+        self._call("on_init_end")
+        self._call("on_train_begin")
+
+    def _set_state(self, run: RunStart) -> None:
+        """Sets what stays the same during a run, and the steps that are done."""
         self.state.max_steps, self.state.global_step = run.config.max_steps, run.step
         self.state.num_train_epochs = round(run.config.num_train_epochs or 0)
-        self.state.logging_steps = self._logging_steps
+        self.state.logging_steps = 1
         self.state.eval_steps, self.state.save_steps = (
             run.config.evaluation.eval_steps,
             run.config.checkpoint.save_steps,
         )
-        self.state.log_history = [self._renamed(_numbers(record)) for record in run.past]
-        for record in evaluations:
-            name = self._measure(record)
-            if self.state.best_metric is None or (record.get(name) or -math.inf) > self.state.best_metric:
-                self._keep_best(record)
-        self._call("on_init_end")
-        self._call("on_train_begin")
+
+    def _replay(self, record: Metrics) -> None:
+        """Adds a record of an earlier process to the history; no callback is called."""
+        if record["kind"] == "evaluation":
+            self.state.log_history.append(_evaluation(record))
+            self._compare(record)
+        elif record["kind"] == "step":
+            self.state.log_history.append(_numbers(record))
+
+    def _compare(self, record: Metrics) -> None:
+        """Keeps an earlier process's evaluation if it is the best so far."""
+        value = record.get(self._measure(record))
+        if self.state.best_metric is None or (value or -math.inf) > self.state.best_metric:
+            self._keep_best(record)
 
     def begin_step(self) -> None:
         self.control._new_step()
@@ -154,27 +159,21 @@ class Callbacks(StepFunction):
         self.state.global_step = record["step"]
         self.state.epoch = self.state.num_train_epochs * record["step"] / max(self.state.max_steps, 1)
         self.state.num_input_tokens_seen += record.get("tokens") or 0
-        for name, value in _numbers(record).items():
-            self._window[name].append(value)
-        self.control.should_log = record["step"] % self._logging_steps == 0
         self._call("on_step_end")
-        if self.control.should_log or record["step"] == self.state.max_steps:
-            self._log()
+        self._log({**_numbers(record), "epoch": self.state.epoch, "step": record["step"]})
 
-    def _log(self) -> None:
+    def _log(self, entry: Metrics) -> None:
+        """Adds an entry to the history, and calls the callbacks with it."""
         self.control.should_log = False
-        logs = self._renamed({name: sum(values) / len(values) for name, values in self._window.items()})
-        self._window.clear()
-        logs["step"], logs["epoch"] = self.state.global_step, self.state.epoch
-        self.state.log_history.append(logs)
-        self._call("on_log", logs={name: value for name, value in logs.items() if name != "step"})
+        self.state.log_history.append(entry)
+        self._call("on_log", logs={name: value for name, value in entry.items() if name != "step"})
 
     def evaluated(self, record: Metrics, *, best: bool) -> None:
         self._measure(record)
         self.control.should_evaluate = False
-        metrics = {f"eval_{name}": value for name, value in self._renamed(_numbers(record)).items() if name != "step"}
-        self.state.log_history.append({**metrics, "step": record["step"]})
-        self._call("on_evaluate", metrics=metrics)
+        entry = _evaluation(record)
+        self.state.log_history.append(entry)
+        self._call("on_evaluate", metrics={name: value for name, value in entry.items() if name != "step"})
         if best:  # after the event: EarlyStoppingCallback compares with the earlier best
             self._keep_best(record)
 
@@ -185,12 +184,12 @@ class Callbacks(StepFunction):
         return str(self._args.metric_for_best_model or "reward").removeprefix("eval_")
 
     def _keep_best(self, record: Metrics) -> None:
-        name = self._measure(record)
-        self.state.best_metric, self.state.best_global_step = record.get(name), record["step"]
+        self.state.best_metric, self._best_step = record.get(self._measure(record)), record["step"]
+        self.state.best_global_step = self._best_step
 
     def saved(self, checkpoint: Path) -> None:
         self.control.should_save = False
-        if self.state.best_global_step and checkpoint.name.endswith(f"-{self.state.best_global_step:08}"):
+        if self._best_step and checkpoint.name.endswith(f"-{self._best_step:08}"):
             self.state.best_model_checkpoint = str(checkpoint)
         self._call("on_save")
 
@@ -208,15 +207,23 @@ class Callbacks(StepFunction):
 
 
 def _numbers(record: Metrics) -> Metrics:
-    parts = {f"reward/{name}": value for name, value in (record.get("rewards") or {}).items()}  # of an evaluation
+    """Without those of the latest evaluation, which a step repeats."""
     return {
         name: value
-        for name, value in {**record, **parts}.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and not name.startswith("eval_")
     }
 
 
-def _arguments(config: TrainConfig, logging_steps: int) -> SimpleNamespace:
+def _evaluation(record: Metrics) -> Metrics:
+    """The entry of an evaluation in the history."""
+    parts = {f"reward/{name}": value for name, value in record["rewards"].items()}
+    numbers = _numbers({**record, **parts})
+    step = numbers.pop("step")
+    return {**{f"eval_{name}": value for name, value in numbers.items()}, "step": step}
+
+
+def _arguments(config: TrainConfig) -> SimpleNamespace:
     """For callbacks: the names of TrainingArguments whose meaning a run has."""
     return SimpleNamespace(
         output_dir=str(config.run_dir),
@@ -226,7 +233,7 @@ def _arguments(config: TrainConfig, logging_steps: int) -> SimpleNamespace:
         num_train_epochs=config.num_train_epochs or 0,
         learning_rate=config.optimizer.learning_rate,
         logging_strategy="steps",
-        logging_steps=logging_steps,
+        logging_steps=1,
         eval_strategy="steps",
         eval_steps=config.evaluation.eval_steps,
         save_strategy="steps",

@@ -140,11 +140,16 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
     floor = record.get("kl_noise_floor") or 0.0
     noise = f" (noise floor {floor:.1g})" if floor > _SHOWN_NOISE else ""
     parts = [name for name in record if name.startswith("reward/")]
+    evaluated = record.get("eval_step", 0)
     measure = "reward" if record.get("eval_accuracy") is None else "accuracy"
     return {
         "reward": f"{number('reward', '.3f')} ± {number('reward_std', '.3f')}",
         **{name.removeprefix("reward/"): number(name, ".3f") for name in parts},
-        f"eval {measure}": f"{number(f'eval_{measure}', '.3f')} (step {record.get('eval_step', 0)})",
+        **(
+            {f"eval {measure}": f"{number(f'eval_{measure}', '.3f')} (step {evaluated})"}
+            if evaluated is not None
+            else {}
+        ),
         "KL": number("kl", ".4f") + noise,
         "entropy": number("entropy", ".3f"),
         "clipped": number("clip_ratio", ".3f"),

@@ -141,12 +141,19 @@ def _trained_rewards(rollout: RolloutBatch) -> np.ndarray:
 
 def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:
     lengths = np.concatenate([trained_lengths(rollout) for rollout in rollouts])
+    finished = np.concatenate([rollout.finished for rollout in rollouts])
+    ended = lengths[finished]
+    prompts = sum(rollout.group.size * len(rollout.group.prompt_ids) for rollout in rollouts)
     return {
         "completions": len(lengths),
         "completion_length_mean": float(np.mean(lengths)),
         "completion_length_min": int(lengths.min()),
         "completion_length_max": int(lengths.max()),
-        "truncated": float(1 - np.mean(np.concatenate([rollout.finished for rollout in rollouts]))),
+        "finished_length_mean": float(np.mean(ended)) if len(ended) else None,
+        "finished_length_min": int(ended.min()) if len(ended) else None,
+        "finished_length_max": int(ended.max()) if len(ended) else None,
+        "prompt_length_mean": prompts / len(lengths),
+        "truncated": float(1 - np.mean(finished)),
     }
 
 

@@ -56,6 +56,10 @@ class Observer:
     def end_step(self, record: Metrics, groups: Groups) -> None:
         """After an update, with the step's metrics."""
 
+    def figures(self, groups: Groups) -> Metrics:
+        """Further figures of an evaluation, for its record in metrics.jsonl. groups: returns its answers."""
+        return {}
+
     def evaluated(self, record: Metrics, *, best: bool) -> None:
         """After an evaluation. best: whether its scores are the highest so far."""
 

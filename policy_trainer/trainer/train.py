@@ -65,7 +65,7 @@ class Trainer:
         self._publish()
         self._source.workers.start()
         try:
-            if state.step == 0:
+            if state.step == 0 and config.evaluation.eval_on_start:
                 self._evaluate()
             self._stop_if_wished()
             if state.step >= config.max_steps:

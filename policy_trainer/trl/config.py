@@ -14,8 +14,8 @@ from shared.errors import UserError
 
 # Names without a setting for which some values have a meaning: the mapping looks at them.
 _LOOKED_AT = {
-    "accelerator_config", "cast_lm_head_to_fp32", "eval_strategy", "greater_is_better", "logging_steps",
-    "logging_strategy", "metric_for_best_model", "project", "save_strategy", "trackio_space_id",
+    "accelerator_config", "cast_lm_head_to_fp32", "eval_strategy", "greater_is_better", "logging_first_step",
+    "logging_steps", "logging_strategy", "metric_for_best_model", "project", "save_strategy", "trackio_space_id",
 }  # fmt: skip
 
 

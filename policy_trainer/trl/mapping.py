@@ -1,4 +1,4 @@
-"""What TRL's configuration means in our settings, and what our metrics are called in TRL.
+"""What TRL's configuration means in our settings.
 
 TRL counts optimizer updates; a step here is one generation batch, which may be several updates.
 """
@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES, TRL_METRICS
+from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.trl.config import GRPOConfig
 from shared.errors import UserError
 
@@ -29,15 +29,13 @@ _SAME = (
     "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "reward_weights", "beta",
     "epsilon", "delta", "importance_sampling_level", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos",
     "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "top_entropy_quantile",
-    "entropy_coef", "output_dir", "generation_kwargs", "router_aux_loss_coef",
+    "entropy_coef", "output_dir", "generation_kwargs", "router_aux_loss_coef", "eval_on_start",
 )  # fmt: skip
 # Of model_init_kwargs: the result does not depend on them.
 _IDLE_MODEL = {"attn_implementation", "low_cpu_mem_usage", "use_safetensors", "cache_dir", "local_files_only"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
 # A number of steps that no run reaches.
 NEVER = 10**9
-# Our metrics -> TRL's. NAME stands for a reward's. An evaluation's lengths have another name than a step's.
-_METRICS = {ours: theirs for theirs, ours in TRL_METRICS.items()} | {"mean_tokens": "completions/mean_length"}
 
 
 class Steps(NamedTuple):
@@ -127,7 +125,8 @@ def _check_accelerator(config: Any) -> None:
 def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     _check_accelerator(args.accelerator_config)
     _one_of(args, "data_seed", (None, args.seed))
-    _one_of(args, "logging_strategy", ("steps",))
+    _one_of(args, "logging_strategy", ("no", "steps", "epoch"))
+    _one_of(args, "logging_first_step", (False, True))
     _one_of(args, "eval_strategy", ("no", "steps", "epoch"))
     _one_of(args, "metric_for_best_model", (None, "reward", "eval_reward"))
     _one_of(args, "greater_is_better", (None, True))
@@ -278,14 +277,3 @@ def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
         "judging.seconds": 600.0,
         "judging.memory_gib": 0.0,
     }
-
-
-def in_trls_words(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics with TRL's names, and rewards without the module of their function."""
-    return {_trls_name(name): value for name, value in metrics.items()}
-
-
-def _trls_name(name: str) -> str:
-    group, slash, rest = name.partition("/")
-    theirs = _METRICS.get(name) or _METRICS.get(f"{group}{slash}NAME") or name
-    return theirs.replace("NAME", rest.rpartition(":")[2])

@@ -1,20 +1,19 @@
 """`GRPOTrainer`: TRL's arguments and the methods that scripts use, on top of `GRPO`."""
 
-import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.cli.settings import TRL_ENTRIES
-from policy_trainer.python_api.callbacks import Callbacks, callback_input
+from policy_trainer.python_api.callbacks import callback_input
 from policy_trainer.python_api.dataset_rows import as_read, remedy
 from policy_trainer.python_api.grpo import GRPO, environment
 from policy_trainer.trl.config import GRPOConfig, own_config
-from policy_trainer.trl.mapping import count_steps, in_trls_words, settings, tracker_variables
+from policy_trainer.trl.logs import Logs
+from policy_trainer.trl.mapping import count_steps, settings, tracker_variables
 from policy_trainer.trl.objects import adapters, place
 from shared.errors import UserError
 
@@ -69,11 +68,11 @@ class GRPOTrainer:
         if peft_config is not None:
             given["lora"] = adapters(peft_config, quantization_config, model)
             given["reference"]["source"] = "adapter-off"
-        self.observer = Callbacks(
-            callback_input(callbacks or ()), args=self.args, renamed=in_trls_words,
-            logging_steps=steps.of(self.args.logging_steps, "logging_steps"),
-        )  # fmt: skip
+        self.observer = Logs(
+            callback_input(callbacks or ()), self.args, steps, rows=None if rows is None else len(rows)
+        )
         self.state = self.observer.state
+        names = reward_names(_listed(reward_funcs), environment_factory)
         rewards = self._rewards(_listed(reward_funcs), _listed(reward_processing_classes), given)
         self._make = partial(
             GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
@@ -82,6 +81,7 @@ class GRPOTrainer:
         nothing = None if rows is None else rows.select([0])
         self._grpo = self._make(eval_dataset=nothing if self.eval_dataset is None else self.eval_dataset)
         self._grpo.observer = self.observer
+        self.observer.attach(self._grpo.config, dict(zip(self._grpo.config.rewards, names, strict=False)))
         self._trained: str | None = None  # the directory of the trained model
 
     def _rewards(self, rewards: list[Any], tokenizers: list[Any], given: Mapping[str, Any]) -> list[Any]:
@@ -97,8 +97,14 @@ class GRPOTrainer:
         return [self._with_state(each) for each in rewards]
 
     def _with_state(self, reward: Any) -> Any:
-        """A function of `trainer_state` gets this process's."""
-        if isinstance(reward, str) or "trainer_state" not in signature(reward).parameters:
+        """A function that takes `trainer_state`, by name or by `**`, gets this process's, and is called here.
+
+        Those of TRL take `**` and use nothing of it: they stay with the worker.
+        """
+        if isinstance(reward, str) or getattr(reward, "__module__", "").startswith("trl."):
+            return reward
+        parameters = signature(reward).parameters
+        if "trainer_state" not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
             return reward
         bound: Any = partial(reward, trainer_state=self.state)
         bound.__name__ = getattr(reward, "__name__", "reward")
@@ -140,9 +146,8 @@ class GRPOTrainer:
         with environment(tracker_variables(self.args)):
             result = self._grpo.train()
         self._trained = result.model
-        losses = [each["loss"] for each in result.history if isinstance(each.get("loss"), int | float)]
-        loss = fmean(losses) if losses else math.nan
-        return TrainOutput(self.state.global_step, loss, {"train_loss": loss})
+        summary = self.observer.summary
+        return TrainOutput(self.state.global_step, summary["train_loss"], summary)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -155,9 +160,13 @@ class GRPOTrainer:
         rows = self.eval_dataset if eval_dataset is None else _rows(eval_dataset, "eval_dataset")
         if rows is None:
             raise UserError("eval_dataset: pass one to evaluate() or to the trainer")
-        evaluation = self._make(eval_dataset=rows).evaluate(self._trained)
-        self.observer.evaluated({"step": self.state.global_step, **evaluation.summary()}, best=False)
-        metrics = self.state.log_history[-1]
+        from policy_trainer.evaluation.results import sampled_groups
+
+        with self.observer.stopwatch("evaluate"):
+            evaluation = self._make(eval_dataset=rows).evaluate(self._trained)
+        figures = self.observer.figures(lambda: list(sampled_groups(evaluation, None)))
+        self.observer.evaluated({**evaluation.summary(), **figures}, best=False)
+        metrics = {name: value for name, value in self.state.log_history[-1].items() if name != "step"}
         return {name.replace("eval_", f"{metric_key_prefix}_", 1): value for name, value in metrics.items()}
 
     def save_model(self, output_dir: str | None = None) -> None:
@@ -176,6 +185,18 @@ class GRPOTrainer:
 
     def push_to_hub(self, *_: Any, **__: Any) -> Any:
         raise UserError(f"push_to_hub: {TRL_ENTRIES['push_to_hub'][1]}")
+
+
+def reward_names(rewards: list[Any], environments: Any) -> list[str]:
+    """TRL's names of the rewards, and last that of an environment's own."""
+    names = []
+    for each in rewards:
+        model = getattr(getattr(each, "config", None), "_name_or_path", each if isinstance(each, str) else None)
+        function = getattr(each, "func", each)  # of functools.partial
+        named = getattr(function, "__name__", type(function).__name__)
+        names.append(named if model is None else model.rpartition("/")[2])
+    several = list(environments.values()) if isinstance(environments, Mapping) else _listed(environments)
+    return [*names, *(getattr(each, "__name__", "environment") for each in several[:1])]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -45,7 +45,7 @@ def test_what_there_is_not_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert ABSENT["pad_to_multiple_of"] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["args", "optimizers", "pad_to_multiple_of", "eval_on_start"])
+@pytest.mark.parametrize("name", ["args", "optimizers", "pad_to_multiple_of", "eval_delay"])
 def test_from_python(name: str) -> None:
     settings: dict[str, Any] = {name: 1}
     with pytest.raises(UserError) as refused:

@@ -467,9 +467,13 @@ class TestSeveralUpdates:
             assert getattr(stats, name) == pytest.approx(sum(getattr(part, name) for part in each) / 3, rel=1e-6)
         assert stats.ratio_max == max(part.ratio_max for part in each)
         for update, part in zip(stats.each_update, each, strict=True):
-            names = [name for name in vars(update) if name != "aux_loss"]
+            names = [name for name in vars(update) if name not in ("aux_loss", "entropy_coef")]
             assert [getattr(update, name) for name in names] == pytest.approx([getattr(part, name) for name in names])
-            assert math.isnan(update.aux_loss)
+            assert math.isnan(update.aux_loss) and update.entropy_coef == 0
+        assert stats.clip_ratio_high_max == max(part.clip_ratio_high_max for part in each) >= stats.clip_ratio_high
+        assert stats.clip_ratio_low_min == min(part.clip_ratio_low_min for part in each) <= stats.clip_ratio_low
+        low, high = stats.importance_sampling_ratio_min, stats.importance_sampling_ratio_max
+        assert low <= stats.importance_sampling_ratio_mean <= high and stats.policy_loss == stats.loss
 
     def test_minibatches_are_updates_on_whole_groups_with_means_of_their_own(
         self, model: PreTrainedModel, batches: list[ScoredBatch]

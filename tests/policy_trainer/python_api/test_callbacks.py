@@ -57,7 +57,8 @@ def run(observer: Callbacks, *, evaluations: dict[int, float] | None = None, ste
         observer.begin_step()
         observer.end_step(record(step, reward=float(step), tokens=10, unknown=None, batch_ids=["a"]), no_groups)
         if evaluations and step in evaluations:
-            observer.evaluated({"step": step, "reward": evaluations[step], "accuracy": None}, best=step == 1)
+            figures = {"reward": evaluations[step], "accuracy": None, "rewards": {}}
+            observer.evaluated({"step": step, **figures}, best=step == 1)
         wishes.append((observer.wishes.stop, observer.wishes.save, observer.wishes.evaluate))
         observer.saved(Path(f"checkpoints/step-{step:08}"))
     observer.end()
@@ -96,12 +97,6 @@ def test_a_control_reaches_the_trainer(asks: str, during: str, expected: list[An
     assert not observer.wishes.stop, "the next run begins anew"
 
 
-def test_logs_are_means_over_their_steps() -> None:
-    callback = Recorder()
-    run(Callbacks([callback], logging_steps=3))
-    assert [(step, logs["reward"]) for name, step, logs in callback.seen if name == "on_log"] == [(3, 2.0), (4, 4.0)]
-
-
 def test_early_stopping_ends_a_run_that_gets_no_better() -> None:
     observer = Callbacks([EarlyStoppingCallback(early_stopping_patience=2)])
     with pytest.MonkeyPatch.context() as patch:
@@ -115,21 +110,29 @@ def test_early_stopping_ends_a_run_that_gets_no_better() -> None:
 
 def test_a_resumed_run_has_the_history_of_the_earlier_process() -> None:
     observer = Callbacks([Recorder()])
-    past = [record(1, reward=0.5), {"kind": "evaluation", "step": 1, "reward": 0.25, "rewards": {"a": 0.25}}]
+    past = [
+        record(1, reward=0.5, eval_reward=0.1),
+        {"kind": "evaluation", "step": 1, "reward": 0.25, "rewards": {"a": 0.25}},
+    ]
     observer.begin(beginning(1, past))
     assert observer.state.global_step == 1 and observer.state.best_metric == 0.25
-    assert observer.state.log_history[1] == {"step": 1, "reward": 0.25, "reward/a": 0.25}
+    assert observer.state.log_history == [
+        {"step": 1, "reward": 0.5}, {"eval_reward": 0.25, "eval_reward/a": 0.25, "step": 1},
+    ]  # fmt: skip
 
 
 def test_a_resumed_run_knows_its_best_evaluation() -> None:
     """By accuracy, which it has: the rewards differ otherwise."""
     observer = Callbacks([EarlyStoppingCallback(early_stopping_patience=1)])
     values = [(1, 0.9, 1.0), (2, 0.7, 1.4)]
-    past = [{"kind": "evaluation", "step": n, "accuracy": right, "reward": reward} for n, right, reward in values]
+    past = [
+        {"kind": "evaluation", "step": n, "accuracy": right, "reward": reward, "rewards": {}}
+        for n, right, reward in values
+    ]
     observer.begin(beginning(2, past))
     assert (observer.state.best_metric, observer.state.best_global_step) == (0.9, 1)
     observer.begin_step()
-    observer.evaluated({"step": 3, "accuracy": 0.95, "reward": 1.1}, best=True)
+    observer.evaluated({"step": 3, "accuracy": 0.95, "reward": 1.1, "rewards": {}}, best=True)
     assert not observer.wishes.stop and observer.state.best_metric == 0.95
 
 

@@ -155,6 +155,10 @@ class TestBatchMetrics:
             "reference_version_max": 12,
             "redelivered": 1,
             "problems": [7, 4],
+            "finished_length_mean": 2.5,
+            "finished_length_min": 1,
+            "finished_length_max": 4,
+            "prompt_length_mean": 1.0,
         }
         assert next_index(leased) == 8
 

@@ -1,0 +1,204 @@
+"""What TRL's trainer logs, when, and what its callbacks see: `state`, `log_history` and `on_log` count updates."""
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.python_api.callbacks import Callbacks
+from policy_trainer.reporting.metrics import Metrics, without_nan
+from policy_trainer.trainer.observer import Groups, RunStart
+from policy_trainer.trl.config import GRPOConfig
+from policy_trainer.trl.mapping import Steps
+from policy_trainer.trl.metrics import Named, batch_metrics, evaluation_metrics, means, update_metrics
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+# TRL's figures of an evaluation, in its record in metrics.jsonl.
+_FIGURES = "trl"
+
+
+class Logs(Callbacks):
+    """TRL's log of a run, and its state. The history of a resumed run follows from metrics.jsonl.
+
+    summary: the last entry of the run, which `train()` returns; empty before it.
+    """
+
+    def __init__(
+        self, callbacks: "Iterable[TrainerCallback]", args: GRPOConfig, steps: Steps, *, rows: int | None
+    ) -> None:
+        """rows: of the training data; None if there are none."""
+        super().__init__(callbacks, args=args)
+        self.summary: Metrics = {}
+        self.entropy_coef = args.entropy_coef
+        self._trl, self._steps, self._rows = args, steps, rows
+        self._most = args.max_steps if args.max_steps > 0 else steps.total * steps.updates
+        self._window: list[Named] = []  # metrics since the last log
+        self._losses: list[float] = []  # of this process's updates
+        self._rates: Named = {}
+        self._measured = 0.0  # seconds of the evaluations that are logged
+        self._groups: Groups = list
+
+    def attach(self, config: TrainConfig, names: Mapping[str, str]) -> None:
+        """config: of the run. names: TRL's of rewards, by ours."""
+        self._config, self._names = config, names
+
+    def begin(self, run: RunStart) -> None:
+        self._window.clear()
+        self.state.num_input_tokens_seen = self.state.global_step = 0
+        super().begin(run)
+        self._losses.clear()
+        self._began, self._first = time.monotonic(), self.state.global_step
+
+    def _set_state(self, run: RunStart) -> None:
+        args, state = self._trl, self.state
+        state.max_steps, state.train_batch_size = self._most, args.per_device_train_batch_size
+        state.num_train_epochs = math.ceil(args.num_train_epochs)
+        if args.max_steps > 0:
+            state.num_train_epochs = math.ceil(self._most / self._epoch) if self._steps.of_epoch else sys.maxsize
+        state.logging_steps, state.save_steps = self._count(args.logging_steps), self._count(args.save_steps)
+        if args.eval_strategy == "steps":
+            state.eval_steps = self._count(args.logging_steps if args.eval_steps is None else args.eval_steps)
+
+    def _count(self, steps: float) -> int:
+        """Updates; below 1 steps are a share of all."""
+        return math.ceil(steps * self._most) if steps < 1 else int(steps)
+
+    @property
+    def _epoch(self) -> int:
+        """Updates of a pass over the rows; all updates if there are no rows."""
+        return self._steps.of_epoch * self._steps.updates if self._steps.of_epoch else self._most
+
+    def _replay(self, record: Metrics) -> None:
+        if record["kind"] == "step":
+            for metrics in self._updates(record):
+                self._count_update(metrics)
+                if self._is_due():
+                    self.state.log_history.append(self._entry())
+        elif record["kind"] == "evaluation":
+            self._take_evaluation(record)
+            self._compare(record)
+
+    def end_step(self, record: Metrics, groups: Groups) -> None:
+        self._groups = groups
+        for number, metrics in enumerate(self._updates(record)):
+            if number:
+                self._call("on_step_begin")
+            self._count_update(metrics)
+            self.control.should_log = self._is_due()
+            self._call("on_step_end")
+            if self.control.should_log:
+                self._log(self._entry())
+
+    def _updates(self, record: Metrics) -> Iterator[Named]:
+        """Counts a generation batch, and returns the metrics of its updates."""
+        state, args = self.state, self._trl
+        state.global_step = (record["step"] - 1) * self._steps.updates
+        batch = batch_metrics(record, args, self._names)
+        state.num_input_tokens_seen += int(batch.pop("num_tokens"))
+        self._window.append(batch)
+        return update_metrics(record, args, min(self._steps.updates, self._most - state.global_step))
+
+    def _count_update(self, metrics: Named) -> None:
+        self._window.append(metrics)
+        self._losses.append(metrics["loss"] if math.isfinite(metrics["loss"]) else 0.0)
+        self.entropy_coef = metrics.get("entropy_coef", self.entropy_coef)
+        self._rates = {name: metrics[name] for name in ("grad_norm", "learning_rate")}
+        self.state.global_step += 1
+        self.state.epoch = self.state.global_step / self._epoch
+
+    def _is_due(self) -> bool:
+        args, step = self._trl, self.state.global_step
+        strategy = getattr(args.logging_strategy, "value", args.logging_strategy)
+        if step == 1 and args.logging_first_step:
+            return True
+        if strategy == "epoch":
+            return step % self._epoch == 0 or step == self._most
+        return strategy == "steps" and step % self.state.logging_steps == 0
+
+    def _entry(self) -> Metrics:
+        """Means since the last log; the gradient's norm and the learning rate are those of the last update."""
+        metrics = self._since_last_log()
+        return self._dated({"loss": metrics.pop("loss"), **self._rates, **{**metrics, **self._rates}})
+
+    def _since_last_log(self) -> Metrics:
+        window = means(self._window)
+        tokens = {"num_tokens": float(self.state.num_input_tokens_seen)} if "reward" in window else {}
+        self._window.clear()
+        return {**tokens, **window}
+
+    def _dated(self, metrics: Mapping[str, Any]) -> Metrics:
+        return {**without_nan(metrics), "epoch": self.state.epoch, "step": self.state.global_step}
+
+    def figures(self, groups: Groups) -> Metrics:
+        problems = groups()
+        seconds = self.stopwatch.seconds["evaluate"] - self._measured
+        self._measured += seconds
+        batches = math.ceil(len(problems) / self._trl.per_device_eval_batch_size)
+        metrics = evaluation_metrics(problems, self._trl, self._names, self._config)
+        loss = {"loss": metrics.pop("loss")} if "loss" in metrics else {}
+        speeds = {
+            "runtime": round(seconds, 4),
+            "samples_per_second": round(len(problems) / seconds, 3),
+            "steps_per_second": round(batches / seconds, 3),
+        }
+        seen = {"num_tokens": float(self.state.num_input_tokens_seen)}
+        return {_FIGURES: without_nan({**loss, **speeds, **seen, **metrics})}
+
+    def evaluated(self, record: Metrics, *, best: bool) -> None:
+        self.control.should_evaluate = False
+        entry = self._take_evaluation(record)
+        logs = {name: value for name, value in entry.items() if name != "step"}
+        self._call("on_log", logs=dict(logs))
+        self._call("on_evaluate", metrics=logs)
+        if best:  # after the event: EarlyStoppingCallback compares with the earlier best
+            self._keep_best(record)
+
+    def _take_evaluation(self, record: Metrics) -> Metrics:
+        entry = self._dated({f"eval_{name}": value for name, value in record[_FIGURES].items()})
+        self.state.log_history.append(entry)
+        return entry
+
+    def _keep_best(self, record: Metrics) -> None:
+        super()._keep_best(record)
+        self.state.best_global_step = min(record["step"] * self._steps.updates, self._most)
+
+    def end(self) -> None:
+        """Logs the summary that every Trainer of transformers logs last, with what has not been logged yet."""
+        rest = self._since_last_log()
+        summary = {**self._speeds(), **{name: rest[name] for name in rest if name not in ("loss", *self._rates)}}
+        entry = self._dated(summary)
+        self.summary = {name: value for name, value in entry.items() if name != "step"}
+        self._log(entry)
+        super().end()
+
+    def _speeds(self) -> Named:
+        args, steps = self._trl, self.state.global_step - self._first
+        seconds = time.monotonic() - self._began
+        samples = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps
+        if args.max_steps <= 0 and self._rows:  # as in TRL: rows, not completions
+            samples = self._rows * args.num_train_epochs * steps / self._most
+        return {
+            "train_runtime": round(seconds, 4),
+            "train_samples_per_second": round(samples / seconds, 3),
+            "train_steps_per_second": round(steps / seconds, 3),
+            "total_flos": 0.0,
+            "train_loss": sum(self._losses) / max(steps, 1),
+        }
+
+    def completions(self) -> dict[str, Any]:
+        """The completions of the latest generation batch, as the columns that TRL keeps of them."""
+        groups = self._groups()
+        answers = [answer for group in groups for answer in group.completions]
+        columns = dict.fromkeys(column for answer in answers for column in answer.extras)
+        return {
+            "images": [group.images for group in groups if group.images for _ in group.completions],
+            "prompt": [group.prompt for group in groups for _ in group.completions],
+            "completion": [answer.text for answer in answers],
+            "rewards": {theirs: [each.parts.get(ours) for each in answers] for ours, theirs in self._names.items()},
+            "advantages": [answer.advantage for answer in answers],
+            "extra": {column: [answer.extras.get(column) for answer in answers] for column in columns},
+        }
