@@ -15,10 +15,13 @@ from policy_trainer.python_api.dataset_rows import as_read, remedy
 from policy_trainer.python_api.grpo import GRPO
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.mapping import count_steps, in_trls_words, settings
+from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
 from policy_trainer.trl.objects import adapters, place
 from shared.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from policy_trainer.python_api.callbacks import AnyCallback
 
 
@@ -164,6 +167,11 @@ class GRPOTrainer:
         """callback: one that was given, or its class."""
         kept = [each for each in self.observer.callbacks if callback not in (each, type(each))]
         self.observer.callbacks = kept
+
+    get_off_policy_mask = staticmethod(off_policy_mask)
+
+    def get_high_entropy_mask(self, entropies: "Tensor", mask: "Tensor", threshold: float) -> "Tensor":
+        return high_entropy_mask(entropies, mask, threshold)
 
     def push_to_hub(self, *_: Any, **__: Any) -> Any:
         raise UserError(f"push_to_hub: {TRL_ENTRIES['push_to_hub'][1]}")
