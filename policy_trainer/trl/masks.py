@@ -1,4 +1,4 @@
-"""TRL's masks of padded completions, which scripts call as methods of GRPOTrainer. The formulas are those of the loss."""
+"""TRL's masks of padded completions, which scripts call as methods of GRPOTrainer; by the formulas of the loss."""
 
 from typing import TYPE_CHECKING
 
