@@ -57,6 +57,9 @@ class PromptConfig(Section):
     assistant_prefill: Annotated[str | None, Travel.TEXT] = None
     """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the
     completion. Default: the task's; empty: none."""
+    judge_opening: Annotated[bool, Travel.PUBLISHED] = True
+    """Rewards judge the tag with which the chat template opens the answer, such as `<think>`, together with the
+    completion. False: only what follows it, as in TRL."""
     chat_template_kwargs: Annotated[dict[str, Any], Travel.TEXT] = Field(default={})
     """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3. A
     row's column of this name takes precedence."""

@@ -22,11 +22,9 @@ _IDLE = {
 _tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id")
 
 
-def place(
-    model: Any, processing: Any, run_dir: Path, name: str, *, revision: str | None = None, scores: bool = False
-) -> str:
+def place(model: Any, processing: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
     """The path of a model that has this tokenizer, or this processor and its tokenizer. If no directory has them
-    together, they are written to one of this name in the run's.
+    together, they are written to `target`.
 
     revision: of a model's name. scores: whether it is a reward model. PyTorch is imported only where needed: a run
     imports it while its children start.
@@ -45,8 +43,7 @@ def place(
             "model: already has adapters, which cannot be trained further: pass model.merge_and_unload(), which keeps "
             "what they have learnt, and peft_config for new ones"
         )
-    target = run_dir / name
-    if not (target.exists() and RunDirectory(run_dir).has_trained()):  # else the run is resumed, or refused
+    if not (target.exists() and RunDirectory(target.parent).has_trained()):  # else the run is resumed, or refused
         where: Any = {"revision": revision, "device": "cpu", "dtype": "auto"}
         loaded: Any = model
         if named:

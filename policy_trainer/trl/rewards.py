@@ -30,16 +30,12 @@ def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], e
         )
 
 
-def is_model(reward: Any) -> bool:
-    """Whether it is a reward model, or the name of one; else it is a function."""
-    return isinstance(reward, str) or hasattr(reward, "config")
-
-
-def model_reward(model: Any, tokenizer: Any, run_dir: Path) -> str:
-    """The name of the run's reward for a reward model. A model that other processes cannot load is written into the
-    run's directory, under its own name."""
-    name = Path(str(getattr(model, "name_or_path", model))).name or "reward-model"
-    return f"model/{place(model, tokenizer, run_dir, f'reward-models/{name}', scores=True)}"
+def reward_input(reward: Any, tokenizer: Any, target: Path) -> Any:
+    """What the run takes for it: the function, or a name that has the directory of the reward model. A model that other
+    processes cannot load is written to `target`."""
+    if not isinstance(reward, str) and not hasattr(reward, "config"):
+        return reward
+    return f"model/{place(reward, tokenizer, target, scores=True)}"
 
 
 def _owns_reward(factory: Any) -> bool:

@@ -26,6 +26,7 @@ def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "Dataset
         # In the order of the rows, TRL leaves out the last ones in each pass where they fill no batch.
         whole = len(rows) - len(rows) % prompts
         return rows if args.shuffle_dataset or not whole else rows.select(range(whole))
+    _read_by_one_process(args)
     if args.max_steps <= 0:
         raise UserError(
             "max_steps: The train_dataset does not implement __len__, max_steps has to be specified: it is a stream"
@@ -34,6 +35,20 @@ def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "Dataset
     batches = ceil(args.max_steps / updates)
     shuffled = dataset.shuffle(seed=args.seed) if args.shuffle_dataset else dataset
     return rows_of(shuffled.take(batches * prompts), "train_dataset")
+
+
+def _read_by_one_process(args: GRPOConfig) -> None:
+    """Changes the fields as TRL does. Raises UserError for one that says otherwise."""
+    from transformers.trainer_pt_utils import AcceleratorConfig  # slow to import
+
+    given: Any = args.accelerator_config
+    config = AcceleratorConfig(**given) if isinstance(given, Mapping) else given or AcceleratorConfig()
+    if config.dispatch_batches:
+        raise UserError(
+            "accelerator_config: Iterable datasets require `dispatch_batches=False`, but it is True: leave it out"
+        )
+    config.dispatch_batches = False
+    args.accelerator_config, args.dataloader_num_workers = config, 0
 
 
 def rows_of(dataset: Any, name: str) -> "Dataset":

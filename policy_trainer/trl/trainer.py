@@ -17,7 +17,7 @@ from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.mapping import count_steps, in_trls_words, settings
 from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
 from policy_trainer.trl.objects import adapters, place
-from policy_trainer.trl.rewards import check_rewards, is_model, model_reward
+from policy_trainer.trl.rewards import check_rewards, reward_input
 from policy_trainer.trl.rows import check_environments, rows_of, training_rows
 from shared.errors import UserError
 
@@ -72,8 +72,8 @@ class GRPOTrainer:
         given["loss"].setdefault("router_aux_loss_coef", "model")
         if rows is not None:
             given["data"]["shuffle"] = self.args.shuffle_dataset
-        run_dir, revision = Path(self.args.output_dir), given.get("revision")
-        given["model"] = place(model, processing_class, run_dir, "initial-model", revision=revision)
+        target = Path(self.args.output_dir, "initial-model")
+        given["model"] = place(model, processing_class, target, revision=given.get("revision"))
         if hasattr(model, "config"):
             self.model = model
         if processing_class is not None:
@@ -99,10 +99,10 @@ class GRPOTrainer:
 
     def _rewards(self, rewards: list[Any], tokenizers: list[Any]) -> list[Any]:
         """Names of reward models, and functions."""
+        pairs = enumerate(zip(rewards, tokenizers or [None] * len(rewards), strict=True))
         run_dir = Path(self.args.output_dir)
-        given = zip(rewards, tokenizers or [None] * len(rewards), strict=True)
-        names = [model_reward(each, own, run_dir) if is_model(each) else each for each, own in given]
-        return [self._with_state(each) for each in names]
+        placed = [reward_input(*pair, run_dir / f"reward-model-{number}") for number, pair in pairs]
+        return [self._with_state(each) for each in placed]
 
     def _with_state(self, reward: Any) -> Any:
         """A function of `trainer_state` gets this process's."""

@@ -54,8 +54,8 @@ def test_an_environment_may_have_the_reward(environments: Any) -> None:
     ],
 )
 def test_cautions(given: dict[str, Any], warning: str) -> None:
-    found = list(cautions(GRPOConfig("out", **given)))
-    assert len(found) == bool(warning) and all(warning in each for each in found)
+    yielded = list(cautions(GRPOConfig("out", **given)))
+    assert len(yielded) == bool(warning) and all(warning in each for each in yielded)
 
 
 def test_completions_that_nothing_judged_are_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,6 +36,15 @@ def test_an_endless_stream_gives_the_rows_that_its_steps_use() -> None:
     assert prompts(training_rows(stream, several, None)) == ["0", "1", "2", "3"], "one batch of 16 has four updates"
 
 
+def test_one_process_reads_a_stream() -> None:
+    chosen: Any = args(max_steps=1, dataloader_num_workers=4)
+    training_rows(ROWS.to_iterable_dataset(), chosen, None)
+    assert chosen.accelerator_config.dispatch_batches is False and chosen.dataloader_num_workers == 0
+    chosen.accelerator_config = {"dispatch_batches": True}
+    with pytest.raises(UserError, match="Iterable datasets require `dispatch_batches=False`"):
+        training_rows(ROWS.to_iterable_dataset(), chosen, None)
+
+
 def test_a_stream_is_shuffled_as_in_trl() -> None:
     stream = ROWS.to_iterable_dataset()
     expected = [row["prompt"] for row in stream.shuffle(seed=7)][:6]
