@@ -12,16 +12,17 @@ from shared.settings import InHelp
 _FILES = frozenset({"path", "eval_path"})
 _DATASETS = frozenset({"dataset", "subset", "split", "eval_split"})
 _ANSWERS = frozenset({"columns", "answer_rule"})
+_ORDER = frozenset({"shuffle"})
 
 USED_SETTINGS: Mapping[str, Set[str]] = {
     "arithmetic": frozenset(),
-    "countdown": _FILES | _DATASETS | {"countdown"},
-    "dataset": _FILES | _DATASETS | _ANSWERS,
+    "countdown": _FILES | _DATASETS | _ORDER | {"countdown"},
+    "dataset": _FILES | _DATASETS | _ANSWERS | _ORDER,
     "environment": frozenset(),
-    "geometry3k": _FILES | _DATASETS,
-    "gsm8k": _FILES | _DATASETS,
-    "jsonl": _FILES | _ANSWERS,
-    "math": _FILES | _DATASETS,
+    "geometry3k": _FILES | _DATASETS | _ORDER,
+    "gsm8k": _FILES | _DATASETS | _ORDER,
+    "jsonl": _FILES | _ANSWERS | _ORDER,
+    "math": _FILES | _DATASETS | _ORDER,
     "mixture": frozenset({"mixture"}),
 }
 # All settings that say where problems are.
@@ -56,6 +57,9 @@ class PromptConfig(Section):
     assistant_prefill: Annotated[str | None, Travel.TEXT] = None
     """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the
     completion. Default: the task's; empty: none."""
+    judge_opening: Annotated[bool, Travel.PUBLISHED] = True
+    """Rewards judge the tag with which the chat template opens the answer, such as `<think>`, together with the
+    completion. False: only what follows it, as in TRL."""
     chat_template_kwargs: Annotated[dict[str, Any], Travel.TEXT] = Field(default={})
     """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3. A
     row's column of this name takes precedence."""
@@ -114,6 +118,9 @@ class SourceConfig(Section):
     """Split of the dataset to train on."""
     eval_split: Annotated[str | None, Travel.TEXT] = None
     """Split of the dataset to hold out. Default: every tenth problem of `split` is held out."""
+    shuffle: Annotated[bool, Travel.PUBLISHED] = True
+    """Shuffle the training problems anew in each pass, by seed. False: each pass has the order of the file or dataset,
+    such as from easy to hard."""
     columns: ColumnsConfig = ColumnsConfig()
     countdown: CountdownConfig = CountdownConfig()
     answer_rule: Literal["exact", "number", "math"] = "exact"

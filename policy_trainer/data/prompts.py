@@ -274,14 +274,14 @@ class PromptEncoder:
         return "as it stands, already in the chat template's form" if rendered else "as plain text"
 
     def answer_start(self, problem: Problem) -> str:
-        """The beginning of the answer that is in the prompt: the tag that the chat template opens it with, and the
-        prefill. Rewards judge it together with the completion."""
+        """The beginning of the answer that is in the prompt and that rewards judge together with the completion: the
+        prefill, and with data.judge_opening the tag that the chat template opens the answer with."""
         if self.in_chat(problem):
             _, opening, continuation = self._chat_parts(problem)
         else:
             opening = problem.prompt if self._is_rendered(problem.prompt) else ""
             continuation = self.prefill(problem)
-        opened = OPENED.search(opening)
+        opened = OPENED.search(opening) if self._prompts.judge_opening else None
         return (opened[0] if opened else "") + continuation
 
     def _chat_parts(self, problem: Problem) -> tuple[str, str, str]:

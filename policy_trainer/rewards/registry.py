@@ -75,6 +75,8 @@ def soft_overlong_penalty(penalty: PenaltyConfig, longest: int) -> Reward:
 
 
 NOTHING = "none"
+# Begins the name of a reward model that is one of several; its path follows.
+_MODEL = "model/"
 
 
 def no_reward(sample: Sample) -> float:
@@ -205,6 +207,8 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
         return CallerReward(name, seconds=config.judging.seconds)
     if name.startswith(SCHEMES):
         return HttpReward(name, config.judging.http)
+    if name.startswith(_MODEL):
+        return RewardModel(config.judging.model.model_copy(update={"path": name.removeprefix(_MODEL)}))
     if ":" in name:
         return Sandboxed(name)
     known = sorted([*RULES, *CONFIGURED, *SUMS])

@@ -30,8 +30,10 @@ def takes_decoding_attention(model: PreTrainedModel) -> bool:
     for attention in (True, False) if supports_decoding_attention(model) else (False,):
         name = "decoding attention" if attention else "transformers' cache"
         try:
-            # The dtype of the output may differ from that of the weights: ranks keep float32 and compute in bfloat16.
-            dtype = prefill(model, [EncodedPrompt([0])], None).logits.dtype
+            # The coarser dtype is that of computation: ranks keep float32 weights and compute in bfloat16, and some
+            # families, such as Nemotron-H, return float32 logits of bfloat16 weights.
+            logits = prefill(model, [EncodedPrompt([0])], None).logits
+            dtype = min(model.dtype, logits.dtype, key=lambda each: each.itemsize)
             difference = self_test_difference(model, partial(_decoded, model, attention), dtype)
         except Exception as error:  # an unsupported architecture may raise anything
             errors[name] = str(error) if isinstance(error, UserError) else repr(error)

@@ -46,9 +46,8 @@ _EVAL_EVERY = 10
 def countdown(source: SourceConfig, seed: int) -> Task:
     """Problems of a file or dataset with columns nums and target; generated ones if the source names neither."""
     if source.path or source.dataset:
-        return ProblemSet(
-            "countdown", read_split(source, _read, ((NUMBERS,), (TARGET,))), correct, seed, DEFAULT_REWARDS
-        )
+        split = read_split(source, _read, ((NUMBERS,), (TARGET,)))
+        return ProblemSet("countdown", split, correct, seed, shuffle=source.shuffle)
     return GeneratedCountdown(source.countdown, seed)
 
 

@@ -25,14 +25,15 @@ _SIGN = re.compile(r"\\.|[{}]", re.DOTALL)
 def gsm8k(source: SourceConfig, seed: int) -> ProblemSet:
     """Problems of openai/gsm8k with its test split held out, unless the source names a file or another dataset."""
     source = default_to_hub(source, "openai/gsm8k", "main", eval_split="test")
-    return ProblemSet("gsm8k", read_split(source, _gsm8k_problem, ((QUESTION,), (ANSWER,))), ByAnswer(equal_math), seed)
+    split = read_split(source, _gsm8k_problem, ((QUESTION,), (ANSWER,)))
+    return ProblemSet("gsm8k", split, ByAnswer(equal_math), seed, shuffle=source.shuffle)
 
 
 def math(source: SourceConfig, seed: int) -> ProblemSet:
     """Problems of open-r1/OpenR1-Math-220k, every tenth held out, unless the source names a file or another dataset."""
     source = default_to_hub(source, "open-r1/OpenR1-Math-220k", "default")
     split = read_split(source, _math_problem, ((PROBLEM,), (ANSWER, SOLUTION)))
-    return ProblemSet("math", split, ByAnswer(equal_math), seed)
+    return ProblemSet("math", split, ByAnswer(equal_math), seed, shuffle=source.shuffle)
 
 
 def geometry3k(source: SourceConfig, seed: int) -> ProblemSet:
@@ -42,7 +43,7 @@ def geometry3k(source: SourceConfig, seed: int) -> ProblemSet:
     """
     source = default_to_hub(source, "hiyouga/geometry3k", None, eval_split="test")
     split = read_split(source, _math_problem, ((PROBLEM,), (ANSWER,), PICTURE_COLUMNS), pictures=True)
-    return ProblemSet("geometry3k", split, ByAnswer(equal_math), seed)
+    return ProblemSet("geometry3k", split, ByAnswer(equal_math), seed, shuffle=source.shuffle)
 
 
 def last_boxed(text: str) -> str | None:

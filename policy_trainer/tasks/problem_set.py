@@ -1,4 +1,4 @@
-"""Tasks whose problems are the rows of a file or of a dataset, shuffled anew in each pass."""
+"""Tasks whose problems are the rows of a file or of a dataset, passed over again and again."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -55,15 +55,18 @@ class LazyProblems(Sequence[Problem]):
 
 
 class Shuffle:
-    """Endless passes over `size` places, each pass shuffled anew; a pure function of (seed, index)."""
+    """Endless passes over `size` places, each pass shuffled anew; a pure function of (seed, index). seed: None for
+    passes in order."""
 
-    def __init__(self, size: int, seed: int) -> None:
+    def __init__(self, size: int, seed: int | None) -> None:
         self._size = size
         self._seed = seed
         self._pass, self._order = -1, np.empty(0, dtype=np.int64)
 
     def place(self, index: int) -> int:
         number, offset = divmod(index, self._size)
+        if self._seed is None:
+            return offset
         if number != self._pass:  # only the last order is kept: indexes nearly always come in sequence
             self._order = np.random.default_rng((self._seed, number)).permutation(self._size)
             self._pass = number
@@ -71,22 +74,19 @@ class Shuffle:
 
 
 class ProblemSet:
-    """A task over a fixed set of problems: training makes endless passes over them, each shuffled anew."""
+    """A task over a fixed set of problems: training makes endless passes over them.
 
-    def __init__(
-        self,
-        name: str,
-        split: Split,
-        correct: Correct,
-        seed: int,
-        default_rewards: tuple[str, ...] = DEFAULT_REWARDS,
-    ) -> None:
+    shuffle: whether each pass is shuffled anew; else it has the order of the problems.
+    """
+
+    default_rewards = DEFAULT_REWARDS
+
+    def __init__(self, name: str, split: Split, correct: Correct, seed: int, *, shuffle: bool = True) -> None:
         self.name = name
         self.correct = correct
-        self.default_rewards = default_rewards
         self.training_problems = len(split[0])
         self._train, self._eval_problems = split
-        self._shuffle = Shuffle(len(self._train), seed)
+        self._shuffle = Shuffle(len(self._train), seed if shuffle else None)
 
     def problem(self, index: int) -> Problem:
         return self._train[self._shuffle.place(index)]

@@ -56,4 +56,5 @@ def row_task(
         return Problem(gold, messages, text, extras=row, system_prompt=system_prompt, chat_template_kwargs=variables)
 
     wanted = [*([prompts] if prompt_needed else []), *([(answer,)] if answer_needed else [])]
-    return ProblemSet(name, read_split(source, problem, wanted, others="kept", pictures=True), correct, seed)
+    split = read_split(source, problem, wanted, others="kept", pictures=True)
+    return ProblemSet(name, split, correct, seed, shuffle=source.shuffle)

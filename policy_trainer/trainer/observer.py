@@ -40,7 +40,12 @@ class RunStart:
 
 
 class Observer:
-    """This one only measures: its methods do nothing. stopwatch: gets the seconds of the trainer's stages."""
+    """This one only measures: its methods do nothing. stopwatch: gets the seconds of the trainer's stages.
+
+    must_train: whether a run that has trained no token has failed; else that is only printed.
+    """
+
+    must_train = True
 
     def __init__(self, stopwatch: Stopwatch | None = None) -> None:
         self.stopwatch = stopwatch or Stopwatch()

@@ -65,11 +65,14 @@ def train(
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:
-        raise RunFailed(
+        message = (
             "the run trained no token: no group had rewards that differ, or none could be judged.\n"
             f"The model in {files.directory.model} is the one that the run began with; "
             "docs/troubleshooting.md has what to try"
         )
+        if observer is None or observer.must_train:
+            raise RunFailed(message)
+        console.print(message, highlight=False, soft_wrap=True)
     return TrainResult(finished, state.step, state.training_seconds, state.batches, state.best_step)
 
 

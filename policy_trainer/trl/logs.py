@@ -10,6 +10,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.python_api.callbacks import Callbacks
 from policy_trainer.reporting.metrics import Metrics, without_nan
 from policy_trainer.trainer.observer import Groups, RunStart
+from policy_trainer.trl.cautions import warn_of_unjudged
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.mapping import Steps
 from policy_trainer.trl.metrics import Named, batch_metrics, evaluation_metrics, means, update_metrics
@@ -26,6 +27,8 @@ class Logs(Callbacks):
 
     summary: the last entry of the run, which `train()` returns; empty before it.
     """
+
+    must_train = False  # as in TRL, where a run goes on when no group's rewards differ
 
     def __init__(
         self, callbacks: "Iterable[TrainerCallback]", args: GRPOConfig, steps: Steps, *, rows: int | None
@@ -83,6 +86,7 @@ class Logs(Callbacks):
             self._compare(record)
 
     def end_step(self, record: Metrics, groups: Groups) -> None:
+        warn_of_unjudged(record, groups)
         self._groups = groups
         for number, metrics in enumerate(self._updates(record)):
             if number:
@@ -148,17 +152,17 @@ class Logs(Callbacks):
         seen = {"num_tokens": float(self.state.num_input_tokens_seen)}
         return {_FIGURES: without_nan({**loss, **speeds, **seen, **metrics})}
 
-    def evaluated(self, record: Metrics, *, best: bool) -> None:
+    def evaluated(self, record: Metrics, *, best: bool, prefix: str = "eval") -> None:
         self.control.should_evaluate = False
-        entry = self._take_evaluation(record)
+        entry = self._take_evaluation(record, prefix)
         logs = {name: value for name, value in entry.items() if name != "step"}
         self._call("on_log", logs=dict(logs))
         self._call("on_evaluate", metrics=logs)
         if best:  # after the event: EarlyStoppingCallback compares with the earlier best
             self._keep_best(record)
 
-    def _take_evaluation(self, record: Metrics) -> Metrics:
-        entry = self._dated({f"eval_{name}": value for name, value in record[_FIGURES].items()})
+    def _take_evaluation(self, record: Metrics, prefix: str = "eval") -> Metrics:
+        entry = self._dated({f"{prefix}_{name}": value for name, value in record[_FIGURES].items()})
         self.state.log_history.append(entry)
         return entry
 

@@ -80,6 +80,7 @@ def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) 
     flat |= _evaluations(args, steps) if evaluates else {"evaluation.problems": 0, "evaluation.eval_steps": 0}
     flat["evaluation.num_generations"] = args.num_generations_eval or args.num_generations
     flat["data.prompt_style"] = "chat" if in_chat else "plain"
+    flat["data.judge_opening"] = False  # rewards see what was sampled
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *groups, last = name.split(".")

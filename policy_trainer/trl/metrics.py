@@ -24,7 +24,7 @@ _OF_BATCH = ("completions/", "reward", "frac_reward_zero_std", "tools/", "sampli
 
 
 def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -> Named:
-    """What TRL logs once for each generation batch; NaN where unknown. num_tokens: of this batch alone.
+    """What TRL logs once for each generation batch; NaN where unknown. num_tokens: of this batch only.
 
     record: of a step, as in metrics.jsonl. names: TRL's of rewards, by ours.
     """
@@ -42,9 +42,9 @@ def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -
     deviation = _unbiased(record, "")
     if args.scale_rewards == "batch":  # the rewards of all groups are compared
         metrics["frac_reward_zero_std"] = float(deviation == 0)
-    own = {name.removeprefix("logged/"): _number(value) for name, value in record.items() if name.startswith("logged/")}
+    logged = {name.removeprefix("logged/"): _number(value) for name, value in record.items() if name.startswith("logged/")}
     tokens = round(record["completions"] * lengths)
-    return {"num_tokens": tokens, **metrics, **ended, **rewards, "reward_std": deviation, **own}
+    return {"num_tokens": tokens, **metrics, **ended, **rewards, "reward_std": deviation, **logged}
 
 
 def update_metrics(record: Metrics, args: GRPOConfig, updates: int) -> Iterator[Named]:

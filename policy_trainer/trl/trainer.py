@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.python_api.callbacks import callback_input
-from policy_trainer.python_api.dataset_rows import as_read, remedy
 from policy_trainer.python_api.grpo import GRPO, environment
+from policy_trainer.trl.cautions import cautions, log
 from policy_trainer.trl.config import GRPOConfig, own_config
 from policy_trainer.trl.logs import Logs
 from policy_trainer.trl.mapping import count_steps, settings, tracker_variables
+from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
 from policy_trainer.trl.objects import adapters, place
+from policy_trainer.trl.rewards import check_rewards, reward_input
+from policy_trainer.trl.rows import check_environments, rows_of, training_rows
 from shared.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from policy_trainer.python_api.callbacks import AnyCallback
 
 
@@ -51,14 +56,22 @@ class GRPOTrainer:
             raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
         default = f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO"
         self.args = own_config(args or GRPOConfig(default))
+        functions, tokenizers = _listed(reward_funcs), _listed(reward_processing_classes)
+        check_rewards(self.args, functions, tokenizers, environment_factory)
+        for caution in cautions(self.args):
+            log.warning(caution)
         evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
             raise UserError("eval_dataset: required by eval_strategy")
-        rows, self.eval_dataset = _rows(train_dataset, "train_dataset"), _rows(eval_dataset, "eval_dataset")
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self._environments = environment_factory
+        self._rows = rows = training_rows(train_dataset, self.args, environment_factory)
         steps = count_steps(self.args, None if rows is None else len(rows))
         in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text stands as it is, as in TRL
         given = settings(self.args, steps, in_chat=in_chat, evaluates=evaluates)
         given["loss"].setdefault("router_aux_loss_coef", "model")
+        if rows is not None:
+            given["data"]["shuffle"] = self.args.shuffle_dataset
         target = Path(self.args.output_dir, "initial-model")
         given["model"] = place(model, processing_class, target, revision=given.get("revision"))
         if hasattr(model, "config"):
@@ -72,29 +85,24 @@ class GRPOTrainer:
             callback_input(callbacks or ()), self.args, steps, rows=None if rows is None else len(rows)
         )
         self.state = self.observer.state
-        names = reward_names(_listed(reward_funcs), environment_factory)
-        rewards = self._rewards(_listed(reward_funcs), _listed(reward_processing_classes), given)
+        names = reward_names(functions, environment_factory)
+        rewards = self._rewards(functions, tokenizers)
         self._make = partial(
             GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
         )
         # Without held-out rows a tenth of the others would be held out.
         nothing = None if rows is None else rows.select([0])
-        self._grpo = self._make(eval_dataset=nothing if self.eval_dataset is None else self.eval_dataset)
+        self._grpo = self._make(eval_dataset=rows_of(eval_dataset, "eval_dataset") if evaluates else nothing)
         self._grpo.observer = self.observer
         self.observer.attach(self._grpo.config, dict(zip(self._grpo.config.rewards, names, strict=False)))
         self._trained: str | None = None  # the directory of the trained model
 
-    def _rewards(self, rewards: list[Any], tokenizers: list[Any], given: Mapping[str, Any]) -> list[Any]:
-        """`model` for a reward model, and functions. given: gets the place of the reward model."""
-        models = [index for index, each in enumerate(rewards) if isinstance(each, str) or hasattr(each, "config")]
-        if len(models) > 1:
-            raise UserError("reward_funcs: at most one reward model is supported; load others inside a reward function")
-        for index in models:
-            tokenizer = tokenizers[index] if index < len(tokenizers) else None
-            path = place(rewards[index], tokenizer, Path(self.args.output_dir, "reward-model"), scores=True)
-            given["judging"]["model"] = {"path": path}
-            rewards[index] = "model"
-        return [self._with_state(each) for each in rewards]
+    def _rewards(self, rewards: list[Any], tokenizers: list[Any]) -> list[Any]:
+        """Names of reward models, and functions."""
+        pairs = enumerate(zip(rewards, tokenizers or [None] * len(rewards), strict=True))
+        run_dir = Path(self.args.output_dir)
+        placed = [reward_input(*pair, run_dir / f"reward-model-{number}") for number, pair in pairs]
+        return [self._with_state(each) for each in placed]
 
     def _with_state(self, reward: Any) -> Any:
         """A function that takes `trainer_state`, by name or by `**`, gets this process's, and is called here.
@@ -142,6 +150,7 @@ class GRPOTrainer:
             raise UserError(f"resume_from_checkpoint: must be True: {TRL_ENTRIES['resume_from_checkpoint'][1]}")
         if resume_from_checkpoint is not None:
             self._grpo.config = self._grpo.config.model_copy(update={"resume": resume_from_checkpoint})
+        check_environments(self._rows, self._environments)
         vars(self).pop("model", None)  # the untrained one
         with environment(tracker_variables(self.args)):
             result = self._grpo.train()
@@ -157,17 +166,19 @@ class GRPOTrainer:
 
         Raises UserError and RunFailed, as `GRPO.evaluate`.
         """
-        rows = self.eval_dataset if eval_dataset is None else _rows(eval_dataset, "eval_dataset")
-        if rows is None:
-            raise UserError("eval_dataset: pass one to evaluate() or to the trainer")
+        given = self.eval_dataset if eval_dataset is None else eval_dataset
+        if given is None:
+            raise UserError("eval_dataset: evaluation requires an eval_dataset: pass one to evaluate() or the trainer")
+        if isinstance(given, Mapping):
+            several = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
+            return {name: value for metrics in several for name, value in metrics.items()}
         from policy_trainer.evaluation.results import sampled_groups
 
         with self.observer.stopwatch("evaluate"):
-            evaluation = self._make(eval_dataset=rows).evaluate(self._trained)
+            evaluation = self._make(eval_dataset=rows_of(given, "eval_dataset")).evaluate(self._trained)
         figures = self.observer.figures(lambda: list(sampled_groups(evaluation, None)))
-        self.observer.evaluated({**evaluation.summary(), **figures}, best=False)
-        metrics = {name: value for name, value in self.state.log_history[-1].items() if name != "step"}
-        return {name.replace("eval_", f"{metric_key_prefix}_", 1): value for name, value in metrics.items()}
+        self.observer.evaluated({**evaluation.summary(), **figures}, best=False, prefix=metric_key_prefix)
+        return {name: value for name, value in self.state.log_history[-1].items() if name != "step"}
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Copies the trained model to the directory, by default to args.output_dir."""
@@ -182,6 +193,11 @@ class GRPOTrainer:
         """callback: one that was given, or its class."""
         kept = [each for each in self.observer.callbacks if callback not in (each, type(each))]
         self.observer.callbacks = kept
+
+    get_off_policy_mask = staticmethod(off_policy_mask)
+
+    def get_high_entropy_mask(self, entropies: "Tensor", mask: "Tensor", threshold: float) -> "Tensor":
+        return high_entropy_mask(entropies, mask, threshold)
 
     def push_to_hub(self, *_: Any, **__: Any) -> Any:
         raise UserError(f"push_to_hub: {TRL_ENTRIES['push_to_hub'][1]}")
@@ -203,20 +219,3 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _rows(dataset: Any, name: str) -> Any:
-    """The dataset with the rows that iterating over it gives, None if there is none.
-
-    Raises UserError for a stream and for several datasets.
-    """
-    if dataset is None:
-        return None
-    from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
-
-    if isinstance(dataset, Dataset) and len(dataset):
-        return as_read(dataset, name)
-    empty = "an empty" if isinstance(dataset, Dataset) else "a"
-    raise UserError(
-        f"{name}: must be one non-empty datasets.Dataset, got {empty} {type(dataset).__name__}; {remedy(dataset)}"
-    )

@@ -131,6 +131,12 @@ class TestSystemPromptAndPrefill:
         assert encoder.answer_start(problem) == start
         assert str(tokenizer.decode(encoder.encode(problem).ids)).endswith(start)
 
+    def test_rewards_may_judge_only_what_follows_the_opening(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        opened = SPOKEN + "<think>\n\n</think>\n\n"
+        for judge_opening, start in ((True, "<think>\n\n</think>\n\nSo"), (False, "So")):
+            encoder = PromptEncoder(tokenizer, PromptConfig(judge_opening=judge_opening, assistant_prefill="So"))
+            assert encoder.answer_start(replace(TEXT, prompt=opened)) == start
+
     def test_tokens_do_not_stop_at_the_prefill(self) -> None:
         """The whole prompt is tokenised at once: what it and the prefill make together is one token."""
         words = Tokenizer(models.WordLevel({"ab": 0, "[UNK]": 1}, unk_token="[UNK]"))

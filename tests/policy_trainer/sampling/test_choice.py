@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
@@ -31,6 +32,12 @@ def test_decoding_attention_is_taken_where_it_is_right(architecture: str, taken:
     before = attention_of(model)
     assert takes_decoding_attention(model) is taken
     assert attention_of(model) == before and not model.training
+
+
+def test_a_model_in_bfloat16_may_return_float32_logits() -> None:
+    model = make_tiny("nemotron_h").bfloat16()
+    assert model(torch.tensor([[5, 6]])).logits.dtype == torch.float32
+    assert takes_decoding_attention(model) is False
 
 
 @pytest.mark.parametrize(

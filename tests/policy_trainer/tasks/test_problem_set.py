@@ -91,3 +91,8 @@ def test_a_file_of_one_problem_leaves_none_to_train_on(tmp_path: Path) -> None:
 def test_each_pass_has_every_place_once(size: int, seed: int, number: int) -> None:
     shuffle = Shuffle(size, seed)
     assert sorted(shuffle.place(number * size + i) for i in range(size)) == list(range(size))
+
+
+def test_problems_may_keep_their_order(tmp_path: Path) -> None:
+    task = task_of(numbered(tmp_path / "p", 5), eval_path=numbered(tmp_path / "e", 1), shuffle=False)
+    assert [task.problem(index).answer for index in (*range(7), 12)] == ["0", "1", "2", "3", "4", "0", "1", "2"]

@@ -1,0 +1,42 @@
+"""What TRL warns of: arguments that do not go together, and completions that no reward function judged."""
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from policy_trainer.trl.config import GRPOConfig
+
+if TYPE_CHECKING:
+    from policy_trainer.trainer.observer import Groups, Metrics
+
+log = logging.getLogger(__name__)  # of the standard library, as TRL's: a script may filter it
+
+
+def cautions(args: GRPOConfig) -> Iterator[str]:
+    level, loss = args.importance_sampling_level, args.loss_type
+    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
+        yield (
+            f"loss_type: with importance_sampling_level='sequence', {loss} sums the loss of tokens, which weights each "
+            "sequence by its completion length; loss_type='grpo' weights all alike, as in GSPO"
+        )
+    if loss == "luspo" and level != "sequence":
+        yield "importance_sampling_level: luspo is meant for 'sequence', as in its paper"
+    if loss == "vespo" and level != "token":
+        yield "importance_sampling_level: vespo computes weights of sequences itself: leave it at 'token'"
+
+
+def warn_of_unjudged(record: "Metrics", groups: "Groups") -> None:
+    """Of a step that has completions for which all reward functions returned None, with the first of them."""
+    if not record.get("unrewarded"):
+        return
+    for group in groups():
+        for each in group.completions:
+            if all(math.isnan(score) for score in each.parts.values()):
+                shown: dict[str, Any] = {"prompt": group.prompt, "completion": each.text, "answer": group.answer}
+                log.warning(
+                    "All reward functions returned None for the following kwargs:\n%s\nThe completion does not train: "
+                    "let at least one reward function return a number.",
+                    shown,
+                )
+                return

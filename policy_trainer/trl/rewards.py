@@ -1,0 +1,43 @@
+"""TRL's reward functions and reward models: how a run knows them, and mistakes in their arguments."""
+
+from collections.abc import Mapping
+from inspect import isclass
+from pathlib import Path
+from typing import Any
+
+from policy_trainer.trl.config import GRPOConfig
+from policy_trainer.trl.objects import place
+from shared.errors import UserError
+
+
+def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], environments: Any) -> None:
+    """Raises UserError, with TRL's words, for rewards that are missing, and for lists of different lengths."""
+    several = environments.values() if isinstance(environments, Mapping) else [environments] if environments else []
+    if not rewards and not any(map(_owns_reward, several)):
+        raise UserError(
+            "reward_funcs: No reward source provided. Pass functions or a reward model, or an environment_factory "
+            "whose environment has a method get_reward"
+        )
+    if args.reward_weights is not None and len(args.reward_weights) != len(rewards):
+        raise UserError(
+            f"reward_weights: Number of reward weights ({len(args.reward_weights)}) must match number of reward "
+            f"functions ({len(rewards)}); an environment's reward has the weight 1"
+        )
+    if tokenizers and len(tokenizers) != len(rewards):
+        raise UserError(
+            f"reward_processing_classes: The number of reward processing classes ({len(tokenizers)}) must match the "
+            f"number of reward functions ({len(rewards)}): pass a list with None for functions"
+        )
+
+
+def reward_input(reward: Any, tokenizer: Any, target: Path) -> Any:
+    """What the run takes for it: the function, or a name that has the directory of the reward model. A model that other
+    processes cannot load is written to `target`."""
+    if not isinstance(reward, str) and not hasattr(reward, "config"):
+        return reward
+    return f"model/{place(reward, tokenizer, target, scores=True)}"
+
+
+def _owns_reward(factory: Any) -> bool:
+    """factory: a class, or a function that makes an environment."""
+    return hasattr(factory if isclass(factory) else factory(), "get_reward")

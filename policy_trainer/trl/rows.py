@@ -1,0 +1,98 @@
+"""TRL's datasets as rows, and the environments that they name."""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from policy_trainer.python_api.dataset_rows import as_read, remedy
+from policy_trainer.trl.config import GRPOConfig
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "Dataset | None":
+    """The rows to train on; None where an environment has the problems. Of a stream as many as max_steps can use.
+
+    Raises UserError, with TRL's words, for a dataset that is missing, and for one of another kind.
+    """
+    if dataset is None:
+        _check_environment(args, environments)
+        return None
+    prompts = args.generation_batch_size // args.num_generations
+    if not is_stream(dataset):
+        rows = rows_of(dataset, "train_dataset")
+        # In the order of the rows, TRL leaves out the last ones in each pass where they fill no batch.
+        whole = len(rows) - len(rows) % prompts
+        return rows if args.shuffle_dataset or not whole else rows.select(range(whole))
+    _read_by_one_process(args)
+    if args.max_steps <= 0:
+        raise UserError(
+            "max_steps: The train_dataset does not implement __len__, max_steps has to be specified: it is a stream"
+        )
+    updates = args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
+    batches = ceil(args.max_steps / updates)
+    shuffled = dataset.shuffle(seed=args.seed) if args.shuffle_dataset else dataset
+    return rows_of(shuffled.take(batches * prompts), "train_dataset")
+
+
+def _read_by_one_process(args: GRPOConfig) -> None:
+    """Changes the fields as TRL does. Raises UserError for one that says otherwise."""
+    from transformers.trainer_pt_utils import AcceleratorConfig  # slow to import
+
+    given: Any = args.accelerator_config
+    config = AcceleratorConfig(**given) if isinstance(given, Mapping) else given or AcceleratorConfig()
+    if config.dispatch_batches:
+        raise UserError(
+            "accelerator_config: Iterable datasets require `dispatch_batches=False`, but it is True: leave it out"
+        )
+    config.dispatch_batches = False
+    args.accelerator_config, args.dataloader_num_workers = config, 0
+
+
+def rows_of(dataset: Any, name: str) -> "Dataset":
+    """The dataset with the rows that iterating over it gives. A stream is read to its end.
+
+    Raises UserError for what has no rows, or is no dataset.
+    """
+    from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
+
+    if is_stream(dataset):
+        dataset = Dataset.from_list(list(dataset), features=dataset.features)
+    if isinstance(dataset, Dataset) and len(dataset):
+        return as_read(dataset, name)
+    empty = "an empty" if isinstance(dataset, Dataset) else "a"
+    raise UserError(
+        f"{name}: must be one non-empty datasets.Dataset, got {empty} {type(dataset).__name__}; {remedy(dataset)}"
+    )
+
+
+def is_stream(dataset: Any) -> bool:
+    from datasets import IterableDataset  # slow to import
+
+    return isinstance(dataset, IterableDataset)
+
+
+def check_environments(rows: "Dataset | None", environments: Any) -> None:
+    """Raises UserError for a row whose environment is not among several by name."""
+    if rows is None or not isinstance(environments, Mapping):
+        return
+    names = rows.unique("environment") if "environment" in rows.column_names else [None]
+    if unknown := [name for name in names if name not in environments]:
+        raise UserError(
+            f"train_dataset: environment={unknown[0]!r} of a row is not among the environments passed to "
+            f"environment_factory: {', '.join(environments)}"
+        )
+
+
+def _check_environment(args: GRPOConfig, environments: Any) -> None:
+    if not environments:
+        raise UserError("train_dataset: `train_dataset` is required unless an `environment_factory` is provided")
+    if isinstance(environments, Mapping):
+        raise UserError(
+            "train_dataset: a dict `environment_factory` requires a `train_dataset`, whose column environment names "
+            "each row's; without one, pass a single environment"
+        )
+    if args.max_steps <= 0:
+        raise UserError("max_steps: must be given where an environment has the problems: it has no end")
