@@ -42,7 +42,7 @@ def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -
     deviation = _unbiased(record, "")
     if args.scale_rewards == "batch":  # the rewards of all groups are compared
         metrics["frac_reward_zero_std"] = float(deviation == 0)
-    logged = {name.removeprefix("logged/"): _number(value) for name, value in record.items() if name.startswith("logged/")}
+    logged = {name[len("logged/") :]: _number(value) for name, value in record.items() if name.startswith("logged/")}
     tokens = round(record["completions"] * lengths)
     return {"num_tokens": tokens, **metrics, **ended, **rewards, "reward_std": deviation, **logged}
 
