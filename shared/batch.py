@@ -112,11 +112,14 @@ class TokenGroup:
 
     def halves(self) -> "list[TokenGroup]":
         """Two groups with half of the completions each, in order; a group of one completion is returned whole."""
-        if self.size == 1:
-            return [self]
-        first, second = np.split(self.completion_lengths, [self.size // 2])
-        ids = np.split(self.completion_ids, [int(first.sum())])
-        return [TokenGroup(self.prompt_ids, *half, self.images) for half in zip(ids, (first, second), strict=True)]
+        return self.divided(min(2, self.size))
+
+    def divided(self, count: int) -> "list[TokenGroup]":
+        """Groups with an almost equal number of the completions each, in order. count: at most G."""
+        ends = [self.size * part // count for part in range(1, count)]
+        lengths = np.split(self.completion_lengths, ends)
+        ids = np.split(self.completion_ids, np.cumsum(self.completion_lengths)[[end - 1 for end in ends]])
+        return [TokenGroup(self.prompt_ids, *part, self.images) for part in zip(ids, lengths, strict=True)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

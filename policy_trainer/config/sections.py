@@ -1,7 +1,7 @@
 """How a run trains, apart from the loss: optimizer, LoRA, reference, samples, checkpoints, evaluations."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
@@ -18,8 +18,12 @@ class OptimizerConfig(Section):
 
     learning_rate: Annotated[float, InHelp("train replay")] = Field(default=1e-6, gt=0)
     """Peak learning rate."""
-    lr_scheduler_type: Literal["linear", "cosine"] = "linear"
-    """Shape of the decay from the peak to min_lr_rate."""
+    lr_scheduler_type: Literal["linear", "cosine", "transformers"] = "linear"
+    """Shape of the decay from the peak to min_lr_rate. transformers: a schedule of transformers; see
+    lr_scheduler_kwargs."""
+    lr_scheduler_kwargs: dict[str, Any] = Field(default={})
+    """With lr_scheduler_type = transformers: `name` of transformers' get_scheduler, the arguments of that schedule, and
+    num_warmup_steps if they are in updates, such as {"name": "cosine_with_restarts", "num_cycles": 2}."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warmup to the peak."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
@@ -28,8 +32,12 @@ class OptimizerConfig(Section):
     """Learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's betas."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
+    decay_norms_and_biases: bool = True
+    """false: biases and the weights of normalisation layers are not decayed, as by transformers' Trainer."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are clipped to this norm; 0 turns clipping off."""
     master_weights: Literal["float32", "none"] = "float32"
@@ -43,6 +51,15 @@ class OptimizerConfig(Section):
     def _betas_in_range(self) -> "OptimizerConfig":
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optimizer.betas: must lie in [0, 1), got {self.betas}")
+        return self
+
+    @model_validator(mode="after")
+    def _names_a_schedule(self) -> "OptimizerConfig":
+        if (self.lr_scheduler_type == "transformers") != ("name" in self.lr_scheduler_kwargs):
+            raise ValueError(
+                "optimizer.lr_scheduler_kwargs: lr_scheduler_type = transformers needs the name of a schedule, such as "
+                '{"name": "cosine_with_restarts"}, and the other types have none'
+            )
         return self
 
     @model_validator(mode="after")

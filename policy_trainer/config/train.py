@@ -49,7 +49,10 @@ class TrainConfig(RunConfig):
     num_iterations: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
     """Passes over the groups of each step (mu in the GRPO paper)."""
     minibatches: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
-    """Parts that the groups of a step are split into. Each part of each pass is one optimizer update."""
+    """Parts that the groups of a step are split into. Each part of each pass is one optimizer update. A multiple of
+    groups_per_step splits each group."""
+    max_updates: int | None = Field(default=None, ge=1)
+    """Optimizer updates of the whole run: the last step stops there. Default: all that max_steps makes."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Maximum tokens of one forward and backward, unless a single group has more."""
     gradient_checkpointing: bool = False
@@ -116,12 +119,18 @@ class TrainConfig(RunConfig):
             )
         if self.loss.advantage == "gdpo" and self.reward_weights and not any(self.reward_weights):
             raise ValueError("reward_weights: gdpo takes rewards with a weight other than 0, and there is none")
-        if self.minibatches > self.groups_per_step:
+        if self.minibatches > self.groups_per_step and self.minibatches % self.groups_per_step:
             raise ValueError(
                 f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts: "
-                "lower minibatches, or raise groups_per_step"
+                "lower minibatches, raise groups_per_step, or let one be a multiple of the other"
             )
+        if self.minibatches > self.groups_per_step * self.sampling.num_generations:
+            raise ValueError(f"minibatches: a step has fewer completions than {self.minibatches}: lower minibatches")
         return self
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.num_iterations * self.minibatches
 
     @property
     def freezes_vision_tower(self) -> bool:

@@ -183,6 +183,7 @@ def one_group(config: TrainConfig, run_dir: Path) -> TrainConfig:
             "groups_per_step": 1,
             "max_waiting": 1,
             "minibatches": 1,
+            "max_updates": None,
             "publish_every": 1,
             "expect_reference": "different",
             "record": None,

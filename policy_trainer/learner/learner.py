@@ -17,7 +17,7 @@ from policy_trainer.data.completion import Probe, probe_tokens
 from policy_trainer.learner.adapters import adapters_off, policy_state
 from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains, with_old_logps
 from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals
-from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
+from policy_trainer.learner.optimizer import clip_gradients, learning_rates, make_weights, step_weights
 from policy_trainer.learner.routing import routing_of
 from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
 from policy_trainer.objective.advantages import advantages
@@ -79,7 +79,7 @@ class Learner:
     ) -> StepStats:
         """Trains on whole groups. No update is made if no group trains, or if the loss or gradient is not finite.
 
-        step: number of earlier steps, the version of the weights. The learning rate depends on nothing else, so that
+        step: number of earlier steps, the version of the weights. The learning rates depend on nothing else, so that
         resuming needs no state.
         on_groups: called with the group of each batch; those that train have their advantages.
         Raises ValueError for a batch that lacks what the loss needs, UserError for a function of the user's that
@@ -88,18 +88,25 @@ class Learner:
         self.updated = False
         groups, training = self._prepare(batches, step)
         on_groups(groups)
-        config, optimizer = self._config, self._config.optimizer
-        lr = optimizer.learning_rate * lr_factor(step, optimizer, config.max_steps)
-        rates = [lr] * (config.num_iterations * config.minibatches)
-        parts = split_evenly(len(training), config.minibatches) * config.num_iterations
-        updates = [self._update(training[part], rate) for part, rate in zip(parts, rates, strict=False)]
+        rates = learning_rates(step, self._config)
+        parts = self._parts(training) * self._config.num_iterations
+        updates = [self._update(part, rate) for part, rate in zip(parts, rates, strict=False)]
         if step == 0 and is_function(self._loss.surrogate) and not all(update.finite for update in updates):
             raise UserError(
                 f"loss.surrogate: the loss or gradient of {function_label(self._loss.surrogate)} is not finite in the "
                 "first step: compute on tokens.ratio, which is bounded, and select with torch.where before functions "
                 "that have no finite gradient"
             )
-        return step_stats(groups, training, updates, num_iterations=config.num_iterations, learning_rates=rates)
+        routed = self._routing is not None
+        return step_stats(
+            groups, training, updates, num_iterations=self._config.num_iterations, learning_rates=rates, routed=routed
+        )
+
+    def _parts(self, groups: Sequence[Group]) -> list[list[Group]]:
+        """The groups of each update of one pass."""
+        pieces = math.ceil(self._config.minibatches / self._config.groups_per_step)
+        divided = [piece for group in groups for piece in group.divided(min(pieces, group.tokens.size))]
+        return [divided[part] for part in split_evenly(len(divided), self._config.minibatches)]
 
     def failures(self, batches: Sequence[Batch], *, step: int) -> list[Exception | None]:
         """What a step on each batch by itself raises, or None. To be called when a step has raised.
@@ -115,7 +122,7 @@ class Learner:
             self.kl([batch])
             groups, training = self._prepare([batch], step)
             updates = [self._gradients(training)[0]] if training else []
-            step_stats(groups, training, updates, num_iterations=1, learning_rates=[0.0])
+            step_stats(groups, training, updates, num_iterations=1, learning_rates=[0.0], routed=False)
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold the activations
             return error
@@ -160,8 +167,10 @@ class Learner:
 
     def _recompute(self, groups: Sequence[Group]) -> list[Array]:
         """Log-probs under the current policy, packed like the updates: in half precision the values depend on it."""
-        parts = split_evenly(len(groups), self._config.minibatches)
-        return [logps for part in parts for logps in self._values(*_inputs(groups[part]), self._forward)]
+        if not groups:
+            return []
+        values = [logps for part in self._parts(groups) for logps in self._values(*_inputs(part), self._forward)]
+        return np.split(np.concatenate(values), np.cumsum([len(group.tokens.completion_ids) for group in groups])[:-1])
 
     def _entropies(self, groups: Sequence[Group]) -> list[Array]:
         return self._values(*_inputs(groups), lambda *inputs: self._forward.with_entropy(*inputs)[1])
@@ -224,7 +233,7 @@ class Learner:
         explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
-        aux_loss = torch.full_like(total_loss, math.nan)
+        aux_loss = torch.zeros_like(total_loss)
         if self._routing is not None:
             aux_loss = self._routing.loss(groups, total)
             total_loss = total_loss + self._routing.coef * aux_loss

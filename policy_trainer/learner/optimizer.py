@@ -10,14 +10,16 @@ such steps (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
-from transformers import PreTrainedModel
+from torch.optim import SGD, AdamW
+from transformers import PreTrainedModel, get_scheduler
+from transformers.trainer_pt_utils import get_parameter_names
 
-from policy_trainer.config import OptimizerConfig
+from policy_trainer.config import OptimizerConfig, TrainConfig
 from policy_trainer.learner.host_memory import add, begin, host_memory
 from shared.errors import UserError
 
@@ -25,6 +27,8 @@ PURE_BFLOAT16 = (
     "training in pure bfloat16: steps below 2^-9 of a weight vanish, and second moments hardly decay at a beta2 above "
     'about 0.99; optimizer.master_weights = "float32" avoids both'
 )
+# Patterns in the names of parameters that transformers' Trainer does not decay (Trainer.get_decay_parameter_names).
+_UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 OFFLOADED_FROM_CPU = (
     "optimizer.offload: the model is in main memory itself (device cpu), so a copy there saves nothing; set it to none"
 )
@@ -34,7 +38,8 @@ class Weights:
     """Steps the model's parameters.
 
     stepped: the parameters that the optimizer steps, by their names in the model; a tied weight once.
-    masters: those that are not parameters of the model; checkpoints save them.
+    masters: those that are not parameters of the model; checkpoints save them. undecayed: names of those in `stepped`
+    that have no weight decay.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Weights:
         self.stepped = stepped
         self.masters = masters
         self.optimizer = AdamW(stepped.values(), betas=config.betas, weight_decay=config.weight_decay, fused=True)
+        self.undecayed: frozenset[str] = frozenset()
 
     def finish_gradients(self) -> None:
         """Waits until `stepped` has the gradients of all backwards so far."""
@@ -62,12 +68,24 @@ def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
         raise UserError(
             "dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16"
         )
+    weights = _weights(model, config)
+    if config.weight_decay and not config.decay_norms_and_biases:
+        weights.undecayed = frozenset(weights.stepped) - decayed(model)
+    return weights
+
+
+def _weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
     if config.offload == "cpu":
         return OffloadedWeights(model, config)
     parameters = trained(model)
     if config.master_weights == "float32" and _dtype(parameters) == torch.bfloat16:
         return MasterWeights(model, config)
     return Weights(parameters, {}, config)
+
+
+def decayed(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that transformers' Trainer decays: all but biases and the weights of norms."""
+    return frozenset(get_parameter_names(model, [nn.LayerNorm], _UNDECAYED))
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -84,22 +102,57 @@ def clip_gradients(weights: Weights, config: OptimizerConfig) -> float:
 
 
 def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:
+    decay = 0.0 if weights.undecayed else config.weight_decay
     for group in weights.optimizer.param_groups:
         # Set all of them: a resumed optimizer has those of the checkpoint, and the settings may have changed.
-        group.update(lr=lr, betas=config.betas, weight_decay=config.weight_decay)
+        group.update(lr=lr, betas=config.betas, eps=config.adam_epsilon, weight_decay=decay)
+    if weights.undecayed:  # the others decay here, as AdamW does: checkpoints need no second group of parameters
+        with torch.no_grad():
+            for name, weight in weights.stepped.items():
+                if name not in weights.undecayed and weight.grad is not None:
+                    weight.mul_(1 - lr * config.weight_decay)
     weights.step()
 
 
-def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
-    """Learning rate of a step as a fraction of the peak: a linear ramp times a decay over the whole run.
+def learning_rates(step: int, config: TrainConfig) -> list[float]:
+    """Of each update of a step, the first being 0. The run's last step may have fewer updates than the others."""
+    per_step = config.updates_per_step
+    first, last = step * per_step, config.max_updates or config.max_steps * per_step
+    count = min(per_step, max(last - first, 1)) if config.max_updates else per_step
+    factors = (lr_factor(first + i, config.optimizer, last, per_step=per_step) for i in range(count))
+    return [config.optimizer.learning_rate * factor for factor in factors]
 
-    It depends only on the step's number, so that resuming needs no state.
+
+def lr_factor(update: int, config: OptimizerConfig, updates: int, *, per_step: int = 1) -> float:
+    """Learning rate of an update, the first being 0, as a fraction of the peak: a linear ramp times a decay over the
+    whole run. updates: of the run. per_step: of a step, in which the warmup is counted.
+
+    It depends only on the update's number, so that resuming needs no state. Raises UserError for a schedule that
+    transformers does not have.
     """
-    warmup = max(config.warmup_steps, math.ceil(config.warmup_ratio * steps))
-    ramp = min(1.0, (step + 1) / warmup) if warmup else 1.0
-    progress = min(1.0, step / max(steps - 1, 1))
+    warmup = max(config.warmup_steps * per_step, math.ceil(config.warmup_ratio * updates))
+    if config.lr_scheduler_type == "transformers":
+        return _transformers_factor(update, config, updates, warmup)
+    ramp = min(1.0, (update + 1) / warmup) if warmup else 1.0
+    progress = min(1.0, update / max(updates - 1, 1))
     decayed = (1 - math.cos(math.pi * progress)) / 2 if config.lr_scheduler_type == "cosine" else progress
     return ramp * (1 - (1 - config.min_lr_rate) * decayed)
+
+
+def _transformers_factor(update: int, config: OptimizerConfig, updates: int, warmup: int) -> float:
+    given = {"num_warmup_steps": warmup, **config.lr_scheduler_kwargs}
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=config.learning_rate)  # the schedules read its learning rate
+    try:
+        scheduler: Any = get_scheduler(
+            given.pop("name"),
+            optimizer,
+            num_warmup_steps=given.pop("num_warmup_steps"),
+            num_training_steps=updates,
+            scheduler_specific_kwargs=given,
+        )
+        return scheduler.lr_lambdas[0](update)
+    except (ValueError, TypeError, AttributeError) as error:  # the last: a schedule that follows the loss
+        raise UserError(f"optimizer.lr_scheduler_kwargs: {error}") from None
 
 
 class MasterWeights(Weights):

@@ -127,7 +127,7 @@ def micro_batch_sums(
     importance: Sequence[Tensor],
 ) -> Tensor:
     """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy, aux_loss,
-    policy_loss: scalars, of which the update has the sum, NaN for a loss that there is not; all else (C,).
+    policy_loss: scalars, of which the update has the sum; all else (C,).
 
     logp_difference: |log-prob - the sampler's|. importance: the correction's weights before truncation; bool, where one
     was truncated.
@@ -165,9 +165,10 @@ def step_stats(
     *,
     num_iterations: int,
     learning_rates: Sequence[float],
+    routed: bool,
 ) -> StepStats:
     """groups: all of the step. trained: those that trained. updates: of all iterations. learning_rates: of the updates
-    that the step would have if all groups trained."""
+    that the step would have if all groups trained. routed: whether there is an aux_loss."""
     total = summed([update.sums for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
     sums, largest = _named(total)
     count = sums["tokens"] or math.nan  # without tokens there is no mean
@@ -177,7 +178,7 @@ def step_stats(
     return StepStats(
         loss=sums["loss"] / len(updates) if updates else math.nan,
         policy_loss=sums["policy_loss"] / len(updates) if updates else math.nan,
-        aux_loss=sums["aux_loss"] / len(updates) if updates else math.nan,
+        aux_loss=sums["aux_loss"] / len(updates) if updates and routed else math.nan,
         kl=means["kl"],
         entropy=means["entropy"],
         clip_ratio=means["clipped_low"] + means["clipped_high"],
@@ -204,7 +205,9 @@ def step_stats(
         tokens=int(sums["tokens"]) // num_iterations,
         updates=sum(update.finite for update in updates),
         not_finite=not all(update.finite for update in updates),
-        each_update=tuple(_update_stats(update, lr) for update, lr in zip(updates, learning_rates, strict=False)),
+        each_update=tuple(
+            _update_stats(update, lr, routed) for update, lr in zip(updates, learning_rates, strict=False)
+        ),
     )
 
 
@@ -215,14 +218,14 @@ def _named(total: Tensor) -> tuple[dict[str, float], dict[str, float]]:
     return sums, dict(zip(_MAXIMA, (total[len(_SUMS) :] * known).tolist(), strict=True))
 
 
-def _update_stats(update: Update, learning_rate: float) -> UpdateStats:
+def _update_stats(update: Update, learning_rate: float, routed: bool) -> UpdateStats:
     sums, largest = _named(update.sums)
     count = sums["tokens"] or math.nan
     low, high = sums["clipped_low"] / count, sums["clipped_high"] / count
     return UpdateStats(
         loss=sums["loss"],
         policy_loss=sums["policy_loss"],
-        aux_loss=sums["aux_loss"],
+        aux_loss=sums["aux_loss"] if routed else math.nan,
         kl=sums["kl"] / count,
         entropy=sums["entropy"] / count,
         entropy_coef=update.entropy_coef,

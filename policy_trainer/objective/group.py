@@ -1,7 +1,7 @@
 """A group in training, made from a batch, and the tokens of one or more groups as the loss takes them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -23,6 +23,17 @@ class RewardParts:
         """Those whose weight is not 0. Raises KeyError for one that is not there."""
         named = {name: weight for name, weight in weights.items() if weight}
         return cls(np.stack([parts[name] for name in named]), np.array([*named.values()]))
+
+
+# Fields of a group with a value for each token, where they are known.
+_OF_TOKENS = (
+    "loss_mask", "sampler_logps", "ref_logps", "teacher_logps", "old_logps", "kl_penalty", "reverse_kl", "advantages",
+    "high_entropy",
+)  # fmt: skip
+
+
+def _known(values: Array | None) -> bool:
+    return values is not None and len(values) > 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -73,6 +84,24 @@ class Group:
     def explored(self) -> Array:
         """bool (C,), tokens that train, and by their entropy."""
         return self.mask if self.high_entropy is None else self.mask & self.high_entropy
+
+    def divided(self, count: int) -> "list[Group]":
+        """Groups with an almost equal number of the completions each, in order, for updates: the rewards of steps and
+        parts are gone. count: at most G."""
+        if count == 1:
+            return [self]
+        tokens = self.tokens.divided(count)
+        sizes = np.cumsum([part.size for part in tokens])[:-1]
+        places = np.cumsum([len(part.completion_ids) for part in tokens])[:-1]
+        by_completion = {name: np.split(getattr(self, name), sizes) for name in ("rewards", "sequence_mask")}
+        by_token = {name: np.split(getattr(self, name), places) for name in _OF_TOKENS if _known(getattr(self, name))}
+        if self.staleness is not None:
+            by_completion["staleness"] = np.split(self.staleness, sizes)
+        values = by_completion | by_token
+        return [
+            replace(self, tokens=part, steps=None, parts=None, **{name: each[i] for name, each in values.items()})
+            for i, part in enumerate(tokens)
+        ]
 
     @property
     def completion_advantages(self) -> Array:

@@ -100,7 +100,8 @@ class Trainer:
                     self._reporters.keep(state.step, batches)
                     self._keep_samples([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
-                    if state.step % config.publish_every == 0:
+                    # After the last step workers are told to finish: earlier they would sample once more.
+                    if state.step % config.publish_every == 0 and state.step < config.max_steps:
                         self._publish()
                 self._evaluate_and_checkpoint()
                 self._stop_if_wished()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
+from policy_trainer.config import OptimizerConfig
 from policy_trainer.trl.config import GRPOConfig
 from shared.errors import UserError
 
@@ -24,8 +25,8 @@ LOSS_TYPES: Mapping[str, tuple[str, str]] = {
 }
 # Settings whose value is TRL's own, None meaning our default.
 _SAME = (
-    "run_name", "seed", "per_device_eval_batch_size", "ddp_timeout", "num_iterations", "gradient_checkpointing",
-    "learning_rate", "weight_decay", "chat_template_kwargs", "num_generations", "max_tool_calling_iterations",
+    "run_name", "seed", "per_device_eval_batch_size", "ddp_timeout", "gradient_checkpointing", "learning_rate",
+    "adam_epsilon", "chat_template_kwargs", "num_generations", "max_tool_calling_iterations",
     "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "reward_weights", "beta",
     "epsilon", "delta", "importance_sampling_level", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos",
     "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "top_entropy_quantile",
@@ -34,21 +35,43 @@ _SAME = (
 # Of model_init_kwargs: the result does not depend on them.
 _IDLE_MODEL = {"attn_implementation", "low_cpu_mem_usage", "use_safetensors", "cache_dir", "local_files_only"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
+# Those of transformers that do not follow the loss.
+_SCHEDULES = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
+)  # fmt: skip
 # A number of steps that no run reaches.
 NEVER = 10**9
 
 
 class Steps(NamedTuple):
-    """updates: optimizer updates of a generation batch. total: generation batches of the run. of_epoch: of a pass over
-    the rows, None without rows."""
+    """Our steps, and TRL's, which are optimizer updates. A step has one generation batch, or several that TRL
+    accumulates in one update.
 
-    updates: int
-    total: int
+    batches: generation batches of a step. iterations: passes over it. minibatches: updates of a pass. max_updates: of
+    the run, whose last step may have fewer updates than the others. of_epoch: steps of a pass over the rows, None
+    without rows.
+    """
+
+    batches: int
+    iterations: int
+    minibatches: int
+    max_updates: int
     of_epoch: int | None
+
+    @property
+    def updates(self) -> int:
+        """Of a step."""
+        return self.iterations * self.minibatches
+
+    @property
+    def total(self) -> int:
+        """Steps of the run."""
+        return math.ceil(self.max_updates / self.updates)
 
     def of(self, count: float, name: str) -> int:
         """Our steps for a number of TRL's, or for a share of all of them if it is below 1."""
-        wanted = math.ceil(count * self.total * self.updates) if 0 < count < 1 else int(count)
+        wanted = math.ceil(count * self.max_updates) if 0 < count < 1 else int(count)
         if wanted < 1:
             raise UserError(f"{name}: must be at least 1, or a share of all steps, got {count}")
         return math.ceil(wanted / self.updates)
@@ -56,17 +79,33 @@ class Steps(NamedTuple):
 
 def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
     """rows: of the training data; None where an environment has the problems."""
-    if args.steps_per_generation % args.gradient_accumulation_steps:
-        raise UserError("steps_per_generation: must be a multiple of gradient_accumulation_steps")
-    updates = args.steps_per_generation // args.gradient_accumulation_steps * args.num_iterations
-    of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size
+    batches, iterations, minibatches = _shape(args)
+    of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size  # batches
     if args.max_steps > 0:
-        if args.max_steps % updates:
-            raise UserError(f"max_steps: must be a multiple of {updates}, the updates in one generation batch")
-        return Steps(updates, args.max_steps // updates, of_epoch)
-    if not of_epoch:
+        max_updates = args.max_steps
+    elif of_epoch:
+        forwards = of_epoch * args.steps_per_generation * args.num_iterations
+        max_updates = math.ceil(args.num_train_epochs * math.ceil(forwards / args.gradient_accumulation_steps))
+    else:
         raise UserError("max_steps: must be given: there are no training rows, or fewer than a generation batch has")
-    return Steps(updates, math.ceil(args.num_train_epochs * of_epoch), of_epoch)
+    return Steps(batches, iterations, minibatches, max_updates, of_epoch and math.ceil(of_epoch / batches))
+
+
+def _shape(args: GRPOConfig) -> tuple[int, int, int]:
+    """Generation batches of a step, passes over it, and updates of a pass. An update that has a generation batch
+    several times has the gradient of one pass."""
+    accumulated, slices = args.gradient_accumulation_steps, args.steps_per_generation
+    forwards = slices * args.num_iterations  # of a generation batch
+    if accumulated % forwards == 0:
+        return accumulated // forwards, 1, 1
+    if slices % accumulated == 0:
+        return 1, args.num_iterations, slices // accumulated
+    if accumulated % slices == 0 and forwards % accumulated == 0:
+        return 1, forwards // accumulated, 1
+    raise UserError(
+        f"gradient_accumulation_steps: {accumulated} must divide steps_per_generation, {slices}, or be a multiple, "
+        f"and divide {forwards} or be a multiple of it (that times num_iterations): else updates would mix batches"
+    )
 
 
 def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) -> dict[str, Any]:
@@ -136,11 +175,13 @@ def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     trackers = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
     return {
         "max_steps": steps.total,
+        "max_updates": steps.max_updates if steps.max_updates % steps.updates else None,
+        "num_iterations": steps.iterations,
         "report_to": [name for name in trackers if name != "none"],
         "checkpoint.save_steps": steps.of(every, "save_steps"),
         "checkpoint.save_total_limit": args.save_total_limit or NEVER,
-        "groups_per_step": args.generation_batch_size // args.num_generations,
-        "minibatches": args.steps_per_generation // args.gradient_accumulation_steps,
+        "groups_per_step": args.generation_batch_size // args.num_generations * steps.batches,
+        "minibatches": steps.minibatches,
         "max_lag": 0,
         "resume": bool(_one_of(args, "resume_from_checkpoint", (None, False, True))),
     }
@@ -169,24 +210,31 @@ def _model(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def _optimizer(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """transformers' linear decay ends one step after the last; so does ours, if the last step has 1/N of the peak."""
+    """The schedule is transformers', of updates."""
     _one_of(args, "optim", _ADAMW)
-    schedules = ("linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr")
-    schedule = _one_of(args, "lr_scheduler_type", schedules)
-    more = dict(args.lr_scheduler_kwargs or {})
-    last = more.pop("min_lr_rate", 0.0) if schedule == "cosine_with_min_lr" else 0.0
-    if more:
-        raise UserError(f"lr_scheduler_kwargs: {', '.join(more)} has no meaning for {schedule} here")
-    last = {"linear": 1 / steps.total}.get(schedule, 1.0 if schedule.startswith("constant") else last)
-    share = 0 < args.warmup_steps < 1
+    schedule = _one_of(args, "lr_scheduler_type", _SCHEDULES)
+    warmup = args.warmup_steps if args.warmup_steps >= 1 else steps.max_updates * args.warmup_steps
+    given = {"name": schedule, "num_warmup_steps": math.ceil(warmup), **(args.lr_scheduler_kwargs or {})}
+    if args.lr_scheduler_kwargs or schedule in ("polynomial", "warmup_stable_decay"):
+        _check_schedule(args.learning_rate, given)
     return {
-        "optimizer.lr_scheduler_type": "cosine" if schedule.startswith("cosine") else "linear",
-        "optimizer.min_lr_rate": last,
-        "optimizer.warmup_ratio": args.warmup_steps if share else None,
-        "optimizer.warmup_steps": None if share else math.ceil(args.warmup_steps / steps.updates),
+        "optimizer.lr_scheduler_type": "transformers",
+        "optimizer.lr_scheduler_kwargs": given,
         "optimizer.betas": (args.adam_beta1, args.adam_beta2),
+        "optimizer.weight_decay": args.weight_decay,
+        "optimizer.decay_norms_and_biases": False,
         "optimizer.max_grad_norm": args.max_grad_norm or 0.0,
     }
+
+
+def _check_schedule(peak: float, given: dict[str, Any]) -> None:
+    from policy_trainer.learner.optimizer import lr_factor  # late: it loads PyTorch
+
+    config = OptimizerConfig(learning_rate=peak, lr_scheduler_type="transformers", lr_scheduler_kwargs=given)
+    try:
+        lr_factor(0, config, 1)
+    except UserError as error:
+        raise UserError(f"lr_scheduler_kwargs: {str(error).partition(': ')[2]}") from None
 
 
 def _sampling(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
@@ -209,8 +257,6 @@ def _sampling(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 def _loss(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     """With one update a batch, TRL's old log-probs are the current ones, and the ratio is 1."""
     surrogate, aggregation = LOSS_TYPES[_one_of(args, "loss_type", LOSS_TYPES)]
-    if args.loss_type == "bnpo" and args.gradient_accumulation_steps > 1:
-        raise UserError("loss_type: bnpo has a mean of its own in each micro-batch: gradient_accumulation_steps = 1")
     apart = _one_of(args, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum")).startswith("n")
     scale = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)
     return {

@@ -149,7 +149,7 @@ def test_the_reference_is_the_servers_or_its_own(source: Any, make_tiny: Make, b
             policy.step(rollouts, step=0)
         return
     with_own = learner(copy.deepcopy(model))
-    assert repr(with_own.step(rollouts, step=0)) == repr(policy.step(batches, step=0))  # which has NaN
+    assert with_own.step(rollouts, step=0) == policy.step(batches, step=0)
     assert all(torch.equal(tensor, policy_state(model)[name]) for name, tensor in policy_state(with_own.model).items())
 
 
@@ -205,7 +205,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(
     again = learner(resumed, optimizer=optimizer)
     restore(checkpoint, again.weights)
     for step in (2, 3):
-        assert repr(again.step(batches, step=step)) == repr(policy.step(batches, step=step))  # which has NaN
+        assert again.step(batches, step=step) == policy.step(batches, step=step)
     for name, value in policy_state(policy.model).items():
         assert torch.equal(policy_state(again.model)[name], value)
     for name, value in policy.weights.stepped.items():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from policy_trainer.learner.optimizer import (
     clip_gradients,
     lr_factor,
     make_weights,
+    step_weights,
 )
 from shared.errors import UserError
 from tests.device import DEVICE
@@ -55,6 +57,52 @@ NEAR = 0.0 if ON_CPU else 1e-6
 )
 def test_learning_rate_by_hand(config: OptimizerConfig, factors: list[float]) -> None:
     assert [lr_factor(step, config, 5) for step in range(5)] == pytest.approx(factors)
+
+
+def test_warmup_steps_have_several_updates() -> None:
+    config = OptimizerConfig(warmup_steps=2)
+    assert [lr_factor(update, config, 6, per_step=2) for update in range(6)] == pytest.approx(
+        [0.25, 0.5, 0.75, 1, 1, 1]
+    )
+
+
+def test_schedules_of_transformers() -> None:
+    given = {"lr_scheduler_type": "transformers", "warmup_steps": 1, "learning_rate": 0.1}
+
+    def factors(**kwargs: Any) -> list[float]:
+        config = OptimizerConfig.model_validate({**given, "lr_scheduler_kwargs": kwargs})
+        return [lr_factor(update, config, 4) for update in range(4)]
+
+    assert factors(name="linear") == pytest.approx([0, 1, 2 / 3, 1 / 3])
+    assert factors(name="linear", num_warmup_steps=2) == pytest.approx([0, 1 / 2, 1, 1 / 2])
+    assert factors(name="cosine_with_min_lr", min_lr=0.05)[3] == pytest.approx(
+        0.5 + 0.5 * (1 + math.cos(math.pi * 2 / 3)) / 2
+    )
+    for wrong in ({"name": "linear", "power": 2}, {"name": "no_such"}, {"name": "reduce_lr_on_plateau"}):
+        with pytest.raises(UserError, match=r"^optimizer.lr_scheduler_kwargs: "):
+            factors(**wrong)
+
+
+def test_weight_decay_without_norms_and_biases(make_tiny: Make) -> None:
+    """The others decay as AdamW decays them. With gradients of 0 nothing else moves."""
+
+    def after(**settings: Any) -> dict[str, Tensor]:
+        config = OptimizerConfig.model_validate({"weight_decay": 0.5, "adam_epsilon": 1e-3, **settings})
+        model = make_tiny()
+        weights = make_weights(model, config)
+        for weight in weights.stepped.values():
+            weight.grad = torch.zeros_like(weight)
+        step_weights(weights, config, 0.1)
+        assert weights.optimizer.param_groups[0]["eps"] == 1e-3
+        return {name: weight.detach() for name, weight in weights.stepped.items()}
+
+    before = {name: weight.detach() for name, weight in make_tiny().named_parameters()}
+    exempt, all_of_them = after(decay_norms_and_biases=False), after()
+    kept = {name for name, weight in exempt.items() if torch.equal(weight, before[name])}
+    assert kept == {name for name in before if "norm" in name or name.endswith("bias")} and 0 < len(kept) < len(before)
+    for name, weight in all_of_them.items():
+        assert torch.allclose(weight, before[name] * 0.95)
+        assert name in kept or torch.allclose(weight, exempt[name])
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
