@@ -44,6 +44,11 @@ class Steps(NamedTuple):
     total: int
     of_epoch: int | None
 
+    @property
+    def max_updates(self) -> int:
+        """Of the run."""
+        return self.total * self.updates
+
     def of(self, count: float, name: str) -> int:
         """Our steps for a number of TRL's, or for a share of all of them if it is below 1."""
         wanted = math.ceil(count * self.total * self.updates) if 0 < count < 1 else int(count)

@@ -71,7 +71,7 @@ class GRPOTrainer:
             callback_input(callbacks or ()), self.args, steps, rows=None if rows is None else len(rows)
         )
         self.state = self.observer.state
-        names = reward_names(_listed(reward_funcs), environment_factory)
+        self.reward_func_names = reward_names(_listed(reward_funcs), environment_factory)
         rewards = self._rewards(_listed(reward_funcs), _listed(reward_processing_classes), given)
         self._make = partial(
             GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
@@ -80,7 +80,9 @@ class GRPOTrainer:
         nothing = None if rows is None else rows.select([0])
         self._grpo = self._make(eval_dataset=nothing if self.eval_dataset is None else self.eval_dataset)
         self._grpo.observer = self.observer
-        self.observer.attach(self._grpo.config, dict(zip(self._grpo.config.rewards, names, strict=False)))
+        self.observer.attach(
+            self._grpo.config, dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
+        )
         self._trained: str | None = None  # the directory of the trained model
 
     def _rewards(self, rewards: list[Any], tokenizers: list[Any], given: Mapping[str, Any]) -> list[Any]:
@@ -115,6 +117,16 @@ class GRPOTrainer:
         from policy_trainer.trl.objects import load_policy
 
         return load_policy(self._grpo.config, self._trained)
+
+    @property
+    def entropy_coef(self) -> Any:
+        """Of the entropy bonus, after the latest update."""
+        return self.observer.entropy_coef
+
+    @property
+    def _logs(self) -> dict[str, Any]:
+        """The latest completions, as TRL keeps them for its table."""
+        return self.observer.completions()
 
     @cached_property
     def processing_class(self) -> Any:
@@ -186,8 +198,9 @@ def reward_names(rewards: list[Any], environments: Any) -> list[str]:
         function = getattr(each, "func", each)  # of functools.partial
         named = getattr(function, "__name__", type(function).__name__)
         names.append(named if model is None else model.rpartition("/")[2])
-    several = list(environments.values()) if isinstance(environments, Mapping) else _listed(environments)
-    return [*names, *(getattr(each, "__name__", "environment") for each in several[:1])]
+    several = environments.values() if isinstance(environments, Mapping) else _listed(environments)
+    owning = [each for each in several if hasattr(each, "get_reward") or not isinstance(each, type)]
+    return [*names, *(getattr(each, "__name__", "environment") for each in owning[:1])]
 
 
 def _listed(value: Any) -> list[Any]:
