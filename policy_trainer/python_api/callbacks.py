@@ -156,6 +156,10 @@ class Callbacks(StepFunction):
 
     def end_step(self, record: Metrics, groups: Groups) -> None:
         super().end_step(record, groups)
+        self._count(record)
+
+    def _count(self, record: Metrics) -> None:
+        """Calls the events of a step."""
         self.state.global_step = record["step"]
         self.state.epoch = self.state.num_train_epochs * record["step"] / max(self.state.max_steps, 1)
         self.state.num_input_tokens_seen += record.get("tokens") or 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.python_api.callbacks import Callbacks
+from policy_trainer.python_api.callbacks import Callbacks, OnStep
 from policy_trainer.reporting.metrics import Metrics, without_nan
 from policy_trainer.trainer.observer import Groups, RunStart
 from policy_trainer.trl.cautions import warn_of_unjudged
@@ -31,14 +31,20 @@ class Logs(Callbacks):
     must_train = False  # as in TRL, where a run goes on when no group's rewards differ
 
     def __init__(
-        self, callbacks: "Iterable[TrainerCallback]", args: GRPOConfig, steps: Steps, *, rows: int | None
+        self,
+        callbacks: "Iterable[TrainerCallback]",
+        args: GRPOConfig,
+        steps: Steps,
+        *,
+        rows: int | None,
+        on_step: OnStep | None = None,
     ) -> None:
         """rows: of the training data; None if there are none."""
-        super().__init__(callbacks, args=args)
+        super().__init__(callbacks, on_step, args=args)
         self.summary: Metrics = {}
         self.entropy_coef = args.entropy_coef
         self._trl, self._steps, self._rows = args, steps, rows
-        self._most = args.max_steps if args.max_steps > 0 else steps.total * steps.updates
+        self._epoch = _updates_of_epoch(args, rows) or steps.max_updates
         self._window: list[Named] = []  # metrics since the last log
         self._losses: list[float] = []  # of this process's updates
         self._rates: Named = {}
@@ -58,22 +64,17 @@ class Logs(Callbacks):
 
     def _set_state(self, run: RunStart) -> None:
         args, state = self._trl, self.state
-        state.max_steps, state.train_batch_size = self._most, args.per_device_train_batch_size
+        state.max_steps, state.train_batch_size = self._steps.max_updates, args.per_device_train_batch_size
         state.num_train_epochs = math.ceil(args.num_train_epochs)
         if args.max_steps > 0:
-            state.num_train_epochs = math.ceil(self._most / self._epoch) if self._steps.of_epoch else sys.maxsize
-        state.logging_steps, state.save_steps = self._count(args.logging_steps), self._count(args.save_steps)
+            state.num_train_epochs = math.ceil(self._steps.max_updates / self._epoch) if self._rows else sys.maxsize
+        state.logging_steps, state.save_steps = self._interval(args.logging_steps), self._interval(args.save_steps)
         if args.eval_strategy == "steps":
-            state.eval_steps = self._count(args.logging_steps if args.eval_steps is None else args.eval_steps)
+            state.eval_steps = self._interval(args.logging_steps if args.eval_steps is None else args.eval_steps)
 
-    def _count(self, steps: float) -> int:
+    def _interval(self, steps: float) -> int:
         """Updates; below 1 steps are a share of all."""
-        return math.ceil(steps * self._most) if steps < 1 else int(steps)
-
-    @property
-    def _epoch(self) -> int:
-        """Updates of a pass over the rows; all updates if there are no rows."""
-        return self._steps.of_epoch * self._steps.updates if self._steps.of_epoch else self._most
+        return math.ceil(steps * self._steps.max_updates) if steps < 1 else int(steps)
 
     def _replay(self, record: Metrics) -> None:
         if record["kind"] == "step":
@@ -88,6 +89,9 @@ class Logs(Callbacks):
     def end_step(self, record: Metrics, groups: Groups) -> None:
         warn_of_unjudged(record, groups)
         self._groups = groups
+        super().end_step(record, groups)
+
+    def _count(self, record: Metrics) -> None:
         for number, metrics in enumerate(self._updates(record)):
             if number:
                 self._call("on_step_begin")
@@ -104,7 +108,7 @@ class Logs(Callbacks):
         batch = batch_metrics(record, args, self._names)
         state.num_input_tokens_seen += int(batch.pop("num_tokens"))
         self._window.append(batch)
-        return update_metrics(record, args, min(self._steps.updates, self._most - state.global_step))
+        return update_metrics(record, args, min(self._steps.updates, self._steps.max_updates - state.global_step))
 
     def _count_update(self, metrics: Named) -> None:
         self._window.append(metrics)
@@ -120,7 +124,7 @@ class Logs(Callbacks):
         if step == 1 and args.logging_first_step:
             return True
         if strategy == "epoch":
-            return step % self._epoch == 0 or step == self._most
+            return step % math.ceil(self._epoch) == 0 or step == self._steps.max_updates
         return strategy == "steps" and step % self.state.logging_steps == 0
 
     def _entry(self) -> Metrics:
@@ -168,7 +172,7 @@ class Logs(Callbacks):
 
     def _keep_best(self, record: Metrics) -> None:
         super()._keep_best(record)
-        self.state.best_global_step = min(record["step"] * self._steps.updates, self._most)
+        self.state.best_global_step = min(record["step"] * self._steps.updates, self._steps.max_updates)
 
     def end(self) -> None:
         """Logs the summary that every Trainer of transformers logs last, with what has not been logged yet."""
@@ -184,7 +188,7 @@ class Logs(Callbacks):
         seconds = time.monotonic() - self._began
         samples = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps
         if args.max_steps <= 0 and self._rows:  # as in TRL: rows, not completions
-            samples = self._rows * args.num_train_epochs * steps / self._most
+            samples = self._rows * args.num_train_epochs * steps / self._steps.max_updates
         return {
             "train_runtime": round(seconds, 4),
             "train_samples_per_second": round(samples / seconds, 3),
@@ -206,3 +210,9 @@ class Logs(Callbacks):
             "advantages": [answer.advantage for answer in answers],
             "extra": {column: [answer.extras.get(column) for answer in answers] for column in columns},
         }
+
+
+def _updates_of_epoch(args: GRPOConfig, rows: int | None) -> float:
+    """Of a pass over the rows: a fraction where accumulation goes beyond it."""
+    batches = (rows or 0) * args.num_generations // args.generation_batch_size
+    return batches * args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps

@@ -85,7 +85,7 @@ class GRPOTrainer:
             callback_input(callbacks or ()), self.args, steps, rows=None if rows is None else len(rows)
         )
         self.state = self.observer.state
-        names = reward_names(functions, environment_factory)
+        self.reward_func_names = reward_names(functions, environment_factory)
         rewards = self._rewards(functions, tokenizers)
         self._make = partial(
             GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
@@ -94,7 +94,9 @@ class GRPOTrainer:
         nothing = None if rows is None else rows.select([0])
         self._grpo = self._make(eval_dataset=rows_of(eval_dataset, "eval_dataset") if evaluates else nothing)
         self._grpo.observer = self.observer
-        self.observer.attach(self._grpo.config, dict(zip(self._grpo.config.rewards, names, strict=False)))
+        self.observer.attach(
+            self._grpo.config, dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
+        )
         self._trained: str | None = None  # the directory of the trained model
 
     def _rewards(self, rewards: list[Any], tokenizers: list[Any]) -> list[Any]:
@@ -124,6 +126,16 @@ class GRPOTrainer:
         from policy_trainer.trl.objects import load_policy
 
         return load_policy(self._grpo.config, self._trained)
+
+    @property
+    def entropy_coef(self) -> Any:
+        """Of the entropy bonus, after the latest update."""
+        return self.observer.entropy_coef
+
+    @property
+    def _logs(self) -> dict[str, Any]:
+        """The latest completions, as TRL keeps them for its table."""
+        return self.observer.completions()
 
     @cached_property
     def accelerator(self) -> Any:
@@ -211,8 +223,9 @@ def reward_names(rewards: list[Any], environments: Any) -> list[str]:
         function = getattr(each, "func", each)  # of functools.partial
         named = getattr(function, "__name__", type(function).__name__)
         names.append(named if model is None else model.rpartition("/")[2])
-    several = list(environments.values()) if isinstance(environments, Mapping) else _listed(environments)
-    return [*names, *(getattr(each, "__name__", "environment") for each in several[:1])]
+    several = environments.values() if isinstance(environments, Mapping) else _listed(environments)
+    owning = [each for each in several if hasattr(each, "get_reward") or not isinstance(each, type)]
+    return [*names, *(getattr(each, "__name__", "environment") for each in owning[:1])]
 
 
 def _listed(value: Any) -> list[Any]:

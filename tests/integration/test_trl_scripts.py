@@ -223,5 +223,5 @@ def test_tools_and_an_environment(tmp_path: Path) -> None:
     assert any(each["reward"] > 0 for each in steps) and doubled
     trained = len(doubled)
     metrics = trainer.evaluate()
-    assert metrics["eval_reward"] == metrics["eval_rewards/environment/mean"] > 0 and len(doubled) > trained
+    assert metrics["eval_reward"] == metrics["eval_rewards/Counter/mean"] > 0 and len(doubled) > trained
     assert not processes_of(tmp_path / "out")

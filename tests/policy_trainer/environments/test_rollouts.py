@@ -458,10 +458,35 @@ def _written(template: str, turn: Any) -> str:
     return json.dumps({"name": name, "parameters": arguments})
 
 
+@pytest.mark.parametrize("template", ["qwen3", "llama3_1"])
+def test_calls_and_failures_are_counted_as_in_trl(talk: Callable[..., Talk], template: str) -> None:
+    """Without the arguments that the tool requires, with one that it lacks, of an unknown tool, one that raises."""
+    calls = [("add", {"a": 1}), ("add", {}), ("add", {"a": 1, "c": 2}), ("nothing", {}), ("fail", {"reason": "no"})]
+    it = talk(template, tools=TOOLS)
+    end = it.tokenizer.decode(it.eos[:1])
+    written = [[f"{_written(template, turn)}{end}", f"done{end}"] for turn in calls]
+    made = [
+        record for each in it.run(*written) if each.conversation for turn in each.conversation.calls for record in turn
+    ]
+    counts = trl_counts(it, [[it.ids(turn) for turn in row] for row in written], it.script.prompts)
+    assert (len(made), sum(bool(record.error) for record in made)) == counts == (5, 4)
+
+
 def trl_loop(
     it: Talk, turns: list[list[list[int]]], prompts: dict[int, list[list[int]]]
 ) -> tuple[list[list[int]], list[list[int]]]:
     """TRL's loop on the same turns: completion ids and masks."""
+    return _trl(it, turns, prompts)[0]
+
+
+def trl_counts(it: Talk, turns: list[list[list[int]]], prompts: dict[int, list[list[int]]]) -> tuple[int, int]:
+    """How many calls TRL's loop counts on the same turns, and how many failures."""
+    return _trl(it, turns, prompts)[1].counts
+
+
+def _trl(
+    it: Talk, turns: list[list[list[int]]], prompts: dict[int, list[list[int]]]
+) -> tuple[tuple[list[list[int]], list[list[int]]], Trl]:
     left = [list(row) for row in turns]
     prompt = prompts[0][0]
     completions = [row.pop(0)[: it.config.sampling.max_completion_length] for row in left]
@@ -477,4 +502,4 @@ def trl_loop(
 
     rows = [({"add": my_tools.add, "fail": my_tools.fail}, {"shout": my_tools.shout})] * len(turns)
     trl = Trl(it.tokenizer, rows, generate, it.config)
-    return trl.run([prompt] * len(turns), completions)
+    return trl.run([prompt] * len(turns), completions), trl

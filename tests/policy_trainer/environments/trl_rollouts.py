@@ -22,7 +22,10 @@ RowTools = tuple[Mapping[str, Callable[..., Any]], Mapping[str, Callable[..., An
 
 
 class Trl:
-    """generate: the ids of prompts -> the ids of the turns that follow them. config: of the limits."""
+    """generate: the ids of prompts -> the ids of the turns that follow them. config: of the limits. counts: the calls
+    of the rollouts that ran last, and how many of them failed."""
+
+    counts: tuple[int, int]
 
     def __init__(
         self,
@@ -71,10 +74,11 @@ class Trl:
         loop = self._trainer.async_loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
-        mask, _, ids, *_ = GRPOTrainer._tool_call_loop(
+        mask, _, ids, _, *counts, _ = GRPOTrainer._tool_call_loop(
             self._trainer, question, prompts, completions, parsed, logps, None, {}
         )
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+        self.counts = (counts[0], counts[1])
         return ids, mask

@@ -267,13 +267,18 @@ def test_rewards_have_trls_names() -> None:
             return []
 
     class Maze:
+        def get_reward(self) -> float:
+            return 1.0
+
+    class Field:
         pass
 
     model = SimpleNamespace(config=SimpleNamespace(_name_or_path="org/judge"))
     assert reward_names([f, partial(f, x=1), Judge(), model, "org/other"], Maze) == [
         "f", "f", "Judge", "judge", "other", "Maze",
     ]  # fmt: skip
-    assert reward_names([f], None) == ["f"]
+    assert reward_names([f], None) == reward_names([f], Field) == ["f"]
+    assert reward_names([f], {"a": Field, "b": Maze}) == ["f", "Maze"]
 
 
 def test_the_latest_completions_are_columns(tmp_path: Path) -> None:
