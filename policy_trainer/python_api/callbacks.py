@@ -20,6 +20,7 @@ from policy_trainer.data.user_code import accepts
 from policy_trainer.lifecycle.endings import StopTraining
 from policy_trainer.trainer.observer import Groups, Metrics, Observer, RunStart
 from shared.errors import UserError
+from shared.process import quick_imports
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -78,7 +79,8 @@ def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]
 
     Raises UserError for what is no callback of transformers.
     """
-    from transformers import TrainerCallback  # slow to import; a program with callbacks has imported it
+    with quick_imports():
+        from transformers import TrainerCallback  # slow to import, unless the program has done it for its callbacks
 
     several = [each() if isinstance(each, type) else each for each in callbacks]
     for each in several:
@@ -112,7 +114,8 @@ class Callbacks(StepFunction):
         renamed: Callable[[Metrics], Metrics] = dict,
     ) -> None:
         super().__init__(on_step)
-        from transformers import TrainerControl, TrainerState
+        with quick_imports():
+            from transformers import TrainerControl, TrainerState
 
         self.callbacks = [*callbacks]
         self._args = args

@@ -78,9 +78,9 @@ def choose_server(
     forks: ForkServer | None = None,
 ) -> ReferenceServer:
     """on_terminal: whether notes are shown on a terminal. Elsewhere, as in a log file, they contain no token. forks:
-    starts a server with a model."""
+    starts the server."""
     if config.server == INLINE:
-        return InlineServer(config, directory, note, on_terminal, forks if _models(config) else None)
+        return InlineServer(config, directory, note, on_terminal, forks)
     # Snapshots are uploaded to a server that shares no directory, so the trainer may write them into its own.
     root = directory.snapshots if config.weights == "server" else None
     return ReferenceServer(config.server, config.reference.snapshot_root or root)

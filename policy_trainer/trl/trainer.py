@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.cli.settings import TRL_ENTRIES
+from policy_trainer.lifecycle.processes import prepare_fork_server
 from policy_trainer.python_api.callbacks import Callbacks, callback_input
 from policy_trainer.python_api.dataset_rows import as_read, remedy
 from policy_trainer.python_api.grpo import GRPO
@@ -51,6 +52,8 @@ class GRPOTrainer:
         if quantization_config is not None and peft_config is None:
             raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
         self.args = args or GRPOConfig(f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO")
+        if not self.args.use_vllm:  # before anything here imports PyTorch
+            prepare_fork_server("cpu" if self.args.use_cpu else "auto")
         evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
             raise UserError("eval_dataset: required by eval_strategy")
