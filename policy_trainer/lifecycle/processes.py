@@ -122,8 +122,10 @@ class Child:
         self._forks = forks
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._start = 0
+        self._terminated = False
 
     def start(self) -> None:
+        self._terminated = False
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._start = log.tell()
@@ -156,11 +158,17 @@ class Child:
                     log.write(b"[the beginning of this log is left out]\n" + kept)
                 self._start = 0
 
+    def terminate(self) -> None:
+        """Sends SIGTERM, once: a second signal would end a server in the middle of its work."""
+        if self._process is not None and not self._terminated:
+            self._terminated = True
+            self._process.terminate()
+
     def stop(self) -> None:
         """Sends SIGTERM, and SIGKILL if the child has not ended after _STOP_SECONDS."""
+        self.terminate()
         if self._process is None:
             return
-        self._process.terminate()
         try:
             self._process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -242,6 +250,9 @@ class RestartedChild:
     def succeeded(self) -> None:
         """Call it when the child has done its work: deaths are counted anew."""
         self._deaths = 0
+
+    def terminate(self) -> None:
+        self._child.terminate()
 
     def stop(self) -> None:
         self._child.stop()

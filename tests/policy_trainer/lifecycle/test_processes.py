@@ -139,6 +139,25 @@ class TestChild:
         assert inherited & (users | rank | of_a_job) == (users if torchrun else users | of_a_job)
 
 
+def test_a_child_that_is_stopped_gets_one_signal(modules: Callable[[str, str], None], open_child: OpenChild) -> None:
+    modules(
+        "counts",
+        "import signal, time\n"
+        "seen = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: seen.append(1))\n"
+        "print('up', flush=True)\n"
+        "while not seen:\n    time.sleep(0.01)\n"
+        "time.sleep(0.2)\n"
+        "print(f'{len(seen)} signals')\n",
+    )
+    child = open_child("counts")
+    child.start()
+    until(lambda: child.last_lines() == "up")
+    child.terminate()
+    child.stop()
+    assert child.exit_status == 0 and "1 signals" in child.last_lines()
+
+
 @pytest.mark.parametrize(
     ("settings", "gpu", "starts"),
     [
