@@ -28,7 +28,7 @@ from policy_trainer.config import (
 )
 from policy_trainer.lifecycle.processes import fork_server, in_torchrun
 from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
-from shared.process import when_parent_is_gone
+from shared.process import quick_imports, when_parent_is_gone
 
 if TYPE_CHECKING:
     from policy_trainer.ranks.world import World
@@ -79,7 +79,8 @@ def _end_orphan() -> None:
 def _train(config: TrainConfig, world: "World | None" = None) -> int:
     console = Console(stderr=True)
     with fork_server(config) as forks:
-        from policy_trainer.trainer.run import train as train_policy
+        with quick_imports():
+            from policy_trainer.trainer.run import train as train_policy
 
         tell_device(config.device, console)
         result = train_policy(config, console, world=world, forks=forks)
@@ -98,7 +99,8 @@ def rollout(arguments: list[str]) -> int:
         settings = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
         run_device_workers(config, arguments, settings)
         return 0
-    from policy_trainer.rollout.run import run_worker
+    with quick_imports():
+        from policy_trainer.rollout.run import run_worker
 
     run_worker(config)
     return 0

@@ -155,8 +155,9 @@ def _read_parquet(path: Path, columns: Sequence[str], setting: str, others: Othe
     from pyarrow import parquet
 
     try:
-        names = parquet.read_schema(path).names
-        table = parquet.read_table(path, columns=_chosen(names, columns, others))
+        with parquet.ParquetFile(path) as file:  # read_table would import pandas
+            names = file.schema_arrow.names
+            table = file.read(columns=_chosen(names, columns, others))
         return _table_rows(table, str(path), names, path.parent)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{setting}: {path} cannot be read as parquet: {error}") from None

@@ -1,10 +1,11 @@
-"""A process that imports PyTorch and transformers once, and forks the reference server and the workers of a run: they
-start within milliseconds, while the trainer is still importing.
+"""A process that imports PyTorch and transformers once, and forks the reference servers and the workers of runs: they
+start within milliseconds.
 
 It does nothing else and runs no code of the user's: it has no thread and has not touched a GPU when it forks. It ends
 with its parent, and its children notice that as those of `python -m` do. Linux only.
 """
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -24,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from shared.process import PARENT_VARIABLE
+from shared.process import PARENT_VARIABLE, quick_imports
 
 # Seconds between looks whether its parent is there.
 _TICK = 0.5
@@ -38,6 +39,8 @@ _READ_AT_IMPORT = (
     "TRANSFORMERS_",
 )  # fmt: skip
 _PATH = "PYTHONPATH"  # which a forked child takes over
+# What the children import. None of these reads the environment or starts a thread when it is imported.
+_MODULES = ("shared.models", "policy_trainer.cli.training", "policy_trainer.rollout.run", "ref_server.cli.serve")
 # Room for the command line of a child, as `ps` shows it.
 _ROOM = 4096
 
@@ -47,6 +50,8 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._imported = _read_at_import(environment)
+        self._owner = os.getpid()
+        self._forked: list[ForkedProcess] = []
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -58,6 +63,7 @@ class ForkServer:
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
+        atexit.register(self.close)
 
     def fork(
         self,
@@ -73,7 +79,7 @@ class ForkServer:
         None if it must be started in another way: this process is gone, or variables that PyTorch reads when it is
         imported have changed.
         """
-        if _read_at_import(environment) != self._imported:
+        if not self.serves(environment):
             return None
         request = {
             "command": [module, *arguments],
@@ -92,12 +98,27 @@ class ForkServer:
             self._process.kill()
         if pid:
             life.settimeout(None)
-            return ForkedProcess(int(pid), life)
+            self._forked.append(child := ForkedProcess(int(pid), life))
+            return child
         life.close()
         return None
 
+    def serves(self, environment: Mapping[str, str]) -> bool:
+        """Whether it can fork a child of this process with this environment."""
+        mine = self._owner == os.getpid() and self._process.poll() is None
+        return mine and _read_at_import(environment) == self._imported
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that it has forked has ended."""
+        self._forked = [child for child in self._forked if child.poll() is None]
+        return not self._forked
+
     def close(self) -> None:
-        """Ends it. What it has forked ends, too."""
+        """Ends it. What it has forked ends, too. Done by itself at the end of the process that started it."""
+        if self._owner != os.getpid():  # a fork of that process
+            return
+        atexit.unregister(self.close)
         self._process.kill()
         self._process.wait()
         self._control.close()
@@ -235,15 +256,33 @@ def _show(command: Sequence[str]) -> None:
 
 
 def main(descriptor: int) -> None:
+    status: Any = 1  # of an exception that nothing catches
+
+    @atexit.register  # before all others, so that it is called last
+    def end() -> None:
+        """Ends the process; the interpreter would first free all that was imported, which takes most of a second."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
     with socket.socket(fileno=descriptor) as control:
-        import_module("shared.models")
+        with quick_imports():
+            for module in _MODULES:
+                import_module(module)
         assert not import_module("torch").cuda.is_initialized() and threading.active_count() == 1
         gc.freeze()  # the children share what is there now
         command = _Server(control).serve()
     if command is None:
         os._exit(0)
     sys.argv[1:] = command[1:]
-    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as ending:
+        if ending.code is None or isinstance(ending.code, int):  # else a message, which Python prints
+            status = ending.code or 0
+        raise
 
 
 if __name__ == "__main__":

@@ -45,28 +45,54 @@ def in_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+# This process's, between its runs.
+_kept: list[ForkServer] = []
+
+
 @contextmanager
 def fork_server(config: "TrainConfig") -> Iterator[ForkServer | None]:
-    """Starts the process that forks the run's children, if they use PyTorch on the CPU. Enter it before PyTorch is
-    imported here, so that both import it at the same time."""
+    """The process that forks the run's children, if they use PyTorch on the CPU. It stays for the next run, until this
+    process ends. Enter it before PyTorch is imported here, so that both import it at the same time."""
     from policy_trainer.config import INLINE
 
     scores = config.server == INLINE and config.scored_by_server
     samples = config.rollout == INLINE and config.sampler == "hf"
-    on_cpu = config.device == "cpu" or (config.device == "auto" and not _may_have_gpu())
-    on_cpu = on_cpu and config.reference.device in ("cpu", "auto")  # auto: where the policy is
-    if sys.platform != "linux" or in_torchrun() or not on_cpu or not (scores or samples):
+    reference_on_cpu = config.reference.device in ("cpu", "auto")  # auto: where the policy is
+    if not (_can_fork(config.device) and reference_on_cpu and (scores or samples)):
         yield None
         return
-    made = ForkServer(environment())
+    server = _take()
     try:
-        yield made
+        yield server
     finally:
-        made.close()
+        if server.idle:
+            _kept.append(server)
+        else:  # children that could not be stopped end with it
+            server.close()
+
+
+def prepare_fork_server(device: str) -> None:
+    """Starts the fork server for a later run of this process on the device, so that it imports PyTorch meanwhile."""
+    if _can_fork(device):
+        _kept.append(_take())
+
+
+def _can_fork(device: str) -> bool:
+    on_cpu = device == "cpu" or (device == "auto" and not _may_have_gpu())
+    return sys.platform == "linux" and not in_torchrun() and on_cpu
 
 
 def _may_have_gpu() -> bool:
     return any(any(Path("/dev").glob(names)) for names in _GPUS)
+
+
+def _take() -> ForkServer:
+    """The one that is kept, if it serves this environment, else a new one."""
+    while _kept:
+        if (server := _kept.pop()).serves(environment()):
+            return server
+        server.close()
+    return ForkServer(environment())
 
 
 class Child:
@@ -96,8 +122,10 @@ class Child:
         self._forks = forks
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._start = 0
+        self._terminated = False
 
     def start(self) -> None:
+        self._terminated = False
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._start = log.tell()
@@ -130,11 +158,17 @@ class Child:
                     log.write(b"[the beginning of this log is left out]\n" + kept)
                 self._start = 0
 
+    def terminate(self) -> None:
+        """Sends SIGTERM, once: a second signal would end a server in the middle of its work."""
+        if self._process is not None and not self._terminated:
+            self._terminated = True
+            self._process.terminate()
+
     def stop(self) -> None:
         """Sends SIGTERM, and SIGKILL if the child has not ended after _STOP_SECONDS."""
+        self.terminate()
         if self._process is None:
             return
-        self._process.terminate()
         try:
             self._process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -216,6 +250,9 @@ class RestartedChild:
     def succeeded(self) -> None:
         """Call it when the child has done its work: deaths are counted anew."""
         self._deaths = 0
+
+    def terminate(self) -> None:
+        self._child.terminate()
 
     def stop(self) -> None:
         self._child.stop()

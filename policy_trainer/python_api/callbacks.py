@@ -19,6 +19,7 @@ from policy_trainer.data.user_code import accepts
 from policy_trainer.lifecycle.endings import StopTraining
 from policy_trainer.trainer.observer import Groups, Metrics, Observer, RunStart
 from shared.errors import UserError
+from shared.process import quick_imports
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -77,7 +78,8 @@ def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]
 
     Raises UserError for what is no callback of transformers.
     """
-    from transformers import TrainerCallback  # slow to import; a program with callbacks has imported it
+    with quick_imports():
+        from transformers import TrainerCallback  # slow to import, unless the program has done it for its callbacks
 
     several = [each() if isinstance(each, type) else each for each in callbacks]
     for each in several:
@@ -104,7 +106,8 @@ class Callbacks(StepFunction):
         self, callbacks: "Iterable[TrainerCallback]", on_step: OnStep | None = None, *, args: Any = None
     ) -> None:
         super().__init__(on_step)
-        from transformers import TrainerControl, TrainerState
+        with quick_imports():
+            from transformers import TrainerControl, TrainerState
 
         self.callbacks = [*callbacks]
         self._args = args

@@ -40,6 +40,7 @@ from policy_trainer.trainer.observer import Observer
 from shared.client import ClientError
 from shared.client.credentials import remedy
 from shared.errors import UserError
+from shared.process import quick_imports
 from shared.settings import from_python
 from shared.settings.names import group_at, setting_names
 
@@ -128,7 +129,8 @@ class GRPO:
         if not self.config.resume:  # before its data is written there
             RunDirectory(self.config.run_dir).refuse_trained("give resume=True to continue it, or another run_dir")
         with self._run_environment(), fork_server(self.config) as forks:
-            from policy_trainer.trainer.run import train  # late: it loads PyTorch
+            with quick_imports():
+                from policy_trainer.trainer.run import train  # late: it loads PyTorch
 
             tell_device(self.config.device, console)
             outcome = train(self.config, console, self.observer, forks=forks)

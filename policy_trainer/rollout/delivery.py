@@ -43,7 +43,7 @@ class Delivery:
     def __init__(self, client: RefServerClient, outbox: Outbox, *, ahead: int) -> None:
         self._client = client
         self._outbox = outbox
-        self._waiting: queue.Queue[tuple[Path, bytes]] = queue.Queue(maxsize=ahead)
+        self._waiting: queue.Queue[tuple[Path, bytes] | None] = queue.Queue(maxsize=ahead)  # None: it is closed
         # Batches of an earlier process; listed before this process adds to the outbox.
         self._left = [(path, body) for path, body in outbox.undelivered() if _is_whole(path, body)]
         self._failure: Exception | None = None
@@ -57,6 +57,8 @@ class Delivery:
     def close(self) -> None:
         """Stops delivering. The outbox is not written any more; it keeps the batches that have not been delivered."""
         self._closed.set()
+        with suppress(queue.Full):  # else the thread waits for nothing
+            self._waiting.put_nowait(None)
         self._thread.join()
 
     def check(self) -> None:
@@ -98,9 +100,10 @@ class Delivery:
         """Waits a moment for a batch; returns it and those queued behind it, at most _REQUEST_BATCHES."""
         batches: list[tuple[Path, bytes]] = []
         with suppress(queue.Empty):
-            batches.append(self._waiting.get(timeout=_LOOK_SECONDS))
-            while len(batches) < _REQUEST_BATCHES:
-                batches.append(self._waiting.get_nowait())
+            batch = self._waiting.get(timeout=_LOOK_SECONDS)
+            while batch is not None:
+                batches.append(batch)
+                batch = self._waiting.get_nowait() if len(batches) < _REQUEST_BATCHES else None
         return batches
 
     def _deliver(self, batches: list[tuple[Path, bytes]]) -> None:

@@ -84,6 +84,7 @@ def build_trainer(
     server.start(wait, outline)  # before the policy, so that both load at the same time
     workers = choose_workers(config, server.url, files.directory, display.note, forks)
     stack.callback(workers.stop)
+    stack.callback(server.begin_to_stop)
     if forks is not None and files.state.epoch == 0:  # else it would begin with an earlier process's weights
         workers.start()
     turns = choose_turns(config, wait)

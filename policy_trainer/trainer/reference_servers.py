@@ -65,6 +65,9 @@ class ReferenceServer:
         """What the trainer waits for, and what may help. reason: why a request has failed."""
         return reason
 
+    def begin_to_stop(self) -> None:
+        """Asks the server to end, which it does while the caller stops other processes."""
+
     def stop(self) -> None:
         pass
 
@@ -78,9 +81,9 @@ def choose_server(
     forks: ForkServer | None = None,
 ) -> ReferenceServer:
     """on_terminal: whether notes are shown on a terminal. Elsewhere, as in a log file, they contain no token. forks:
-    starts a server with a model."""
+    starts the server."""
     if config.server == INLINE:
-        return InlineServer(config, directory, note, on_terminal, forks if _models(config) else None)
+        return InlineServer(config, directory, note, on_terminal, forks)
     # Snapshots are uploaded to a server that shares no directory, so the trainer may write them into its own.
     root = directory.snapshots if config.weights == "server" else None
     return ReferenceServer(config.server, config.reference.snapshot_root or root)
@@ -195,10 +198,15 @@ class InlineServer(ReferenceServer):
             reason = f"the reference server (process {self._process.pid if self._process else '-'}) {work}"
         return f"{reason}; its log is {self._log}"
 
-    def stop(self) -> None:
+    def begin_to_stop(self) -> None:
         self._stopped.set()
         if self._supervisor.is_alive():
             self._supervisor.join()
+        if self._process is not None:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        self.begin_to_stop()
         if self._process is not None:
             self._process.stop()
         for resource in (self._socket, self._lock):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.cli.settings import TRL_ENTRIES
+from policy_trainer.lifecycle.processes import prepare_fork_server
 from policy_trainer.python_api.callbacks import callback_input
 from policy_trainer.python_api.grpo import GRPO, environment
 from policy_trainer.trl.cautions import cautions, log
@@ -60,6 +61,8 @@ class GRPOTrainer:
         check_rewards(self.args, functions, tokenizers, environment_factory)
         for caution in cautions(self.args):
             log.warning(caution)
+        if not self.args.use_vllm:  # before anything here imports PyTorch
+            prepare_fork_server("cpu" if self.args.use_cpu else "auto")
         evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
             raise UserError("eval_dataset: required by eval_strategy")

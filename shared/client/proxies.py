@@ -20,10 +20,13 @@ def connection_options(url: str, tls: ssl.SSLContext | None = None) -> dict[str,
     tls: by default httpx's, which SSL_CERT_FILE may change. Raises UnusableProxy.
     """
     server = httpx.URL(url)
+    here = is_this_machine(server.host)
+    if here and server.scheme == "http":  # no TLS: httpx's context would read the certificates of all authorities
+        return {"trust_env": False, "verify": tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
     options = {"trust_env": False, "verify": tls or httpx.create_ssl_context()}
     proxies = getproxies()
     kind = server.scheme if server.scheme in proxies else "all"
-    if is_this_machine(server.host) or kind not in proxies or proxy_bypass(server.netloc.decode("ascii")):
+    if here or kind not in proxies or proxy_bypass(server.netloc.decode("ascii")):
         return options
     return {**options, "proxy": _proxy(proxies[kind], kind, server.host)}
 

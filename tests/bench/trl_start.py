@@ -1,10 +1,13 @@
-"""Seconds from Enter to the first step, and of a whole script of ten steps: TRL's quickstart, and the same with `GRPO`.
+"""Seconds from Enter to the first rewards, and of a whole script of ten steps: TRL's quickstart, the same with one line
+changed, and the same with `GRPO`; with one thread and with two.
 
 The model is the demo's; a step has the shape of TRL's defaults, one prompt with eight completions, of at most 40
-tokens. Each script is a process of its own, started in turns; figures are medians. Run it with `make bench-trl`.
+tokens. Each script is a process of its own, started in turns; figures are medians. Run it with `make bench-trl`, on a
+machine that is otherwise idle.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,33 +19,28 @@ from statistics import median
 from policy_trainer.demo.base_model import cached_base_model
 from tests.bench import measure
 
-ROUNDS = 5
+ROUNDS = 3
 STEPS = 10
 BETAS = (0.0, 0.04)
+THREADS = (1, 2)
 _BASE_MODELS = Path("runs/base_models")
 _COMMON = """
 import json, sys, time
 
 model, directory, beta = sys.argv[1], sys.argv[2], float(sys.argv[3])
 problems = [{"prompt": [{"role": "user", "content": f"What is {i} + {i + 7}?"}]} for i in range(100)]
-ends = []
+calls = []
 
 
 def unique_characters(completions, **columns):
+    calls.append(time.time())
     return [float(len(set(completion[0]["content"]))) for completion in completions]
 
 
 """
 _TRL = """
 from datasets import Dataset
-from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-
-class Clock(TrainerCallback):
-    def on_step_end(self, args, state, control, **others):
-        ends.append(time.time())
-
 
 trainer = GRPOTrainer(
     model=model,
@@ -52,12 +50,11 @@ trainer = GRPOTrainer(
         output_dir=directory, max_steps=STEPS, max_completion_length=40, beta=beta,
         use_cpu=True, bf16=False, gradient_checkpointing=False,
     ),
-    callbacks=[Clock()],
 )
 trainer.train()
-print(json.dumps(ends))
+print(json.dumps(calls))
 """
-_TANDEM = """
+_GRPO = """
 from policy_trainer import GRPO
 
 GRPO(
@@ -69,45 +66,47 @@ GRPO(
     preset="trl",
     sampling={"max_completion_length": 40},
     loss={"beta": beta},
-    evaluation={"problems": 1, "eval_steps": 0},
-    on_step=lambda metrics: ends.append(time.time()),
+    evaluation={"problems": 0, "eval_steps": 0},
 ).train()
-print(json.dumps(ends))
+print(json.dumps(calls))
 """
-_SCRIPTS = {"TRL": _TRL, "Tandem": _TANDEM}
+_SCRIPTS = {"TRL": _TRL, "policy_trainer.trl": _TRL.replace("from trl ", "from policy_trainer.trl "), "GRPO": _GRPO}
 
 
-def seconds(side: str, base: Path, beta: float) -> tuple[float, float]:
-    """Of a script: to the end of its first step, and to its own."""
+def seconds(side: str, base: Path, beta: float, threads: int) -> tuple[float, float]:
+    """Of a script: to its first rewards, and to its end."""
     with tempfile.TemporaryDirectory() as temporary:
         script = Path(temporary) / "script.py"  # without a __main__ guard
         script.write_text(_COMMON + _SCRIPTS[side].replace("STEPS", str(STEPS)))
         command = [sys.executable, str(script), str(base.resolve()), f"{temporary}/run", str(beta)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         began = time.time()
-        result = subprocess.run(command, capture_output=True, text=True, cwd=temporary)
+        result = subprocess.run(command, capture_output=True, text=True, cwd=temporary, env=environment)
         end = time.time()
     if result.returncode:
         raise SystemExit(result.stderr)
-    steps = json.loads(result.stdout.splitlines()[-1])
-    assert len(steps) == STEPS
-    return steps[0] - began, end - began
+    calls = json.loads(result.stdout.splitlines()[-1])
+    assert len(calls) >= STEPS
+    return calls[0] - began, end - began
 
 
 def main() -> None:
     base = cached_base_model(_BASE_MODELS, 0, lambda *_: None)
-    taken: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    taken: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
     for number in range(ROUNDS + 1):
-        for side, beta in product(_SCRIPTS, BETAS):
-            figures = seconds(side, base, beta)
+        for beta, threads, side in product(BETAS, THREADS, _SCRIPTS):
+            figures = seconds(side, base, beta, threads)
             if number:  # the first round fills the system's cache of files
-                taken.setdefault((side, beta), []).append(figures)
+                taken.setdefault((side, beta, threads), []).append(figures)
     rows = []
-    for beta in BETAS:
-        first, whole = ([median(each[k] for each in taken[side, beta]) for side in _SCRIPTS] for k in (0, 1))
-        rows.append([f"{beta:g}", *(f"{t:.1f}" for t in first), f"{first[1] / first[0]:.2f}",
-                     *(f"{t:.1f}" for t in whole), f"{whole[1] / whole[0]:.2f}"])  # fmt: skip
-    columns = [f"{what}, {side}" for what in ("first step", f"{STEPS} steps") for side in (*_SCRIPTS, "ratio")]
-    measure.show(f"seconds from Enter, median of {ROUNDS}", ["beta", *columns], rows)
+    for side, beta, threads in product(_SCRIPTS, BETAS, THREADS):
+        row = [side, f"{beta:g}", str(threads)]
+        for k in (0, 1):
+            ours, theirs = (median(each[k] for each in taken[name, beta, threads]) for name in (side, "TRL"))
+            row += [f"{ours:.1f}", f"{ours / theirs:.2f}"]
+        rows.append(row)
+    columns = ["script", "beta", "threads", "first rewards", "/ TRL", f"{STEPS} steps", "/ TRL"]
+    measure.show(f"seconds from Enter, median of {ROUNDS}", columns, rows)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ class FakeChild:
     def last_lines(self) -> str:
         return "I cannot go on"
 
+    def terminate(self) -> None: ...
+
     def stop(self) -> None:
         self.stopped = True
 

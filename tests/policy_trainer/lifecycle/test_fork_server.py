@@ -121,6 +121,34 @@ def test_a_killed_server_takes_its_children_along_and_others_start_without_it(mo
     server.close()
 
 
+def test_it_knows_whether_what_it_has_forked_still_runs(
+    modules: Modules, forked: OpenChild, fork_server: ForkServer
+) -> None:
+    modules("sleeps", SLEEPS)
+    child = forked("sleeps")
+    child.start()
+    assert not fork_server.idle
+    child.stop()
+    assert fork_server.idle
+
+
+@pytest.mark.parametrize(("ending", "status"), [("0", 0), ("3", 3), ("None", 0), ("'why'", 1)])
+def test_its_status_is_that_of_python(modules: Modules, forked: OpenChild, ending: str, status: int) -> None:
+    modules("ends", f"import sys\nprint('no newline', end='')\nsys.exit({ending})\n")
+    child = forked("ends")
+    child.start()
+    until(lambda: child.exit_status is not None)
+    assert child.exit_status == status
+    assert "no newline" in child.last_lines() and ("why" in child.last_lines()) is (status == 1)
+
+
+def test_a_fork_of_the_parent_cannot_end_it(fork_server: ForkServer) -> None:
+    if (pid := os.fork()) == 0:
+        fork_server.close()
+        os._exit(0 if not fork_server.serves(environment()) else 1)
+    assert os.waitpid(pid, 0)[1] == 0 and fork_server.serves(environment())
+
+
 def test_a_killed_parent_leaves_nothing(modules: Modules, tmp_path: Path) -> None:
     modules("sleeps", SLEEPS)
     modules("parent", PARENT)

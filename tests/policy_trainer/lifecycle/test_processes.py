@@ -139,6 +139,25 @@ class TestChild:
         assert inherited & (users | rank | of_a_job) == (users if torchrun else users | of_a_job)
 
 
+def test_a_child_that_is_stopped_gets_one_signal(modules: Callable[[str, str], None], open_child: OpenChild) -> None:
+    modules(
+        "counts",
+        "import signal, time\n"
+        "seen = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: seen.append(1))\n"
+        "print('up', flush=True)\n"
+        "while not seen:\n    time.sleep(0.01)\n"
+        "time.sleep(0.2)\n"
+        "print(f'{len(seen)} signals')\n",
+    )
+    child = open_child("counts")
+    child.start()
+    until(lambda: child.last_lines() == "up")
+    child.terminate()
+    child.stop()
+    assert child.exit_status == 0 and "1 signals" in child.last_lines()
+
+
 @pytest.mark.parametrize(
     ("settings", "gpu", "starts"),
     [
@@ -155,14 +174,40 @@ class TestChild:
     ],
 )
 def test_a_fork_server_is_for_children_that_use_pytorch_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], gpu: bool, starts: bool
+    made_servers: list[Mock], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], gpu: bool, starts: bool
 ) -> None:
-    servers: list[Mock] = []
-    monkeypatch.setattr(processes, "ForkServer", lambda environment: servers.append(Mock()) or servers[-1])
     monkeypatch.setattr(processes, "_may_have_gpu", lambda: gpu)
     with processes.fork_server(TrainConfig(**{"model": "m", **settings})) as forks:
-        assert (forks is not None) is starts and (not starts or not servers[0].close.called)
-    assert all(server.close.called for server in servers)
+        assert (forks is not None) is starts and len(made_servers) == starts
+
+
+@pytest.fixture
+def made_servers(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
+    """All fork servers that are started."""
+    servers: list[Mock] = []
+    monkeypatch.setattr(processes, "ForkServer", lambda environment: servers.append(Mock()) or servers[-1])
+    monkeypatch.setattr(processes, "_kept", [])
+    return servers
+
+
+def test_a_fork_server_stays_for_the_next_run(made_servers: list[Mock]) -> None:
+    config = TrainConfig(model="m", device="cpu")
+    processes.prepare_fork_server("cpu")
+    for _ in range(2):
+        with processes.fork_server(config) as forks:
+            assert forks is made_servers[0]
+    made_servers[0].serves.return_value = False  # it was killed, or a variable that PyTorch reads has changed
+    with processes.fork_server(config) as forks:
+        assert forks is made_servers[1] and made_servers[0].close.called
+
+
+def test_a_fork_server_ends_with_a_run_that_leaves_children(made_servers: list[Mock]) -> None:
+    with pytest.raises(KeyboardInterrupt), processes.fork_server(TrainConfig(model="m", device="cpu")):
+        made_servers[0].idle = False
+        raise KeyboardInterrupt  # while they were being stopped
+    assert made_servers[0].close.called
+    with processes.fork_server(TrainConfig(model="m", device="cpu")) as forks:
+        assert forks is made_servers[1]
 
 
 def test_ranks_of_torchrun_have_no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
