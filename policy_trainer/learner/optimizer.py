@@ -34,7 +34,7 @@ class Weights:
     """Steps the model's parameters.
 
     stepped: the parameters that the optimizer steps, by their names in the model; a tied weight once.
-    masters: those that are not parameters of the model; checkpoints save them.
+    masters: those that are not parameters of the model; checkpoints save them. saves_masters: as the model's weights.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Weights:
     ) -> None:
         self.stepped = stepped
         self.masters = masters
+        self.saves_masters = bool(masters) and config.master_weights == "saved"
         self.optimizer = AdamW(stepped.values(), betas=config.betas, weight_decay=config.weight_decay, fused=True)
 
     def finish_gradients(self) -> None:
@@ -65,7 +66,7 @@ def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
     if config.offload == "cpu":
         return OffloadedWeights(model, config)
     parameters = trained(model)
-    if config.master_weights == "float32" and _dtype(parameters) == torch.bfloat16:
+    if config.has_masters and _dtype(parameters) == torch.bfloat16:
         return MasterWeights(model, config)
     return Weights(parameters, {}, config)
 
