@@ -122,6 +122,8 @@ class Callbacks(StepFunction):
         self.state = TrainerState()
         self.control = TrainerControl()
         self._others = _NOTHING
+        # Called with each checkpoint, before the callbacks.
+        self.on_checkpoint: Callable[[Path], object] = lambda checkpoint: None
 
     def begin(self, run: RunStart) -> None:
         super().begin(run)
@@ -192,6 +194,7 @@ class Callbacks(StepFunction):
         self.control.should_save = False
         if self.state.best_global_step and checkpoint.name.endswith(f"-{self.state.best_global_step:08}"):
             self.state.best_model_checkpoint = str(checkpoint)
+        self.on_checkpoint(checkpoint)
         self._call("on_save")
 
     def end(self) -> None:

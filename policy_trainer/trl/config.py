@@ -11,7 +11,9 @@ from shared.errors import UserError
 
 # Names without a setting for which some values have a meaning: the mapping looks at them.
 _LOOKED_AT = {
-    "eval_strategy", "greater_is_better", "logging_steps", "logging_strategy", "metric_for_best_model", "save_strategy",
+    "eval_strategy", "greater_is_better", "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision",
+    "hub_strategy", "hub_token", "load_best_model_at_end", "logging_steps", "logging_strategy", "metric_for_best_model",
+    "push_to_hub", "save_strategy",
 }  # fmt: skip
 
 _Fields: Any = make_dataclass(

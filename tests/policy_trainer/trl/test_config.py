@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import TrainConfig
 from policy_trainer.trl import GRPOConfig
-from policy_trainer.trl.mapping import NEVER, count_steps, settings
+from policy_trainer.trl.mapping import NEVER, count_steps, model_dtype, precision, settings
 from shared.errors import UserError
 
 
@@ -61,7 +62,9 @@ def test_a_mapped_field_reaches_the_settings(name: str) -> None:
     settings(args, count_steps(args, 100), in_chat=True, evaluates=True)
 
 
-REFUSED = [name for name in TRL_DEFAULTS if TRL_ENTRIES[name][0] == "-"]
+# Without a setting elsewhere.
+TAKEN = {"load_best_model_at_end", "push_to_hub", *(name for name in TRL_DEFAULTS if name.startswith("hub_"))}
+REFUSED = [name for name in TRL_DEFAULTS if TRL_ENTRIES[name][0] == "-" and name not in TAKEN]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -81,7 +84,7 @@ def test_the_defaults_are_trls() -> None:
     assert (config.max_steps, config.groups_per_step, config.seed) == (300, 1, 42)
     assert config.loss.old_logps == "current" and config.loss.aggregation == "token_mean" and config.loss.beta == 0
     assert config.max_lag == 0 and config.evaluation.problems == 0 and not config.loss.drop_zero_variance
-    assert config.dtype == "bfloat16" and config.optimizer.master_weights == "float32" and config.gradient_checkpointing
+    assert config.gradient_checkpointing
     assert config.data.max_prompt_length == NEVER and config.optimizer.learning_rate == 1e-6
 
 
@@ -114,6 +117,29 @@ def test_learning_rates_are_transformers(schedule: str) -> None:
         assert lr_factor(step, config, 10) == pytest.approx(theirs.get_last_lr()[0], abs=bound)
         optimizer.step()
         theirs.step()
+
+
+@pytest.mark.parametrize(
+    ("given", "adapters", "expected"),
+    [
+        ({}, False, ("float32", "bfloat16", "saved")),
+        ({"bf16": False}, False, ("float32", "float32", "none")),
+        ({"model_init_kwargs": {"dtype": torch.bfloat16}}, False, ("bfloat16", "bfloat16", "none")),
+        ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, True, ("bfloat16", "bfloat16", "saved")),
+        ({"model_init_kwargs": {"dtype": "auto"}}, False, ("auto", "auto", "none")),
+    ],
+)
+def test_precision_is_trls(given: dict[str, Any], adapters: bool, expected: tuple[str, str, str]) -> None:
+    """TRL loads float32 weights and computes in bfloat16; peft keeps adapters in float32 on a bfloat16 model."""
+    args = GRPOConfig("out", **given)
+    dtype = model_dtype(args)
+    assert (dtype, *precision(args, dtype, adapters=adapters, in_4bit=False)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", -1])
+def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
+    with pytest.raises(ValueError, match="Invalid `dtype` passed to the config"):
+        model_dtype(GRPOConfig("out", model_init_kwargs={"dtype": dtype}))
 
 
 @pytest.mark.parametrize(
