@@ -226,12 +226,12 @@ def original_shape(layer: Any) -> tuple[int, int]:
     return shape[::-1] if was_transposed(layer) else shape
 
 
-def plain_outline(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without adapters, 4 bits and weights, on the meta device."""
+def plain_outline(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The model without adapters, 4 bits and weights, on the meta device. dtype: default: the model's."""
     config = copy.deepcopy(model.config)
     if is_quantised(model):
         del config.quantization_config  # type: ignore[attr-defined]
     with torch.device("meta"):
-        plain = type(model)(config).to(model.dtype)  # type: ignore[arg-type]
+        plain = type(model)(config).to(dtype or model.dtype)  # type: ignore[arg-type]
     plain.generation_config = model.generation_config
     return plain

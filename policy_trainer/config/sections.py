@@ -40,12 +40,18 @@ class OptimizerConfig(Section):
     """false: biases and the weights of normalisation layers are not decayed, as by transformers' Trainer."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are clipped to this norm; 0 turns clipping off."""
-    master_weights: Literal["float32", "none"] = "float32"
-    """Keep a float32 copy of a bfloat16 model's weights, which accumulates small updates. none: update the bfloat16
-    weights themselves, where small updates are rounded away."""
+    master_weights: Literal["float32", "saved", "none"] = "float32"
+    """Keep a float32 copy of a bfloat16 model's weights, which accumulates small updates. saved: it begins with the
+    weights as they are in the model's files, and is what checkpoints and the trained model hold, in float32. none:
+    update the bfloat16 weights themselves, where small updates are rounded away."""
     offload: Literal["none", "cpu"] = "none"
     """cpu: keep AdamW's moments, gradients and the float32 weights that it steps in main memory, so that the GPU holds
     only the model's weights. A step takes longer."""
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether a bfloat16 model has master weights."""
+        return self.master_weights != "none"
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> "OptimizerConfig":
@@ -140,6 +146,8 @@ class LoraConfig(Section):
     target_modules: CliVariadicArg[list[str]] = Field(default=["all-linear"], min_length=1)
     """Linear layers that get an adapter, by the ends of their names, such as q_proj v_proj. all-linear: all but the LM
     head."""
+    path: Path | None = None
+    """Adapters to begin with, in peft's format, of this rank, alpha and target_modules. Default: new ones."""
     load_in_4bit: Annotated[bool, Travel.PUBLISHED] = False
     """Hold the frozen weights of linear layers in 4 bits (QLoRA), in trainer and workers. The reference is the policy
     without its adapters. Needs bitsandbytes: pip install 'tandem-grpo[qlora]'."""

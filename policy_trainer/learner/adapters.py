@@ -44,8 +44,8 @@ def adapt(model: PreTrainedModel, config: TrainConfig, checkpoint: Path | None =
             part.requires_grad_(False)
         return
     add_adapters(model, config.lora, seed=config.seed, base=config.model, revision=config.revision, without=tower)
-    if checkpoint:
-        load_adapters(model, checkpoint)
+    if directory := checkpoint or config.lora.path:
+        load_adapters(model, directory)
 
 
 def vision_tower(model: PreTrainedModel) -> dict[str, nn.Module | nn.Parameter]:
@@ -158,9 +158,35 @@ def save_whole(
     save_model(plain_outline(model), tokenizer, directory, _merged(model, state))
 
 
+def save_unrounded(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path, masters: Mapping[str, Tensor]
+) -> None:
+    """As `save_policy`, in float32. masters: the float32 weights that the model's are rounded from, by name."""
+    if has_adapters(model):
+        save_policy(model, tokenizer, directory, masters)
+        return
+    # By their place in memory: a tied weight has several names.
+    exact = {parameter.data_ptr(): masters[name].detach() for name, parameter in trained(model).items()}
+    state: dict[str, Any] = {name: exact.get(weight.data_ptr(), weight) for name, weight in model.state_dict().items()}
+    wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    save_model(plain_outline(model, torch.float32), tokenizer, directory, wide)
+
+
+def save_without_adapters(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path, *, processor: Any = None
+) -> None:
+    """Saves the frozen weights of a model with adapters as the model that it was before."""
+    save_model(plain_outline(model), tokenizer, directory, _frozen(model.state_dict()), processor=processor)
+
+
+def _frozen(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under adapters, named as in a model without."""
+    return {name.replace(_BASE, "."): tensor for name, tensor in state.items() if _ADAPTER not in name}
+
+
 def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All weights of a model with adapters, named as in a model without."""
-    merged = {name.replace(_BASE, "."): tensor for name, tensor in state.items() if _ADAPTER not in name}
+    merged = _frozen(state)
     for name, layer in _layers(model).items():
         a, b = (state[f"{name}{_ADAPTER}{part}{_NAME}weight"] for part in "AB")
         transposed = layer.fan_in_fan_out or was_transposed(layer.base_layer)
@@ -202,7 +228,15 @@ def write_description(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 
 
 def load_adapters(model: PreTrainedModel, directory: Path) -> None:
-    """Sets the adapters of `model` to those that `save_policy` wrote. Raises UserError where they do not fit."""
+    """Sets the adapters of `model` to those in peft's format. Raises UserError where they do not fit."""
+    saved, parameters = read_adapters(model, directory), trained(model)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(saved[name])
+
+
+def read_adapters(model: PreTrainedModel, directory: Path) -> dict[str, Tensor]:
+    """Adapters in peft's format, unrounded, by their names in the model. Raises UserError where they do not fit."""
     try:
         saved = safetensors.torch.load_file(directory / WEIGHTS)
     except FileNotFoundError:
@@ -210,9 +244,10 @@ def load_adapters(model: PreTrainedModel, directory: Path) -> None:
     parameters = trained(model)
     if saved.keys() != {_saved_name(name) for name in parameters}:
         raise UserError(f"{directory} has adapters of other layers than this model's")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(saved[_saved_name(name)])
+    tensors = {name: saved[_saved_name(name)] for name in parameters}
+    if other := [name for name, tensor in tensors.items() if tensor.shape != parameters[name].shape]:
+        raise UserError(f"{directory} has adapters of another rank than this model's: {other[0]}")
+    return tensors
 
 
 def _saved_name(name: str) -> str:

@@ -38,8 +38,8 @@ class Weights:
     """Steps the model's parameters.
 
     stepped: the parameters that the optimizer steps, by their names in the model; a tied weight once.
-    masters: those that are not parameters of the model; checkpoints save them. undecayed: names of those in `stepped`
-    that have no weight decay.
+    masters: those that are not parameters of the model; checkpoints save them. saves_masters: as the model's weights.
+    undecayed: names of those in `stepped` that have no weight decay.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Weights:
     ) -> None:
         self.stepped = stepped
         self.masters = masters
+        self.saves_masters = bool(masters) and config.master_weights == "saved"
         self.optimizer = AdamW(stepped.values(), betas=config.betas, weight_decay=config.weight_decay, fused=True)
         self.undecayed: frozenset[str] = frozenset()
 
@@ -78,7 +79,7 @@ def _weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
     if config.offload == "cpu":
         return OffloadedWeights(model, config)
     parameters = trained(model)
-    if config.master_weights == "float32" and _dtype(parameters) == torch.bfloat16:
+    if config.has_masters and _dtype(parameters) == torch.bfloat16:
         return MasterWeights(model, config)
     return Weights(parameters, {}, config)
 

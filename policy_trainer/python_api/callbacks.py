@@ -115,6 +115,8 @@ class Callbacks(StepFunction):
         self.control = TrainerControl()
         self._others = _NOTHING
         self._best_step: int | None = None
+        # Called with each checkpoint, before the callbacks.
+        self.on_checkpoint: Callable[[Path], object] = lambda checkpoint: None
 
     def begin(self, run: RunStart) -> None:
         super().begin(run)
@@ -198,6 +200,7 @@ class Callbacks(StepFunction):
         self.control.should_save = False
         if self._best_step and checkpoint.name.endswith(f"-{self._best_step:08}"):
             self.state.best_model_checkpoint = str(checkpoint)
+        self.on_checkpoint(checkpoint)
         self._call("on_save")
 
     def end(self) -> None:

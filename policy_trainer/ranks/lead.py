@@ -90,7 +90,9 @@ def load_rank(
     def adapt_whole(whole: PreTrainedModel) -> None:
         adapt(whole, config, None if sharded else checkpoint)
 
-    masters = config.optimizer.master_weights == "float32"
+    if config.optimizer.master_weights == "saved":
+        raise UserError("optimizer.master_weights: ranks save in the model's precision: set float32 or none")
+    masters = config.optimizer.has_masters
     model, compute = load_sharded(
         source, revision=revision, dtype=config.dtype, masters=masters, world=world, prepare=prepare
     )

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.learner.adapters import save_policy
+from policy_trainer.learner.adapters import save_policy, save_unrounded
 from policy_trainer.learner.interface import WritesWeights
 from policy_trainer.learner.optimizer import Weights
 from policy_trainer.lifecycle.endings import RunFailed
@@ -103,7 +103,7 @@ class Checkpoints:
     """The checkpoints of one run: the newest few, and the best."""
 
     def __init__(self, directory: Path, *, keep: int) -> None:
-        self._directory = directory
+        self.directory = directory
         self._keep = keep
 
     def save(
@@ -160,10 +160,10 @@ class Checkpoints:
                 shutil.rmtree(path)
 
     def _saved(self) -> list[Path]:
-        return [path for path in self._directory.glob("step-*") if (path / _STATE).exists()]
+        return [path for path in self.directory.glob("step-*") if (path / _STATE).exists()]
 
     def _path(self, step: int) -> Path:
-        return self._directory / f"step-{step:08d}"
+        return self.directory / f"step-{step:08d}"
 
 
 @dataclass(frozen=True)
@@ -247,11 +247,15 @@ def _write_state(directory: Path, state: TrainState, average: Average | None) ->
 def write_weights(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Weights, directory: Path
 ) -> None:
-    """A Hugging Face model or its adapters, with the optimizer, the random state and the master weights."""
-    save_policy(model, tokenizer, directory)
+    """A Hugging Face model or its adapters, with the optimizer, the random state and the master weights, unless these
+    are the model's."""
+    if weights.saves_masters:
+        save_unrounded(model, tokenizer, directory, weights.masters)
+    else:
+        save_policy(model, tokenizer, directory)
     saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
     _save(saved, directory / _OPTIMIZER)
-    if weights.masters:
+    if weights.masters and not weights.saves_masters:
         file = directory / _MASTERS
         file.parent.mkdir()
         tensors = {name: master.detach().contiguous() for name, master in weights.masters.items()}

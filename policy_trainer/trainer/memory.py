@@ -180,7 +180,7 @@ def training(
 def _optimizer(shape: Shape, width: int, optimizer: OptimizerConfig) -> Parts:
     if optimizer.offload == "cpu":  # one gradient with its float32 sum, and the next one
         return {"gradients that leave": (2 * width + FLOAT32) * shape.largest}
-    has_masters = width < FLOAT32 and optimizer.master_weights == "float32"
+    has_masters = width < FLOAT32 and optimizer.has_masters
     stepped = FLOAT32 if has_masters else width
     masters = {"masters": FLOAT32 * shape.trained} if has_masters else {}
     return {**masters, "gradients": stepped * shape.trained, "AdamW": 2 * stepped * shape.trained}
@@ -189,7 +189,7 @@ def _optimizer(shape: Shape, width: int, optimizer: OptimizerConfig) -> Parts:
 def divided(shape: Shape, width: int, optimizer: OptimizerConfig, *, ranks: int, micro_batches: int) -> Parts:
     """One of several ranks, on its device, without activations. width: bytes of a weight in a forward. micro_batches:
     of a rank in a step."""
-    stepped = FLOAT32 if optimizer.master_weights == "float32" else width
+    stepped = FLOAT32 if optimizer.has_masters else width
     share, frozen = (-(-size // ranks) for size in (shape.trained, shape.parameters - shape.trained))
     # The layer at work and the next one; a layer's gradient, and its float32 copy on the way to the other ranks.
     weights = width * (shape.outside + 2 * shape.layer)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
@@ -15,12 +16,12 @@ from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.environments.rollouts import open_sessions
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
-from policy_trainer.learner.adapters import adapt, save_whole
+from policy_trainer.learner.adapters import adapt, has_adapters, read_adapters, save_unrounded, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16
+from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16, trained
 from policy_trainer.quantised import load_base
 from policy_trainer.ranks.lead import load_lead
 from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, restore_from_shards
@@ -36,7 +37,7 @@ from policy_trainer.tasks.compatibility import check_compatibility
 from policy_trainer.trainer.plan import Unplanned, load_teacher_outline, plan, shortages
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
-from shared.models import load_outline, load_tokenizer
+from shared.models import load_model, load_outline, load_tokenizer
 
 # TRL takes such prompts as they stand.
 TEXTS_ARE_MESSAGES = (
@@ -181,13 +182,28 @@ def load_in_one_process(
         checkpoint_layers(model)
     forward = choose_forward(model)
     learner = Learner(model, forward, config, part_weights=weights)
+    if learner.weights.saves_masters and not sharded:
+        learner.weights.load(_unrounded(model, config, source, revision, checkpoint))
     if sharded:
         restore_from_shards(learner.weights, sharded)
     elif checkpoint:
         restore(checkpoint, learner.weights)
     write = partial(write_weights, model, tokenizer, learner.weights)
     save = partial(save_whole, model, tokenizer)
+    if learner.weights.saves_masters and not has_adapters(model):
+        save = partial(save_unrounded, model, tokenizer, masters=learner.weights.masters)
     return LoadedLearner(learner, HFSampler(model, tokenizer), write, save, forward.name)
+
+
+def _unrounded(
+    model: PreTrainedModel, config: TrainConfig, source: str, revision: str | None, checkpoint: Path | None
+) -> dict[str, Tensor]:
+    """The weights that train as they are in their files, by name; none for new adapters."""
+    if has_adapters(model):
+        directory = checkpoint or config.lora.path
+        return read_adapters(model, directory) if directory else {}
+    saved = load_model(source, revision=revision, device="cpu", dtype="float32")
+    return {name: saved.get_parameter(name) for name in trained(model)}
 
 
 def _load_model(

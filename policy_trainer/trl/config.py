@@ -14,8 +14,10 @@ from shared.errors import UserError
 
 # Names without a setting for which some values have a meaning: the mapping looks at them.
 _LOOKED_AT = {
-    "accelerator_config", "cast_lm_head_to_fp32", "eval_strategy", "greater_is_better", "logging_first_step",
-    "logging_steps", "logging_strategy", "metric_for_best_model", "project", "save_strategy", "trackio_space_id",
+    "accelerator_config", "cast_lm_head_to_fp32", "eval_strategy", "greater_is_better", "hub_always_push",
+    "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token", "load_best_model_at_end",
+    "logging_first_step", "logging_steps", "logging_strategy", "metric_for_best_model", "project", "push_to_hub",
+    "save_strategy", "trackio_space_id",
 }  # fmt: skip
 
 

@@ -4,11 +4,14 @@ TRL counts optimizer updates; a step here is one generation batch, which may be 
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import OptimizerConfig
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.trl.config import GRPOConfig
 from shared.errors import UserError
 
@@ -40,6 +43,8 @@ _SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
     "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
 )  # fmt: skip
+# Keys of model_init_kwargs.
+_DTYPES = ("dtype", "torch_dtype")
 # A number of steps that no run reaches.
 NEVER = 10**9
 
@@ -183,30 +188,44 @@ def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
         "groups_per_step": args.generation_batch_size // args.num_generations * steps.batches,
         "minibatches": steps.minibatches,
         "max_lag": 0,
-        "resume": bool(_one_of(args, "resume_from_checkpoint", (None, False, True))),
     }
 
 
 def _model(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """With bf16, TRL computes in bfloat16 on float32 weights; here that is a bfloat16 model with float32 masters."""
     given = {name: value for name, value in (args.model_init_kwargs or {}).items() if value not in (None, False)}
-    dtype = str(given.pop("dtype", given.pop("torch_dtype", None)) or "float32").removeprefix("torch.")
+    given = {name: value for name, value in given.items() if name not in _DTYPES}
     revision = given.pop("revision", None)
     if given.pop("device_map", "auto") != "auto" or not {*given} <= _IDLE_MODEL:
-        names = ", ".join(name for name in args.model_init_kwargs if name not in ("dtype", "revision", *_IDLE_MODEL))
+        idle = ("revision", *_DTYPES, *_IDLE_MODEL)
+        names = ", ".join(name for name in args.model_init_kwargs if name not in idle)
         note = TRL_ENTRIES["trust_remote_code"][1] if "trust_remote_code" in given else "the model is loaded whole"
         raise UserError(f"model_init_kwargs: takes dtype and revision here, not {names}: {note}")
-    if args.cast_lm_head_to_fp32 and dtype != "float32":
+    if args.cast_lm_head_to_fp32 and model_dtype(args) != "float32":
         raise UserError(f"cast_lm_head_to_fp32: {TRL_ENTRIES['cast_lm_head_to_fp32'][1]}: load the model in float32")
-    masters = "float32" if dtype == "float32" else "none"
+    return {"revision": revision, "device": "cpu" if args.use_cpu else None}
+
+
+def model_dtype(args: GRPOConfig) -> str:
+    """Of a model that is given by its name. Raises UserError for what is no dtype of TRL's."""
+    given = args.model_init_kwargs or {}
+    dtype = str(next((given[name] for name in _DTYPES if given.get(name)), "float32")).removeprefix("torch.")
+    if dtype not in ("float32", "bfloat16", "auto"):
+        raise UserError(
+            f"model_init_kwargs: Invalid `dtype` passed to the config: {dtype}: must be float32, bfloat16 or auto"
+            + (": gradients vanish in float16 without loss scaling" if dtype == "float16" else "")
+        )
+    return dtype
+
+
+def precision(args: GRPOConfig, dtype: str, *, adapters: bool, in_4bit: bool) -> tuple[str, str]:
+    """`dtype` and `optimizer.master_weights` for a model of this dtype.
+
+    With bf16 TRL computes in bfloat16 on float32 weights, and saves these. peft keeps adapters in float32 on a model of
+    any dtype, and TRL keeps those on 4-bit weights in bfloat16.
+    """
     if dtype == "float32" and args.bf16 in (None, True):
-        dtype = "bfloat16"
-    return {
-        "revision": revision,
-        "dtype": dtype,
-        "optimizer.master_weights": masters,
-        "device": "cpu" if args.use_cpu else None,
-    }
+        return "bfloat16", "saved"
+    return dtype, "saved" if adapters and not in_4bit else "none"
 
 
 def _optimizer(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
@@ -324,3 +343,14 @@ def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
         "judging.seconds": 600.0,
         "judging.memory_gib": 0.0,
     }
+
+
+@contextmanager
+def in_trls_names() -> Iterator[None]:
+    """Spells settings in error messages as in a script for TRL."""
+    try:
+        yield
+    except (UserError, RunFailed) as error:
+        text = re.sub(r"(?<![/\w])run_dir\b", "output_dir", str(error))
+        error.args = (text.replace("resume=True", "train(resume_from_checkpoint=True)"),)
+        raise

@@ -1,8 +1,8 @@
-"""Models, tokenizers and adapters that a script gives as objects, for processes that load them from a directory; and
-a run's model as an object."""
+"""Models, tokenizers and adapters that a script gives as objects, for processes that load them from a directory."""
 
 import math
 import warnings
+from contextlib import suppress
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 
 from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.config import TrainConfig
-from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
 
@@ -32,6 +31,7 @@ def place(model: Any, processing: Any, target: Path, *, revision: str | None = N
     """
     if isinstance(model, str | Path) and processing is None:
         return str(model)
+    from policy_trainer.learner.adapters import save_without_adapters
     from shared.models import load_classifier, load_model, load_tokenizer, save_model
 
     named = isinstance(model, str | Path)
@@ -39,19 +39,43 @@ def place(model: Any, processing: Any, target: Path, *, revision: str | None = N
     processor = None if processing is tokenizer else processing
     if named and _same(tokenizer, load_tokenizer(str(model), revision=revision)) and _is_of(processor, model, revision):
         return str(model)
-    if hasattr(model, "peft_config"):
-        raise UserError(
-            "model: already has adapters, which cannot be trained further: pass model.merge_and_unload(), which keeps "
-            "what they have learnt, and peft_config for new ones"
-        )
-    if not (target.exists() and RunDirectory(target.parent).has_trained()):  # else the run is resumed, or refused
-        where: Any = {"revision": revision, "device": "cpu", "dtype": "auto"}
-        loaded: Any = model
-        if named:
-            loaded = load_classifier(str(model), **where)[0] if scores else load_model(str(model), **where)
-        with whole_directory(target) as directory:
-            save_model(loaded, tokenizer or load_tokenizer(loaded.name_or_path), directory, processor=processor)
+    where: Any = {"revision": revision, "device": "cpu", "dtype": "auto"}
+    loaded: Any = model
+    if named:
+        loaded = load_classifier(str(model), **where)[0] if scores else load_model(str(model), **where)
+    tokenizer = tokenizer or load_tokenizer(loaded.name_or_path)
+    with whole_directory(target) as directory:
+        if is_adapted(loaded):
+            save_without_adapters(base_of(loaded), tokenizer, directory, processor=processor)
+        else:
+            save_model(loaded, tokenizer, directory, processor=processor)
     return str(target)
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether it is a peft.PeftModel."""
+    return hasattr(model, "get_base_model")
+
+
+def base_of(model: Any) -> Any:
+    """The model of a peft.PeftModel, in whose layers the adapters are."""
+    return model.get_base_model()
+
+
+def load_processing(config: TrainConfig) -> Any:
+    """The model's processor, or its tokenizer."""
+    from transformers import AutoProcessor
+
+    from shared.models import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    processing: Any = tokenizer
+    with suppress(OSError, ValueError):  # a tokenizer that transformers finds no processor with
+        processing = AutoProcessor.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
+    text = getattr(processing, "tokenizer", processing)
+    if text.pad_token is None:
+        text.pad_token = text.eos_token
+    return processing
 
 
 def _is_of(processor: Any, model: str | Path, revision: str | None) -> bool:
@@ -116,25 +140,3 @@ def _modules(wanted: Any, model: Any) -> list[str]:
             f"peft_config.target_modules: peft has no default for the model type {family}; name the modules"
         )
     return sorted(USUAL[family])
-
-
-def load_policy(config: TrainConfig, trained: str | None) -> Any:
-    """The model that the run begins with, or the one that it has trained: with adapters a peft.PeftModel, as TRL's.
-
-    trained: the directory of the run's result; None before training.
-    """
-    from policy_trainer.quantised import load_base
-    from policy_trainer.run_files.checkpoint import Checkpoints
-    from shared.models import load_model
-
-    where: Any = {"device": config.device, "dtype": config.dtype}
-    if trained and not config.lora.rank:
-        return load_model(trained, revision=None, **where)
-    model = load_base(config.model, config.lora, revision=config.revision, **where)
-    if trained is None:
-        return model
-    from peft import PeftModel
-
-    # The result has the adapters merged; a checkpoint has them apart.
-    checkpoint = Checkpoints(RunDirectory(config.run_dir).checkpoints, keep=1).newest()
-    return PeftModel.from_pretrained(model, str(checkpoint))

@@ -1,7 +1,9 @@
 """TRL's reward functions and reward models: how a run knows them, and mistakes in their arguments."""
 
 from collections.abc import Mapping
+from functools import partial
 from inspect import isclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,7 @@ from shared.errors import UserError
 
 def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], environments: Any) -> None:
     """Raises UserError, with TRL's words, for rewards that are missing, and for lists of different lengths."""
-    several = environments.values() if isinstance(environments, Mapping) else [environments] if environments else []
-    if not rewards and not any(map(_owns_reward, several)):
+    if not rewards and not any(map(_owns_reward, _factories(environments))):
         raise UserError(
             "reward_funcs: No reward source provided. Pass functions or a reward model, or an environment_factory "
             "whose environment has a method get_reward"
@@ -36,6 +37,29 @@ def reward_input(reward: Any, tokenizer: Any, target: Path) -> Any:
     if not isinstance(reward, str) and not hasattr(reward, "config"):
         return reward
     return f"model/{place(reward, tokenizer, target, scores=True)}"
+
+
+def reward_names(rewards: list[Any], environments: Any) -> list[str]:
+    """TRL's names of the rewards. Environments that have rewards of their own share the last one, which has the name of
+    the first."""
+    owners = (each for each in _factories(environments) if _owns_reward(each))
+    return [*map(_name, rewards), *(_name(each) for each in islice(owners, 1))]
+
+
+def _name(reward: Any) -> str:
+    """reward: a function, a model, or an environment's class."""
+    while isinstance(reward, partial):
+        reward = reward.func
+    model = getattr(getattr(reward, "config", None), "_name_or_path", reward)
+    if isinstance(model, str):
+        return model.rpartition("/")[2]
+    return getattr(reward, "__name__", type(reward).__name__)
+
+
+def _factories(environments: Any) -> list[Any]:
+    if isinstance(environments, Mapping):
+        return list(environments.values())
+    return [environments] if environments else []
 
 
 def _owns_reward(factory: Any) -> bool:

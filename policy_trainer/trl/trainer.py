@@ -11,13 +11,24 @@ from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.lifecycle.processes import prepare_fork_server
 from policy_trainer.python_api.callbacks import callback_input
 from policy_trainer.python_api.grpo import GRPO, environment
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.cautions import cautions, log
 from policy_trainer.trl.config import GRPOConfig, own_config
+from policy_trainer.trl.files import begin_anew, merge_best, resume_from, show_checkpoint
+from policy_trainer.trl.hub import Repository, model_card
 from policy_trainer.trl.logs import Logs
-from policy_trainer.trl.mapping import count_steps, settings, tracker_variables
+from policy_trainer.trl.mapping import count_steps, in_trls_names, model_dtype, precision, settings, tracker_variables
 from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
-from policy_trainer.trl.objects import adapters, place
-from policy_trainer.trl.rewards import check_rewards, reward_input
+from policy_trainer.trl.objects import adapters, is_adapted, load_processing, place
+from policy_trainer.trl.policy import (
+    check_adapted,
+    load_policy,
+    load_reference,
+    save_adapters,
+    set_weights,
+    with_adapters,
+)
+from policy_trainer.trl.rewards import check_rewards, reward_input, reward_names
 from policy_trainer.trl.rows import check_environments, rows_of, training_rows
 from shared.errors import UserError
 
@@ -76,18 +87,37 @@ class GRPOTrainer:
         if rows is not None:
             given["data"]["shuffle"] = self.args.shuffle_dataset
         target = Path(self.args.output_dir, "initial-model")
+        if is_adapted(model):
+            if peft_config is not None:
+                raise UserError(
+                    "peft_config: You passed a `PeftModel` instance together with a `peft_config`: leave it out to "
+                    "train these adapters further, or pass model.merge_and_unload() for new ones on what they learnt"
+                )
+            check_adapted(model, beta=self.args.beta)
+            peft_config = model.peft_config["default"]
         given["model"] = place(model, processing_class, target, revision=given.get("revision"))
-        if hasattr(model, "config"):
-            self.model = model
+        self._name = str(getattr(model, "name_or_path", model))
+        self._peft_config = peft_config
+        self._dtype = str(model.dtype).removeprefix("torch.") if hasattr(model, "config") else model_dtype(self.args)
+        given["dtype"], given["optimizer"]["master_weights"] = precision(
+            self.args, self._dtype, adapters=peft_config is not None, in_4bit=quantization_config is not None
+        )
         if processing_class is not None:
             self.processing_class = processing_class
         if peft_config is not None:
             given["lora"] = adapters(peft_config, quantization_config, model)
             given["reference"]["source"] = "adapter-off"
+            given["freeze_vision_tower"] = None if self.args.use_vllm else False  # vLLM adapts the language model only
+        if hasattr(model, "config"):
+            whole = peft_config is None or is_adapted(model)
+            self.model = model if whole else with_adapters(model, peft_config, self._name)
         self.observer = Logs(
             callback_input(callbacks or ()), self.args, steps, rows=None if rows is None else len(rows)
         )
+        self.observer.on_checkpoint = partial(self._show_checkpoint, steps.updates)
         self.state = self.observer.state
+        self.reward_funcs = functions
+        self.reward_processing_classes = tokenizers or [None] * len(functions)
         self.reward_func_names = reward_names(functions, environment_factory)
         rewards = self._rewards(functions, tokenizers)
         self._make = partial(
@@ -101,6 +131,8 @@ class GRPOTrainer:
             self._grpo.config, dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
         )
         self._trained: str | None = None  # the directory of the trained model
+        self._weights: Path | None = None  # that of its weights, or adapters
+        self._repository = Repository(self.args) if self.args.push_to_hub else None
 
     def _rewards(self, rewards: list[Any], tokenizers: list[Any]) -> list[Any]:
         """Names of reward models, and functions."""
@@ -125,10 +157,13 @@ class GRPOTrainer:
 
     @cached_property
     def model(self) -> Any:
-        """The trained model; before `train()` the one that was given."""
-        from policy_trainer.trl.objects import load_policy
+        """The model in TRL's precision: with adapters a peft.PeftModel. `train()` sets its weights in place."""
+        return load_policy(self._grpo.config, self._dtype, self._peft_config, self._name, self._weights)
 
-        return load_policy(self._grpo.config, self._trained)
+    @cached_property
+    def ref_model(self) -> Any:
+        """A copy of the reference model, which changes nothing: None if beta is 0, and with adapters."""
+        return load_reference(self._grpo.config, self._dtype, self._checkpoint())
 
     @property
     def entropy_coef(self) -> Any:
@@ -149,29 +184,67 @@ class GRPOTrainer:
 
     @cached_property
     def processing_class(self) -> Any:
-        from shared.models import load_tokenizer
+        return load_processing(self._grpo.config)
 
-        config = self._grpo.config
-        return load_tokenizer(config.model, revision=config.revision)
-
-    def train(self, resume_from_checkpoint: bool | None = None) -> Any:
-        """Trains to the last step. True continues from the newest checkpoint in output_dir.
+    def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> Any:
+        """Trains to the last step. True continues from the newest checkpoint in output_dir, a path from that one.
 
         Returns transformers' TrainOutput. Raises UserError and RunFailed, as `GRPO.train`.
         """
         from transformers.trainer_utils import TrainOutput
 
-        if resume_from_checkpoint not in (None, True, False):
-            raise UserError(f"resume_from_checkpoint: must be True: {TRL_ENTRIES['resume_from_checkpoint'][1]}")
-        if resume_from_checkpoint is not None:
-            self._grpo.config = self._grpo.config.model_copy(update={"resume": resume_from_checkpoint})
+        wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        if self._trained and not wanted:
+            raise UserError(
+                "train: has run already: go on with resume_from_checkpoint=True, or pass the model to another trainer"
+            )
         check_environments(self._rows, self._environments)
-        vars(self).pop("model", None)  # the untrained one
-        with environment(tracker_variables(self.args)):
-            result = self._grpo.train()
-        self._trained = result.model
+        with in_trls_names(), environment(tracker_variables(self.args)):
+            self._run(wanted)
+        if self._repository:
+            self._repository.finish()
         summary = self.observer.summary
         return TrainOutput(self.state.global_step, summary["train_loss"], summary)
+
+    def _run(self, wanted: Any) -> None:
+        """wanted: the checkpoint to resume from, or True."""
+        grpo, adapted = self._grpo, self._peft_config is not None
+        lora, run_dir = grpo.config.lora, grpo.config.run_dir
+        if wanted:
+            resume_from(wanted, run_dir)
+        else:
+            begin_anew(run_dir)
+        if adapted and "model" in vars(self):
+            lora = lora.model_copy(update={"path": save_adapters(self.model, run_dir)})
+        grpo.config = grpo.config.model_copy(update={"resume": bool(wanted), "lora": lora})
+        result = grpo.train()
+        if result.model is not None:
+            best = result.best_model if self.args.load_best_model_at_end else None
+            self._keep(best or str(self._checkpoint()), result.model if best is None else None)
+
+    def _keep(self, weights: str, model: str | None) -> None:
+        """weights: the checkpoint whose weights `model` gets. model: a directory of the whole model; None: none yet."""
+        config = self._grpo.config
+        self._weights = Path(weights)
+        self._trained = model or (weights if self._peft_config is None else merge_best(self._weights, config.run_dir))
+        if "model" in vars(self):
+            set_weights(self.model, self._weights, config.device)
+        vars(self).pop("ref_model", None)  # it may have been synchronised
+
+    def _checkpoint(self) -> Path | None:
+        """The run's newest."""
+        from policy_trainer.run_files.checkpoint import Checkpoints
+
+        return Checkpoints(RunDirectory(self._grpo.config.run_dir).checkpoints, keep=1).newest()
+
+    def _show_checkpoint(self, updates: int, saved: Path) -> None:
+        if self.args.save_strategy == "no":
+            return
+        link = show_checkpoint(saved, self.state, updates)
+        self.create_model_card()
+        if self._repository:
+            shutil.copy(Path(self.args.output_dir, "README.md"), saved)
+            self._repository.upload_checkpoint(link, f"Training in progress, step {self.state.global_step}")
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -195,11 +268,52 @@ class GRPOTrainer:
         self.observer.evaluated({**evaluation.summary(), **figures}, best=False, prefix=metric_key_prefix)
         return {name: value for name, value in self.state.log_history[-1].items() if name != "step"}
 
-    def save_model(self, output_dir: str | None = None) -> None:
-        """Copies the trained model to the directory, by default to args.output_dir."""
-        if self._trained is None:
-            raise UserError("save_model: there is no trained model yet: call train() first")
-        shutil.copytree(self._trained, output_dir or self.args.output_dir, dirs_exist_ok=True)
+    def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
+        """Writes the model, or its adapters, and the tokenizer or processor, by default to args.output_dir. With
+        args.push_to_hub it is uploaded, too."""
+        directory = str(output_dir or self.args.output_dir)
+        self.model.save_pretrained(directory)
+        self.processing_class.save_pretrained(directory)
+        if self._repository and not _internal_call:
+            self.push_to_hub("Model save")
+
+    def save_state(self) -> None:
+        """Writes `state` to args.output_dir, as trainer_state.json."""
+        self.state.save_to_json(str(Path(self.args.output_dir, "trainer_state.json")))
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None
+    ) -> None:
+        """Writes README.md to args.output_dir."""
+        name = model_name or Path(str(self.args.hub_model_id or Path(self.args.output_dir).absolute())).name
+        text = model_card(
+            name, self._name, dataset_name, tags,
+            adapters=self._peft_config is not None, repository=self._repository.name if self._repository else None,
+        )  # fmt: skip
+        Path(self.args.output_dir, "README.md").write_text(text)
+
+    def push_to_hub(
+        self,
+        commit_message: str = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **card: Any,
+    ) -> Any:
+        """Uploads the model, or its adapters, with its tokenizer and its card. card: of `create_model_card`.
+
+        Returns huggingface_hub's CommitInfo, or with blocking=False its Future.
+        """
+        if self._repository is None:
+            self._repository = Repository(self.args, token=token, private=private)
+        self._repository.finish()
+        self.save_model(_internal_call=True)
+        self.create_model_card(**card)
+        return self._repository.upload(Path(self.args.output_dir), commit_message, revision=revision, wait=blocking)
+
+    def is_world_process_zero(self) -> bool:
+        return True
 
     def add_callback(self, callback: "AnyCallback") -> None:
         self.observer.callbacks += callback_input([callback])
@@ -213,22 +327,6 @@ class GRPOTrainer:
 
     def get_high_entropy_mask(self, entropies: "Tensor", mask: "Tensor", threshold: float) -> "Tensor":
         return high_entropy_mask(entropies, mask, threshold)
-
-    def push_to_hub(self, *_: Any, **__: Any) -> Any:
-        raise UserError(f"push_to_hub: {TRL_ENTRIES['push_to_hub'][1]}")
-
-
-def reward_names(rewards: list[Any], environments: Any) -> list[str]:
-    """TRL's names of the rewards, and last that of an environment's own."""
-    names = []
-    for each in rewards:
-        model = getattr(getattr(each, "config", None), "_name_or_path", each if isinstance(each, str) else None)
-        function = getattr(each, "func", each)  # of functools.partial
-        named = getattr(function, "__name__", type(function).__name__)
-        names.append(named if model is None else model.rpartition("/")[2])
-    several = environments.values() if isinstance(environments, Mapping) else _listed(environments)
-    owning = [each for each in several if hasattr(each, "get_reward") or not isinstance(each, type)]
-    return [*names, *(getattr(each, "__name__", "environment") for each in owning[:1])]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -7,12 +7,13 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import TrainConfig
 from policy_trainer.trl import GRPOConfig
 from policy_trainer.trl.config import own_config
-from policy_trainer.trl.mapping import NEVER, count_steps, settings, tracker_variables
+from policy_trainer.trl.mapping import NEVER, count_steps, model_dtype, precision, settings, tracker_variables
 from shared.errors import UserError
 
 
@@ -152,7 +153,10 @@ def test_a_mapped_field_reaches_the_settings(name: str) -> None:
 
 
 # Taken without a setting of a run.
-TAKEN = ("cast_lm_head_to_fp32", "project", "trackio_space_id")
+TAKEN = {
+    "cast_lm_head_to_fp32", "load_best_model_at_end", "project", "push_to_hub", "trackio_space_id",
+    *(name for name in TRL_DEFAULTS if name.startswith("hub_")),
+}  # fmt: skip
 REFUSED = [name for name in TRL_DEFAULTS if TRL_ENTRIES[name][0] == "-" and name not in TAKEN]
 
 
@@ -173,7 +177,7 @@ def test_the_defaults_are_trls() -> None:
     assert (config.max_steps, config.groups_per_step, config.seed) == (300, 1, 42)
     assert config.loss.old_logps == "current" and config.loss.aggregation == "token_mean" and config.loss.beta == 0
     assert config.max_lag == 0 and config.evaluation.problems == 0 and not config.loss.drop_zero_variance
-    assert config.dtype == "bfloat16" and config.optimizer.master_weights == "float32" and config.gradient_checkpointing
+    assert config.gradient_checkpointing
     assert config.data.max_prompt_length == NEVER and config.optimizer.learning_rate == 1e-6
 
 
@@ -187,6 +191,29 @@ def test_steps_are_generation_batches() -> None:
     assert mapped(rows=103, num_train_epochs=2, **batch).max_steps == 50, "a batch that is not full is left out"
     with pytest.raises(UserError, match=r"^max_steps: must be given"):
         mapped(rows=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "adapters", "expected"),
+    [
+        ({}, False, ("float32", "bfloat16", "saved")),
+        ({"bf16": False}, False, ("float32", "float32", "none")),
+        ({"model_init_kwargs": {"dtype": torch.bfloat16}}, False, ("bfloat16", "bfloat16", "none")),
+        ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, True, ("bfloat16", "bfloat16", "saved")),
+        ({"model_init_kwargs": {"dtype": "auto"}}, False, ("auto", "auto", "none")),
+    ],
+)
+def test_precision_is_trls(given: dict[str, Any], adapters: bool, expected: tuple[str, str, str]) -> None:
+    """TRL loads float32 weights and computes in bfloat16; peft keeps adapters in float32 on a bfloat16 model."""
+    args = GRPOConfig("out", **given)
+    dtype = model_dtype(args)
+    assert (dtype, *precision(args, dtype, adapters=adapters, in_4bit=False)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", -1])
+def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
+    with pytest.raises(ValueError, match="Invalid `dtype` passed to the config"):
+        model_dtype(GRPOConfig("out", model_init_kwargs={"dtype": dtype}))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trl import GRPOConfig
 from policy_trainer.trl.logs import Logs
 from policy_trainer.trl.mapping import count_steps, settings
-from policy_trainer.trl.trainer import reward_names
+from policy_trainer.trl.rewards import reward_names
 
 ROWS = 16
 NAMES = {"caller:f": "f", "m:g": "g"}

@@ -2,11 +2,13 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoProcessor, EarlyStoppingCallback, PreTrainedTokenizerFast, Qwen2Config
@@ -107,6 +109,7 @@ def test_dropout_of_adapters_is_left_out_with_a_warning(tmp_path: Path) -> None:
     assert config_of(made).lora.rank == 8
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
     save_model(make_tiny(), tokenizer, tmp_path / "m")
     for model in (str(tmp_path / "m"), make_tiny()):
@@ -159,7 +162,7 @@ def test_an_environment_may_have_the_problems(tmp_path: Path) -> None:
     assert config.task == "environment" and config.environment == ["caller:Counter"] and len(config.tools) == 1
 
 
-def test_a_model_as_an_object_is_kept_once_it_trains(
+def test_a_model_as_an_object_is_written_for_the_other_processes(
     make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     made = trainer(tmp_path, model=make_tiny(), processing_class=tokenizer)
@@ -167,9 +170,6 @@ def test_a_model_as_an_object_is_kept_once_it_trains(
     assert config_of(made).model == str(target) and (target / "tokenizer.json").exists()
     trainer(tmp_path, model=make_tiny(layers=1), processing_class=tokenizer)  # the first script ended before a step
     assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 1
-    (tmp_path / "out/checkpoints").mkdir()
-    trainer(tmp_path, model=make_tiny(), processing_class=tokenizer)
-    assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 1, "the run that is resumed has it"
     again = trainer(tmp_path, model=str(target), processing_class=tokenizer)
     assert config_of(again).model == str(target), "the same tokenizer needs no copy"
 
@@ -200,14 +200,74 @@ def test_the_settings_of_a_processor_are_kept(as_object: bool, tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
-def test_a_model_with_adapters_is_refused_with_what_keeps_them(
+def test_adapters_of_a_peft_model_are_trained_further(
     make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    adapted = get_peft_model(make_tiny(vocabulary=len(tokenizer)), LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(UserError, match=r"already has adapters.*pass model.merge_and_unload\(\)"):
-        trainer(tmp_path, model=adapted, processing_class=tokenizer)
-    merged = adapted.merge_and_unload()  # type: ignore[operator]
-    assert config_of(trainer(tmp_path, model=merged, processing_class=tokenizer)).model.endswith("initial-model")
+    adapted: Any = get_peft_model(make_tiny(vocabulary=len(tokenizer)), LoraConfig(r=4, target_modules=["q_proj"]))
+    made = trainer(tmp_path, model=adapted, processing_class=tokenizer, config={"beta": 0.1})
+    config = config_of(made)
+    assert made.model is adapted and (config.lora.rank, config.lora.target_modules) == (4, ["q_proj"])
+    assert config.reference.source == "adapter-off" and made.ref_model is None
+    base = load_model(config.model, revision=None, device="cpu", dtype="float32")
+    assert {name: weight.tolist() for name, weight in base.named_parameters()} == {
+        name.removeprefix("base_model.model.").replace(".base_layer.", "."): weight.tolist()
+        for name, weight in adapted.named_parameters()
+        if "lora_" not in name
+    }, "what the other processes load has no adapters"
+    with pytest.raises(ValueError, match="You passed a `PeftModel` instance together with a `peft_config`"):
+        trainer(tmp_path, model=adapted, processing_class=tokenizer, peft_config=LoraConfig())
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            weight.data += 1
+    with pytest.raises(UserError, match=r"^beta: .*pass model.merge_and_unload\(\)"):
+        trainer(tmp_path, model=adapted, processing_class=tokenizer, config={"beta": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [("float32", ("bfloat16", "saved")), ("bfloat16", ("bfloat16", "none"))]
+)
+def test_a_model_as_an_object_has_its_own_precision(
+    dtype: str, precision: tuple[str, str], make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    config = config_of(trainer(tmp_path, model=make_tiny(dtype=getattr(torch, dtype)), processing_class=tokenizer))
+    assert (config.dtype, config.optimizer.master_weights) == precision
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_the_model_is_there_before_training_as_in_trl(
+    make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    save_model(make_tiny(vocabulary=len(tokenizer), dtype=torch.bfloat16), tokenizer, tmp_path / "m")
+    made = trainer(tmp_path, model=str(tmp_path / "m"))
+    assert {weight.dtype for weight in made.model.parameters()} == {torch.float32}
+    adapted = trainer(tmp_path, model=str(tmp_path / "m"), peft_config=LoraConfig(target_modules=["q_proj"]))
+    assert adapted.model.peft_config["default"].base_model_name_or_path == str(tmp_path / "m")
+    assert adapted.model.base_model.model.model.embed_tokens is adapted.model.model.model.embed_tokens
+    assert made.processing_class.pad_token is not None
+    adapted.save_model(str(tmp_path / "saved"))
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {
+        file.name for file in (tmp_path / "saved").iterdir()
+    }
+
+
+def test_rewards_have_trls_names(tmp_path: Path) -> None:
+    class Judge:
+        def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+            return [0.0] * len(completions)
+
+    class Counter:
+        def reset(self, **row: Any) -> str:
+            return "count"
+
+        def get_reward(self) -> float:
+            return 1.0
+
+    given = [reward, "org/judge", Judge(), partial(reward, scale=2)]
+    made = trainer(
+        tmp_path, reward_funcs=given, environment_factory={"a": Counter, "b": Counter}, config={"max_steps": 1}
+    )
+    assert made.reward_func_names == ["reward", "judge", "Judge", "reward", "Counter"]
+    assert made.reward_funcs == given and made.reward_processing_classes == [None] * 4
 
 
 def test_weights_in_4_bits(tmp_path: Path) -> None:
@@ -260,10 +320,9 @@ def test_callbacks_come_and_go(tmp_path: Path) -> None:
     assert len(made.observer.callbacks) == 2
     made.remove_callback(EarlyStoppingCallback)
     assert made.observer.callbacks == [] and made.observer.state is made.state
-    with pytest.raises(UserError, match="save_model: there is no trained model yet"):
-        made.save_model()
-    for method in (made.evaluate, made.push_to_hub):
-        with pytest.raises(UserError):
-            method()
-    with pytest.raises(UserError, match="resume_from_checkpoint: must be True"):
-        made.train(resume_from_checkpoint="checkpoint-3")  # type: ignore[arg-type]
+    with pytest.raises(UserError):
+        made.evaluate()
+    with pytest.raises(ValueError, match=r"resume_from_checkpoint: No valid checkpoint found in output directory"):
+        made.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="resume_from_checkpoint: Can't find a valid checkpoint at checkpoint-3"):
+        made.train(resume_from_checkpoint="checkpoint-3")

@@ -1,0 +1,112 @@
+"""The trained model on the Hugging Face Hub: its card, its repository, uploads."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policy_trainer.trl.config import GRPOConfig
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+# Of a run's directory and its checkpoints, what belongs to the run and not to the model.
+_OF_THE_RUN = (
+    "*/*", "_*", ".*", "lock", "run.json", "server.json", "config.toml", "metrics.jsonl", "samples.jsonl",
+    "trainer.json", "trainer_state.json", "optimizer.pt",
+)  # fmt: skip
+_STRATEGIES = ("end", "every_save", "checkpoint", "all_checkpoints")
+_CARD = """
+# {name}
+
+This model is a fine-tuned version of {base}{data}. It was trained with GRPO, introduced in
+[DeepSeekMath](https://huggingface.co/papers/2402.03300), by Tandem through its interface for TRL.
+
+```python
+from transformers import pipeline
+
+generator = pipeline("text-generation", model="{repository}")
+question = "What is 12 times 12?"
+print(generator([{{"role": "user", "content": question}}], max_new_tokens=128, return_full_text=False)[0])
+```
+
+Versions: {versions}.
+"""
+
+
+def model_card(
+    name: str | None, base: str, dataset: str | None, tags: Any, *, adapters: bool, repository: str | None
+) -> str:
+    """README.md of a model, with the metadata that the Hub reads. base: a directory is not named in them."""
+    from importlib.metadata import version
+
+    from huggingface_hub import ModelCardData
+
+    on_hub = not Path(base).is_dir()
+    given = [tags] if isinstance(tags, str) else list(tags or ())
+    data = ModelCardData(
+        base_model=base if on_hub else None,
+        datasets=dataset,
+        library_name="peft" if adapters else "transformers",
+        model_name=name,
+        tags=["generated_from_trainer", "grpo", "tandem", *given],
+    )
+    text = _CARD.format(
+        name=name or "Model",
+        base=f"[{base}](https://huggingface.co/{base})" if on_hub else Path(base).name,
+        data=f" on the dataset [{dataset}](https://huggingface.co/datasets/{dataset})" if dataset else "",
+        repository=repository or name,
+        versions=", ".join(f"{package} {version(package)}" for package in ("transformers", "torch", "datasets")),
+    )
+    return f"---\n{data.to_yaml()}\n---\n{text}"
+
+
+class Repository:
+    """A model's repository. Raises UserError at once if it cannot be made, so that no training is lost.
+
+    name: what the Hub calls it.
+    """
+
+    def __init__(self, args: GRPOConfig, *, token: str | None = None, private: bool | None = None) -> None:
+        from huggingface_hub import HfApi, get_token
+        from huggingface_hub.errors import HfHubHTTPError
+
+        strategy = getattr(args.hub_strategy, "value", args.hub_strategy)
+        if strategy not in _STRATEGIES:
+            raise UserError(f"hub_strategy: must be one of {', '.join(_STRATEGIES)}, got {strategy!r}")
+        self._args, self._strategy, self._token = args, strategy, token or args.hub_token
+        if not (self._token or get_token()):
+            raise UserError("push_to_hub: no token: run `hf auth login`, or set HF_TOKEN or hub_token")
+        self._api, self._uploads = HfApi(), list["Future[Any]"]()
+        wanted = args.hub_model_id or Path(args.output_dir).absolute().name
+        private = args.hub_private_repo if private is None else private
+        try:
+            made = self._api.create_repo(wanted, token=self._token, private=private, exist_ok=True)
+        except (HfHubHTTPError, OSError, ValueError) as error:
+            raise UserError(f"push_to_hub: {wanted} cannot be made: {error}; check hub_model_id") from None
+        self.name = made.repo_id
+
+    def upload(self, directory: Path, message: str, *, revision: str | None = None, wait: bool = True) -> Any:
+        """Uploads the model in a directory. Returns the commit, or its Future."""
+        return self._api.upload_folder(
+            repo_id=self.name, folder_path=str(directory), commit_message=message, token=self._token,
+            revision=revision or self._args.hub_revision, ignore_patterns=list(_OF_THE_RUN), run_as_future=not wait,
+        )  # type: ignore[call-overload]  # fmt: skip
+
+    def upload_checkpoint(self, checkpoint: Path, message: str) -> None:
+        """As hub_strategy wants: in the background, and not at all while the last one is being uploaded."""
+        busy = any(not upload.done() for upload in self._uploads)
+        if self._strategy == "end" or (busy and not self._args.hub_always_push):
+            return
+        self._uploads = [self.upload(checkpoint.resolve(), message, wait=False)]
+        within = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}.get(self._strategy)
+        if within is not None:
+            whole = self._api.upload_folder(
+                repo_id=self.name, folder_path=str(checkpoint.resolve()), path_in_repo=within, token=self._token,
+                commit_message=f"{message}, checkpoint", revision=self._args.hub_revision, run_as_future=True,
+            )  # fmt: skip
+            self._uploads.append(whole)
+
+    def finish(self) -> None:
+        """Returns once all uploads have ended. Raises the error of one that failed."""
+        for upload in self._uploads:
+            upload.result()

@@ -1,0 +1,102 @@
+"""The models that a script sees: `trainer.model` and `trainer.ref_model`, objects of this process with the run's
+weights."""
+
+from pathlib import Path
+from typing import Any
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trl.objects import base_of
+from shared.atomic_files import whole_directory
+from shared.errors import UserError
+
+
+def load_policy(config: TrainConfig, dtype: Any, peft_config: Any, name: str, trained: Path | None) -> Any:
+    """The model that the run begins with, or has trained: with peft_config a peft.PeftModel.
+
+    name: of the model, for its adapters. trained: the directory of its weights, or adapters.
+    """
+    from policy_trainer.quantised import load_base
+    from shared.models import load_model
+
+    if trained is not None and peft_config is None:
+        return load_model(str(trained), revision=None, device=config.device, dtype=dtype)
+    device = config.device if config.lora.load_in_4bit else "cpu"  # where it takes no memory from the run
+    model: Any = load_base(config.model, config.lora, revision=config.revision, device=device, dtype=dtype)
+    if peft_config is None:
+        return model
+    adapted = with_adapters(model, peft_config, name)
+    if trained is not None:
+        set_weights(adapted, trained, config.device)
+    return adapted
+
+
+def with_adapters(model: Any, peft_config: Any, name: str) -> Any:
+    """A peft.PeftModel of this model, whose layers get adapters in place."""
+    from peft import get_peft_model
+
+    adapted = get_peft_model(model, peft_config)
+    adapted.peft_config["default"].base_model_name_or_path = name
+    return adapted
+
+
+def save_adapters(model: Any, run_dir: Path) -> Path:
+    """Writes the adapters for a run that begins with them."""
+    with whole_directory(run_dir / "initial-adapters") as directory:
+        model.save_pretrained(str(directory), save_embedding_layers=False)
+    return run_dir / "initial-adapters"
+
+
+def set_weights(model: Any, trained: Path, device: str) -> None:
+    """Sets the object's weights, or adapters, to those in the directory, and moves it to the device, as TRL does."""
+    import torch
+    from safetensors.torch import load_file
+
+    from policy_trainer.adapters import WEIGHTS
+    from shared.devices import choose_device
+    from shared.models import is_adapter, load_model
+
+    if is_adapter(trained):
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(model, load_file(trained / WEIGHTS))
+    else:
+        dtype: Any = str(model.dtype).removeprefix("torch.")
+        saved = load_model(str(trained), revision=None, device="cpu", dtype=dtype)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(saved.get_parameter(name))
+    if not getattr(model, "is_loaded_in_4bit", False):
+        model.to(choose_device(device))
+
+
+def load_reference(config: TrainConfig, dtype: Any, checkpoint: Path | None) -> Any:
+    """A copy of the reference model: None if there is no KL penalty, or if it is the model without its adapters.
+
+    checkpoint: of the run, whose reference may have been synchronised.
+    """
+    if not config.loss.beta or config.lora.rank:
+        return None
+    from policy_trainer.run_files.checkpoint import read_state
+    from shared.models import load_model
+
+    snapshot = read_state(checkpoint).reference if checkpoint else None
+    root = config.reference.snapshot_root or RunDirectory(config.run_dir).snapshots
+    source, revision = (str(root / snapshot), None) if snapshot else (config.model, config.revision)
+    return load_model(source, revision=revision, device="cpu", dtype=dtype).requires_grad_(False)
+
+
+def check_adapted(model: Any, *, beta: float) -> None:
+    """Raises UserError for a PeftModel that cannot be trained further."""
+    import torch
+
+    if [*model.peft_config] != ["default"]:
+        raise UserError(f"model: must have one adapter, named default, got {', '.join(model.peft_config)}")
+    learnt = any(bool(torch.any(weight)) for name, weight in base_of(model).named_parameters() if ".lora_B." in name)
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise UserError("model: is quantised: pass its name, with quantization_config and peft_config")
+    if beta and learnt:
+        raise UserError(
+            "beta: the KL penalty would be against the model without its adapters, not against the adapters that were "
+            "given: pass model.merge_and_unload(), which keeps what they have learnt, and peft_config for new ones"
+        )
