@@ -30,8 +30,9 @@ def takes_decoding_attention(model: PreTrainedModel) -> bool:
     for attention in (True, False) if supports_decoding_attention(model) else (False,):
         name = "decoding attention" if attention else "transformers' cache"
         try:
-            # The dtype of the output may differ from that of the weights: ranks keep float32 and compute in bfloat16.
-            dtype = prefill(model, [EncodedPrompt([0])], None).logits.dtype
+            # The coarser of two: ranks keep float32 and compute in bfloat16, some models return float32 of bfloat16.
+            logits = prefill(model, [EncodedPrompt([0])], None).logits
+            dtype = min(model.dtype, logits.dtype, key=lambda dtype: dtype.itemsize)
             difference = self_test_difference(model, partial(_decoded, model, attention), dtype)
         except Exception as error:  # an unsupported architecture may raise anything
             errors[name] = str(error) if isinstance(error, UserError) else repr(error)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
@@ -31,6 +32,12 @@ def test_decoding_attention_is_taken_where_it_is_right(architecture: str, taken:
     before = attention_of(model)
     assert takes_decoding_attention(model) is taken
     assert attention_of(model) == before and not model.training
+
+
+def test_logits_in_float32_may_be_of_a_model_in_bfloat16() -> None:
+    model: Any = make_tiny("nemotron_h").to(torch.bfloat16)  # type: ignore[arg-type]
+    assert model(torch.tensor([[5]])).logits.dtype == torch.float32
+    assert takes_decoding_attention(model) is False
 
 
 @pytest.mark.parametrize(
