@@ -121,6 +121,18 @@ def test_a_head_of_zeros() -> None:
     assert torch.allclose(got, torch.full((4,), -math.log(VOCABULARY)))
 
 
+def test_log_probs_that_hardly_vary_may_differ_by_a_few_roundings() -> None:
+    model = make("qwen2")
+    head: Any = model.get_output_embeddings()
+    torch.nn.init.zeros_(head.weight)
+
+    def rounded(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        logps = PlainForward(model)(groups, temperatures)
+        return logps * (1 + 3.5 * torch.finfo(torch.float32).eps)
+
+    assert self_test_difference(model, rounded) <= self_test_tolerance(torch.float32)
+
+
 def test_weights_that_are_not_finite_are_named() -> None:
     model = make("qwen2")
     model.model.layers[0].mlp.up_proj.weight.data[0, 0] = math.nan
