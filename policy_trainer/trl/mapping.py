@@ -278,6 +278,12 @@ def _loss(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     surrogate, aggregation = LOSS_TYPES[_one_of(args, "loss_type", LOSS_TYPES)]
     apart = _one_of(args, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum")).startswith("n")
     scale = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)
+    if steps.batches > 1 and (apart or scale == "batch"):
+        name = "multi_objective_aggregation" if apart else "scale_rewards"
+        raise UserError(
+            f"{name}: its deviation is that of a generation batch, and an update has {steps.batches}: "
+            "gradient_accumulation_steps must not be larger than steps_per_generation"
+        )
     return {
         "loss.surrogate": surrogate,
         "loss.aggregation": aggregation,

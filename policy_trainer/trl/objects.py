@@ -1,5 +1,6 @@
 """Models, tokenizers and adapters that a script gives as objects, for processes that load them from a directory."""
 
+import json
 import math
 import warnings
 from contextlib import suppress
@@ -27,14 +28,16 @@ def place(model: Any, processing: Any, target: Path, *, revision: str | None = N
     together, they are written to `target`.
 
     revision: of a model's name. scores: whether it is a reward model. PyTorch is imported only where needed: a run
-    imports it while its children start.
+    imports it while its children start. Raises UserError for a model that only its own code can load.
     """
-    if isinstance(model, str | Path) and processing is None:
+    named = isinstance(model, str | Path)
+    if named:
+        _refuse_custom_code(Path(model))
+    if named and processing is None:
         return str(model)
     from policy_trainer.learner.adapters import save_without_adapters
     from shared.models import load_classifier, load_model, load_tokenizer, save_model
 
-    named = isinstance(model, str | Path)
     tokenizer = getattr(processing, "tokenizer", processing)
     processor = None if processing is tokenizer else processing
     if named and _same(tokenizer, load_tokenizer(str(model), revision=revision)) and _is_of(processor, model, revision):
@@ -76,6 +79,20 @@ def load_processing(config: TrainConfig) -> Any:
     if text.pad_token is None:
         text.pad_token = text.eos_token
     return processing
+
+
+def _refuse_custom_code(directory: Path) -> None:
+    """Before the run: a model on the Hub is looked at when it is loaded."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if "auto_map" not in config:
+        return
+    from transformers import CONFIG_MAPPING
+
+    if (kind := config.get("model_type")) not in CONFIG_MAPPING:
+        raise UserError(
+            f"model: {directory} has custom code for its model type, {kind}, and code is never run from there"
+        )
 
 
 def _is_of(processor: Any, model: str | Path, revision: str | None) -> bool:

@@ -243,6 +243,10 @@ def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
             {"lr_scheduler_kwargs": {"num_cycles": 2}},
             "lr_scheduler_kwargs: get_linear_schedule_with_warmup() got an unexpected keyword argument 'num_cycles'",
         ),
+        (
+            {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "scale_rewards": "batch"},
+            "scale_rewards: its deviation is that of a generation batch, and an update has 2",
+        ),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "lr_scheduler_type: must be one of 'linear', 'cosine'"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs: get_wsd_schedule() missing 1 required"),
         (

@@ -103,6 +103,13 @@ def test_adapters(given: LoraConfig, lora: tuple[Any, ...], tmp_path: Path) -> N
     assert config.reference.source == "adapter-off"
 
 
+def test_a_model_of_custom_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}')
+    with pytest.raises(ValueError, match=r"^model: .* has custom code for its model type, mine"):
+        trainer(tmp_path, model=str(tmp_path / "m"))
+
+
 def test_dropout_of_adapters_is_left_out_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"peft_config.lora_dropout: trained with 0: adapters have no dropout"):
         made = trainer(tmp_path, peft_config=LoraConfig(target_modules="all-linear", lora_dropout=0.05))
