@@ -24,7 +24,7 @@ _OF_BATCH = ("completions/", "reward", "frac_reward_zero_std", "tools/", "sampli
 
 
 def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -> Named:
-    """What TRL logs once for each generation batch; NaN where unknown. num_tokens: of this batch only.
+    """What TRL logs once for each generation batch; NaN where unknown. num_tokens: of this batch.
 
     record: of a step, as in metrics.jsonl. names: TRL's of rewards, by ours.
     """
@@ -42,9 +42,11 @@ def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -
     deviation = _unbiased(record, "")
     if args.scale_rewards == "batch":  # the rewards of all groups are compared
         metrics["frac_reward_zero_std"] = float(deviation == 0)
-    logged = {name[len("logged/") :]: _number(value) for name, value in record.items() if name.startswith("logged/")}
+    by_functions = {
+        name.removeprefix("logged/"): _number(value) for name, value in record.items() if name.startswith("logged/")
+    }
     tokens = round(record["completions"] * lengths)
-    return {"num_tokens": tokens, **metrics, **ended, **rewards, "reward_std": deviation, **logged}
+    return {"num_tokens": tokens, **metrics, **ended, **rewards, "reward_std": deviation, **by_functions}
 
 
 def update_metrics(record: Metrics, args: GRPOConfig, updates: int) -> Iterator[Named]:
@@ -62,11 +64,15 @@ def update_metrics(record: Metrics, args: GRPOConfig, updates: int) -> Iterator[
 
 def _is_logged(name: str, args: GRPOConfig) -> bool:
     """Whether TRL logs the metric with these arguments."""
-    bonus = bool(args.entropy_coef) or args.use_adaptive_entropy
+    bonus = _has_bonus(args)
     corrects = args.use_vllm and args.vllm_importance_sampling_correction
     shown = {"kl": args.beta != 0, "cispo_clip_ratio": args.loss_type == "cispo", "policy_loss": bonus}
     groups = {"clip_ratio": args.loss_type in _CLIPS, "sampling": corrects, "entropy_coef": bonus}
     return shown.get(name, groups.get(name.partition("/")[0], True))
+
+
+def _has_bonus(args: GRPOConfig) -> bool:
+    return bool(args.entropy_coef) or args.use_adaptive_entropy
 
 
 def evaluation_metrics(
@@ -96,7 +102,9 @@ def _evaluated(
     answers = [answer for group in groups for answer in group.completions]
     lengths = [answer.tokens for answer in answers]
     ended = [answer.tokens for answer in answers if answer.finished] or [0]
-    metrics: Named = {} if args.beta or args.loss_type not in _CLIPS else {"loss": _loss(groups, config)}
+    metrics: Named = {}
+    if not args.beta and args.loss_type in _CLIPS:
+        metrics["policy_loss" if _has_bonus(args) else "loss"] = _loss(groups, config)
     for kind, values in (("", lengths), ("terminated_", ended)):
         metrics |= {
             f"completions/mean_{kind}length": fmean(values),

@@ -1,0 +1,106 @@
+"""The log of one script, under TRL and with the import changed: its names, its steps, its units."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.cli.settings import TRL_METRICS
+
+SCRIPT = """
+import json
+from datasets import Dataset
+from transformers import TrainerCallback
+from IMPORT import GRPOConfig, GRPOTrainer
+
+rows = Dataset.from_list([{"prompt": f"{i}+{i}="} for i in range(12)])
+
+class Recorder(TrainerCallback):
+    seen = []
+
+    def on_step_end(self, args, state, control, **others):
+        names = ("epoch", "max_steps", "num_train_epochs", "logging_steps", "save_steps", "eval_steps",
+                 "train_batch_size")
+        self.seen.append(["step", state.global_step, *(getattr(state, name) for name in names)])
+
+    def on_log(self, args, state, control, logs=None, **others):
+        self.seen.append(["log", state.global_step, sorted(logs)])
+
+    def on_evaluate(self, args, state, control, metrics=None, **others):
+        self.seen.append(["evaluate", state.global_step, sorted(metrics)])
+
+def letters(completions, log_metric, **columns):
+    log_metric("lengths", float(len(completions)))
+    return [float(len(set(text))) for text in completions]
+
+args = GRPOConfig(
+    output_dir="out", num_generations=4, per_device_train_batch_size=4, per_device_eval_batch_size=4,
+    max_completion_length=8, learning_rate=1e-3, lr_scheduler_type="constant", use_cpu=True, bf16=False,
+    report_to="none", eval_strategy="steps", eval_steps=2, **{"logging_steps": 1, **MORE},
+)
+trainer = GRPOTrainer(
+    model=MODEL, reward_funcs=letters, args=args, train_dataset=rows, eval_dataset=rows.select(range(2)),
+    callbacks=[Recorder],
+)
+output = trainer.train()
+print("LOGS", json.dumps([sorted(output.metrics), trainer.state.log_history, Recorder.seen]))
+"""
+# Measured, or drawn by another random generator.
+_SECONDS = ("step_time", "runtime", "per_second")
+# An evaluation computes no log-probs after sampling.
+_NOT_OF_EVALUATIONS = {"eval_kl", "eval_entropy"}
+
+
+def run(package: str, model: Path, directory: Path, more: dict[str, Any]) -> Any:
+    directory.mkdir()
+    code = SCRIPT.replace("IMPORT", package).replace("MODEL", repr(str(model))).replace("MORE", repr(more))
+    (directory / "script.py").write_text(code)
+    done = subprocess.run([sys.executable, "script.py"], cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("LOGS ")]
+    return json.loads(line.removeprefix("LOGS "))
+
+
+def names_of(entry: dict[str, Any]) -> set[str]:
+    return {*entry} - _NOT_OF_EVALUATIONS
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_steps": 4, "num_iterations": 2},
+        pytest.param({"max_steps": 4, "entropy_coef": 0.01, "logging_steps": 3}, marks=pytest.mark.long),
+        pytest.param({"num_train_epochs": 1, "beta": 0.04, "gradient_accumulation_steps": 2}, marks=pytest.mark.long),
+    ],
+    ids=["iterations", "an entropy bonus", "an epoch"],
+)
+def test_the_log_is_that_of_trl(more: dict[str, Any], random_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    theirs, ours = (run(name, random_model, tmp_path / name, more) for name in ("trl", "policy_trainer.trl"))
+    assert ours[0] == theirs[0]
+    # The loss of an evaluation with a KL penalty or an entropy bonus needs log-probs, too.
+    unknown = {"eval_loss"} if more.keys() & {"beta", "entropy_coef"} else set()
+    for before, after in zip(theirs[1], ours[1], strict=True):
+        assert names_of(before) - unknown == names_of(after)
+        for name in ("step", "epoch", "learning_rate", "num_tokens", "eval_num_tokens", "lengths", "entropy_coef"):
+            assert after.get(name) == pytest.approx(before.get(name), nan_ok=True), name
+        for name in after:
+            if name.rpartition("_")[2] == "length" or name.endswith("clipped_ratio"):
+                assert 0 <= after[name] <= 8
+            if name.endswith(_SECONDS):
+                assert after[name] > 0
+        if "entropy" in before:
+            assert after["entropy"] == pytest.approx(before["entropy"], rel=0.2)
+    assert [entry[:2] for entry in ours[2]] == [entry[:2] for entry in theirs[2]], "the events, and their steps"
+    for before, after in zip(theirs[2], ours[2], strict=True):
+        if before[0] == "step":
+            assert after == pytest.approx(before)
+        else:
+            assert {*after[2]} == {*before[2]} - _NOT_OF_EVALUATIONS - unknown
+    logged = {name.removeprefix("eval_") for entry in theirs[1] for name in entry} - {"step", "lengths"}
+    table = {name.replace("NAME", "letters") for name in TRL_METRICS} | {"runtime"}
+    table |= {"samples_per_second", "steps_per_second"}
+    assert logged <= table, "the page lists every name"
