@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
-from policy_trainer.config.marks import Section, Travel
+from policy_trainer.config.marks import Resume, Section, Travel
 from shared.settings import InHelp
 
 # Where the log-probs of the KL penalty come from.
@@ -146,7 +146,7 @@ class LoraConfig(Section):
     target_modules: CliVariadicArg[list[str]] = Field(default=["all-linear"], min_length=1)
     """Linear layers that get an adapter, by the ends of their names, such as q_proj v_proj. all-linear: all but the LM
     head."""
-    path: Path | None = None
+    path: Annotated[Path | None, Resume.FREE] = None
     """Adapters to begin with, in peft's format, of this rank, alpha and target_modules. Default: new ones."""
     load_in_4bit: Annotated[bool, Travel.PUBLISHED] = False
     """Hold the frozen weights of linear layers in 4 bits (QLoRA), in trainer and workers. The reference is the policy

@@ -214,7 +214,7 @@ class GRPOTrainer:
             resume_from(wanted, run_dir)
         else:
             begin_anew(run_dir)
-        if adapted and "model" in vars(self):
+        if adapted and not wanted and "model" in vars(self):
             lora = lora.model_copy(update={"path": save_adapters(self.model, run_dir)})
         grpo.config = grpo.config.model_copy(update={"resume": bool(wanted), "lora": lora})
         result = grpo.train()

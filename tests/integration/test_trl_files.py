@@ -48,7 +48,7 @@ def test_a_float32_model_is_trained_in_place(random_model: Path, tmp_path: Path,
     before = values(model)
     made.train()
     assert made.model is model and changed(model, before) > 0.5 and made.ref_model is None
-    checkpoint = get_last_checkpoint(str(tmp_path / "out"))
+    checkpoint: Any = get_last_checkpoint(str(tmp_path / "out"))
     assert checkpoint == str(tmp_path / "out/checkpoint-2")
     made.save_model()
     for directory in (checkpoint, tmp_path / "out", tmp_path / "out/model"):
