@@ -65,13 +65,14 @@ class GRPOTrainer:
             raise UserError("eval_dataset: required by eval_strategy")
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._environments = environment_factory
-        self._rows = rows = training_rows(train_dataset, self.args, environment_factory)
+        rows, shuffle = training_rows(train_dataset, self.args, environment_factory)
+        self._rows = rows
         steps = count_steps(self.args, None if rows is None else len(rows))
         in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text stands as it is, as in TRL
         given = settings(self.args, steps, in_chat=in_chat, evaluates=evaluates)
         given["loss"].setdefault("router_aux_loss_coef", "model")
         if rows is not None:
-            given["data"]["shuffle"] = self.args.shuffle_dataset
+            given["data"]["shuffle"] = shuffle
         target = Path(self.args.output_dir, "initial-model")
         given["model"] = place(model, processing_class, target, revision=given.get("revision"))
         if hasattr(model, "config"):
