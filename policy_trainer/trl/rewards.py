@@ -11,8 +11,14 @@ from shared.errors import UserError
 
 
 def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], environments: Any) -> None:
-    """Raises UserError, with TRL's words, for rewards that are missing, and for lists of different lengths."""
+    """Raises UserError, with TRL's words, for rewards that are missing, for lists of different lengths, and for a class
+    that is no environment."""
     several = environments.values() if isinstance(environments, Mapping) else [environments] if environments else []
+    if any(isclass(each) and not callable(getattr(each, "reset", None)) for each in several):
+        raise UserError(
+            "environment_factory: Each environment instance returned by `environment_factory` must define a callable "
+            "`reset`"
+        )
     if not rewards and not any(map(_owns_reward, several)):
         raise UserError(
             "reward_funcs: No reward source provided. Pass functions or a reward model, or an environment_factory "
@@ -40,4 +46,5 @@ def reward_input(reward: Any, tokenizer: Any, target: Path) -> Any:
 
 def _owns_reward(factory: Any) -> bool:
     """factory: a class, or a function that makes an environment."""
-    return hasattr(factory if isclass(factory) else factory(), "get_reward")
+    made = factory() if callable(factory) and not isclass(factory) else factory
+    return hasattr(made, "get_reward")

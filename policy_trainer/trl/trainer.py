@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.python_api.callbacks import Callbacks, callback_input
 from policy_trainer.python_api.grpo import GRPO
-from policy_trainer.trl.cautions import cautions, log, warn_of_unjudged
+from policy_trainer.trl.cautions import cautions, log, refuse_contradictions, warn_of_unjudged
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.mapping import count_steps, in_trls_words, settings
 from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
@@ -58,6 +58,7 @@ class GRPOTrainer:
         self.args = args or GRPOConfig(f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO")
         functions, tokenizers = _listed(reward_funcs), _listed(reward_processing_classes)
         check_rewards(self.args, functions, tokenizers, environment_factory)
+        refuse_contradictions(self.args, adapts=peft_config is not None)
         for caution in cautions(self.args):
             log.warning(caution)
         evaluates = self.args.eval_strategy != "no"

@@ -22,7 +22,7 @@ from shared.models import embedding_rows
 log = logging.getLogger(__name__)
 
 # Units in the last place of a float32 log-prob by which correct forwards may differ. With a large vocabulary they are
-# large beside the deviation of a small random model's log-probs.
+# large compared with the deviation of a small random model's log-probs.
 _ROUNDED = 4
 
 
