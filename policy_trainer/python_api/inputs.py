@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
@@ -221,6 +222,8 @@ def importable_name(function: Any) -> str | None:
 
 
 def _local_name(function: Function, taken: Iterable[str]) -> str:
+    while isinstance(function, partial):
+        function = function.func
     name = getattr(function, "__name__", type(function).__name__)
     return _unused(name if name.isidentifier() else "function", taken)
 

@@ -1,4 +1,4 @@
-"""What TRL warns of: arguments that do not go together, and completions that no reward function judged."""
+"""Arguments that do not go together, which TRL warns of or refuses; and completions that no reward function judged."""
 
 import logging
 import math
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.trl.config import GRPOConfig
+from shared.errors import UserError
 
 if TYPE_CHECKING:
     from policy_trainer.trainer.observer import Groups, Metrics
@@ -24,6 +25,19 @@ def cautions(args: GRPOConfig) -> Iterator[str]:
         yield "importance_sampling_level: luspo is meant for 'sequence', as in its paper"
     if loss == "vespo" and level != "token":
         yield "importance_sampling_level: vespo computes weights of sequences itself: leave it at 'token'"
+
+
+def refuse_contradictions(args: GRPOConfig, *, adapts: bool) -> None:
+    """adapts: whether adapters are trained. Raises UserError, with TRL's names."""
+    if not args.sync_ref_model:
+        return
+    if args.beta == 0:
+        raise UserError(
+            "sync_ref_model: You passed `sync_ref_model=True` while `beta=0.0`, which means the reference model is not "
+            "used: raise beta, or leave sync_ref_model out"
+        )
+    if adapts:
+        raise UserError("sync_ref_model: with peft_config the reference stays the model without adapters: leave it out")
 
 
 def warn_of_unjudged(record: "Metrics", groups: "Groups") -> None:

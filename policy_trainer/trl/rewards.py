@@ -13,8 +13,15 @@ from shared.errors import UserError
 
 
 def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], environments: Any) -> None:
-    """Raises UserError, with TRL's words, for rewards that are missing, and for lists of different lengths."""
-    if not rewards and not any(map(_owns_reward, _factories(environments))):
+    """Raises UserError, with TRL's words, for rewards that are missing, for lists of different lengths, and for a class
+    that is no environment."""
+    several = _factories(environments)
+    if any(isclass(each) and not callable(getattr(each, "reset", None)) for each in several):
+        raise UserError(
+            "environment_factory: Each environment instance returned by `environment_factory` must define a callable "
+            "`reset`"
+        )
+    if not rewards and not any(map(_owns_reward, several)):
         raise UserError(
             "reward_funcs: No reward source provided. Pass functions or a reward model, or an environment_factory "
             "whose environment has a method get_reward"
@@ -64,4 +71,5 @@ def _factories(environments: Any) -> list[Any]:
 
 def _owns_reward(factory: Any) -> bool:
     """factory: a class, or a function that makes an environment."""
-    return hasattr(factory if isclass(factory) else factory(), "get_reward")
+    made = factory() if callable(factory) and not isclass(factory) else factory
+    return hasattr(made, "get_reward")

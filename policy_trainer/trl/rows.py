@@ -12,29 +12,31 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "Dataset | None":
-    """The rows to train on; None where an environment has the problems. Of a stream as many as max_steps can use.
+def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "tuple[Dataset | None, bool]":
+    """The rows to train on, None where an environment has the problems; and whether to shuffle them anew in each pass.
+    Of a stream as many as max_steps can use, in TRL's order.
 
     Raises UserError, with TRL's words, for a dataset that is missing, and for one of another kind.
     """
     if dataset is None:
         _check_environment(args, environments)
-        return None
+        return None, False
     prompts = args.generation_batch_size // args.num_generations
     if not is_stream(dataset):
         rows = rows_of(dataset, "train_dataset")
         # In the order of the rows, TRL leaves out the last ones in each pass where they fill no batch.
         whole = len(rows) - len(rows) % prompts
-        return rows if args.shuffle_dataset or not whole else rows.select(range(whole))
+        return rows if args.shuffle_dataset or not whole else rows.select(range(whole)), args.shuffle_dataset
     _read_by_one_process(args)
     if args.max_steps <= 0:
         raise UserError(
             "max_steps: The train_dataset does not implement __len__, max_steps has to be specified: it is a stream"
         )
     updates = args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
-    batches = ceil(args.max_steps / updates)
+    needed = ceil(args.max_steps / updates) * prompts
     shuffled = dataset.shuffle(seed=args.seed) if args.shuffle_dataset else dataset
-    return rows_of(shuffled.take(batches * prompts), "train_dataset")
+    rows = rows_of(shuffled.take(needed), "train_dataset")
+    return rows, args.shuffle_dataset and len(rows) < needed
 
 
 def _read_by_one_process(args: GRPOConfig) -> None:

@@ -12,7 +12,7 @@ from policy_trainer.lifecycle.processes import prepare_fork_server
 from policy_trainer.python_api.callbacks import callback_input
 from policy_trainer.python_api.grpo import GRPO, environment
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trl.cautions import cautions, log
+from policy_trainer.trl.cautions import cautions, log, refuse_contradictions
 from policy_trainer.trl.config import GRPOConfig, own_config
 from policy_trainer.trl.files import begin_anew, merge_best, resume_from, show_checkpoint
 from policy_trainer.trl.hub import Repository, model_card
@@ -70,6 +70,7 @@ class GRPOTrainer:
         self.args = own_config(args or GRPOConfig(default))
         functions, tokenizers = _listed(reward_funcs), _listed(reward_processing_classes)
         check_rewards(self.args, functions, tokenizers, environment_factory)
+        refuse_contradictions(self.args, adapts=peft_config is not None)
         for caution in cautions(self.args):
             log.warning(caution)
         if not self.args.use_vllm:  # before anything here imports PyTorch
@@ -79,13 +80,14 @@ class GRPOTrainer:
             raise UserError("eval_dataset: required by eval_strategy")
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._environments = environment_factory
-        self._rows = rows = training_rows(train_dataset, self.args, environment_factory)
+        rows, shuffle = training_rows(train_dataset, self.args, environment_factory)
+        self._rows = rows
         steps = count_steps(self.args, None if rows is None else len(rows))
         in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text stands as it is, as in TRL
         given = settings(self.args, steps, in_chat=in_chat, evaluates=evaluates)
         given["loss"].setdefault("router_aux_loss_coef", "model")
         if rows is not None:
-            given["data"]["shuffle"] = self.args.shuffle_dataset
+            given["data"]["shuffle"] = shuffle
         target = Path(self.args.output_dir, "initial-model")
         if is_adapted(model):
             if peft_config is not None:

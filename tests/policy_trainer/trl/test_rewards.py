@@ -8,7 +8,7 @@ import pytest
 
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from policy_trainer.trl import GRPOConfig
-from policy_trainer.trl.cautions import cautions, warn_of_unjudged
+from policy_trainer.trl.cautions import cautions, refuse_contradictions, warn_of_unjudged
 from policy_trainer.trl.rewards import check_rewards
 from shared.errors import UserError
 
@@ -28,6 +28,7 @@ class Scored(Plain):
         ([], [], None, None, "reward_funcs: No reward source provided"),
         ([], [], None, Plain, "reward_funcs: No reward source provided"),
         ([], [], None, {"a": Plain, "b": lambda: Plain()}, "reward_funcs: No reward source provided"),
+        ([len], [], None, object, "environment_factory: Each environment instance returned by"),
         ([len, len], [], [1.0], None, r"reward_weights: Number of reward weights \(1\) must match"),
         ([len], [], [1.0, 1.0], Scored, r"reward_weights: Number of reward weights \(2\) must match"),
         (["a/b", "c/d"], [object()], None, None, r"reward_processing_classes: .* must match the number of"),
@@ -56,6 +57,16 @@ def test_an_environment_may_have_the_reward(environments: Any) -> None:
 def test_cautions(given: dict[str, Any], warning: str) -> None:
     yielded = list(cautions(GRPOConfig("out", **given)))
     assert len(yielded) == bool(warning) and all(warning in each for each in yielded)
+
+
+@pytest.mark.parametrize(
+    ("given", "adapts", "message"),
+    [({}, False, "sync_ref_model: .* while `beta=0.0`"), ({"beta": 0.1}, True, "sync_ref_model: with peft_config")],
+)
+def test_a_reference_that_cannot_be_synchronised(given: dict[str, Any], adapts: bool, message: str) -> None:
+    refuse_contradictions(GRPOConfig("out", **given), adapts=adapts)
+    with pytest.raises(UserError, match=f"^{message}"):
+        refuse_contradictions(GRPOConfig("out", sync_ref_model=True, **given), adapts=adapts)
 
 
 def test_completions_that_nothing_judged_are_shown(caplog: pytest.LogCaptureFixture) -> None:

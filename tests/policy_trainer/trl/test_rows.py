@@ -23,17 +23,17 @@ def args(**given: Any) -> GRPOConfig:
     return GRPOConfig("out", **{"per_device_train_batch_size": 8, "num_generations": 4, **given})
 
 
-def prompts(rows: Dataset | None) -> list[str]:
+def prompts(dataset: Any, args: GRPOConfig) -> list[str]:
+    rows, _ = training_rows(dataset, args, None)
     assert rows is not None
     return list(rows["prompt"])
 
 
 def test_an_endless_stream_gives_the_rows_that_its_steps_use() -> None:
     stream = IterableDataset.from_generator(endless)
-    ordered = training_rows(stream, args(max_steps=3, shuffle_dataset=False), None)
-    assert prompts(ordered) == ["0", "1", "2", "3", "4", "5"]
+    assert prompts(stream, args(max_steps=3, shuffle_dataset=False)) == ["0", "1", "2", "3", "4", "5"]
     several = args(max_steps=4, steps_per_generation=2, num_iterations=2, shuffle_dataset=False)
-    assert prompts(training_rows(stream, several, None)) == ["0", "1", "2", "3"], "one batch of 16 has four updates"
+    assert prompts(stream, several) == ["0", "1", "2", "3"], "one batch of 16 has four updates"
 
 
 def test_one_process_reads_a_stream() -> None:
@@ -48,19 +48,22 @@ def test_one_process_reads_a_stream() -> None:
 def test_a_stream_is_shuffled_as_in_trl() -> None:
     stream = ROWS.to_iterable_dataset()
     expected = [row["prompt"] for row in stream.shuffle(seed=7)][:6]
-    assert prompts(training_rows(stream, args(max_steps=3, seed=7), None)) == expected != sorted(expected)
+    assert prompts(stream, args(max_steps=3, seed=7)) == expected != sorted(expected)
+    _, shuffle = training_rows(stream, args(max_steps=3), None)
+    assert not shuffle, "the rows have TRL's order already"
 
 
 def test_a_short_stream_gives_all_its_rows() -> None:
-    rows = training_rows(ROWS.to_iterable_dataset(), args(max_steps=100), None)
-    assert sorted(prompts(rows)) == sorted(ROWS["prompt"])
-    assert prompts(rows_of(ROWS.to_iterable_dataset(), "eval_dataset")) == list(ROWS["prompt"])
+    rows, shuffle = training_rows(ROWS.to_iterable_dataset(), args(max_steps=100), None)
+    assert rows is not None and sorted(rows["prompt"]) == sorted(ROWS["prompt"]) and shuffle, "in later passes"
+    assert list(rows_of(ROWS.to_iterable_dataset(), "eval_dataset")["prompt"]) == list(ROWS["prompt"])
 
 
 def test_rows_in_order_leave_out_what_fills_no_batch() -> None:
     """As TRL does in each pass."""
-    assert len(training_rows(ROWS.select(range(9)), args(), None) or ()) == 9, "others have their turn when shuffled"
-    assert prompts(training_rows(ROWS.select(range(9)), args(shuffle_dataset=False), None)) == list(ROWS["prompt"])[:8]
+    odd = ROWS.select(range(9))
+    assert len(prompts(odd, args())) == 9, "others have their turn when shuffled"
+    assert prompts(odd, args(shuffle_dataset=False)) == list(ROWS["prompt"])[:8]
 
 
 @pytest.mark.parametrize(

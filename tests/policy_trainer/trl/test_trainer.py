@@ -132,6 +132,7 @@ def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: A
         ({"peft_config": LoraConfig(target_modules=".*proj")}, "peft_config.target_modules: must be a list"),
         ({"peft_config": 3}, "peft_config: must be a peft.LoraConfig, got int"),
         ({"rollout_func": reward}, "rollout_func: write a sampler"),
+        ({"config": {"generation_kwargs": {"num_beams": 2}}}, "sampling.generation_kwargs: num_beams changes"),
         ({"optimizers": (object(), None)}, "optimizers: AdamW is the only optimizer"),
         ({"quantization_config": object()}, "quantization_config: 4-bit weights cannot be trained"),
         (
