@@ -6,7 +6,7 @@ weighted by their completions that train. TRL computes it for each micro-batch: 
 group. A prompt counts once for each of its completions, as in TRL, although it is computed once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,48 +19,75 @@ from policy_trainer.objective.group import Group
 from shared.errors import UserError
 from shared.logprobs import LogprobForward, PackedForward
 
+# Of one call of the model: every layer's (tokens, experts), and the mask of padded rows.
+_Call = tuple[Sequence[Tensor], Tensor]
+# A tuple of every layer's (tokens, experts) of one group, and (1, tokens) how often each token counts.
+_Tokens = tuple[Any, Tensor]
+
 
 class Routing:
     """Has the model return the logits of its routers in forwards with a gradient, and computes the loss of the latest.
 
-    Raises UserError for a model without routers, and for a forward that is not packed.
+    Raises UserError for a model without routers.
     """
 
     def __init__(self, model: PreTrainedModel, forward: LogprobForward, coef: float) -> None:
         """coef: the weight of the loss."""
         self.coef = coef
         config: Any = model.config.get_text_config()
-        where = "loss.router_aux_loss_coef:"
         if not hasattr(config, "output_router_logits"):
-            raise UserError(f"{where} {type(model).__name__} is not a mixture-of-experts model: set it to 0")
-        if not isinstance(forward, PackedForward):
-            raise UserError(f"{where} it needs the packed forward, and this model's is {forward.name}: set it to 0")
+            name = type(model).__name__
+            raise UserError(f"loss.router_aux_loss_coef: {name} is not a mixture-of-experts model: set it to 0")
         self._experts = getattr(config, "num_experts", None) or config.num_local_experts
         self._top_k: int = config.num_experts_per_tok
-        self._logits: tuple[Tensor, ...] = ()
+        self._packed = isinstance(forward, PackedForward)
+        self._calls: list[_Call] = []
         model.base_model.register_forward_pre_hook(_ask, with_kwargs=True)
-        model.base_model.register_forward_hook(self._keep)
+        model.base_model.register_forward_hook(self._keep, with_kwargs=True)
 
     def loss(self, groups: Sequence[Group], total: Totals) -> Tensor:
         """A scalar with a gradient: the part of these groups, which the latest forward was of, in the update's loss."""
-        logits, self._logits = self._logits, ()
-        sizes = [group.tokens.tokens for group in groups]
-        parts = zip(*(layer.split(sizes) for layer in logits), strict=True)
+        calls, self._calls = self._calls, []
+        of_groups = _packed_tokens(calls, groups) if self._packed else _padded_tokens(calls, groups)
         losses = []
-        for group, layers in zip(groups, parts, strict=True):
-            weights = torch.ones(1, len(layers[0]), device=layers[0].device)
-            weights[:, : len(group.tokens.prompt_ids)] = len(group.lengths)
+        for group, (layers, weights) in zip(groups, of_groups, strict=True):
             share = int(group.sequence_mask.sum()) / max(total.completions, 1)
             losses.append(share * load_balancing_loss_func(layers, self._experts, self._top_k, weights))
         return torch.stack(losses).sum()
 
     def forget(self) -> None:
         """Frees the activations of a forward after which no loss was computed."""
-        self._logits = ()
+        self._calls = []
 
-    def _keep(self, module: Any, args: Any, output: Any) -> None:
+    def _keep(self, module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if torch.is_grad_enabled():
-            self._logits = output.router_logits
+            self._calls.append((output.router_logits, kwargs["attention_mask"]))
+
+
+def _packed_tokens(calls: Sequence[_Call], groups: Sequence[Group]) -> Iterator[_Tokens]:
+    """Of a forward that has each prompt once."""
+    (layers, _), sizes = calls[0], [group.tokens.tokens for group in groups]
+    for group, parts in zip(groups, zip(*(layer.split(sizes) for layer in layers), strict=True), strict=True):
+        weights = torch.ones(1, len(parts[0]), device=parts[0].device)
+        weights[:, : len(group.tokens.prompt_ids)] = len(group.lengths)
+        yield parts, weights
+
+
+def _padded_tokens(calls: Sequence[_Call], groups: Sequence[Group]) -> Iterator[_Tokens]:
+    """Of a forward of padded rows, each a prompt and one completion, sorted by length."""
+    lengths = [len(group.tokens.prompt_ids) + int(length) for group in groups for length in group.lengths]
+    place = {row: number for number, row in enumerate(sorted(range(len(lengths)), key=lengths.__getitem__))}
+    by_layer = []
+    for layers in zip(*(layers for layers, _ in calls), strict=True):
+        masks = (mask.flatten().bool() for _, mask in calls)
+        tokens = torch.cat([layer[mask] for layer, mask in zip(layers, masks, strict=True)])
+        by_layer.append(tokens.split(sorted(lengths)))
+    first = 0
+    for group in groups:
+        rows = [place[first + number] for number in range(len(group.lengths))]
+        first += len(rows)
+        parts = tuple(torch.cat([layer[row] for row in rows]) for layer in by_layer)
+        yield parts, torch.ones(1, len(parts[0]), device=parts[0].device)
 
 
 def routing_of(model: PreTrainedModel, forward: LogprobForward, coef: float | str) -> Routing | None:

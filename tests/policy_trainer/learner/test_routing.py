@@ -15,6 +15,7 @@ from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from shared.batch import ScoredBatch
 from shared.errors import UserError
 from shared.logprobs import PlainForward
+from shared.logprobs.padded import PaddedForward
 from tests.policy_trainer.learner.steps import make_learner
 
 Make = Callable[..., Any]
@@ -70,12 +71,15 @@ def gradient(model: PreTrainedModel) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 
 
-def step(make: Callable[[], PreTrainedModel], batches: list[ScoredBatch], coefficient: Any, **settings: Any) -> Any:
-    """The statistics of a step that changes nothing, and its gradient."""
+def step(
+    make: Callable[[], PreTrainedModel], batches: list[ScoredBatch], coefficient: Any, form: Any = None, **settings: Any
+) -> Any:
+    """The statistics of a step that changes nothing, and its gradient. form: of forwards; None for the fastest."""
     model = seeded(make)
+    forward = form and form(model)
     loss = LossConfig(beta=0.0, old_logps="current", router_aux_loss_coef=coefficient)
     optimizer = OptimizerConfig(learning_rate=1e-30, max_grad_norm=1e9)
-    stats = make_learner(model, loss=loss, optimizer=optimizer, **settings).step(batches, step=0)
+    stats = make_learner(model, forward, loss=loss, optimizer=optimizer, **settings).step(batches, step=0)
     return stats, gradient(model)
 
 
@@ -122,10 +126,19 @@ def test_the_coefficient_may_be_the_models_own(make_tiny: Make, batches: list[Sc
     assert make_learner(make_tiny(), loss=loss)._routing is None, "a model without experts has none"
 
 
-def test_other_models_and_forwards_are_refused(make_tiny: Make) -> None:
-    loss = LossConfig(router_aux_loss_coef=COEFFICIENT)
+@pytest.mark.parametrize("form", [PaddedForward, PlainForward])
+@pytest.mark.parametrize("rows", [20, 10_000])
+def test_rows_that_are_padded_give_the_same(
+    batches: list[ScoredBatch], form: type[PaddedForward | PlainForward], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rows: the tokens of one call of the model, which a micro-batch may exceed."""
+    monkeypatch.setattr("shared.logprobs.padded.ROW_TOKENS", rows)
+    expected, gradients = step(mixtral, batches, COEFFICIENT)
+    stats, ours = step(mixtral, batches, COEFFICIENT, form=form)
+    assert stats.aux_loss == pytest.approx(expected.aux_loss, rel=1e-5)
+    assert (ours - gradients).abs().max() <= 1e-4 * gradients.abs().max()
+
+
+def test_other_models_are_refused(make_tiny: Make) -> None:
     with pytest.raises(UserError, match=r"loss\.router_aux_loss_coef: Qwen2ForCausalLM is not a mixture-of"):
-        make_learner(make_tiny(), loss=loss)
-    model = seeded(mixtral)
-    with pytest.raises(UserError, match=r"loss\.router_aux_loss_coef: it needs the packed forward, .* is plain"):
-        make_learner(model, PlainForward(model), loss=loss)
+        make_learner(make_tiny(), loss=LossConfig(router_aux_loss_coef=COEFFICIENT))
