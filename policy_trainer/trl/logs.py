@@ -162,7 +162,8 @@ class Logs(Callbacks):
             self._keep_best(record)
 
     def _take_evaluation(self, record: Metrics) -> Metrics:
-        entry = self._dated({f"eval_{name}": value for name, value in record[_FIGURES].items()})
+        figures = {**record[_FIGURES], **record.get("logged", {})}
+        entry = self._dated({f"eval_{name}": value for name, value in figures.items()})
         self.state.log_history.append(entry)
         return entry
 
