@@ -26,7 +26,7 @@ _OF_SEVERAL = ("num_generations", "pass_at_n")
 class Transcript:
     """A held-out problem and an answer to it. prompt: the problem's text. right: 1 or 0, NaN where the answer could not
     be judged. reward: the total. parts: of each reward. images: the problem's image files; none of later problems.
-    turns: of a rollout of several, whose last is the answer."""
+    turns: of a rollout of several, whose last is the answer. logged: what rewards logged of it, by name."""
 
     prompt: str
     completion: str
@@ -39,6 +39,7 @@ class Transcript:
     task: str
     images: tuple[bytes, ...] = field(default=(), repr=False)
     turns: tuple[SampledTurn, ...] = field(default=(), repr=False)
+    logged: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     @property
     def correct(self) -> bool:
@@ -64,6 +65,7 @@ class Evaluation:
     every answer, with their first error. failures: a sentence for each reward that failed on some answers, and one for
     failed resets.
     num_generations: answers to each problem. pass_at_n: share of the problems with a gold answer that have a right one.
+    logged: what rewards logged by `log_metric`, the mean of the answers of which they did.
     """
 
     decoding: str
@@ -81,10 +83,12 @@ class Evaluation:
     failures: tuple[str, ...] = ()
     num_generations: int = 1
     pass_at_n: float = math.nan
+    logged: Mapping[str, float] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
         """The figures as JSON values, with None for NaN."""
         left_out = (*_NOT_SUMMARISED, *(_OF_SEVERAL if self.num_generations == 1 else ()))
+        left_out += () if self.logged else ("logged",)
         figures = {name: value for name, value in asdict(self).items() if name not in left_out}
         return without_nan(figures)
 
@@ -150,6 +154,10 @@ def summarise(answered: Sequence[Sequence[Transcript]], params: SamplingParams, 
         transcripts=tuple(items),
         num_generations=params.num_generations,
         pass_at_n=_mean([float(max(scores) == 1) for scores in graded]),
+        logged={
+            name: _mean([item.logged.get(name, math.nan) for item in items])
+            for name in dict.fromkeys(name for item in items for name in item.logged)
+        },
     )
 
 
@@ -175,6 +183,7 @@ def transcripts(
             sample.problem.task,
             sample.problem.images,
             turns[place],
+            judgement.logged[place].metrics if judgement.logged else {},
         )
         for place, sample in enumerate(judgement.samples)
     )

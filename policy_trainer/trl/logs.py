@@ -58,6 +58,7 @@ class Logs(Callbacks):
     def begin(self, run: RunStart) -> None:
         self._window.clear()
         self.state.num_input_tokens_seen = self.state.global_step = 0
+        self.state.epoch = 0.0
         super().begin(run)
         self._losses.clear()
         self._began, self._first = time.monotonic(), self.state.global_step
@@ -111,10 +112,10 @@ class Logs(Callbacks):
         return update_metrics(record, args, min(self._steps.updates, self._steps.max_updates - state.global_step))
 
     def _count_update(self, metrics: Named) -> None:
+        self._rates = {name: metrics.pop(name) for name in ("grad_norm", "learning_rate")}
         self._window.append(metrics)
         self._losses.append(metrics["loss"] if math.isfinite(metrics["loss"]) else 0.0)
         self.entropy_coef = metrics.get("entropy_coef", self.entropy_coef)
-        self._rates = {name: metrics[name] for name in ("grad_norm", "learning_rate")}
         self.state.global_step += 1
         self.state.epoch = self.state.global_step / self._epoch
 
@@ -130,7 +131,7 @@ class Logs(Callbacks):
     def _entry(self) -> Metrics:
         """Means since the last log; the gradient's norm and the learning rate are those of the last update."""
         metrics = self._since_last_log()
-        return self._dated({"loss": metrics.pop("loss"), **self._rates, **{**metrics, **self._rates}})
+        return self._dated({"loss": metrics.pop("loss"), **self._rates, **metrics})
 
     def _since_last_log(self) -> Metrics:
         window = means(self._window)
@@ -166,7 +167,8 @@ class Logs(Callbacks):
             self._keep_best(record)
 
     def _take_evaluation(self, record: Metrics, prefix: str = "eval") -> Metrics:
-        entry = self._dated({f"{prefix}_{name}": value for name, value in record[_FIGURES].items()})
+        figures = {**record[_FIGURES], **record.get("logged", {})}
+        entry = self._dated({f"{prefix}_{name}": value for name, value in figures.items()})
         self.state.log_history.append(entry)
         return entry
 
@@ -177,8 +179,8 @@ class Logs(Callbacks):
     def end(self) -> None:
         """Logs the summary that every Trainer of transformers logs last, with what has not been logged yet."""
         rest = self._since_last_log()
-        summary = {**self._speeds(), **{name: rest[name] for name in rest if name not in ("loss", *self._rates)}}
-        entry = self._dated(summary)
+        rest.pop("loss", None)
+        entry = self._dated({**self._speeds(), **rest})
         self.summary = {name: value for name, value in entry.items() if name != "step"}
         self._log(entry)
         super().end()

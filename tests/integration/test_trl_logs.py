@@ -85,15 +85,15 @@ def test_the_log_is_that_of_trl(more: dict[str, Any], random_model: Path, tmp_pa
     unknown = {"eval_loss"} if more.keys() & {"beta", "entropy_coef"} else set()
     for before, after in zip(theirs[1], ours[1], strict=True):
         assert names_of(before) - unknown == names_of(after)
-        for name in ("step", "epoch", "learning_rate", "num_tokens", "eval_num_tokens", "lengths", "entropy_coef"):
-            assert after.get(name) == pytest.approx(before.get(name), nan_ok=True), name
+        for name in ("step", "epoch", "learning_rate", "lengths", "entropy_coef"):
+            assert after.get(name) == pytest.approx(before.get(name)), name
         for name in after:
             if name.rpartition("_")[2] == "length" or name.endswith("clipped_ratio"):
                 assert 0 <= after[name] <= 8
             if name.endswith(_SECONDS):
                 assert after[name] > 0
-        if "entropy" in before:
-            assert after["entropy"] == pytest.approx(before["entropy"], rel=0.2)
+        for name in {"entropy", "num_tokens", "eval_num_tokens"} & before.keys():
+            assert after[name] == pytest.approx(before[name], rel=0.4), name
     assert [entry[:2] for entry in ours[2]] == [entry[:2] for entry in theirs[2]], "the events, and their steps"
     for before, after in zip(theirs[2], ours[2], strict=True):
         if before[0] == "step":

@@ -217,17 +217,18 @@ def test_an_evaluation_has_trls_names(tmp_path: Path) -> None:
     logs.end_step(record(1), list)
     logs.stopwatch.seconds["evaluate"] = 2.0
     figures = logs.figures(lambda: [sampled(0.0, 2.0), sampled(1.0, 1.0)])
-    evaluation = {"kind": "evaluation", "step": 1, "reward": 1.0, "rewards": {}, **figures}
+    evaluation = {"kind": "evaluation", "step": 1, "reward": 1.0, "rewards": {}, "logged": {"mine": 2.5}, **figures}
     logs.evaluated(evaluation, best=True)
     entry = logs.state.log_history[-1]
     assert {name.removeprefix("eval_") for name in entry} == (OF_BATCH | OF_UPDATE | {"step"}) - {
         "grad_norm", "learning_rate", "entropy", "step_time",
-    } | {"runtime", "samples_per_second", "steps_per_second"}  # fmt: skip
+    } | {"runtime", "samples_per_second", "steps_per_second", "mine"}  # fmt: skip
     assert entry["eval_reward_std"] == pytest.approx(math.sqrt(2) / 2), "the mean of the batches, as in TRL"
     assert entry["eval_frac_reward_zero_std"] == 0.5 and entry["eval_rewards/g/mean"] is None
     assert (entry["eval_completions/mean_length"], entry["eval_completions/mean_terminated_length"]) == (1.5, 2.0)
     assert entry["eval_loss"] == pytest.approx(-math.sqrt(0.5) * (2 - 1) / 3 / 2, rel=1e-3), "longer answers weigh more"
     assert (entry["eval_runtime"], entry["eval_samples_per_second"], entry["eval_steps_per_second"]) == (2.0, 1.0, 0.5)
+    assert entry["eval_mine"] == 2.5
     assert (entry["eval_num_tokens"], entry["step"], entry["epoch"]) == (56, 1, 1 / ROWS)
     assert callback.seen[-1] == ("evaluate", 1, 1.0) and callback.logs[-1] == {*entry} - {"step"}
     assert (logs.state.best_metric, logs.state.best_global_step) == (1.0, 1)

@@ -73,13 +73,21 @@ def test_all_rows_train_if_nothing_is_evaluated(tmp_path: Path) -> None:
         trainer(tmp_path, config={"eval_strategy": "steps"})
 
 
-def test_a_function_gets_the_state_of_the_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_function_gets_the_state_of_the_trainer(by_name: bool, tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    def stateful(completions: list[str], trainer_state: Any, **columns: Any) -> list[float]:
+    def named(completions: list[str], trainer_state: Any, **columns: Any) -> list[float]:
         seen.append(trainer_state.global_step)
         return [0.0] * len(completions)
 
+    def stateful(completions: list[str], **columns: Any) -> list[float]:
+        assert {"trainer_state", "log_extra", "log_metric"} <= columns.keys()
+        return named(completions, columns["trainer_state"])
+
+    if by_name:
+        stateful = named
+        stateful.__name__ = "stateful"
     made = trainer(tmp_path, reward_funcs=[reward, stateful])
     made.state.global_step = 7
     (function,) = (each for name, each in made._grpo._functions.functions.items() if name == "stateful")
@@ -88,6 +96,13 @@ def test_a_function_gets_the_state_of_the_trainer(tmp_path: Path) -> None:
         messages=(), environment=None,
     )  # fmt: skip
     assert function.answers([sample]) == [{"score": 0.0}] and seen == [7]
+
+
+def test_rewards_of_trl_need_no_state(tmp_path: Path) -> None:
+    rewards = pytest.importorskip("trl.rewards")
+    assert config_of(trainer(tmp_path, reward_funcs=rewards.accuracy_reward)).rewards == [
+        "trl.rewards.accuracy_rewards:accuracy_reward"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +311,8 @@ def test_a_mixture_of_experts_trains_with_its_coefficient(
 def test_a_model_is_measured_before_it_trains(
     make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    def longest(completion_ids: list[list[int]], trainer_state: Any, **columns: Any) -> list[float]:
+    def longest(completion_ids: list[list[int]], trainer_state: Any, log_metric: Any, **columns: Any) -> list[float]:
+        log_metric("half", 0.5)
         return [float(len(ids)) for ids in completion_ids]
 
     model = make_tiny(vocabulary=len(tokenizer))
@@ -308,7 +324,7 @@ def test_a_model_is_measured_before_it_trains(
     metrics = made.evaluate(ROWS.select(range(3)))
     assert 1 <= metrics["eval_reward"] <= 4 and len(metrics) > 10
     assert metrics["eval_rewards/longest/mean"] == metrics["eval_reward"] == metrics["eval_completions/mean_length"]
-    assert math.isfinite(metrics["eval_loss"]) and metrics["eval_runtime"] > 0
+    assert metrics["eval_half"] == 0.5 and math.isfinite(metrics["eval_loss"]) and metrics["eval_runtime"] > 0
     assert made.state.log_history == [{**metrics, "step": 0}] and not config_of(made).evaluation.problems
     named = made.evaluate({"few": ROWS.select([0]), "more": ROWS.select(range(2)).to_iterable_dataset()})
     assert {"eval_few_reward", "eval_more_reward"} <= named.keys()
