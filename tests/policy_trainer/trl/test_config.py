@@ -152,6 +152,7 @@ def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
         ({"data_seed": 7}, "data_seed: must be one of None, 42, got 7"),
         ({"model_init_kwargs": {"attn_implementation": "sdpa"}}, "model_init_kwargs: takes dtype and revision here"),
         ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "loss_type: bnpo has a mean of its own"),
+        ({"load_best_model_at_end": True}, "load_best_model_at_end: requires evaluations"),
         ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs: num_cycles has no meaning for linear"),
     ],
 )
