@@ -175,6 +175,8 @@ def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     _one_of(args, "eval_strategy", ("no", "steps", "epoch"))
     _one_of(args, "metric_for_best_model", (None, "reward", "eval_reward"))
     _one_of(args, "greater_is_better", (None, True))
+    if args.load_best_model_at_end and args.eval_strategy == "no":
+        raise UserError("load_best_model_at_end: requires evaluations: set eval_strategy as save_strategy")
     saving = _one_of(args, "save_strategy", ("no", "steps", "epoch", "best"))
     every = {"steps": args.save_steps, "epoch": (steps.of_epoch or NEVER) * steps.updates}.get(saving, NEVER)
     trackers = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []

@@ -49,7 +49,7 @@ def place(model: Any, processing: Any, target: Path, *, revision: str | None = N
     tokenizer = tokenizer or load_tokenizer(loaded.name_or_path)
     with whole_directory(target) as directory:
         if is_adapted(loaded):
-            save_without_adapters(base_of(loaded), tokenizer, directory, processor=processor)
+            save_without_adapters(loaded.get_base_model(), tokenizer, directory, processor=processor)
         else:
             save_model(loaded, tokenizer, directory, processor=processor)
     return str(target)
@@ -58,11 +58,6 @@ def place(model: Any, processing: Any, target: Path, *, revision: str | None = N
 def is_adapted(model: Any) -> bool:
     """Whether it is a peft.PeftModel."""
     return hasattr(model, "get_base_model")
-
-
-def base_of(model: Any) -> Any:
-    """The model of a peft.PeftModel, in whose layers the adapters are."""
-    return model.get_base_model()
 
 
 def load_processing(config: TrainConfig) -> Any:

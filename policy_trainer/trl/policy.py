@@ -6,7 +6,6 @@ from typing import Any
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trl.objects import base_of
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
 
@@ -86,17 +85,24 @@ def load_reference(config: TrainConfig, dtype: Any, checkpoint: Path | None) -> 
     return load_model(source, revision=revision, device="cpu", dtype=dtype).requires_grad_(False)
 
 
-def check_adapted(model: Any, *, beta: float) -> None:
+def check_adapted(model: Any, peft_config: Any, *, beta: float) -> None:
     """Raises UserError for a PeftModel that cannot be trained further."""
-    import torch
-
+    if peft_config is not None:
+        raise UserError(
+            "peft_config: You passed a `PeftModel` instance together with a `peft_config`: leave it out to train these "
+            "adapters further, or pass model.merge_and_unload(), for new ones on what they have learnt"
+        )
     if [*model.peft_config] != ["default"]:
         raise UserError(f"model: must have one adapter, named default, got {', '.join(model.peft_config)}")
-    learnt = any(bool(torch.any(weight)) for name, weight in base_of(model).named_parameters() if ".lora_B." in name)
     if getattr(model.config, "quantization_config", None) is not None:
         raise UserError("model: is quantised: pass its name, with quantization_config and peft_config")
-    if beta and learnt:
+    if beta and has_learnt(model):
         raise UserError(
             "beta: the KL penalty would be against the model without its adapters, not against the adapters that were "
             "given: pass model.merge_and_unload(), which keeps what they have learnt, and peft_config for new ones"
         )
+
+
+def has_learnt(model: Any) -> bool:
+    """Whether the model has adapters that change it."""
+    return any(bool(weight.any()) for name, weight in model.named_parameters() if ".lora_B." in name)

@@ -22,6 +22,7 @@ from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
 from policy_trainer.trl.objects import adapters, is_adapted, load_processing, place
 from policy_trainer.trl.policy import (
     check_adapted,
+    has_learnt,
     load_policy,
     load_reference,
     save_adapters,
@@ -88,31 +89,9 @@ class GRPOTrainer:
         given["loss"].setdefault("router_aux_loss_coef", "model")
         if rows is not None:
             given["data"]["shuffle"] = shuffle
-        target = Path(self.args.output_dir, "initial-model")
-        if is_adapted(model):
-            if peft_config is not None:
-                raise UserError(
-                    "peft_config: You passed a `PeftModel` instance together with a `peft_config`: leave it out to "
-                    "train these adapters further, or pass model.merge_and_unload() for new ones on what they learnt"
-                )
-            check_adapted(model, beta=self.args.beta)
-            peft_config = model.peft_config["default"]
-        given["model"] = place(model, processing_class, target, revision=given.get("revision"))
-        self._name = str(getattr(model, "name_or_path", model))
-        self._peft_config = peft_config
-        self._dtype = str(model.dtype).removeprefix("torch.") if hasattr(model, "config") else model_dtype(self.args)
-        given["dtype"], given["optimizer"]["master_weights"] = precision(
-            self.args, self._dtype, adapters=peft_config is not None, in_4bit=quantization_config is not None
-        )
         if processing_class is not None:
             self.processing_class = processing_class
-        if peft_config is not None:
-            given["lora"] = adapters(peft_config, quantization_config, model)
-            given["reference"]["source"] = "adapter-off"
-            given["freeze_vision_tower"] = None if self.args.use_vllm else False  # vLLM adapts the language model only
-        if hasattr(model, "config"):
-            whole = peft_config is None or is_adapted(model)
-            self.model = model if whole else with_adapters(model, peft_config, self._name)
+        given |= self._policy(model, processing_class, peft_config, quantization_config, given)
         self.observer = Logs(
             callback_input(callbacks or ()), self.args, steps, rows=None if rows is None else len(rows)
         )
@@ -135,6 +114,27 @@ class GRPOTrainer:
         self._trained: str | None = None  # the directory of the trained model
         self._weights: Path | None = None  # that of its weights, or adapters
         self._repository = Repository(self.args) if self.args.push_to_hub else None
+
+    def _policy(
+        self, model: Any, processing: Any, peft: Any, quantization: Any, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The settings of the model that trains. given: all other settings."""
+        if is_adapted(model):
+            check_adapted(model, peft, beta=self.args.beta)
+            peft = model.peft_config["default"]
+        target = Path(self.args.output_dir, "initial-model")
+        path = place(model, processing, target, revision=given.get("revision"))
+        self._peft_config, self._name = peft, str(getattr(model, "name_or_path", model))
+        self._dtype = str(model.dtype).removeprefix("torch.") if hasattr(model, "config") else model_dtype(self.args)
+        dtype, masters = precision(self.args, self._dtype, adapters=peft is not None, in_4bit=quantization is not None)
+        ours = {"model": path, "dtype": dtype, "optimizer": {**given["optimizer"], "master_weights": masters}}
+        if peft is not None:
+            ours["lora"] = adapters(peft, quantization, model)
+            ours["reference"] = {**given["reference"], "source": "adapter-off"}
+            ours["freeze_vision_tower"] = None if self.args.use_vllm else False  # vLLM adapts the language model only
+        if hasattr(model, "config"):
+            self.model = model if peft is None or is_adapted(model) else with_adapters(model, peft, self._name)
+        return ours
 
     def _rewards(self, rewards: list[Any], tokenizers: list[Any]) -> list[Any]:
         """Names of reward models, and functions."""
@@ -259,6 +259,8 @@ class GRPOTrainer:
         given = self.eval_dataset if eval_dataset is None else eval_dataset
         if given is None:
             raise UserError("eval_dataset: evaluation requires an eval_dataset: pass one to evaluate() or the trainer")
+        if self._trained is None and "model" in vars(self) and has_learnt(self.model):
+            raise UserError("evaluate: before train() it measures the model without the adapters that you gave")
         if isinstance(given, Mapping):
             several = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
             return {name: value for metrics in several for name, value in metrics.items()}

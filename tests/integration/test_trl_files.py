@@ -86,6 +86,7 @@ def test_adapters(random_model: Path, tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(out / "checkpoint-1"))
     assert all(torch.equal(each, ended[name]) for name, each in values(resumed.model).items() if ".lora_" in name)
 
+    base = AutoModelForCausalLM.from_pretrained(random_model, dtype="float32")
     given: Any = PeftModel.from_pretrained(base, str(out / "checkpoint-2"), is_trainable=True)
     further = trainer(
         given, tmp_path / "further", more={"processing_class": AutoTokenizer.from_pretrained(random_model)}

@@ -253,6 +253,7 @@ def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
             {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
             "gradient_accumulation_steps: 2 must divide steps_per_generation, 3, or be a multiple",
         ),
+        ({"load_best_model_at_end": True}, "load_best_model_at_end: requires evaluations"),
     ],
 )
 def test_values_without_a_meaning_are_refused(given: dict[str, Any], message: str) -> None:

@@ -242,6 +242,8 @@ def test_adapters_of_a_peft_model_are_trained_further(
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             weight.data += 1
+    with pytest.raises(UserError, match=r"^evaluate: before train\(\)"):
+        made.evaluate(ROWS)
     with pytest.raises(UserError, match=r"^beta: .*pass model.merge_and_unload\(\)"):
         trainer(tmp_path, model=adapted, processing_class=tokenizer, config={"beta": 0.1})
 
