@@ -92,6 +92,11 @@ def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
         yield batch
 
 
+def row_batches(model: PreTrainedModel, lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Row indexes of each forward of this model."""
+    return micro_batches(lengths, 1 if rope_depends_on_length(model) else ROW_TOKENS)
+
+
 def _rows(groups: Sequence[TokenGroup]) -> list[_Row]:
     return [
         (group, np.concatenate([group.prompt_ids, completion]))
@@ -105,8 +110,7 @@ def _by_row(
 ) -> list[Tensor]:
     """The output of `states` at the positions that predict each row's completion: (T, h) or (T, V) per row."""
     outputs: dict[int, Tensor] = {}
-    limit = 1 if rope_depends_on_length(model) else ROW_TOKENS
-    for batch in micro_batches([len(ids) for _, ids in rows], limit):
+    for batch in row_batches(model, [len(ids) for _, ids in rows]):
         tokens = [torch.tensor(rows[index][1], device=model.device) for index in batch]
         ids = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
         mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)

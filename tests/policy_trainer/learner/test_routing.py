@@ -14,7 +14,7 @@ from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from shared.batch import ScoredBatch
 from shared.errors import UserError
-from shared.logprobs import PlainForward
+from shared.logprobs import PaddedForward, PlainForward
 from tests.policy_trainer.learner.steps import make_learner
 
 Make = Callable[..., Any]
@@ -24,6 +24,7 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0, "bos_token_id": None,
 }  # fmt: skip
 COEFFICIENT = 0.3
+WINDOW = 4
 
 
 def mixtral() -> PreTrainedModel:
@@ -36,7 +37,12 @@ def qwen3_moe() -> PreTrainedModel:
     )
 
 
-MODELS = pytest.mark.parametrize("make", [mixtral, qwen3_moe])
+def windowed() -> PreTrainedModel:
+    """Computed in padded rows."""
+    return MixtralForCausalLM(MixtralConfig(**SHAPE, intermediate_size=24, num_local_experts=4, sliding_window=WINDOW))
+
+
+MODELS = pytest.mark.parametrize("make", [mixtral, qwen3_moe, windowed])
 
 
 def seeded(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
@@ -75,7 +81,8 @@ def step(make: Callable[[], PreTrainedModel], batches: list[ScoredBatch], coeffi
     model = seeded(make)
     loss = LossConfig(beta=0.0, old_logps="current", router_aux_loss_coef=coefficient)
     optimizer = OptimizerConfig(learning_rate=1e-30, max_grad_norm=1e9)
-    stats = make_learner(model, loss=loss, optimizer=optimizer, **settings).step(batches, step=0)
+    forward = PaddedForward(model) if getattr(model.config, "sliding_window", None) == WINDOW else None
+    stats = make_learner(model, forward, loss=loss, optimizer=optimizer, **settings).step(batches, step=0)
     return stats, gradient(model)
 
 
@@ -122,10 +129,17 @@ def test_the_coefficient_may_be_the_models_own(make_tiny: Make, batches: list[Sc
     assert make_learner(make_tiny(), loss=loss)._routing is None, "a model without experts has none"
 
 
-def test_other_models_and_forwards_are_refused(make_tiny: Make) -> None:
+@pytest.mark.parametrize("forward", [PaddedForward, PlainForward])
+def test_every_forward_has_the_same_loss(forward: Any, batches: list[ScoredBatch]) -> None:
+    loss = LossConfig(beta=0.0, old_logps="current", router_aux_loss_coef=COEFFICIENT)
+    model = seeded(mixtral)
+    expected, _ = step(mixtral, batches, COEFFICIENT)
+    assert make_learner(model, forward(model), loss=loss).step(batches, step=0).aux_loss == pytest.approx(
+        expected.aux_loss, rel=1e-5
+    )
+
+
+def test_other_models_are_refused(make_tiny: Make) -> None:
     loss = LossConfig(router_aux_loss_coef=COEFFICIENT)
     with pytest.raises(UserError, match=r"loss\.router_aux_loss_coef: Qwen2ForCausalLM is not a mixture-of"):
         make_learner(make_tiny(), loss=loss)
-    model = seeded(mixtral)
-    with pytest.raises(UserError, match=r"loss\.router_aux_loss_coef: it needs the packed forward, .* is plain"):
-        make_learner(model, PlainForward(model), loss=loss)
