@@ -47,7 +47,7 @@ def countdown(source: SourceConfig, seed: int) -> Task:
     """Problems of a file or dataset with columns nums and target; generated ones if the source names neither."""
     if source.path or source.dataset:
         split = read_split(source, _read, ((NUMBERS,), (TARGET,)))
-        return ProblemSet("countdown", split, correct, seed, shuffle=source.shuffle)
+        return ProblemSet("countdown", split, correct, seed, DEFAULT_REWARDS, shuffle=source.shuffle)
     return GeneratedCountdown(source.countdown, seed)
 
 

@@ -79,11 +79,19 @@ class ProblemSet:
     shuffle: whether each pass is shuffled anew; else it has the order of the problems.
     """
 
-    default_rewards = DEFAULT_REWARDS
-
-    def __init__(self, name: str, split: Split, correct: Correct, seed: int, *, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        split: Split,
+        correct: Correct,
+        seed: int,
+        default_rewards: tuple[str, ...] = DEFAULT_REWARDS,
+        *,
+        shuffle: bool = True,
+    ) -> None:
         self.name = name
         self.correct = correct
+        self.default_rewards = default_rewards
         self.training_problems = len(split[0])
         self._train, self._eval_problems = split
         self._shuffle = Shuffle(len(self._train), seed if shuffle else None)

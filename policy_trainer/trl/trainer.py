@@ -79,6 +79,10 @@ class GRPOTrainer:
         evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
             raise UserError("eval_dataset: required by eval_strategy")
+        if evaluates and isinstance(eval_dataset, Mapping):
+            raise UserError(
+                "eval_dataset: with eval_strategy it must be one dataset: concatenate them, or pass them to evaluate()"
+            )
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._environments = environment_factory
         rows, shuffle = training_rows(train_dataset, self.args, environment_factory)

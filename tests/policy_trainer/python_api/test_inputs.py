@@ -4,6 +4,7 @@ where another process can import them, else they are called in this process."""
 import datetime
 import functools
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,8 @@ def test_names_are_unique_and_parameters_decide_the_calls() -> None:
     names, here = reward_input([lambda completion: 1.0, lambda completions: [1.0], Stateful(), "format"])
     assert names == ["caller:function", "caller:function_2", "caller:Stateful", "format"]
     assert [function.calls for function in here.values()] == ["each", "together", "together"]
+    names, _ = reward_input([partial(Stateful().method), partial(partial(Stateful().method))])
+    assert names == ["caller:method", "caller:method_2"], "of the function itself"
 
 
 def test_rewards_are_names_and_functions() -> None:

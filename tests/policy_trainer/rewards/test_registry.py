@@ -7,7 +7,7 @@ import pytest
 
 from policy_trainer.config import CommonConfig, TrainConfig
 from policy_trainer.data.problem import Correct, Problem
-from policy_trainer.rewards import Sample, equal_math, equal_text
+from policy_trainer.rewards import Sample, equal_math, equal_text, registry
 from policy_trainer.rewards.answers import ByAnswer, ByTask, format_reward, tags_reward
 from policy_trainer.rewards.registry import RULES, SUMS, choose_rewards, part_weights
 from policy_trainer.rewards.sandbox import Sandboxed
@@ -29,6 +29,12 @@ def test_by_name_in_order_and_by_the_tasks_own() -> None:
     assert list(rewards) == ["tags", "format", "my.rewards:reward"]
     assert [*rewards.values()] == [tags_reward, format_reward, Sandboxed("my.rewards:reward", cut_off=ANY)]
     assert list(chosen()) == ["accuracy", "tags"]
+
+
+def test_several_reward_models_have_their_own_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "RewardModel", lambda config: (config.path, config.batch_size))
+    rewards = chosen("model/some/hub-id", "model//a/directory", judging={"model": {"batch_size": 3}})
+    assert rewards == {"model/some/hub-id": ("some/hub-id", 3), "model//a/directory": ("/a/directory", 3)}
 
 
 @pytest.mark.parametrize("name", SUMS)

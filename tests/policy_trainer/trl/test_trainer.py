@@ -152,7 +152,7 @@ def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: A
         ({"quantization_config": object()}, "quantization_config: 4-bit weights cannot be trained"),
         (
             {"eval_dataset": {"a": ROWS}, "config": {"eval_strategy": "steps"}},
-            "eval_dataset: must be one non-empty datasets",
+            "eval_dataset: with eval_strategy it must be one",
         ),
     ],
 )
