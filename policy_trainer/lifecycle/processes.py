@@ -65,9 +65,9 @@ def fork_server(config: "TrainConfig") -> Iterator[ForkServer | None]:
     try:
         yield server
     finally:
-        if server.idle:
+        if server.idle and not _kept:
             _kept.append(server)
-        else:  # children that could not be stopped end with it
+        else:  # children that could not be stopped end with it; one is enough
             server.close()
 
 

@@ -1,5 +1,6 @@
 """Real processes: a child that was asked to ends with its parent, however that one ends; freed memory goes back."""
 
+import gc
 import os
 import platform
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.process import PARENT_VARIABLE, child_environment
+from shared.process import PARENT_VARIABLE, child_environment, quick_imports
 
 ROOT = str(Path(__file__).parents[2])
 CHILD = """
@@ -121,3 +122,15 @@ def test_large_blocks_go_back_to_the_system() -> None:
         [sys.executable, "-c", FREEING], capture_output=True, text=True, check=True, timeout=300
     ).stdout
     assert int(left) < 40
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_imports_leave_the_garbage_collector_as_it_was(enabled: bool) -> None:
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ImportError), quick_imports():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()

@@ -201,6 +201,13 @@ def test_a_fork_server_stays_for_the_next_run(made_servers: list[Mock]) -> None:
         assert forks is made_servers[1] and made_servers[0].close.called
 
 
+def test_one_fork_server_stays(made_servers: list[Mock]) -> None:
+    """Another trainer is made during a run."""
+    with processes.fork_server(TrainConfig(model="m", device="cpu")):
+        processes.prepare_fork_server("cpu")
+    assert [server.close.called for server in made_servers] == [True, False]
+
+
 def test_a_fork_server_ends_with_a_run_that_leaves_children(made_servers: list[Mock]) -> None:
     with pytest.raises(KeyboardInterrupt), processes.fork_server(TrainConfig(model="m", device="cpu")):
         made_servers[0].idle = False

@@ -1,5 +1,6 @@
 """Which proxy from the environment is used: none for this machine or for servers that NO_PROXY lists."""
 
+import ssl
 from typing import Any
 
 import httpx
@@ -44,6 +45,14 @@ def use_all(url: str) -> None:
     RefServerClient(url).close()
     HttpReward(url, HttpRewardConfig()).scores([])
     ask(url, _nothing)
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:8400", ELSEWHERE])
+def test_only_plain_http_to_this_machine_reads_no_certificates(url: str) -> None:
+    """A proxy of another server may need TLS. What has no certificates trusts nobody."""
+    plain, other = (connection_options(each)["verify"] for each in ("http://127.0.0.1:8400", url))
+    assert plain.cert_store_stats()["x509_ca"] == 0 < other.cert_store_stats()["x509_ca"]
+    assert plain.verify_mode == other.verify_mode == ssl.CERT_REQUIRED
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.0.0.2", "api.localhost"])
