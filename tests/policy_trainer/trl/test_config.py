@@ -78,6 +78,15 @@ def test_trls_own_config_is_read_as_strictly_as_ours(given: dict[str, Any], mess
     assert run_settings(own_config(theirs)) == ours
 
 
+def test_other_names_are_those_of_the_installed_trl() -> None:
+    trl = pytest.importorskip("trl")
+    from policy_trainer.trl import TrlParser  # type: ignore[attr-defined]
+
+    assert TrlParser is trl.TrlParser
+    with pytest.raises(ImportError, match="cannot import name 'GRPOTrainerr'"):
+        from policy_trainer.trl import GRPOTrainerr  # type: ignore[attr-defined]  # noqa: F401
+
+
 def test_a_field_that_was_changed_later_is_checked_too() -> None:
     args = GRPOConfig("out")
     args.neftune_noise_alpha = 5.0
