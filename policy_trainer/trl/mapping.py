@@ -5,6 +5,7 @@ TRL counts optimizer updates; a step here is one generation batch, which may be 
 
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -282,9 +283,10 @@ def _loss(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     scale = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)
     if steps.batches > 1 and (apart or scale == "batch"):
         name = "multi_objective_aggregation" if apart else "scale_rewards"
-        raise UserError(
-            f"{name}: its deviation is that of a generation batch, and an update has {steps.batches}: "
-            "gradient_accumulation_steps must not be larger than steps_per_generation"
+        warnings.warn(
+            f"{name}: the deviation is that of all {steps.batches} generation batches of an update, not of each: with "
+            "gradient_accumulation_steps = steps_per_generation there is one",
+            stacklevel=4,
         )
     return {
         "loss.surrogate": surrogate,

@@ -252,10 +252,6 @@ def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
             {"lr_scheduler_kwargs": {"num_cycles": 2}},
             "lr_scheduler_kwargs: get_linear_schedule_with_warmup() got an unexpected keyword argument 'num_cycles'",
         ),
-        (
-            {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "scale_rewards": "batch"},
-            "scale_rewards: its deviation is that of a generation batch, and an update has 2",
-        ),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "lr_scheduler_type: must be one of 'linear', 'cosine'"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs: get_wsd_schedule() missing 1 required"),
         (
@@ -269,6 +265,12 @@ def test_values_without_a_meaning_are_refused(given: dict[str, Any], message: st
     with pytest.raises(UserError) as refused:
         mapped(**given)
     assert str(refused.value).startswith(message)
+
+
+def test_a_deviation_of_several_generation_batches_is_said() -> None:
+    with pytest.warns(UserWarning, match=r"^scale_rewards: the deviation is that of all 2 generation batches"):
+        config = mapped(steps_per_generation=1, gradient_accumulation_steps=2, scale_rewards="batch")
+    assert (config.loss.scale_rewards, config.groups_per_step) == ("batch", 2)
 
 
 def test_evaluations_come_at_the_logs_if_nothing_says_otherwise() -> None:
