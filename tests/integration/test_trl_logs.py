@@ -80,13 +80,17 @@ def names_of(entry: dict[str, Any]) -> set[str]:
 def test_the_log_is_that_of_trl(more: dict[str, Any], random_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("trl")
     theirs, ours = (run(name, random_model, tmp_path / name, more) for name in ("trl", "policy_trainer.trl"))
-    assert ours[0] == theirs[0]
+    # After an evaluation TRL's summary lacks what has not been logged since the last log; here it has that always.
+    assert {*theirs[0]} <= {*ours[0]}
     # The loss of an evaluation with a KL penalty or an entropy bonus needs log-probs, too.
     unknown = {"eval_loss"} if more.keys() & {"beta", "entropy_coef"} else set()
     for before, after in zip(theirs[1], ours[1], strict=True):
-        assert names_of(before) - unknown == names_of(after)
-        for name in ("step", "epoch", "learning_rate", "lengths", "entropy_coef"):
-            assert after.get(name) == pytest.approx(before.get(name)), name
+        if "train_loss" in before:
+            assert {*before} <= {*after}
+        else:
+            assert names_of(before) - unknown == names_of(after)
+        for name in {"step", "epoch", "learning_rate", "lengths", "entropy_coef"} & before.keys():
+            assert after[name] == pytest.approx(before[name]), name
         for name in after:
             if name.rpartition("_")[2] == "length" or name.endswith("clipped_ratio"):
                 assert 0 <= after[name] <= 8
@@ -98,7 +102,7 @@ def test_the_log_is_that_of_trl(more: dict[str, Any], random_model: Path, tmp_pa
     for before, after in zip(theirs[2], ours[2], strict=True):
         if before[0] == "step":
             assert after == pytest.approx(before)
-        else:
+        elif "train_loss" not in before[2]:
             assert {*after[2]} == {*before[2]} - _NOT_OF_EVALUATIONS - unknown
     logged = {name.removeprefix("eval_") for entry in theirs[1] for name in entry} - {"step", "lengths"}
     table = {name.replace("NAME", "letters") for name in TRL_METRICS} | {"runtime"}

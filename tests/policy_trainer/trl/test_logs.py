@@ -1,5 +1,6 @@
 """What TRL's users read of a run: the history, the state, and what callbacks get."""
 
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers import TrainerCallback
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.lifecycle.timing import Stopwatch
+from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trl import GRPOConfig
@@ -241,7 +243,7 @@ def test_a_resumed_run_has_the_same_history(tmp_path: Path) -> None:
     past: list[dict[str, Any]] = []
     for step in (1, 2):
         logs.begin_step()
-        past.append(record(step, 2))
+        past.append(record(step, 2, **{"reward/m:g": math.nan}))
         logs.end_step(past[-1], list)
         logs.stopwatch.seconds["evaluate"] = float(step)
         past.append({"kind": "evaluation", "step": step, "reward": 2.0 - step, "rewards": {}})
@@ -249,7 +251,7 @@ def test_a_resumed_run_has_the_same_history(tmp_path: Path) -> None:
         logs.evaluated(past[-1], best=step == 1)
     past.append({"kind": "health", "step": 2})
     resumed = make_logs()
-    begin(resumed, 2, past)
+    begin(resumed, 2, json.loads(json.dumps(without_nan(past))))
     assert resumed.state.log_history == logs.state.log_history
     names = ("global_step", "epoch", "num_input_tokens_seen", "best_metric", "best_global_step")
     assert [getattr(resumed.state, name) for name in names] == [getattr(logs.state, name) for name in names]
