@@ -214,6 +214,11 @@ def restore(checkpoint: Path, weights: Weights) -> None:
         weights.load(masters)
 
 
+def has_masters(checkpoint: Path) -> bool:
+    """Whether it has master weights besides the model's."""
+    return (checkpoint / _MASTERS).exists()
+
+
 def read_saved(checkpoint: Path) -> tuple[dict[str, Any], Tensor, Mapping[str, Tensor]]:
     """(the optimizer's state_dict, the random state, master weights by name if there are any), on the CPU.
 

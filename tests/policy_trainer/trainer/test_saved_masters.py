@@ -55,6 +55,8 @@ def test_weights_are_float32_from_file_to_file(
             assert (parameter != given.get_parameter(name)).float().mean() > 0.99
             assert torch.equal(parameter.bfloat16(), model.get_parameter(name))
 
+    other: Any = loaded(tmp_path / "given", tokenizer, path, optimizer={"master_weights": "float32"}).learner
+    assert all(torch.equal(other.weights.masters[name], master) for name, master in weights.masters.items())
     resumed: Any = loaded(tmp_path / "given", tokenizer, path).learner
     for learner in (policy.learner, resumed):
         torch.manual_seed(1)
