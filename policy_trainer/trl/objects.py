@@ -114,7 +114,8 @@ def adapters(config: Any, quantization: Any, model: Any) -> dict[str, Any]:
     """The settings `lora` of a peft.LoraConfig and a transformers.BitsAndBytesConfig, or None. model: its
     name, or the model. Raises UserError for what adapters cannot be here."""
     if not hasattr(config, "lora_alpha"):
-        raise UserError(f"peft_config: must be a peft.LoraConfig, got {type(config).__name__}")
+        name = type(config).__name__
+        raise UserError(f"peft_config: must be a peft.LoraConfig, got {name}; there is no prompt-learning")
     plain = asdict(type(config)())
     for name, value in asdict(config).items():
         if name == "lora_dropout" and value:
