@@ -12,8 +12,8 @@ from policy_trainer.reporting.metrics import Metrics, without_nan
 from policy_trainer.trainer.observer import Groups, RunStart
 from policy_trainer.trl.cautions import warn_of_unjudged
 from policy_trainer.trl.config import GRPOConfig
-from policy_trainer.trl.mapping import Steps
 from policy_trainer.trl.metrics import Named, batch_metrics, evaluation_metrics, means, update_metrics
+from policy_trainer.trl.steps import Steps
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

@@ -1,19 +1,17 @@
-"""What TRL's configuration means in our settings.
-
-TRL counts optimizer updates; a step here is one generation batch, which may be several updates.
-"""
+"""What TRL's configuration means in our settings."""
 
 import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.trl.config import GRPOConfig
+from policy_trainer.trl.steps import NEVER, Steps
 from shared.errors import UserError
 
 # loss_type -> loss.surrogate, loss.aggregation.
@@ -46,72 +44,6 @@ _SCHEDULES = (
 )  # fmt: skip
 # Keys of model_init_kwargs.
 _DTYPES = ("dtype", "torch_dtype")
-# A number of steps that no run reaches.
-NEVER = 10**9
-
-
-class Steps(NamedTuple):
-    """Our steps, and TRL's, which are optimizer updates. A step has one generation batch, or several that TRL
-    accumulates in one update.
-
-    batches: generation batches of a step. iterations: passes over it. minibatches: updates of a pass. max_updates: of
-    the run, whose last step may have fewer updates than the others. of_epoch: steps of a pass over the rows, None
-    without rows.
-    """
-
-    batches: int
-    iterations: int
-    minibatches: int
-    max_updates: int
-    of_epoch: int | None
-
-    @property
-    def updates(self) -> int:
-        """Of a step."""
-        return self.iterations * self.minibatches
-
-    @property
-    def total(self) -> int:
-        """Steps of the run."""
-        return math.ceil(self.max_updates / self.updates)
-
-    def of(self, count: float, name: str) -> int:
-        """Our steps for a number of TRL's, or for a share of all of them if it is below 1."""
-        wanted = math.ceil(count * self.max_updates) if 0 < count < 1 else int(count)
-        if wanted < 1:
-            raise UserError(f"{name}: must be at least 1, or a share of all steps, got {count}")
-        return math.ceil(wanted / self.updates)
-
-
-def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
-    """rows: of the training data; None where an environment has the problems."""
-    batches, iterations, minibatches = _shape(args)
-    of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size  # batches
-    if args.max_steps > 0:
-        max_updates = args.max_steps
-    elif of_epoch:
-        forwards = of_epoch * args.steps_per_generation * args.num_iterations
-        max_updates = math.ceil(args.num_train_epochs * math.ceil(forwards / args.gradient_accumulation_steps))
-    else:
-        raise UserError("max_steps: must be given: there are no training rows, or fewer than a generation batch has")
-    return Steps(batches, iterations, minibatches, max_updates, of_epoch and math.ceil(of_epoch / batches))
-
-
-def _shape(args: GRPOConfig) -> tuple[int, int, int]:
-    """Generation batches of a step, passes over it, and updates of a pass. An update that has a generation batch
-    several times has the gradient of one pass."""
-    accumulated, slices = args.gradient_accumulation_steps, args.steps_per_generation
-    forwards = slices * args.num_iterations  # of a generation batch
-    if accumulated % forwards == 0:
-        return accumulated // forwards, 1, 1
-    if slices % accumulated == 0:
-        return 1, args.num_iterations, slices // accumulated
-    if accumulated % slices == 0 and forwards % accumulated == 0:
-        return 1, forwards // accumulated, 1
-    raise UserError(
-        f"gradient_accumulation_steps: {accumulated} must divide steps_per_generation, {slices}, or be a multiple, "
-        f"and divide {forwards} or be a multiple of it (that times num_iterations): else updates would mix batches"
-    )
 
 
 def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from functools import partial
-from inspect import isclass
+from inspect import isclass, signature
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.objects import place
 from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
 
 
 def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], environments: Any) -> None:
@@ -38,12 +41,38 @@ def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], e
         )
 
 
-def reward_input(reward: Any, tokenizer: Any, target: Path) -> Any:
-    """What the run takes for it: the function, or a name that has the directory of the reward model. A model that other
-    processes cannot load is written to `target`."""
-    if not isinstance(reward, str) and not hasattr(reward, "config"):
+def listed(value: Any) -> list[Any]:
+    """TRL takes one reward function for a list of one."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def reward_inputs(rewards: list[Any], tokenizers: list[Any], run_dir: Path, state: "TrainerState") -> list[Any]:
+    """What the run takes for them: functions, and names that have the directories of reward models. Models that other
+    processes cannot load are written to `run_dir`. state: for functions that take it."""
+    pairs = enumerate(zip(rewards, tokenizers or [None] * len(rewards), strict=True))
+    return [
+        f"model/{place(reward, tokenizer, run_dir / f'reward-model-{number}', scores=True)}"
+        if isinstance(reward, str) or hasattr(reward, "config")
+        else _with_state(reward, state)
+        for number, (reward, tokenizer) in pairs
+    ]
+
+
+def _with_state(reward: Any, state: "TrainerState") -> Any:
+    """A function that takes `trainer_state`, by name or by `**`, gets this process's, and is called here.
+
+    Those of TRL take `**` and use nothing of it: they stay with the worker.
+    """
+    if getattr(reward, "__module__", "").startswith("trl."):
         return reward
-    return f"model/{place(reward, tokenizer, target, scores=True)}"
+    parameters = signature(reward).parameters
+    if "trainer_state" not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        return reward
+    bound: Any = partial(reward, trainer_state=state)
+    bound.__name__ = getattr(reward, "__name__", "reward")
+    return bound
 
 
 def reward_names(rewards: list[Any], environments: Any) -> list[str]:

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from policy_trainer.trl.config import GRPOConfig, own_config
 from policy_trainer.trl.files import begin_anew, merge_best, resume_from, show_checkpoint
 from policy_trainer.trl.hub import Repository, model_card
 from policy_trainer.trl.logs import Logs
-from policy_trainer.trl.mapping import count_steps, in_trls_names, model_dtype, precision, settings, tracker_variables
+from policy_trainer.trl.mapping import in_trls_names, model_dtype, precision, settings, tracker_variables
 from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
 from policy_trainer.trl.objects import adapters, is_adapted, load_processing, place
 from policy_trainer.trl.policy import (
@@ -29,8 +28,9 @@ from policy_trainer.trl.policy import (
     set_weights,
     with_adapters,
 )
-from policy_trainer.trl.rewards import check_rewards, reward_input, reward_names
+from policy_trainer.trl.rewards import check_rewards, listed, reward_inputs, reward_names
 from policy_trainer.trl.rows import check_environments, rows_of, training_rows
+from policy_trainer.trl.steps import count_steps
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class GRPOTrainer:
             raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
         default = f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO"
         self.args = own_config(args or GRPOConfig(default))
-        functions, tokenizers = _listed(reward_funcs), _listed(reward_processing_classes)
+        functions, tokenizers = listed(reward_funcs), listed(reward_processing_classes)
         check_rewards(self.args, functions, tokenizers, environment_factory)
         refuse_contradictions(self.args, adapts=peft_config is not None)
         for caution in cautions(self.args):
@@ -104,7 +104,7 @@ class GRPOTrainer:
         self.reward_funcs = functions
         self.reward_processing_classes = tokenizers or [None] * len(functions)
         self.reward_func_names = reward_names(functions, environment_factory)
-        rewards = self._rewards(functions, tokenizers)
+        rewards = reward_inputs(functions, tokenizers, Path(self.args.output_dir), self.state)
         self._make = partial(
             GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
         )
@@ -139,27 +139,6 @@ class GRPOTrainer:
         if hasattr(model, "config"):
             self.model = model if peft is None or is_adapted(model) else with_adapters(model, peft, self._name)
         return ours
-
-    def _rewards(self, rewards: list[Any], tokenizers: list[Any]) -> list[Any]:
-        """Names of reward models, and functions."""
-        pairs = enumerate(zip(rewards, tokenizers or [None] * len(rewards), strict=True))
-        run_dir = Path(self.args.output_dir)
-        placed = [reward_input(*pair, run_dir / f"reward-model-{number}") for number, pair in pairs]
-        return [self._with_state(each) for each in placed]
-
-    def _with_state(self, reward: Any) -> Any:
-        """A function that takes `trainer_state`, by name or by `**`, gets this process's, and is called here.
-
-        Those of TRL take `**` and use nothing of it: they stay with the worker.
-        """
-        if isinstance(reward, str) or getattr(reward, "__module__", "").startswith("trl."):
-            return reward
-        parameters = signature(reward).parameters
-        if "trainer_state" not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
-            return reward
-        bound: Any = partial(reward, trainer_state=self.state)
-        bound.__name__ = getattr(reward, "__name__", "reward")
-        return bound
 
     @cached_property
     def model(self) -> Any:
@@ -335,9 +314,3 @@ class GRPOTrainer:
 
     def get_high_entropy_mask(self, entropies: "Tensor", mask: "Tensor", threshold: float) -> "Tensor":
         return high_entropy_mask(entropies, mask, threshold)
-
-
-def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]

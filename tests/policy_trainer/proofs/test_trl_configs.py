@@ -9,7 +9,8 @@ import torch
 
 from policy_trainer.config import LossConfig
 from policy_trainer.trl import GRPOConfig
-from policy_trainer.trl.mapping import count_steps, settings
+from policy_trainer.trl.mapping import settings
+from policy_trainer.trl.steps import count_steps
 from tests.policy_trainer.proofs.cases import random_groups
 from tests.policy_trainer.proofs.formulas import loss_and_gradient
 from tests.policy_trainer.proofs.oracle import teaches

@@ -13,7 +13,8 @@ from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import TrainConfig
 from policy_trainer.trl import GRPOConfig
 from policy_trainer.trl.config import own_config
-from policy_trainer.trl.mapping import NEVER, count_steps, model_dtype, precision, settings, tracker_variables
+from policy_trainer.trl.mapping import model_dtype, precision, settings, tracker_variables
+from policy_trainer.trl.steps import NEVER, count_steps
 from shared.errors import UserError
 
 

@@ -17,8 +17,9 @@ from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trl import GRPOConfig
 from policy_trainer.trl.logs import Logs
-from policy_trainer.trl.mapping import count_steps, settings
+from policy_trainer.trl.mapping import settings
 from policy_trainer.trl.rewards import reward_names
+from policy_trainer.trl.steps import count_steps
 
 ROWS = 16
 NAMES = {"caller:f": "f", "m:g": "g"}

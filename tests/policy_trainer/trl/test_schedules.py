@@ -12,7 +12,8 @@ from datasets import Dataset
 from policy_trainer.config import TrainConfig
 from policy_trainer.learner.optimizer import learning_rates
 from policy_trainer.trl import GRPOConfig
-from policy_trainer.trl.mapping import count_steps, settings
+from policy_trainer.trl.mapping import settings
+from policy_trainer.trl.steps import count_steps
 
 PEAK = 1e-3
 
