@@ -1,5 +1,5 @@
-"""Steps of a run here, and TRL's, which are optimizer updates: a step here has one generation batch, or several, and may
-be several updates."""
+"""Steps of a run here, and TRL's, which are optimizer updates: a step here has one generation batch or several, and
+may be several updates."""
 
 import math
 from typing import NamedTuple

@@ -151,6 +151,12 @@ class GRPOTrainer:
         return load_reference(self._grpo.config, self._dtype, self._checkpoint())
 
     @property
+    def aux_loss_enabled(self) -> bool:
+        """Whether the loss includes the auxiliary loss of a mixture of experts' routers."""
+        routed = hasattr(self.model.config.get_text_config(), "output_router_logits")
+        return routed and self.args.router_aux_loss_coef != 0
+
+    @property
     def entropy_coef(self) -> Any:
         """Of the entropy bonus, after the latest update."""
         return self.observer.entropy_coef
