@@ -182,7 +182,8 @@ class GRPOTrainer:
     def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> Any:
         """Trains to the last step. True continues from the newest checkpoint in output_dir, a path from that one.
 
-        Returns transformers' TrainOutput. Raises UserError and RunFailed, as `GRPO.train`.
+        Returns transformers' TrainOutput. Raises UserError and RunFailed, as `GRPO.train`; KeyboardInterrupt after a
+        Ctrl-C, which writes a checkpoint first.
         """
         from transformers.trainer_utils import TrainOutput
 
@@ -214,6 +215,8 @@ class GRPOTrainer:
         if result.model is not None:
             best = result.best_model if self.args.load_best_model_at_end else None
             self._keep(best or str(self._checkpoint()), result.model if best is None else None)
+        if not result.finished and not self.observer.wishes.stop:
+            raise KeyboardInterrupt  # by Ctrl-C: as in TRL, the script does not go on
 
     def _keep(self, weights: str, model: str | None) -> None:
         """weights: the checkpoint whose weights `model` gets. model: a directory of the whole model; None: none yet."""

@@ -15,6 +15,7 @@ from transformers import AutoProcessor, EarlyStoppingCallback, PreTrainedTokeniz
 
 from policy_trainer import RunFailed
 from policy_trainer.config import TrainConfig
+from policy_trainer.python_api.grpo import GRPOResult
 from policy_trainer.trl import GRPOConfig, GRPOTrainer
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
@@ -352,3 +353,16 @@ def test_callbacks_come_and_go(tmp_path: Path) -> None:
         made.train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="resume_from_checkpoint: Can't find a valid checkpoint at checkpoint-3"):
         made.train(resume_from_checkpoint="checkpoint-3")
+
+
+def test_ctrl_c_ends_the_script_and_a_callback_only_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path)
+    stopped = GRPOResult(finished=False, steps=0, run_dir=tmp_path)
+    monkeypatch.setattr(made._grpo, "train", lambda: stopped)
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    made.observer.wishes.stop = True
+    made.observer.summary = {"train_loss": 0.0}
+    assert made.train().global_step == 0
