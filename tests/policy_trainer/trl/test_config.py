@@ -257,7 +257,7 @@ def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs: get_wsd_schedule() missing 1 required"),
         (
             {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
-            "gradient_accumulation_steps: 2 must divide steps_per_generation, 3, or be a multiple",
+            "gradient_accumulation_steps: 2 must be a divisor or a multiple of steps_per_generation, 3",
         ),
         ({"load_best_model_at_end": True}, "load_best_model_at_end: requires evaluations"),
     ],
@@ -269,7 +269,7 @@ def test_values_without_a_meaning_are_refused(given: dict[str, Any], message: st
 
 
 def test_a_deviation_of_several_generation_batches_is_said() -> None:
-    with pytest.warns(UserWarning, match=r"^scale_rewards: the deviation is that of all 2 generation batches"):
+    with pytest.warns(UserWarning, match=r"^scale_rewards: the standard deviation is over all 2 generation batches"):
         config = mapped(steps_per_generation=1, gradient_accumulation_steps=2, scale_rewards="batch")
     assert (config.loss.scale_rewards, config.groups_per_step) == ("batch", 2)
 
