@@ -49,8 +49,8 @@ class TrainConfig(RunConfig):
     num_iterations: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
     """Passes over the groups of each step (mu in the GRPO paper)."""
     minibatches: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
-    """Parts that the groups of a step are split into. Each part of each pass is one optimizer update. A multiple of
-    groups_per_step splits each group, too."""
+    """Parts that the groups of a step are split into. Each part of each pass is one optimizer update. More
+    parts than groups_per_step must be a multiple of it, and split each group."""
     max_updates: int | None = Field(default=None, ge=1)
     """Optimizer updates of the whole run: the last step stops at this number. Default: all updates of max_steps."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
