@@ -90,12 +90,17 @@ def _padded_tokens(calls: Sequence[_Call], groups: Sequence[Group]) -> Iterator[
         yield parts, torch.ones(1, len(parts[0]), device=parts[0].device)
 
 
+def router_aux_loss_coef(config: Any, coef: float | str) -> float:
+    """The weight of the loss for a model with this text config. coef: `loss.router_aux_loss_coef`."""
+    if coef != "model":
+        return float(coef)
+    return getattr(config, "router_aux_loss_coef", 0.0) if hasattr(config, "output_router_logits") else 0.0
+
+
 def routing_of(model: PreTrainedModel, forward: LogprobForward, coef: float | str) -> Routing | None:
     """None where the loss has no weight. coef: `loss.router_aux_loss_coef`."""
-    if coef == "model":
-        config: Any = model.config.get_text_config()
-        coef = getattr(config, "router_aux_loss_coef", 0.0) if hasattr(config, "output_router_logits") else 0.0
-    return Routing(model, forward, float(coef)) if coef else None
+    weight = router_aux_loss_coef(model.config.get_text_config(), coef)
+    return Routing(model, forward, weight) if weight else None
 
 
 def _ask(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -153,8 +153,10 @@ class GRPOTrainer:
     @property
     def aux_loss_enabled(self) -> bool:
         """Whether the loss includes the load-balancing loss of a mixture of experts."""
-        routed = hasattr(self.model.config.get_text_config(), "output_router_logits")
-        return routed and self.args.router_aux_loss_coef != 0
+        from policy_trainer.learner.routing import router_aux_loss_coef
+
+        coef = self._grpo.config.loss.router_aux_loss_coef
+        return router_aux_loss_coef(self.model.config.get_text_config(), coef) != 0
 
     @property
     def entropy_coef(self) -> Any:
