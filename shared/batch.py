@@ -115,7 +115,7 @@ class TokenGroup:
         return self.divided(min(2, self.size))
 
     def divided(self, count: int) -> "list[TokenGroup]":
-        """Groups with an almost equal number of the completions each, in order. count: at most G."""
+        """Groups with almost equal numbers of the completions, in order. count: at most G."""
         ends = [self.size * part // count for part in range(1, count)]
         lengths = np.split(self.completion_lengths, ends)
         ids = np.split(self.completion_ids, np.cumsum(self.completion_lengths)[[end - 1 for end in ends]])

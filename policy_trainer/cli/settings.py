@@ -44,7 +44,7 @@ TRL_METRICS: Mapping[str, tuple[str, ...]] = {
 TRL_DEFAULTS: Mapping[str, Any] = {
     name: None if value == "None" else value for name, value in _TABLE["defaults"].items()
 }
-# Fields of GRPOConfig whose default does not tell their type -> the type, as it is written in Python.
+# Fields of GRPOConfig whose type does not follow from the default -> the type, as written in Python.
 TRL_TYPES: Mapping[str, str] = {name: kind for kind, names in _TABLE["types"].items() for name in names.split()}
 # `*`: the result does not depend on it, so that policy_trainer.trl takes any value.
 NO_SETTING = ("-", "*")

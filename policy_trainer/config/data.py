@@ -58,8 +58,8 @@ class PromptConfig(Section):
     """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the
     completion. Default: the task's; empty: none."""
     judge_opening: Annotated[bool, Travel.PUBLISHED] = True
-    """Rewards judge the tag with which the chat template opens the answer, such as `<think>`, together with the
-    completion. False: only what follows it, as in TRL."""
+    """Rewards judge the completion together with the tag with which the chat template opens the answer, such as
+    `<think>`. False: without the tag, as in TRL."""
     chat_template_kwargs: Annotated[dict[str, Any], Travel.TEXT] = Field(default={})
     """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3. A
     row's column of this name takes precedence."""
@@ -119,8 +119,8 @@ class SourceConfig(Section):
     eval_split: Annotated[str | None, Travel.TEXT] = None
     """Split of the dataset to hold out. Default: every tenth problem of `split` is held out."""
     shuffle: Annotated[bool, Travel.PUBLISHED] = True
-    """Shuffle the training problems anew in each pass, by seed. False: each pass has the order of the file or dataset,
-    such as from easy to hard."""
+    """Shuffle the training problems anew in each pass, by seed. False: each pass keeps the order of the file or
+    dataset, such as from easy to hard."""
     columns: ColumnsConfig = ColumnsConfig()
     countdown: CountdownConfig = CountdownConfig()
     answer_rule: Literal["exact", "number", "math"] = "exact"

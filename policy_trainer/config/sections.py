@@ -19,11 +19,11 @@ class OptimizerConfig(Section):
     learning_rate: Annotated[float, InHelp("train replay")] = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     lr_scheduler_type: Literal["linear", "cosine", "transformers"] = "linear"
-    """Shape of the decay from the peak to min_lr_rate. transformers: a schedule of transformers; see
-    lr_scheduler_kwargs."""
+    """Shape of the decay from the peak to min_lr_rate. transformers: a schedule of transformers, which
+    lr_scheduler_kwargs names."""
     lr_scheduler_kwargs: dict[str, Any] = Field(default={})
-    """With lr_scheduler_type = transformers: `name` of transformers' get_scheduler, the arguments of that schedule, and
-    num_warmup_steps if they are in updates, such as {"name": "cosine_with_restarts", "num_cycles": 2}."""
+    """With lr_scheduler_type = transformers: the schedule's `name` in transformers' get_scheduler and its arguments,
+    such as {"name": "cosine_with_restarts", "num_cycles": 2}. num_warmup_steps sets the warmup in updates."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warmup to the peak."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
@@ -37,13 +37,14 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
     decay_norms_and_biases: bool = True
-    """false: biases and the weights of normalisation layers are not decayed, as by transformers' Trainer."""
+    """Weight decay applies to all weights. False: not to biases and normalisation layers, as in transformers'
+    Trainer."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are clipped to this norm; 0 turns clipping off."""
     master_weights: Literal["float32", "saved", "none"] = "float32"
-    """Keep a float32 copy of a bfloat16 model's weights, which accumulates small updates. saved: it begins with the
-    weights as they are in the model's files, and is what checkpoints and the trained model hold, in float32. none:
-    update the bfloat16 weights themselves, where small updates are rounded away."""
+    """Keep a float32 copy of a bfloat16 model's weights, which accumulates small updates. saved: the
+    copy starts from the unrounded weights in the model's files, and checkpoints and the trained model hold it, in
+    float32. none: update the bfloat16 weights themselves, where small updates are rounded away."""
     offload: Literal["none", "cpu"] = "none"
     """cpu: keep AdamW's moments, gradients and the float32 weights that it steps in main memory, so that the GPU holds
     only the model's weights. A step takes longer."""
@@ -63,8 +64,8 @@ class OptimizerConfig(Section):
     def _names_a_schedule(self) -> "OptimizerConfig":
         if (self.lr_scheduler_type == "transformers") != ("name" in self.lr_scheduler_kwargs):
             raise ValueError(
-                "optimizer.lr_scheduler_kwargs: lr_scheduler_type = transformers needs the name of a schedule, such as "
-                '{"name": "cosine_with_restarts"}, and the other types have none'
+                "optimizer.lr_scheduler_kwargs: must name a schedule with lr_scheduler_type = transformers, such as "
+                '{"name": "cosine_with_restarts"}, and only then'
             )
         return self
 
@@ -120,7 +121,7 @@ class EvaluationConfig(Section):
     eval_steps: int = Field(default=50, ge=0)
     """Steps between evaluations while training; 0 evaluates only before the first step and after the last."""
     eval_on_start: bool = True
-    """Whether there is an evaluation before the first step."""
+    """Evaluate before the first step, too."""
     problems: int = Field(default=128, ge=0)
     """Number of held-out problems in one evaluation. 0: there are no evaluations."""
     batch_size: Annotated[int, InHelp("eval")] = Field(default=64, ge=1)
@@ -147,7 +148,7 @@ class LoraConfig(Section):
     """Linear layers that get an adapter, by the ends of their names, such as q_proj v_proj. all-linear: all but the LM
     head."""
     path: Annotated[Path | None, Resume.FREE] = None
-    """Adapters to begin with, in peft's format, of this rank, alpha and target_modules. Default: new ones."""
+    """Adapters to start from, in peft's format, with this rank, alpha and target_modules. Default: new ones."""
     load_in_4bit: Annotated[bool, Travel.PUBLISHED] = False
     """Hold the frozen weights of linear layers in 4 bits (QLoRA), in trainer and workers. The reference is the policy
     without its adapters. Needs bitsandbytes: pip install 'tandem-grpo[qlora]'."""

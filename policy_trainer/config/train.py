@@ -49,10 +49,10 @@ class TrainConfig(RunConfig):
     num_iterations: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
     """Passes over the groups of each step (mu in the GRPO paper)."""
     minibatches: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
-    """Parts that the groups of a step are split into. Each part of each pass is one optimizer update. A multiple of
-    groups_per_step splits each group."""
+    """Parts that the groups of a step are split into. Each part of each pass is one optimizer update. More
+    parts than groups_per_step must be a multiple of it, and split each group."""
     max_updates: int | None = Field(default=None, ge=1)
-    """Optimizer updates of the whole run: the last step stops there. Default: all that max_steps makes."""
+    """Optimizer updates of the whole run: the last step stops at this number. Default: all updates of max_steps."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Maximum tokens of one forward and backward, unless a single group has more."""
     gradient_checkpointing: bool = False
@@ -122,7 +122,7 @@ class TrainConfig(RunConfig):
         if self.minibatches > self.groups_per_step and self.minibatches % self.groups_per_step:
             raise ValueError(
                 f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts: "
-                "lower minibatches, raise groups_per_step, or let one be a multiple of the other"
+                "lower minibatches, raise groups_per_step, or make minibatches a multiple of it"
             )
         if self.minibatches > self.groups_per_step * self.sampling.num_generations:
             raise ValueError(f"minibatches: a step has fewer completions than {self.minibatches}: lower minibatches")

@@ -26,7 +26,7 @@ _OF_SEVERAL = ("num_generations", "pass_at_n")
 class Transcript:
     """A held-out problem and an answer to it. prompt: the problem's text. right: 1 or 0, NaN where the answer could not
     be judged. reward: the total. parts: of each reward. images: the problem's image files; none of later problems.
-    turns: of a rollout of several, whose last is the answer. logged: what rewards logged of it, by name."""
+    turns: of a rollout of several, whose last is the answer. logged: numbers that rewards logged for it, by name."""
 
     prompt: str
     completion: str
@@ -65,7 +65,7 @@ class Evaluation:
     every answer, with their first error. failures: a sentence for each reward that failed on some answers, and one for
     failed resets.
     num_generations: answers to each problem. pass_at_n: share of the problems with a gold answer that have a right one.
-    logged: what rewards logged by `log_metric`, the mean of the answers of which they did.
+    logged: the numbers that rewards logged with `log_metric`, each a mean over the answers that have it.
     """
 
     decoding: str

@@ -161,11 +161,11 @@ def save_whole(
 def save_unrounded(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path, masters: Mapping[str, Tensor]
 ) -> None:
-    """As `save_policy`, in float32. masters: the float32 weights that the model's are rounded from, by name."""
+    """Like `save_policy`, but in float32. masters: the float32 weights from which the model's are rounded, by name."""
     if has_adapters(model):
         save_policy(model, tokenizer, directory, masters)
         return
-    # By their place in memory: a tied weight has several names.
+    # By address in memory, since a tied weight has several names.
     exact = {parameter.data_ptr(): masters[name].detach() for name, parameter in trained(model).items()}
     state: dict[str, Any] = {name: exact.get(weight.data_ptr(), weight) for name, weight in model.state_dict().items()}
     wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
@@ -175,17 +175,17 @@ def save_unrounded(
 def save_without_adapters(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path, *, processor: Any = None
 ) -> None:
-    """Saves the frozen weights of a model with adapters as the model that it was before."""
+    """Saves the frozen weights of a model with adapters as a model without adapters."""
     save_model(plain_outline(model), tokenizer, directory, _frozen(model.state_dict()), processor=processor)
 
 
 def _frozen(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under adapters, named as in a model without."""
+    """The weights under the adapters, named as in a model without adapters."""
     return {name.replace(_BASE, "."): tensor for name, tensor in state.items() if _ADAPTER not in name}
 
 
 def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All weights of a model with adapters, named as in a model without."""
+    """All weights of a model with adapters, merged and named as in a model without adapters."""
     merged = _frozen(state)
     for name, layer in _layers(model).items():
         a, b = (state[f"{name}{_ADAPTER}{part}{_NAME}weight"] for part in "AB")
@@ -228,7 +228,7 @@ def write_description(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 
 
 def load_adapters(model: PreTrainedModel, directory: Path) -> None:
-    """Sets the adapters of `model` to those in peft's format. Raises UserError where they do not fit."""
+    """Sets the adapters of `model` to those in the directory. Raises UserError if they do not fit."""
     saved, parameters = read_adapters(model, directory), trained(model)
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -236,7 +236,8 @@ def load_adapters(model: PreTrainedModel, directory: Path) -> None:
 
 
 def read_adapters(model: PreTrainedModel, directory: Path) -> dict[str, Tensor]:
-    """Adapters in peft's format, unrounded, by their names in the model. Raises UserError where they do not fit."""
+    """The directory's adapters, in peft's format, unrounded, by their names in the model. Raises UserError if they do
+    not fit."""
     try:
         saved = safetensors.torch.load_file(directory / WEIGHTS)
     except FileNotFoundError:

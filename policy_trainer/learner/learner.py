@@ -103,7 +103,7 @@ class Learner:
         )
 
     def _parts(self, groups: Sequence[Group]) -> list[list[Group]]:
-        """The groups of each update of one pass."""
+        """The groups of each update in one pass."""
         pieces = math.ceil(self._config.minibatches / self._config.groups_per_step)
         divided = [piece for group in groups for piece in group.divided(min(pieces, group.tokens.size))]
         return [divided[part] for part in split_evenly(len(divided), self._config.minibatches)]
@@ -166,7 +166,7 @@ class Learner:
         self.bonus.restore(coef, entropy)
 
     def _recompute(self, groups: Sequence[Group]) -> list[Array]:
-        """Log-probs under the current policy, packed like the updates: in half precision the values depend on it."""
+        """Log-probs under the current policy, packed as in the updates: in half precision the values depend on it."""
         if not groups:
             return []
         values = [logps for part in self._parts(groups) for logps in self._values(*_inputs(part), self._forward)]

@@ -27,7 +27,7 @@ PURE_BFLOAT16 = (
     "training in pure bfloat16: steps below 2^-9 of a weight vanish, and second moments hardly decay at a beta2 above "
     'about 0.99; optimizer.master_weights = "float32" avoids both'
 )
-# Patterns in the names of parameters that transformers' Trainer does not decay (Trainer.get_decay_parameter_names).
+# Names of parameters that transformers' Trainer does not decay (Trainer.get_decay_parameter_names).
 _UNDECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 OFFLOADED_FROM_CPU = (
     "optimizer.offload: the model is in main memory itself (device cpu), so a copy there saves nothing; set it to none"
@@ -38,8 +38,8 @@ class Weights:
     """Steps the model's parameters.
 
     stepped: the parameters that the optimizer steps, by their names in the model; a tied weight once.
-    masters: those that are not parameters of the model; checkpoints save them. saves_masters: as the model's weights.
-    undecayed: names of those in `stepped` that have no weight decay.
+    masters: those that are not parameters of the model; checkpoints save them. saves_masters: whether they are saved as
+    the model's weights. undecayed: names in `stepped` that have no weight decay.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:
     for group in weights.optimizer.param_groups:
         # Set all of them: a resumed optimizer has those of the checkpoint, and the settings may have changed.
         group.update(lr=lr, betas=config.betas, eps=config.adam_epsilon, weight_decay=decay)
-    if weights.undecayed:  # the others decay here, as AdamW does: checkpoints need no second group of parameters
+    if weights.undecayed:  # decay the others here, as AdamW does: this avoids a second parameter group in checkpoints
         with torch.no_grad():
             for name, weight in weights.stepped.items():
                 if name not in weights.undecayed and weight.grad is not None:
@@ -116,7 +116,7 @@ def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:
 
 
 def learning_rates(step: int, config: TrainConfig) -> list[float]:
-    """Of each update of a step, the first being 0. The run's last step may have fewer updates than the others."""
+    """The learning rate of each update of a step. The first step is 0; the run's last may have fewer updates."""
     per_step = config.updates_per_step
     first, last = step * per_step, config.max_updates or config.max_steps * per_step
     count = min(per_step, max(last - first, 1)) if config.max_updates else per_step
@@ -125,11 +125,11 @@ def learning_rates(step: int, config: TrainConfig) -> list[float]:
 
 
 def lr_factor(update: int, config: OptimizerConfig, updates: int, *, per_step: int = 1) -> float:
-    """Learning rate of an update, the first being 0, as a fraction of the peak: a linear ramp times a decay over the
-    whole run. updates: of the run. per_step: of a step, in which the warmup is counted.
+    """Learning rate of an update as a fraction of the peak: a linear warmup times a decay over the whole run.
 
-    It depends only on the update's number, so that resuming needs no state. Raises UserError for a schedule that
-    transformers does not have.
+    update: its number; the first is 0. updates: updates in the run. per_step: updates in a step; warmup_steps counts
+    steps. The result depends only on the update's number, so that resuming needs no state. Raises UserError for a
+    schedule that transformers does not have, and for one that depends on the loss.
     """
     warmup = max(config.warmup_steps * per_step, math.ceil(config.warmup_ratio * updates))
     if config.lr_scheduler_type == "transformers":
@@ -152,7 +152,7 @@ def _transformers_factor(update: int, config: OptimizerConfig, updates: int, war
             scheduler_specific_kwargs=given,
         )
         return scheduler.lr_lambdas[0](update)
-    except (ValueError, TypeError, AttributeError) as error:  # the last: a schedule that follows the loss
+    except (ValueError, TypeError, AttributeError) as error:  # AttributeError: a schedule that depends on the loss
         raise UserError(f"optimizer.lr_scheduler_kwargs: {error}") from None
 
 

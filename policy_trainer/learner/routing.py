@@ -19,9 +19,9 @@ from policy_trainer.objective.group import Group
 from shared.errors import UserError
 from shared.logprobs import LogprobForward, PackedForward
 
-# Of one call of the model: every layer's (tokens, experts), and the mask of padded rows.
+# One call of the model: (tokens, experts) logits of each layer, and the mask of padded rows.
 _Call = tuple[Sequence[Tensor], Tensor]
-# A tuple of every layer's (tokens, experts) of one group, and (1, tokens) how often each token counts.
+# One group: a tuple of each layer's (tokens, experts) logits, and (1, tokens) weights: how often each token counts.
 _Tokens = tuple[Any, Tensor]
 
 
@@ -46,7 +46,7 @@ class Routing:
         model.base_model.register_forward_hook(self._keep, with_kwargs=True)
 
     def loss(self, groups: Sequence[Group], total: Totals) -> Tensor:
-        """A scalar with a gradient: the part of these groups, which the latest forward was of, in the update's loss."""
+        """A scalar with a gradient: what these groups, those of the latest forward, contribute to the update's loss."""
         calls, self._calls = self._calls, []
         of_groups = _packed_tokens(calls, groups) if self._packed else _padded_tokens(calls, groups)
         losses = []
@@ -56,7 +56,7 @@ class Routing:
         return torch.stack(losses).sum()
 
     def forget(self) -> None:
-        """Frees the activations of a forward after which no loss was computed."""
+        """Frees the activations of a forward for which no loss was computed."""
         self._calls = []
 
     def _keep(self, module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -65,7 +65,7 @@ class Routing:
 
 
 def _packed_tokens(calls: Sequence[_Call], groups: Sequence[Group]) -> Iterator[_Tokens]:
-    """Of a forward that has each prompt once."""
+    """From a packed forward, which has each prompt once."""
     (layers, _), sizes = calls[0], [group.tokens.tokens for group in groups]
     for group, parts in zip(groups, zip(*(layer.split(sizes) for layer in layers), strict=True), strict=True):
         weights = torch.ones(1, len(parts[0]), device=parts[0].device)
@@ -74,7 +74,7 @@ def _packed_tokens(calls: Sequence[_Call], groups: Sequence[Group]) -> Iterator[
 
 
 def _padded_tokens(calls: Sequence[_Call], groups: Sequence[Group]) -> Iterator[_Tokens]:
-    """Of a forward of padded rows, each a prompt and one completion, sorted by length."""
+    """From a forward of padded rows, each a prompt and one completion, sorted by length."""
     lengths = [len(group.tokens.prompt_ids) + int(length) for group in groups for length in group.lengths]
     place = {row: number for number, row in enumerate(sorted(range(len(lengths)), key=lengths.__getitem__))}
     by_layer = []

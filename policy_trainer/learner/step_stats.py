@@ -24,8 +24,8 @@ _MAXIMA = (
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """Statistics of one update of a step, by the names of StepStats. The loss or grad_norm of a skipped one is not
-    finite. entropy_coef: of the entropy bonus, after the update."""
+    """Statistics of one update of a step, named as in StepStats. If the update was skipped, its loss or grad_norm is
+    not finite. entropy_coef: coefficient of the entropy bonus after the update."""
 
     loss: float
     policy_loss: float
@@ -48,9 +48,9 @@ class StepStats:
     none do.
 
     loss: mean over updates. policy_loss: without the entropy bonus and the routers' loss. aux_loss: of a mixture's
-    routers, the same mean; NaN where the loss has none. kl: to the reference, estimated by loss.kl before each update;
+    routers, the same mean; NaN if the loss has none. kl: to the reference, estimated by loss.kl before each update;
     NaN where a batch came without ref_logps. entropy: of the policy before each update, in nats. clip_ratio: of both
-    bounds; clip_ratio_low_min, clip_ratio_high_max: the least and the largest share of a completion's tokens, in any
+    bounds; clip_ratio_low_min, clip_ratio_high_max: the smallest and the largest share of a completion's tokens, in any
     update. ratio_*: before truncation. sampling_logp_difference_*: |log-prob - the sampler's|, of the log-probs before
     the step where old_logps = recomputed or log_linear, else of the current ones; NaN where unknown.
     importance_sampling_ratio_*: of the correction weights w before truncation, logged even when the correction is off.
@@ -59,7 +59,7 @@ class StepStats:
     advantage_std: over completions with a token that trains. frac_reward_zero_std: share of the step's groups.
     grad_norm: before clipping, mean over updates. learning_rate: of the last update. groups, tokens: that trained; with
     none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not finite, and its update
-    was skipped. each_update: in their order, skipped ones included.
+    was skipped. each_update: in order, skipped ones included.
     """
 
     loss: float
@@ -96,8 +96,8 @@ class StepStats:
 
 @dataclass(frozen=True)
 class Update:
-    """One update, or one that was skipped because it was not finite. sums: as `summed` returns them. entropy_coef: of
-    the entropy bonus after it."""
+    """One update, or one that was skipped because it was not finite. sums: as `summed` returns them. entropy_coef:
+    coefficient of the entropy bonus after it."""
 
     sums: Tensor
     grad_norm: float
@@ -168,7 +168,7 @@ def step_stats(
     routed: bool,
 ) -> StepStats:
     """groups: all of the step. trained: those that trained. updates: of all iterations. learning_rates: of the updates
-    that the step would have if all groups trained. routed: whether there is an aux_loss."""
+    that the step would have if all groups trained. routed: whether the loss has an aux_loss."""
     total = summed([update.sums for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
     sums, largest = _named(total)
     count = sums["tokens"] or math.nan  # without tokens there is no mean
@@ -212,7 +212,7 @@ def step_stats(
 
 
 def _named(total: Tensor) -> tuple[dict[str, float], dict[str, float]]:
-    """The sums and the maxima by name; maxima are NaN without tokens."""
+    """The sums and the maxima, by name. Without tokens the maxima are NaN."""
     sums: dict[str, float] = dict(zip(_SUMS, total.tolist(), strict=False))
     known = 1.0 if sums["tokens"] else math.nan
     return sums, dict(zip(_MAXIMA, (total[len(_SUMS) :] * known).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""A process that imports PyTorch and transformers once, and forks the reference servers and the workers of runs: they
+"""A process that imports PyTorch and transformers once, and forks the reference servers and workers of runs, which
 start within milliseconds.
 
 It does nothing else and runs no code of the user's: it has no thread and has not touched a GPU when it forks. It ends
@@ -39,7 +39,7 @@ _READ_AT_IMPORT = (
     "TRANSFORMERS_",
 )  # fmt: skip
 _PATH = "PYTHONPATH"  # which a forked child takes over
-# What the children import. None of these reads the environment or starts a thread when it is imported.
+# Modules that the children need. Importing them reads no environment variables and starts no thread.
 _MODULES = ("shared.models", "policy_trainer.cli.training", "policy_trainer.rollout.run", "ref_server.cli.serve")
 # Room for the command line of a child, as `ps` shows it.
 _ROOM = 4096
@@ -104,19 +104,19 @@ class ForkServer:
         return None
 
     def serves(self, environment: Mapping[str, str]) -> bool:
-        """Whether it can fork a child of this process with this environment."""
+        """Whether it can fork a child of the current process with this environment."""
         mine = self._owner == os.getpid() and self._process.poll() is None
         return mine and _read_at_import(environment) == self._imported
 
     @property
     def idle(self) -> bool:
-        """Whether all that it has forked has ended."""
+        """Whether all processes that it has forked have ended."""
         self._forked = [child for child in self._forked if child.poll() is None]
         return not self._forked
 
     def close(self) -> None:
-        """Ends it. What it has forked ends, too. Done by itself at the end of the process that started it."""
-        if self._owner != os.getpid():  # a fork of that process
+        """Ends it and all processes that it has forked. Called automatically when the process that started it exits."""
+        if self._owner != os.getpid():  # a fork of the process that started it
             return
         atexit.unregister(self.close)
         self._process.kill()
@@ -256,11 +256,11 @@ def _show(command: Sequence[str]) -> None:
 
 
 def main(descriptor: int) -> None:
-    status: Any = 1  # of an exception that nothing catches
+    status: Any = 1  # after an uncaught exception
 
-    @atexit.register  # before all others, so that it is called last
+    @atexit.register  # registered first, so that it is called last
     def end() -> None:
-        """Ends the process; the interpreter would first free all that was imported, which takes most of a second."""
+        """Ends the process at once: freeing all imported modules first would take most of a second."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -271,7 +271,7 @@ def main(descriptor: int) -> None:
             for module in _MODULES:
                 import_module(module)
         assert not import_module("torch").cuda.is_initialized() and threading.active_count() == 1
-        gc.freeze()  # the children share what is there now
+        gc.freeze()  # the children share the memory of all current objects
         command = _Server(control).serve()
     if command is None:
         os._exit(0)
@@ -280,7 +280,7 @@ def main(descriptor: int) -> None:
         runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as ending:
-        if ending.code is None or isinstance(ending.code, int):  # else a message, which Python prints
+        if ending.code is None or isinstance(ending.code, int):  # otherwise a message, which Python prints
             status = ending.code or 0
         raise
 

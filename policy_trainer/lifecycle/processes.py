@@ -45,14 +45,14 @@ def in_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-# This process's, between its runs.
+# The fork server of this process, between runs.
 _kept: list[ForkServer] = []
 
 
 @contextmanager
 def fork_server(config: "TrainConfig") -> Iterator[ForkServer | None]:
-    """The process that forks the run's children, if they use PyTorch on the CPU. It stays for the next run, until this
-    process ends. Enter it before PyTorch is imported here, so that both import it at the same time."""
+    """The fork server, which forks the run's children if they use PyTorch on the CPU. It stays for the next run, until
+    this process ends. Enter before PyTorch is imported here, so that both processes import it at the same time."""
     from policy_trainer.config import INLINE
 
     scores = config.server == INLINE and config.scored_by_server
@@ -67,12 +67,12 @@ def fork_server(config: "TrainConfig") -> Iterator[ForkServer | None]:
     finally:
         if server.idle and not _kept:
             _kept.append(server)
-        else:  # children that could not be stopped end with it; one is enough
+        else:  # one is enough; closing it ends children that could not be stopped
             server.close()
 
 
 def prepare_fork_server(device: str) -> None:
-    """Starts the fork server for a later run of this process on the device, so that it imports PyTorch meanwhile."""
+    """Starts the fork server for a later run on the device, so that it imports PyTorch in the meantime."""
     if _can_fork(device):
         _kept.append(_take())
 
@@ -87,7 +87,7 @@ def _may_have_gpu() -> bool:
 
 
 def _take() -> ForkServer:
-    """The one that is kept, if it serves this environment, else a new one."""
+    """The kept fork server if it suits the current environment, else a new one."""
     while _kept:
         if (server := _kept.pop()).serves(environment()):
             return server
@@ -159,7 +159,7 @@ class Child:
                 self._start = 0
 
     def terminate(self) -> None:
-        """Sends SIGTERM, once: a second signal would end a server in the middle of its work."""
+        """Sends SIGTERM, but only once: a second signal would interrupt a server that is shutting down."""
         if self._process is not None and not self._terminated:
             self._terminated = True
             self._process.terminate()

@@ -86,8 +86,8 @@ class Group:
         return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
     def divided(self, count: int) -> "list[Group]":
-        """Groups with an almost equal number of the completions each, in order, for updates: the rewards of steps and
-        parts are gone. count: at most G."""
+        """Groups with almost equal numbers of the completions, in order, for updates: they lack the rewards of steps
+        and parts. count: at most G."""
         if count == 1:
             return [self]
         tokens = self.tokens.divided(count)

@@ -99,7 +99,7 @@ def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]
 class Callbacks(StepFunction):
     """Calls transformers' callbacks, with the state of this run, after the caller's function. Each step is logged.
 
-    args: what they get for TrainingArguments; None: a few of their names, from the run's settings.
+    args: passed to them as TrainingArguments; None: an object with a few of its fields, from the run's settings.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Callbacks(StepFunction):
         self._call("on_train_begin")
 
     def _set_state(self, run: RunStart) -> None:
-        """Sets what stays the same during a run, and the steps that are done."""
+        """Sets the fields that are constant during a run, and the number of steps done."""
         self.state.max_steps, self.state.global_step = run.config.max_steps, run.step
         self.state.num_train_epochs = round(run.config.num_train_epochs or 0)
         self.state.logging_steps = 1
@@ -217,7 +217,7 @@ class Callbacks(StepFunction):
 
 
 def _numbers(record: Metrics) -> Metrics:
-    """Without those of the latest evaluation, which a step repeats."""
+    """Without the metrics of the latest evaluation, which a step repeats."""
     return {
         name: value
         for name, value in record.items()

@@ -215,7 +215,7 @@ def _console() -> Console:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """This process's environment, with other values of these variables meanwhile."""
+    """Sets environment variables of this process until the block ends."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

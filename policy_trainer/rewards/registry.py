@@ -75,7 +75,7 @@ def soft_overlong_penalty(penalty: PenaltyConfig, longest: int) -> Reward:
 
 
 NOTHING = "none"
-# Begins the name of a reward model that is one of several; its path follows.
+# Prefix of the name of a reward model, before its path, where there are several.
 _MODEL = "model/"
 
 

@@ -215,7 +215,7 @@ def restore(checkpoint: Path, weights: Weights) -> None:
 
 
 def has_masters(checkpoint: Path) -> bool:
-    """Whether it has master weights besides the model's."""
+    """Whether it has master weights in addition to the model's weights."""
     return (checkpoint / _MASTERS).exists()
 
 

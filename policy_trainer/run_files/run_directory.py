@@ -122,7 +122,7 @@ class RunDirectory:
             raise UserError(f"run_dir: {self.root} holds a run already; {remedy}")
 
     def move(self, target: Path) -> None:
-        """Moves the run to `target`, which is a run's directory then; data and models that it was given stay.
+        """Moves the run to `target`, which becomes a run directory. The run's inputs, data and models, stay.
 
         Raises UserError while another process is at work here.
         """

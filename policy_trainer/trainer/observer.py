@@ -42,7 +42,7 @@ class RunStart:
 class Observer:
     """This one only measures: its methods do nothing. stopwatch: gets the seconds of the trainer's stages.
 
-    must_train: whether a run that has trained no token has failed; else that is only printed.
+    must_train: whether a run that has trained no token fails; otherwise this is only printed.
     """
 
     must_train = True

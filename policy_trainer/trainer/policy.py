@@ -182,7 +182,7 @@ def load_in_one_process(
         checkpoint_layers(model)
     forward = choose_forward(model)
     learner = Learner(model, forward, config, part_weights=weights)
-    in_model = checkpoint and not has_masters(checkpoint)  # written with masters that were saved so
+    in_model = checkpoint and not has_masters(checkpoint)  # written with master_weights = saved
     if learner.weights.masters and not sharded and (learner.weights.saves_masters or in_model):
         learner.weights.load(_unrounded(model, config, source, revision, checkpoint))
     if sharded:
@@ -199,7 +199,7 @@ def load_in_one_process(
 def _unrounded(
     model: PreTrainedModel, config: TrainConfig, source: str, revision: str | None, checkpoint: Path | None
 ) -> dict[str, Tensor]:
-    """The weights that train as they are in their files, by name; none for new adapters."""
+    """The trainable weights, unrounded, as their files have them, by name; none for new adapters."""
     if has_adapters(model):
         directory = checkpoint or config.lora.path
         return read_adapters(model, directory) if directory else {}

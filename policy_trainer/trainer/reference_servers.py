@@ -66,7 +66,7 @@ class ReferenceServer:
         return reason
 
     def begin_to_stop(self) -> None:
-        """Asks the server to end, which it does while the caller stops other processes."""
+        """Starts to shut the server down, so that it ends while the caller stops other processes."""
 
     def stop(self) -> None:
         pass

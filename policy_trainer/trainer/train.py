@@ -100,7 +100,7 @@ class Trainer:
                     self._reporters.keep(state.step, batches)
                     self._keep_samples([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
-                    # After the last step workers are told to finish: earlier they would sample once more.
+                    # Not after the last step: workers would sample once more before they finish.
                     if state.step % config.publish_every == 0 and state.step < config.max_steps:
                         self._publish()
                 self._evaluate_and_checkpoint()

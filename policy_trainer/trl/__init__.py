@@ -1,6 +1,6 @@
-"""TRL's `GRPOConfig` and `GRPOTrainer`, which run on `GRPO`: a script changes one line, the import.
+"""`GRPOConfig` and `GRPOTrainer` with TRL's interface, on top of `GRPO`: a script for TRL changes only its import.
 
-Other names that such a line imports, such as `TrlParser`, are those of the installed TRL.
+Other names imported from here, such as `TrlParser`, come from the installed TRL.
 """
 
 from contextlib import suppress

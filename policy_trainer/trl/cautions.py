@@ -1,4 +1,4 @@
-"""Arguments that do not go together, which TRL warns of or refuses; and completions that no reward function judged."""
+"""Warnings and errors for arguments that contradict each other, as in TRL; and a warning for unrewarded completions."""
 
 import logging
 import math
@@ -11,15 +11,15 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from policy_trainer.trainer.observer import Groups, Metrics
 
-log = logging.getLogger(__name__)  # of the standard library, as TRL's: a script may filter it
+log = logging.getLogger(__name__)  # the standard library's, as in TRL: a script may filter it
 
 
 def cautions(args: GRPOConfig) -> Iterator[str]:
     level, loss = args.importance_sampling_level, args.loss_type
     if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
         yield (
-            f"loss_type: with importance_sampling_level='sequence', {loss} sums the loss of tokens, which weights each "
-            "sequence by its completion length; loss_type='grpo' weights all alike, as in GSPO"
+            f"loss_type: with importance_sampling_level='sequence', {loss} sums the loss over tokens, which weights "
+            "each sequence by its completion length: use loss_type='grpo' to weight all alike, as in GSPO"
         )
     if loss == "luspo" and level != "sequence":
         yield "importance_sampling_level: luspo is meant for 'sequence', as in its paper"
@@ -28,20 +28,20 @@ def cautions(args: GRPOConfig) -> Iterator[str]:
 
 
 def refuse_contradictions(args: GRPOConfig, *, adapts: bool) -> None:
-    """adapts: whether adapters are trained. Raises UserError, with TRL's names."""
+    """Raises UserError, with TRL's argument names. adapts: whether adapters are trained."""
     if not args.sync_ref_model:
         return
     if args.beta == 0:
         raise UserError(
             "sync_ref_model: You passed `sync_ref_model=True` while `beta=0.0`, which means the reference model is not "
-            "used: raise beta, or leave sync_ref_model out"
+            "used: set beta above 0, or leave sync_ref_model out"
         )
     if adapts:
-        raise UserError("sync_ref_model: with peft_config the reference stays the model without adapters: leave it out")
+        raise UserError("sync_ref_model: with adapters the reference is the model without adapters: leave it out")
 
 
 def warn_of_unjudged(record: "Metrics", groups: "Groups") -> None:
-    """Of a step that has completions for which all reward functions returned None, with the first of them."""
+    """Warns if a step has completions for which all reward functions returned None, and shows the first one."""
     if not record.get("unrewarded"):
         return
     for group in groups():
@@ -49,8 +49,8 @@ def warn_of_unjudged(record: "Metrics", groups: "Groups") -> None:
             if all(math.isnan(score) for score in each.parts.values()):
                 shown: dict[str, Any] = {"prompt": group.prompt, "completion": each.text, "answer": group.answer}
                 log.warning(
-                    "All reward functions returned None for the following kwargs:\n%s\nThe completion does not train: "
-                    "let at least one reward function return a number.",
+                    "All reward functions returned None for the following kwargs:\n%s\nThe completion is not "
+                    "trained on: at least one reward function must return a number.",
                     shown,
                 )
                 return

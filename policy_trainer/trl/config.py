@@ -1,4 +1,4 @@
-"""`GRPOConfig`: the fields of TRL's, with TRL's types and defaults, from the table of TRL's names."""
+"""`GRPOConfig`: TRL's fields, with TRL's types and defaults, from the tables in cli/trl.toml."""
 
 import json
 import warnings
@@ -12,7 +12,7 @@ from typing import Any
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES, TRL_TYPES
 from shared.errors import UserError
 
-# Names without a setting for which some values have a meaning: the mapping looks at them.
+# Fields without a setting of which some values are supported: mapping.py checks them.
 _LOOKED_AT = {
     "accelerator_config", "cast_lm_head_to_fp32", "eval_strategy", "greater_is_better", "hub_always_push",
     "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token", "load_best_model_at_end",
@@ -22,11 +22,11 @@ _LOOKED_AT = {
 
 
 def _field(name: str, default: Any) -> tuple[str, Any, Field[Any]]:
-    """With what transformers' HfArgumentParser reads of it: TrlParser makes an option of each field."""
+    """A field with the metadata that transformers' HfArgumentParser reads: TrlParser makes it an option."""
     ours, note = TRL_ENTRIES[name]
     meaning = ": ".join(part for part in (ours.strip("-*"), note) if part)
     more: Any = {"default_factory": partial(copy, default)} if isinstance(default, list) else {"default": default}
-    kind = TRL_TYPES.get(name) or type(default).__name__  # as a text, which get_type_hints reads
+    kind = TRL_TYPES.get(name) or type(default).__name__  # as text, which get_type_hints evaluates
     flag = {"nargs": "?", "const": True} if kind == "bool | None" and default is None else {}
     return name, kind, field(metadata={"help": meaning.replace("%", "%%"), **flag}, **more)
 
@@ -35,8 +35,8 @@ _Fields: Any = make_dataclass("_Fields", [_field(*each) for each in TRL_DEFAULTS
 
 
 class GRPOConfig(_Fields):
-    """TRL's configuration of a GRPO training, a dataclass. Raises UserError for a field that is not TRL's, and for a
-    value other than TRL's default where there is nothing like it here."""
+    """TRL's configuration of GRPO training, a dataclass. Raises UserError for a field that TRL does not have, and for a
+    value other than TRL's default where Tandem has no equivalent."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         given = {**dict(zip(TRL_DEFAULTS, values, strict=False)), **named}
@@ -54,7 +54,7 @@ class GRPOConfig(_Fields):
         """generation_batch_size and steps_per_generation follow from each other, as in TRL."""
         size = self.per_device_train_batch_size
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
-            raise UserError("generation_batch_size and steps_per_generation: give only one; it determines the other")
+            raise UserError("generation_batch_size and steps_per_generation: set only one; it determines the other")
         if self.generation_batch_size is None:
             self.generation_batch_size = size * (self.steps_per_generation or self.gradient_accumulation_steps)
         if self.generation_batch_size % size:
@@ -63,13 +63,13 @@ class GRPOConfig(_Fields):
         if self.generation_batch_size % self.num_generations:
             raise UserError(
                 f"generation_batch_size: {self.generation_batch_size} completions are not a multiple of "
-                f"{self.num_generations} (num_generations): per_device_train_batch_size, 8 by default, times "
-                "gradient_accumulation_steps must be a multiple of it"
+                f"{self.num_generations} (num_generations): choose per_device_train_batch_size (8 by default) and "
+                "gradient_accumulation_steps so that their product is one"
             )
 
 
 def refuse_unknown(given: Mapping[str, Any]) -> None:
-    """Raises UserError for a name that is not TRL's, and for a value that has no meaning here."""
+    """Raises UserError for a field that TRL does not have, and for a value that Tandem cannot honour."""
     for name, value in given.items():
         if name not in TRL_DEFAULTS:
             near = get_close_matches(name, TRL_DEFAULTS, n=1)
@@ -78,11 +78,11 @@ def refuse_unknown(given: Mapping[str, Any]) -> None:
         ours, note = TRL_ENTRIES[name]
         default = TRL_DEFAULTS[name]
         if ours == "-" and name not in _LOOKED_AT and (value or None) != (default or None):
-            raise UserError(f"{name}: policy_trainer.trl takes TRL's default only, {default!r}: {note}")
+            raise UserError(f"{name}: only TRL's default, {default!r}, is supported: {note}")
 
 
 def own_config(args: Any) -> GRPOConfig:
-    """The configuration of a trainer, whose fields may have changed since it was made. TRL's own becomes ours.
+    """A trainer's GRPOConfig, checked again, since a script may have changed its fields. TRL's own is converted.
 
     Raises UserError, as GRPOConfig does.
     """
@@ -91,8 +91,8 @@ def own_config(args: Any) -> GRPOConfig:
         return args
     if not is_dataclass(args) or isinstance(args, type) or not hasattr(args, "num_generations"):
         raise UserError(f"args: must be a GRPOConfig, got {type(args).__name__}")
-    # TRL resolves some fields when it is made, such as None for a default; only those that differ from a plain one's
-    # have been given. The batch is determined by its size.
+    # TRL's config replaces some fields when it is made, such as None by a default: the script has set only those that
+    # differ from the fields of a default config. generation_batch_size determines steps_per_generation.
     resolved: Any = args
     always = {name: getattr(args, name) for name in ("output_dir", "use_cpu", "bf16", "generation_batch_size")}
     with warnings.catch_warnings():
@@ -104,7 +104,7 @@ def own_config(args: Any) -> GRPOConfig:
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """Command lines and YAML files give dicts as JSON."""
+    """Parses the JSON with which command lines and YAML files set a dict."""
     if not isinstance(value, str) or not value.startswith("{") or "dict" not in TRL_TYPES.get(name, ""):
         return value
     try:

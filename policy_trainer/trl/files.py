@@ -1,5 +1,5 @@
-"""The files of a run where scripts for TRL look for them, in `output_dir`: `checkpoint-N`, which are links, and
-`trainer_state.json` in them; and where an earlier run goes."""
+"""A run's files where scripts for TRL expect them in `output_dir`: links `checkpoint-N` to checkpoints, which contain
+`trainer_state.json`. An earlier run is moved out of the way."""
 
 import shutil
 import warnings
@@ -20,17 +20,17 @@ _CHECKPOINT = "checkpoint-"
 def show_checkpoint(saved: Path, state: "TrainerState", updates: int) -> Path:
     """Links a checkpoint of the run as `checkpoint-N`, N being the optimizer updates so far, and writes the state.
 
-    updates: of a step. Links to checkpoints that the run has removed go, too.
+    Removes links to checkpoints that no longer exist. updates: optimizer updates in a step.
     """
     from shared.models import is_adapter
 
     output_dir, number = saved.parent.parent, _step(saved) * updates
     link = output_dir / f"{_CHECKPOINT}{min(number, state.max_steps) if state.max_steps > 0 else number}"
     _unlink(old for old in _links(output_dir) if old == link or not old.exists())
-    if link.exists():  # a directory that TRL wrote, which would overwrite it
+    if link.exists():  # a directory that TRL wrote; TRL would overwrite it
         shutil.rmtree(link)
     link.symlink_to(saved.relative_to(output_dir))
-    if is_adapter(saved):  # else transformers would take the directory for that of a whole model
+    if is_adapter(saved):  # otherwise transformers would take the directory for a whole model
         for name in ("config.json", "generation_config.json"):
             (saved / name).unlink(missing_ok=True)
     if state.best_model_checkpoint == str(saved):
@@ -40,9 +40,9 @@ def show_checkpoint(saved: Path, state: "TrainerState", updates: int) -> Path:
 
 
 def begin_anew(output_dir: Path) -> None:
-    """Moves an earlier run in this directory to `earlier-run-K` in it, where TRL would overwrite its files.
+    """Moves an earlier run in output_dir to output_dir/earlier-run-K, where TRL would overwrite its files.
 
-    Raises UserError while another trainer is at work there.
+    Raises UserError if another trainer is running there.
     """
     directory = RunDirectory(output_dir)
     if not output_dir.is_dir() or not directory.has_trained():
@@ -54,7 +54,7 @@ def begin_anew(output_dir: Path) -> None:
 
 
 def resume_from(wanted: Any, output_dir: Path) -> None:
-    """Makes the checkpoint the newest one: later ones are removed. wanted: its path, or True for the newest.
+    """Removes the checkpoints after the one to resume from. wanted: its path, or True for the newest.
 
     Raises UserError if there is none.
     """
@@ -68,14 +68,14 @@ def resume_from(wanted: Any, output_dir: Path) -> None:
     path = Path(wanted).resolve()
     if path.parent != checkpoints.directory.resolve() or checkpoints.of_step(_step(path)) is None:
         raise UserError(
-            f"resume_from_checkpoint: Can't find a valid checkpoint at {wanted}: it must be one of this output_dir, "
-            f"{output_dir}, since the run's queue is there; to begin another run with its weights, pass it as the model"
+            f"resume_from_checkpoint: Can't find a valid checkpoint at {wanted}: it must be in this output_dir, "
+            f"{output_dir}, with the run's queue; to start a new run from its weights, pass it as the model"
         )
     checkpoints.discard_after(_step(path))
 
 
 def merge_best(adapters: Path, run_dir: Path) -> str:
-    """The directory of the whole model with these adapters of a checkpoint."""
+    """Merges a checkpoint's adapters into the model. Returns the directory of the merged model."""
     from policy_trainer.ranks.export import export
 
     target = run_dir / "best-model"

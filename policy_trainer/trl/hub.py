@@ -9,7 +9,7 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-# Of a run's directory and its checkpoints, what belongs to the run and not to the model.
+# Files in a run's directory and its checkpoints that belong to the run, not to the model.
 _OF_THE_RUN = (
     "*/*", "_*", ".*", "lock", "run.json", "server.json", "config.toml", "metrics.jsonl", "samples.jsonl",
     "trainer.json", "trainer_state.json", "optimizer.pt",
@@ -19,7 +19,7 @@ _CARD = """
 # {name}
 
 This model is a fine-tuned version of {base}{data}. It was trained with GRPO, introduced in
-[DeepSeekMath](https://huggingface.co/papers/2402.03300), by Tandem through its interface for TRL.
+[DeepSeekMath](https://huggingface.co/papers/2402.03300), with Tandem, through its interface for TRL.
 
 ```python
 from transformers import pipeline
@@ -36,7 +36,7 @@ Versions: {versions}.
 def model_card(
     name: str | None, base: str, dataset: str | None, tags: Any, *, adapters: bool, repository: str | None
 ) -> str:
-    """README.md of a model, with the metadata that the Hub reads. base: a directory is not named in them."""
+    """README.md of a model, with the Hub's metadata. base: named in the metadata only if it is a Hub id."""
     from importlib.metadata import version
 
     from huggingface_hub import ModelCardData
@@ -61,9 +61,9 @@ def model_card(
 
 
 class Repository:
-    """A model's repository. Raises UserError at once if it cannot be made, so that no training is lost.
+    """A model's repository on the Hub. Raises UserError at once if it cannot be created, so that no training is lost.
 
-    name: what the Hub calls it.
+    name: the repository's id.
     """
 
     def __init__(self, args: GRPOConfig, *, token: str | None = None, private: bool | None = None) -> None:
@@ -82,7 +82,7 @@ class Repository:
         try:
             made = self._api.create_repo(wanted, token=self._token, private=private, exist_ok=True)
         except (HfHubHTTPError, OSError, ValueError) as error:
-            raise UserError(f"push_to_hub: {wanted} cannot be made: {error}; check hub_model_id") from None
+            raise UserError(f"push_to_hub: {wanted} cannot be created: {error}; check hub_model_id") from None
         self.name = made.repo_id
 
     def upload(self, directory: Path, message: str, *, revision: str | None = None, wait: bool = True) -> Any:
@@ -93,7 +93,7 @@ class Repository:
         )  # type: ignore[call-overload]  # fmt: skip
 
     def upload_checkpoint(self, checkpoint: Path, message: str) -> None:
-        """As hub_strategy wants: in the background, and not at all while the last one is being uploaded."""
+        """Uploads in the background, as hub_strategy says; by default not while an earlier upload is still running."""
         busy = any(not upload.done() for upload in self._uploads)
         if self._strategy == "end" or (busy and not self._args.hub_always_push):
             return
@@ -107,6 +107,6 @@ class Repository:
             self._uploads.append(whole)
 
     def finish(self) -> None:
-        """Returns once all uploads have ended. Raises the error of one that failed."""
+        """Waits for all uploads. Raises the error of a failed one."""
         for upload in self._uploads:
             upload.result()

@@ -1,4 +1,4 @@
-"""What TRL's trainer logs, when, and what its callbacks see: `state`, `log_history` and `on_log` count updates."""
+"""What TRL's trainer logs and when, and what its callbacks see: `state`, `log_history` and `on_log`, in updates."""
 
 import math
 import sys
@@ -18,14 +18,14 @@ from policy_trainer.trl.steps import Steps
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-# TRL's figures of an evaluation, in its record in metrics.jsonl.
+# Key of an evaluation's metrics under TRL's names, in its record in metrics.jsonl.
 _FIGURES = "trl"
 
 
 class Logs(Callbacks):
-    """TRL's log of a run, and its state. The history of a resumed run follows from metrics.jsonl.
+    """A run's log and state, as TRL keeps them. The history of a resumed run is rebuilt from metrics.jsonl.
 
-    summary: the last entry of the run, which `train()` returns; empty before it.
+    summary: the last log entry of the run, which `train()` returns; empty until then.
     """
 
     must_train = False  # as in TRL, where a run goes on when no group's rewards differ
@@ -39,7 +39,7 @@ class Logs(Callbacks):
         rows: int | None,
         on_step: OnStep | None = None,
     ) -> None:
-        """rows: of the training data; None if there are none."""
+        """rows: number of training rows; None without a dataset."""
         super().__init__(callbacks, on_step, args=args)
         self.summary: Metrics = {}
         self.entropy_coef = args.entropy_coef
@@ -48,11 +48,11 @@ class Logs(Callbacks):
         self._window: list[Named] = []  # metrics since the last log
         self._losses: list[float] = []  # of this process's updates
         self._rates: Named = {}
-        self._measured = 0.0  # seconds of the evaluations that are logged
+        self._measured = 0.0  # seconds of the evaluations logged so far
         self._groups: Groups = list
 
     def attach(self, config: TrainConfig, names: Mapping[str, str]) -> None:
-        """config: of the run. names: TRL's of rewards, by ours."""
+        """config: of the run. names: Tandem's name of each reward -> TRL's."""
         self._config, self._names = config, names
 
     def begin(self, run: RunStart) -> None:
@@ -74,7 +74,7 @@ class Logs(Callbacks):
             state.eval_steps = self._interval(args.logging_steps if args.eval_steps is None else args.eval_steps)
 
     def _interval(self, steps: float) -> int:
-        """Updates; below 1 steps are a share of all."""
+        """In updates. steps: below 1 a share of all updates."""
         return math.ceil(steps * self._steps.max_updates) if steps < 1 else int(steps)
 
     def _replay(self, record: Metrics) -> None:
@@ -129,7 +129,7 @@ class Logs(Callbacks):
         return strategy == "steps" and step % self.state.logging_steps == 0
 
     def _entry(self) -> Metrics:
-        """Means since the last log; the gradient's norm and the learning rate are those of the last update."""
+        """Means since the last log; grad_norm and learning_rate are those of the last update."""
         metrics = self._since_last_log()
         return self._dated({"loss": metrics.pop("loss"), **self._rates, **metrics})
 
@@ -177,7 +177,7 @@ class Logs(Callbacks):
         self.state.best_global_step = min(record["step"] * self._steps.updates, self._steps.max_updates)
 
     def end(self) -> None:
-        """Logs the summary that every Trainer of transformers logs last, with what has not been logged yet."""
+        """Logs the final summary, as transformers' Trainer does, with the metrics that are not logged yet."""
         rest = self._since_last_log()
         rest.pop("loss", None)
         entry = self._dated({**self._speeds(), **rest})
@@ -200,7 +200,7 @@ class Logs(Callbacks):
         }
 
     def completions(self) -> dict[str, Any]:
-        """The completions of the latest generation batch, as the columns that TRL keeps of them."""
+        """The completions of the latest generation batch, in TRL's columns."""
         groups = self._groups()
         answers = [answer for group in groups for answer in group.completions]
         columns = dict.fromkeys(column for answer in answers for column in answer.extras)
@@ -215,6 +215,6 @@ class Logs(Callbacks):
 
 
 def _updates_of_epoch(args: GRPOConfig, rows: int | None) -> float:
-    """Of a pass over the rows: a fraction where accumulation goes beyond it."""
+    """Updates in one pass over the rows; a fraction if an update crosses its end."""
     batches = (rows or 0) * args.num_generations // args.generation_batch_size
     return batches * args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps

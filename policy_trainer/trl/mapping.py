@@ -1,4 +1,4 @@
-"""What TRL's configuration means in our settings."""
+"""Translates TRL's configuration into Tandem's settings."""
 
 import math
 import re
@@ -25,7 +25,7 @@ LOSS_TYPES: Mapping[str, tuple[str, str]] = {
     "sapo": ("sapo", "sequence_mean"),
     "vespo": ("vespo", "token_mean"),
 }
-# Settings whose value is TRL's own, None meaning our default.
+# Fields whose value is taken over unchanged; None means Tandem's default.
 _SAME = (
     "run_name", "seed", "per_device_eval_batch_size", "ddp_timeout", "gradient_checkpointing", "learning_rate",
     "adam_epsilon", "chat_template_kwargs", "num_generations", "max_tool_calling_iterations",
@@ -34,22 +34,23 @@ _SAME = (
     "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "top_entropy_quantile",
     "entropy_coef", "output_dir", "generation_kwargs", "router_aux_loss_coef", "eval_on_start",
 )  # fmt: skip
-# Of model_init_kwargs: the result does not depend on them.
+# Keys of model_init_kwargs that do not change the result.
 _IDLE_MODEL = {"attn_implementation", "low_cpu_mem_usage", "use_safetensors", "cache_dir", "local_files_only"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
-# Those of transformers that do not follow the loss.
+# transformers' schedules that do not depend on the loss.
 _SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
     "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
 )  # fmt: skip
-# Keys of model_init_kwargs.
+# Keys of model_init_kwargs that set the dtype.
 _DTYPES = ("dtype", "torch_dtype")
 
 
 def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) -> dict[str, Any]:
-    """Our settings, groups as dicts. in_chat: whether prompts are messages. evaluates: whether there are held-out rows.
+    """Tandem's settings, a dict for each group. in_chat: whether prompts are messages. evaluates: whether there are
+    held-out rows.
 
-    Raises UserError, with TRL's name, for a value that has no meaning here.
+    Raises UserError, with TRL's argument name, for a value that Tandem cannot honour.
     """
     flat: dict[str, Any] = {TRL_ENTRIES[name][0]: getattr(args, name) for name in _SAME}
     for part in (_run, _model, _optimizer, _sampling, _loss, _corrections, _others):
@@ -57,7 +58,7 @@ def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) 
     flat |= _evaluations(args, steps) if evaluates else {"evaluation.problems": 0, "evaluation.eval_steps": 0}
     flat["evaluation.num_generations"] = args.num_generations_eval or args.num_generations
     flat["data.prompt_style"] = "chat" if in_chat else "plain"
-    flat["data.judge_opening"] = False  # rewards see what was sampled
+    flat["data.judge_opening"] = False  # rewards see only what was sampled, as in TRL
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *groups, last = name.split(".")
@@ -80,7 +81,7 @@ def _one_of(args: GRPOConfig, name: str, allowed: Any) -> Any:
 
 
 def tracker_variables(args: GRPOConfig) -> dict[str, str]:
-    """Environment variables from which trackers take what TRL's fields say."""
+    """Environment variables that pass TRL's fields to the trackers."""
     values = {"TRACKIO_SPACE_ID": args.trackio_space_id}
     if args.project != TRL_DEFAULTS["project"]:
         values |= {"TRACKIO_PROJECT": args.project, "WANDB_PROJECT": args.project}
@@ -88,7 +89,7 @@ def tracker_variables(args: GRPOConfig) -> dict[str, str]:
 
 
 def _check_accelerator(config: Any) -> None:
-    """accelerate is not used. Raises UserError for what would change the batches or the updates."""
+    """Raises UserError for options that would change batches or updates: accelerate is not used."""
     values = config if isinstance(config, Mapping) else getattr(config, "__dict__", None)
     if config is not None and values is None:
         raise UserError(f"accelerator_config: must be a dict, got {config!r}")
@@ -109,7 +110,7 @@ def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     _one_of(args, "metric_for_best_model", (None, "reward", "eval_reward"))
     _one_of(args, "greater_is_better", (None, True))
     if args.load_best_model_at_end and args.eval_strategy == "no":
-        raise UserError("load_best_model_at_end: requires evaluations: set eval_strategy as save_strategy")
+        raise UserError("load_best_model_at_end: requires evaluations: set eval_strategy to that of save_strategy")
     saving = _one_of(args, "save_strategy", ("no", "steps", "epoch", "best"))
     every = {"steps": args.save_steps, "epoch": (steps.of_epoch or NEVER) * steps.updates}.get(saving, NEVER)
     trackers = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
@@ -141,7 +142,7 @@ def _model(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def model_dtype(args: GRPOConfig) -> str:
-    """Of a model that is given by its name. Raises UserError for what is no dtype of TRL's."""
+    """The dtype of a model given by name. Raises UserError for an unsupported one."""
     given = args.model_init_kwargs or {}
     dtype = str(next((given[name] for name in _DTYPES if given.get(name)), "float32")).removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "auto"):
@@ -155,8 +156,8 @@ def model_dtype(args: GRPOConfig) -> str:
 def precision(args: GRPOConfig, dtype: str, *, adapters: bool, in_4bit: bool) -> tuple[str, str]:
     """`dtype` and `optimizer.master_weights` for a model of this dtype.
 
-    With bf16 TRL computes in bfloat16 on float32 weights, and saves these. peft keeps adapters in float32 on a model of
-    any dtype, and TRL keeps those on 4-bit weights in bfloat16.
+    With bf16, TRL computes in bfloat16 on float32 weights, and saves the float32 weights. peft keeps adapters in
+    float32 whatever the model's dtype; TRL keeps adapters on 4-bit weights in bfloat16.
     """
     if dtype == "float32" and args.bf16 in (None, True):
         return "bfloat16", "saved"
@@ -164,7 +165,7 @@ def precision(args: GRPOConfig, dtype: str, *, adapters: bool, in_4bit: bool) ->
 
 
 def _optimizer(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """The schedule is transformers', of updates."""
+    """The schedule is one of transformers', over updates."""
     _one_of(args, "optim", _ADAMW)
     schedule = _one_of(args, "lr_scheduler_type", _SCHEDULES)
     warmup = args.warmup_steps if args.warmup_steps >= 1 else steps.max_updates * args.warmup_steps
@@ -192,7 +193,7 @@ def _check_schedule(peak: float, given: dict[str, Any]) -> None:
 
 
 def _sampling(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """Prompts are never cut or dropped in TRL. With vLLM their longest must be known."""
+    """TRL never truncates or drops prompts. With vLLM, the length of the longest must be known."""
     chosen: dict[str, Any] = {"sampling.prompts_per_round": args.generation_batch_size // args.num_generations}
     if not args.use_vllm:
         return {**chosen, "data.max_prompt_length": NEVER}
@@ -209,15 +210,15 @@ def _sampling(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def _loss(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """With one update a batch, TRL's old log-probs are the current ones, and the ratio is 1."""
+    """With one update per generation batch, TRL's old log-probs are the current ones, and the ratio is 1."""
     surrogate, aggregation = LOSS_TYPES[_one_of(args, "loss_type", LOSS_TYPES)]
     apart = _one_of(args, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum")).startswith("n")
     scale = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)
     if steps.batches > 1 and (apart or scale == "batch"):
         name = "multi_objective_aggregation" if apart else "scale_rewards"
         warnings.warn(
-            f"{name}: the deviation is that of all {steps.batches} generation batches of an update, not of each: with "
-            "gradient_accumulation_steps = steps_per_generation there is one",
+            f"{name}: the standard deviation is over all {steps.batches} generation batches of an update, not "
+            "over each as in TRL: set gradient_accumulation_steps = steps_per_generation for one batch per update",
             stacklevel=4,
         )
     return {
@@ -235,7 +236,7 @@ def _loss(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def _upper_bound(args: GRPOConfig) -> dict[str, Any]:
-    """With cispo epsilon_high is the largest ratio itself."""
+    """With cispo, epsilon_high is the upper bound of the ratio itself."""
     if args.loss_type != "cispo":
         return {"loss.epsilon_high": args.epsilon_high}
     return {"loss.ratio_max": args.epsilon if args.epsilon_high is None else args.epsilon_high}
@@ -273,7 +274,7 @@ def _evaluations(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """Reference, samples and limits of reward functions, of which TRL has none."""
+    """Reference, samples, and the limits of reward functions, which TRL does not limit."""
     prompts = args.num_completions_to_print and math.ceil(args.num_completions_to_print / args.num_generations)
     synced, every = args.sync_ref_model, steps.of(args.logging_steps, "logging_steps")
     return {
@@ -289,7 +290,7 @@ def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 @contextmanager
 def in_trls_names() -> Iterator[None]:
-    """Spells settings in error messages as in a script for TRL."""
+    """Replaces Tandem's names in error messages by TRL's."""
     try:
         yield
     except (UserError, RunFailed) as error:

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # PyTorch is imported late: a run imports it while its children start
+if TYPE_CHECKING:  # imported late: a run imports PyTorch while its children start
     from torch import Tensor
 
 
 def high_entropy_mask(entropies: "Tensor", mask: "Tensor", threshold: float) -> "Tensor":
-    """bool (G, C): tokens of the mask whose entropy is at or above this quantile of all that the mask has.
+    """bool (G, C): tokens in the mask whose entropy is at or above this quantile over all tokens in the mask.
 
     entropies: (G, C), in nats. mask: (G, C), 0 for padding. threshold: between 0 and 1.
     """

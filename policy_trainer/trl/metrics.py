@@ -1,4 +1,4 @@
-"""Our metrics under TRL's names and in TRL's units: of a generation batch, of each update, of an evaluation."""
+"""Tandem's metrics under TRL's names and in TRL's units: of a generation batch, of each update, of an evaluation."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,18 +15,18 @@ from policy_trainer.reporting.samples import SampledGroup
 from policy_trainer.trl.config import GRPOConfig
 
 Named = dict[str, float]
-# loss_type of the losses whose ratio has two bounds.
+# Values of loss_type that clip the ratio at two bounds.
 _CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-# TRL's name -> ours, where the value is the same.
+# TRL's name -> Tandem's, where the value is the same.
 _COPIED = {theirs: ours for theirs, (ours, note) in TRL_METRICS.items() if not note and "NAME" not in theirs}
-# TRL's names of what it logs once for each generation batch.
+# Prefixes of the metrics that TRL logs once per generation batch.
 _OF_BATCH = ("completions/", "reward", "frac_reward_zero_std", "tools/", "sampling/")
 
 
 def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -> Named:
-    """What TRL logs once for each generation batch; NaN where unknown. num_tokens: of this batch.
+    """The metrics that TRL logs once per generation batch; NaN where unknown. num_tokens: of this batch only.
 
-    record: of a step, as in metrics.jsonl. names: TRL's of rewards, by ours.
+    record: of a step, as in metrics.jsonl. names: Tandem's name of each reward -> TRL's.
     """
     lengths = _number(record["prompt_length_mean"]) + _number(record["completion_length_mean"])
     metrics = {
@@ -50,7 +50,7 @@ def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -
 
 
 def update_metrics(record: Metrics, args: GRPOConfig, updates: int) -> Iterator[Named]:
-    """What TRL logs for each of the step's updates. One on groups that cannot train has loss and gradient 0."""
+    """The metrics that TRL logs for each update of the step; loss and grad_norm are 0 if no group could train."""
     seconds = record["training_seconds"] / updates
     for place in range(updates):
         row = record["each_update"][place] if place < len(record["each_update"]) else {}
@@ -78,9 +78,9 @@ def _has_bonus(args: GRPOConfig) -> bool:
 def evaluation_metrics(
     groups: Sequence[SampledGroup], args: GRPOConfig, names: Mapping[str, str], config: TrainConfig
 ) -> Named:
-    """What TRL logs of an evaluation: means over its batches of per_device_eval_batch_size completions.
+    """The metrics that TRL logs for an evaluation: means over batches of per_device_eval_batch_size completions.
 
-    Not its kl and entropy, for an evaluation computes no log-probs after sampling.
+    kl and entropy are missing, since an evaluation computes no log-probs.
     """
     count = max(1, args.per_device_eval_batch_size // config.evaluation.num_generations)
     batches = [groups[start : start + count] for start in range(0, len(groups), count)]
@@ -88,7 +88,7 @@ def evaluation_metrics(
 
 
 def means(parts: Iterable[Mapping[str, float]]) -> Named:
-    """Of each name the mean of the known values; NaN if there are none."""
+    """The mean of the known values of each name; NaN if there are none."""
     values: dict[str, list[float]] = {}
     for part in parts:
         for name, value in part.items():
@@ -119,13 +119,13 @@ def _evaluated(
     metrics |= {"reward": _mean(rewards), "reward_std": _std(rewards)}
     equal = [not _std([each.reward for each in group.completions]) > 0 for group in groups]
     metrics["frac_reward_zero_std"] = fmean(equal)
-    if args.loss_type in _CLIPS:  # no update has come between sampling and measuring
+    if args.loss_type in _CLIPS:  # the weights have not changed since sampling
         metrics |= dict.fromkeys((name for name in TRL_METRICS if name.startswith("clip_ratio/")), 0.0)
     return metrics
 
 
 def _loss(groups: Sequence[SampledGroup], config: TrainConfig) -> float:
-    """The loss where the ratio is 1 and there is no penalty: minus the advantages, in the loss's mean."""
+    """The loss where the ratio is 1 and there is no penalty: the mean of -advantage, by loss.aggregation."""
     import torch
 
     from policy_trainer.learner.micro_batches import join, totals
@@ -137,7 +137,7 @@ def _loss(groups: Sequence[SampledGroup], config: TrainConfig) -> float:
     weights = dict(zip(config.rewards, config.reward_weights or [1.0] * len(config.rewards), strict=True))
 
     def as_group(sampled: SampledGroup) -> Group:
-        """With its rewards and lengths; its tokens are made up."""
+        """A group with these rewards and lengths, and dummy tokens."""
         lengths = np.array([max(1, each.tokens) for each in sampled.completions], np.int64)
         tokens = TokenGroup(np.zeros(1, np.int64), np.zeros(lengths.sum(), np.int64), lengths)
         rewards = np.array([each.reward for each in sampled.completions], np.float32)
@@ -157,7 +157,7 @@ def _number(value: Any) -> float:
 
 
 def _unbiased(record: Metrics, name: str) -> float:
-    """A standard deviation of the step's completions, as TRL estimates it; NaN of fewer than two."""
+    """A standard deviation over the step's completions, with n - 1 as in TRL; NaN for fewer than two."""
     judged = record["completions"] - record.get(f"unrewarded{name}", 0)
     deviation = _number(record.get(f"reward_std{name}"))
     return deviation * math.sqrt(judged / (judged - 1)) if judged > 1 else math.nan

@@ -1,4 +1,4 @@
-"""Models, tokenizers and adapters that a script gives as objects, for processes that load them from a directory."""
+"""Models, tokenizers and adapters that a script passes as objects, saved for the processes that load them."""
 
 import json
 import math
@@ -14,21 +14,21 @@ from policy_trainer.config import TrainConfig
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
 
-# Fields of peft's LoraConfig that have a meaning here, and those that say nothing of the adapters.
+# Fields of peft's LoraConfig that are supported, and those that do not affect the adapters.
 _TAKEN = {"r", "lora_alpha", "target_modules", "use_rslora"}
 _IDLE = {
     "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
 }  # fmt: skip
-# What a tokenizer does besides its token ids. Padding plays no part: nothing is padded.
+# Settings of a tokenizer that matter besides its token ids. Padding does not: nothing is padded.
 _tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id")
 
 
 def place(model: Any, processing: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
-    """The path of a model that has this tokenizer, or this processor and its tokenizer. If no directory has them
+    """The path of the model with this tokenizer, or with this processor and its tokenizer. Unless a directory has them
     together, they are written to `target`.
 
-    revision: of a model's name. scores: whether it is a reward model. PyTorch is imported only where needed: a run
-    imports it while its children start. Raises UserError for a model that only its own code can load.
+    revision: of a model given by name. scores: whether it is a reward model. Raises UserError for a model that needs
+    custom code. PyTorch is imported only where needed: a run imports it while its children start.
     """
     named = isinstance(model, str | Path)
     if named:
@@ -68,7 +68,7 @@ def load_processing(config: TrainConfig) -> Any:
 
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     processing: Any = tokenizer
-    with suppress(OSError, ValueError):  # a tokenizer that transformers finds no processor with
+    with suppress(OSError, ValueError):  # transformers finds no processor
         processing = AutoProcessor.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
     text = getattr(processing, "tokenizer", processing)
     if text.pad_token is None:
@@ -77,7 +77,7 @@ def load_processing(config: TrainConfig) -> Any:
 
 
 def _refuse_custom_code(directory: Path) -> None:
-    """Before the run: a model on the Hub is looked at when it is loaded."""
+    """Checks a local model before the run; one on the Hub is checked when it is loaded."""
     file = directory / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if "auto_map" not in config:
@@ -86,7 +86,8 @@ def _refuse_custom_code(directory: Path) -> None:
 
     if (kind := config.get("model_type")) not in CONFIG_MAPPING:
         raise UserError(
-            f"model: {directory} has custom code for its model type, {kind}, and code is never run from there"
+            f"model: {directory} has custom code for its model type, {kind}, which is never run: choose a "
+            "model whose type transformers has"
         )
 
 
@@ -111,11 +112,11 @@ def _same(given: Any, saved: Any) -> bool:
 
 
 def adapters(config: Any, quantization: Any, model: Any) -> dict[str, Any]:
-    """The settings `lora` of a peft.LoraConfig and a transformers.BitsAndBytesConfig, or None. model: its
-    name, or the model. Raises UserError for what adapters cannot be here."""
+    """The `lora` settings of a peft.LoraConfig, and of a transformers.BitsAndBytesConfig or None. model: the model or
+    its name. Raises UserError for unsupported fields."""
     if not hasattr(config, "lora_alpha"):
         name = type(config).__name__
-        raise UserError(f"peft_config: must be a peft.LoraConfig, got {name}; there is no prompt-learning")
+        raise UserError(f"peft_config: must be a peft.LoraConfig, got {name}: prompt learning is not supported")
     plain = asdict(type(config)())
     for name, value in asdict(config).items():
         if name == "lora_dropout" and value:
@@ -139,7 +140,7 @@ def adapters(config: Any, quantization: Any, model: Any) -> dict[str, Any]:
 
 
 def _modules(wanted: Any, model: Any) -> list[str]:
-    """wanted: None for peft's choice for the model's family."""
+    """wanted: target_modules; None means peft's default for the model type."""
     if isinstance(wanted, str) and wanted != "all-linear":
         raise UserError("peft_config.target_modules: must be a list of names, or all-linear, not a pattern")
     if wanted:

@@ -1,5 +1,4 @@
-"""The models that a script sees: `trainer.model` and `trainer.ref_model`, objects of this process with the run's
-weights."""
+"""`trainer.model` and `trainer.ref_model`: models in the script's process, with the run's weights."""
 
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,16 @@ from shared.errors import UserError
 
 
 def load_policy(config: TrainConfig, dtype: Any, peft_config: Any, name: str, trained: Path | None) -> Any:
-    """The model that the run begins with, or has trained: with peft_config a peft.PeftModel.
+    """The model that the run starts from, or has trained; with peft_config a peft.PeftModel.
 
-    name: of the model, for its adapters. trained: the directory of its weights, or adapters.
+    name: the model's, for the config of its adapters. trained: the directory of the trained weights or adapters.
     """
     from policy_trainer.quantised import load_base
     from shared.models import load_model
 
     if trained is not None and peft_config is None:
         return load_model(str(trained), revision=None, device=config.device, dtype=dtype)
-    device = config.device if config.lora.load_in_4bit else "cpu"  # where it takes no memory from the run
+    device = config.device if config.lora.load_in_4bit else "cpu"  # cpu: leaves the GPU's memory to the run
     model: Any = load_base(config.model, config.lora, revision=config.revision, device=device, dtype=dtype)
     if peft_config is None:
         return model
@@ -40,7 +39,7 @@ def with_adapters(model: Any, peft_config: Any, name: str) -> Any:
 
 
 def save_adapters(model: Any, run_dir: Path) -> Path:
-    """Writes the adapters for a run that begins with them."""
+    """Writes the adapters for a run that starts from them."""
     with whole_directory(run_dir / "initial-adapters") as directory:
         model.save_pretrained(str(directory), save_embedding_layers=False)
     return run_dir / "initial-adapters"
@@ -72,7 +71,7 @@ def set_weights(model: Any, trained: Path, device: str) -> None:
 def load_reference(config: TrainConfig, dtype: Any, checkpoint: Path | None) -> Any:
     """A copy of the reference model: None if there is no KL penalty, or if it is the model without its adapters.
 
-    checkpoint: of the run, whose reference may have been synchronised.
+    checkpoint: of the run; sync_ref_model may have replaced the reference.
     """
     if not config.loss.beta or config.lora.rank:
         return None
@@ -90,16 +89,16 @@ def check_adapted(model: Any, peft_config: Any, *, beta: float) -> None:
     if peft_config is not None:
         raise UserError(
             "peft_config: You passed a `PeftModel` instance together with a `peft_config`: leave it out to train these "
-            "adapters further, or pass model.merge_and_unload(), for new ones on what they have learnt"
+            "adapters further, or pass model.merge_and_unload() to train new ones on the merged model"
         )
     if [*model.peft_config] != ["default"]:
         raise UserError(f"model: must have one adapter, named default, got {', '.join(model.peft_config)}")
     if getattr(model.config, "quantization_config", None) is not None:
-        raise UserError("model: is quantised: pass its name, with quantization_config and peft_config")
+        raise UserError("model: is already quantised: pass its name, with quantization_config and peft_config")
     if beta and has_learnt(model):
         raise UserError(
-            "beta: the KL penalty would be against the model without its adapters, not against the adapters that were "
-            "given: pass model.merge_and_unload(), which keeps what they have learnt, and peft_config for new ones"
+            "beta: must be 0, since the reference is the model without its adapters, which have been trained: or pass "
+            "model.merge_and_unload(), so that the reference includes them, and a peft_config for new ones"
         )
 
 

@@ -1,4 +1,4 @@
-"""TRL's reward functions and reward models: how a run knows them, and mistakes in their arguments."""
+"""TRL's reward functions and reward models: their conversion, their names, and checks of their arguments."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], environments: Any) -> None:
-    """Raises UserError, with TRL's words, for rewards that are missing, for lists of different lengths, and for a class
-    that is no environment."""
+    """Raises UserError, in TRL's words, for missing rewards, lists of different lengths, and a class that is not an
+    environment."""
     several = _factories(environments)
     if any(isclass(each) and not callable(getattr(each, "reset", None)) for each in several):
         raise UserError(
@@ -37,20 +37,20 @@ def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], e
     if tokenizers and len(tokenizers) != len(rewards):
         raise UserError(
             f"reward_processing_classes: The number of reward processing classes ({len(tokenizers)}) must match the "
-            f"number of reward functions ({len(rewards)}): pass a list with None for functions"
+            f"number of reward functions ({len(rewards)}): pass a list, with None for each function"
         )
 
 
 def listed(value: Any) -> list[Any]:
-    """TRL takes one reward function for a list of one."""
+    """As a list: TRL also accepts a single reward function."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def reward_inputs(rewards: list[Any], tokenizers: list[Any], run_dir: Path, state: "TrainerState") -> list[Any]:
-    """What the run takes for them: functions, and names that have the directories of reward models. Models that other
-    processes cannot load are written to `run_dir`. state: for functions that take it."""
+    """The rewards as `GRPO` accepts them: functions, and `model/DIRECTORY` for reward models. Models that other
+    processes cannot load are written to `run_dir`. state: for functions that take `trainer_state`."""
     pairs = enumerate(zip(rewards, tokenizers or [None] * len(rewards), strict=True))
     return [
         f"model/{place(reward, tokenizer, run_dir / f'reward-model-{number}', scores=True)}"
@@ -61,9 +61,9 @@ def reward_inputs(rewards: list[Any], tokenizers: list[Any], run_dir: Path, stat
 
 
 def _with_state(reward: Any, state: "TrainerState") -> Any:
-    """A function that takes `trainer_state`, by name or by `**`, gets this process's, and is called here.
+    """A function that takes `trainer_state`, by name or through `**kwargs`, gets this process's and is called here.
 
-    Those of TRL take `**` and use nothing of it: they stay with the worker.
+    TRL's own take `**kwargs` but do not use it: they run with the worker.
     """
     if getattr(reward, "__module__", "").startswith("trl."):
         return reward
@@ -76,8 +76,8 @@ def _with_state(reward: Any, state: "TrainerState") -> Any:
 
 
 def reward_names(rewards: list[Any], environments: Any) -> list[str]:
-    """TRL's names of the rewards. Environments that have rewards of their own share the last one, which has the name of
-    the first."""
+    """TRL's names of the rewards. Rewards that environments compute themselves share the last name, that of the first
+    such environment."""
     owners = (each for each in _factories(environments) if _owns_reward(each))
     return [*map(_name, rewards), *(_name(each) for each in islice(owners, 1))]
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "tuple[Dataset | None, bool]":
-    """The rows to train on, None where an environment has the problems; and whether to shuffle them anew in each pass.
-    Of a stream as many as max_steps can use, in TRL's order.
+    """The training rows, None if an environment has the problems; and whether to shuffle them anew in each pass. From a
+    stream as many rows as max_steps can use, in TRL's order.
 
-    Raises UserError, with TRL's words, for a dataset that is missing, and for one of another kind.
+    Raises UserError, in TRL's words, for a missing dataset, and for an object that is not a dataset.
     """
     if dataset is None:
         _check_environment(args, environments)
@@ -24,7 +24,7 @@ def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "tuple[D
     prompts = args.generation_batch_size // args.num_generations
     if not is_stream(dataset):
         rows = rows_of(dataset, "train_dataset")
-        # In the order of the rows, TRL leaves out the last ones in each pass where they fill no batch.
+        # Without shuffling, TRL leaves out the last rows of each pass if they do not fill a batch.
         whole = len(rows) - len(rows) % prompts
         return rows if args.shuffle_dataset or not whole else rows.select(range(whole)), args.shuffle_dataset
     _read_by_one_process(args)
@@ -40,7 +40,7 @@ def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "tuple[D
 
 
 def _read_by_one_process(args: GRPOConfig) -> None:
-    """Changes the fields as TRL does. Raises UserError for one that says otherwise."""
+    """Sets the fields as TRL does for a stream. Raises UserError if dispatch_batches is True."""
     from transformers.trainer_pt_utils import AcceleratorConfig  # slow to import
 
     given: Any = args.accelerator_config
@@ -54,9 +54,9 @@ def _read_by_one_process(args: GRPOConfig) -> None:
 
 
 def rows_of(dataset: Any, name: str) -> "Dataset":
-    """The dataset with the rows that iterating over it gives. A stream is read to its end.
+    """The dataset, with its rows as iteration returns them. A stream is read to its end.
 
-    Raises UserError for what has no rows, or is no dataset.
+    Raises UserError for an empty dataset, and for an object that is not a dataset.
     """
     from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
 
@@ -77,7 +77,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def check_environments(rows: "Dataset | None", environments: Any) -> None:
-    """Raises UserError for a row whose environment is not among several by name."""
+    """Raises UserError if a row names an environment that is missing in a dict of environments."""
     if rows is None or not isinstance(environments, Mapping):
         return
     names = rows.unique("environment") if "environment" in rows.column_names else [None]
@@ -93,8 +93,8 @@ def _check_environment(args: GRPOConfig, environments: Any) -> None:
         raise UserError("train_dataset: `train_dataset` is required unless an `environment_factory` is provided")
     if isinstance(environments, Mapping):
         raise UserError(
-            "train_dataset: a dict `environment_factory` requires a `train_dataset`, whose column environment names "
-            "each row's; without one, pass a single environment"
+            "train_dataset: a dict `environment_factory` requires a `train_dataset`, whose column `environment` "
+            "names that of each row; without a dataset, pass a single environment"
         )
     if args.max_steps <= 0:
-        raise UserError("max_steps: must be given where an environment has the problems: it has no end")
+        raise UserError("max_steps: must be set without a train_dataset: an environment has problems without end")

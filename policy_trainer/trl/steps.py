@@ -1,5 +1,5 @@
-"""Steps of a run here, and TRL's, which are optimizer updates: a step here has one generation batch or several, and
-may be several updates."""
+"""Conversion of TRL's steps, which are optimizer updates, into Tandem's: a step has one generation batch or several,
+and one update or several."""
 
 import math
 from typing import NamedTuple
@@ -12,11 +12,10 @@ NEVER = 10**9
 
 
 class Steps(NamedTuple):
-    """Our steps, and TRL's, which are optimizer updates. A step has one generation batch, or several that TRL
-    accumulates in one update.
+    """The shape of a step. A step has one generation batch, or several that TRL accumulates in one update.
 
-    batches: generation batches of a step. iterations: passes over it. minibatches: updates of a pass. max_updates: of
-    the run, whose last step may have fewer updates than the others. of_epoch: steps of a pass over the rows, None
+    batches: generation batches in a step. iterations: passes over a step. minibatches: updates in a pass. max_updates:
+    updates in the run, whose last step may have fewer than the others. of_epoch: steps in a pass over the rows; None
     without rows.
     """
 
@@ -28,24 +27,24 @@ class Steps(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """Of a step."""
+        """Updates in a step."""
         return self.iterations * self.minibatches
 
     @property
     def total(self) -> int:
-        """Steps of the run."""
+        """Steps in the run."""
         return math.ceil(self.max_updates / self.updates)
 
     def of(self, count: float, name: str) -> int:
-        """Our steps for a number of TRL's, or for a share of all of them if it is below 1."""
+        """Tandem's steps for a number of TRL's, or below 1 for a share of all of them; rounded up."""
         wanted = math.ceil(count * self.max_updates) if 0 < count < 1 else int(count)
         if wanted < 1:
-            raise UserError(f"{name}: must be at least 1, or a share of all steps, got {count}")
+            raise UserError(f"{name}: must be at least 1, or above 0 as a share of all steps, got {count}")
         return math.ceil(wanted / self.updates)
 
 
 def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
-    """rows: of the training data; None where an environment has the problems."""
+    """rows: number of training rows; None if an environment has the problems."""
     batches, iterations, minibatches = _shape(args)
     of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size  # batches
     if args.max_steps > 0:
@@ -54,12 +53,12 @@ def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
         forwards = of_epoch * args.steps_per_generation * args.num_iterations
         max_updates = math.ceil(args.num_train_epochs * math.ceil(forwards / args.gradient_accumulation_steps))
     else:
-        raise UserError("max_steps: must be given: there are no training rows, or fewer than a generation batch has")
+        raise UserError("max_steps: must be given: there are no training rows, or too few for one generation batch")
     return Steps(batches, iterations, minibatches, max_updates, of_epoch and math.ceil(of_epoch / batches))
 
 
 def _shape(args: GRPOConfig) -> tuple[int, int, int]:
-    """Generation batches of a step, passes over it, and updates of a pass. An update that has a generation batch
+    """Generation batches in a step, passes over it, and updates in a pass. An update that goes over a generation batch
     several times has the gradient of one pass."""
     accumulated, slices = args.gradient_accumulation_steps, args.steps_per_generation
     forwards = slices * args.num_iterations  # of a generation batch
@@ -70,6 +69,6 @@ def _shape(args: GRPOConfig) -> tuple[int, int, int]:
     if accumulated % slices == 0 and forwards % accumulated == 0:
         return 1, forwards // accumulated, 1
     raise UserError(
-        f"gradient_accumulation_steps: {accumulated} must divide steps_per_generation, {slices}, or be a multiple, "
-        f"and divide {forwards} or be a multiple of it (that times num_iterations): else updates would mix batches"
+        f"gradient_accumulation_steps: {accumulated} must be a divisor or a multiple of steps_per_generation, "
+        f"{slices}, and of steps_per_generation * num_iterations, {forwards}: otherwise updates would mix batches"
     )

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 class GRPOTrainer:
-    """TRL's GRPOTrainer. The run is one of `policy_trainer.GRPO`, whose files are in args.output_dir.
+    """TRL's GRPOTrainer, as a run of `policy_trainer.GRPO` with its files in args.output_dir.
 
-    Raises UserError, with TRL's name, for arguments that have no meaning here.
+    Raises UserError, with TRL's argument name, for arguments that Tandem cannot honour.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GRPOTrainer:
             prepare_fork_server("cpu" if self.args.use_cpu else "auto")
         evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
-            raise UserError("eval_dataset: required by eval_strategy")
+            raise UserError("eval_dataset: required by eval_strategy: pass one, or set eval_strategy='no'")
         if evaluates and isinstance(eval_dataset, Mapping):
             raise UserError(
                 "eval_dataset: with eval_strategy it must be one dataset: concatenate them, or pass them to evaluate()"
@@ -88,7 +88,7 @@ class GRPOTrainer:
         rows, shuffle = training_rows(train_dataset, self.args, environment_factory)
         self._rows = rows
         steps = count_steps(self.args, None if rows is None else len(rows))
-        in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text stands as it is, as in TRL
+        in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text is used as is, as in TRL
         given = settings(self.args, steps, in_chat=in_chat, evaluates=evaluates)
         given["loss"].setdefault("router_aux_loss_coef", "model")
         if rows is not None:
@@ -108,21 +108,21 @@ class GRPOTrainer:
         self._make = partial(
             GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
         )
-        # Without held-out rows a tenth of the others would be held out.
+        # Without an eval_dataset, a tenth of the training rows would be held out.
         nothing = None if rows is None else rows.select([0])
         self._grpo = self._make(eval_dataset=rows_of(eval_dataset, "eval_dataset") if evaluates else nothing)
         self._grpo.observer = self.observer
         self.observer.attach(
             self._grpo.config, dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
         )
-        self._trained: str | None = None  # the directory of the trained model
-        self._weights: Path | None = None  # that of its weights, or adapters
+        self._trained: str | None = None  # directory of the trained model
+        self._weights: Path | None = None  # directory of its weights, or adapters
         self._repository = Repository(self.args) if self.args.push_to_hub else None
 
     def _policy(
         self, model: Any, processing: Any, peft: Any, quantization: Any, given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The settings of the model that trains. given: all other settings."""
+        """The settings of the policy. given: all other settings."""
         if is_adapted(model):
             check_adapted(model, peft, beta=self.args.beta)
             peft = model.peft_config["default"]
@@ -142,17 +142,17 @@ class GRPOTrainer:
 
     @cached_property
     def model(self) -> Any:
-        """The model in TRL's precision: with adapters a peft.PeftModel. `train()` sets its weights in place."""
+        """The model in TRL's precision; with adapters a peft.PeftModel. `train()` sets its weights in place."""
         return load_policy(self._grpo.config, self._dtype, self._peft_config, self._name, self._weights)
 
     @cached_property
     def ref_model(self) -> Any:
-        """A copy of the reference model, which changes nothing: None if beta is 0, and with adapters."""
+        """A copy of the reference model, which the run does not use. None if beta is 0, and with adapters."""
         return load_reference(self._grpo.config, self._dtype, self._checkpoint())
 
     @property
     def aux_loss_enabled(self) -> bool:
-        """Whether the loss includes the auxiliary loss of a mixture of experts' routers."""
+        """Whether the loss includes the load-balancing loss of a mixture of experts."""
         from policy_trainer.learner.routing import router_aux_loss_coef
 
         coef = self._grpo.config.loss.router_aux_loss_coef
@@ -160,7 +160,7 @@ class GRPOTrainer:
 
     @property
     def entropy_coef(self) -> Any:
-        """Of the entropy bonus, after the latest update."""
+        """The coefficient of the entropy bonus after the latest update."""
         return self.observer.entropy_coef
 
     @property
@@ -170,7 +170,7 @@ class GRPOTrainer:
 
     @cached_property
     def accelerator(self) -> Any:
-        """accelerate's, for scripts that print or ask for the main process: training does not use it."""
+        """accelerate's, for scripts that use `print` or `is_main_process`. Training does not use it."""
         from accelerate import Accelerator
 
         return Accelerator(cpu=self.args.use_cpu)
@@ -180,17 +180,17 @@ class GRPOTrainer:
         return load_processing(self._grpo.config)
 
     def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> Any:
-        """Trains to the last step. True continues from the newest checkpoint in output_dir, a path from that one.
+        """Trains to the last step. True resumes from the newest checkpoint in output_dir, a path from that one.
 
-        Returns transformers' TrainOutput. Raises UserError and RunFailed, as `GRPO.train`; KeyboardInterrupt after a
-        Ctrl-C, which writes a checkpoint first.
+        Returns transformers' TrainOutput. Raises UserError and RunFailed, as `GRPO.train` does, and
+        KeyboardInterrupt after a Ctrl-C, which writes a checkpoint first.
         """
         from transformers.trainer_utils import TrainOutput
 
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         if self._trained and not wanted:
             raise UserError(
-                "train: has run already: go on with resume_from_checkpoint=True, or pass the model to another trainer"
+                "train: has already run: continue with resume_from_checkpoint=True, or pass the model to a new trainer"
             )
         check_environments(self._rows, self._environments)
         with in_trls_names(), environment(tracker_variables(self.args)):
@@ -219,7 +219,7 @@ class GRPOTrainer:
             raise KeyboardInterrupt  # by Ctrl-C: as in TRL, the script does not go on
 
     def _keep(self, weights: str, model: str | None) -> None:
-        """weights: the checkpoint whose weights `model` gets. model: a directory of the whole model; None: none yet."""
+        """weights: the checkpoint whose weights `self.model` gets. model: directory of the whole model; None: merge."""
         config = self._grpo.config
         self._weights = Path(weights)
         self._trained = model or (weights if self._peft_config is None else merge_best(self._weights, config.run_dir))
@@ -228,7 +228,7 @@ class GRPOTrainer:
         vars(self).pop("ref_model", None)  # it may have been synchronised
 
     def _checkpoint(self) -> Path | None:
-        """The run's newest."""
+        """The run's newest checkpoint."""
         from policy_trainer.run_files.checkpoint import Checkpoints
 
         return Checkpoints(RunDirectory(self._grpo.config.run_dir).checkpoints, keep=1).newest()
@@ -245,16 +245,16 @@ class GRPOTrainer:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, Any]:
-        """Measures the trained model, or before `train()` the one that was given, by the same rewards on held-out rows,
-        those of the trainer if there are no others. Returns the metrics, which callbacks and `state` get as `eval_…`.
+        """Evaluates the trained model, or before `train()` the initial one, with the same rewards. Returns the metrics,
+        which callbacks and `state` get, too.
 
-        Raises UserError and RunFailed, as `GRPO.evaluate`.
+        eval_dataset: the trainer's by default. Raises UserError and RunFailed, as `GRPO.evaluate` does.
         """
         given = self.eval_dataset if eval_dataset is None else eval_dataset
         if given is None:
             raise UserError("eval_dataset: evaluation requires an eval_dataset: pass one to evaluate() or the trainer")
         if self._trained is None and "model" in vars(self) and has_learnt(self.model):
-            raise UserError("evaluate: before train() it measures the model without the adapters that you gave")
+            raise UserError("evaluate: before train() it ignores trained adapters: pass model.merge_and_unload()")
         if isinstance(given, Mapping):
             several = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
             return {name: value for metrics in several for name, value in metrics.items()}
@@ -268,7 +268,7 @@ class GRPOTrainer:
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Writes the model, or its adapters, and the tokenizer or processor, by default to args.output_dir. With
-        args.push_to_hub it is uploaded, too."""
+        args.push_to_hub also uploads them."""
         directory = str(output_dir or self.args.output_dir)
         self.model.save_pretrained(directory)
         self.processing_class.save_pretrained(directory)
@@ -299,7 +299,7 @@ class GRPOTrainer:
         private: bool | None = None,
         **card: Any,
     ) -> Any:
-        """Uploads the model, or its adapters, with its tokenizer and its card. card: of `create_model_card`.
+        """Uploads the model, or its adapters, with its tokenizer and its card. card: arguments of `create_model_card`.
 
         Returns huggingface_hub's CommitInfo, or with blocking=False its Future.
         """
@@ -317,7 +317,7 @@ class GRPOTrainer:
         self.observer.callbacks += callback_input([callback])
 
     def remove_callback(self, callback: "AnyCallback") -> None:
-        """callback: one that was given, or its class."""
+        """callback: the object that was passed, or its class."""
         kept = [each for each in self.observer.callbacks if callback not in (each, type(each))]
         self.observer.callbacks = kept
 

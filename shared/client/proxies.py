@@ -21,7 +21,7 @@ def connection_options(url: str, tls: ssl.SSLContext | None = None) -> dict[str,
     """
     server = httpx.URL(url)
     here = is_this_machine(server.host)
-    if here and server.scheme == "http":  # no TLS: httpx's context would read the certificates of all authorities
+    if here and server.scheme == "http":  # no TLS: creating httpx's context would read all CA certificates
         return {"trust_env": False, "verify": tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
     options = {"trust_env": False, "verify": tls or httpx.create_ssl_context()}
     proxies = getproxies()

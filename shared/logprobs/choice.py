@@ -102,9 +102,9 @@ def self_test_difference(
 
     A model that takes images is also given a group with two.
     It is relative to the standard deviation of the log-probs: a small random model's log-probs hardly vary, so even a
-    wrong forward differs little. With a large vocabulary that deviation is a few roundings of the log-probs themselves,
-    which are left out. It is the maximum over tokens, or in half precision the mean: half precision depends
-    on the shapes of the matrix products, so single tokens differ even between correct forwards.
+    wrong forward differs little. With a large vocabulary that deviation is of the order of the log-probs' rounding
+    errors, which are therefore subtracted. It is the maximum over tokens, or in half precision the mean: half precision
+    depends on the shapes of the matrix products, so single tokens differ even between correct forwards.
     """
     vision = vision_of(model)
     # Some models embed more ids than they predict.

@@ -1,8 +1,8 @@
 """TRL's own tests of GRPOTrainer, run on `policy_trainer.trl`: `make test-trl TRL_TESTS=CHECKOUT_OF_TRL`.
 
-The file is not part of this repository. It is copied with one line changed, the import, and runs in a directory where
-the Hub's names are paths, of models and datasets that `hub.py` makes. Exits with 1 if a test fails that
-`expected_failures.txt` does not name, or if one that it names passes. A line there is a test and its reason:
+TRL's test file is not part of this repository. A copy with one line changed, the import, runs in a directory where the
+Hub's names are paths to models and datasets that `hub.py` makes. Exits with 1 if a test fails that
+`expected_failures.txt` does not name, or if a test that it names passes. Each of its lines has a test and the reason:
 `TestGRPOTrainer::test_train  # the reason`.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from tests.trl_suite.hub import build
 
 EXPECTED = Path(__file__).with_name("expected_failures.txt")
-# On a CPU scripts for TRL set use_cpu=True, which its tests omit. The checkout may differ in version from the installed
-# package: what the package lacks counts as unavailable.
+# On a CPU, scripts for TRL set use_cpu=True, which TRL's tests omit. The checkout may be of another version than the
+# installed package: what the package lacks counts as unavailable.
 _CONFTEST = """
 import os
 from importlib import import_module
@@ -75,7 +75,7 @@ def _copy(checkout: Path, folder: Path, *, ours: bool) -> Path:
 def _run(file: Path, hub: Path, arguments: argparse.Namespace) -> dict[str, tuple[str, str]]:
     """Each test's name -> (passed, failed or skipped; the first line of its error).
 
-    In the hub's directory the names of the Hub are paths. The results up to an end of pytest itself are kept.
+    In the hub's directory, the Hub's names are paths. If pytest dies, the results so far are kept.
     """
     written = file.with_name("results.tsv")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", str(file)]
@@ -85,7 +85,7 @@ def _run(file: Path, hub: Path, arguments: argparse.Namespace) -> dict[str, tupl
     command += [*chosen, f"--basetemp={file.with_name('runs')}", "--timeout=600"]
     code = subprocess.run(command, cwd=hub, env=environment).returncode
     if code not in (0, 1):
-        print(f"pytest ended with {code}: there may be more tests")
+        print(f"pytest ended with {code}: some tests may not have run")
     results = {}
     for line in written.read_text().splitlines() if written.exists() else ():
         name, kind, *text = line.split("\t", 2)

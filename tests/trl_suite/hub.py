@@ -1,7 +1,7 @@
-"""A stand-in for the Hub: the tiny models and the datasets of TRL's tests, made on this machine from a checkout of TRL.
+"""A substitute for the Hub: the tiny models and the datasets of TRL's tests, made locally from a checkout of TRL.
 
-TRL's own scripts (`scripts/generate_tiny_models`) build the models. What they read from the Hub is built from
-`sources.py`; what they upload is saved into a directory.
+TRL's own scripts (`scripts/generate_tiny_models`) build the models. What they would read from the Hub is built from
+`sources.py`; what they would upload is saved in a directory.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from tests.trl_suite.sources import SOURCES
 
 ORGANIZATION = "trl-internal-testing"
 _SCRIPTS = "scripts.generate_tiny_models"
-# What a script does with the Hub or the version of transformers, and a trial that some of them fail in another version.
+# Functions that use the Hub or check transformers' version, and a smoke test that some models fail in other versions.
 _LEFT_OUT = ("check_transformers_version", "check_dtype_pattern", "print_config_diff", "smoke_test")
 
 
@@ -103,7 +103,7 @@ def _picture(number: int) -> Image.Image:
     return Image.linear_gradient("L").resize((32 + 4 * (number % 3), 32)).rotate(90 * number).convert("RGB")
 
 
-# As TRL's tests have them: the number of rows, columns and forms, with texts and pictures of our own.
+# The numbers of rows, the columns and the forms are those of TRL's datasets; texts and pictures are different.
 _TALK = "conversational_prompt_only"
 _DATASETS: dict[str, dict[str, Callable[[int], dict[str, Any]]]] = {
     "zen": {"standard_prompt_only": lambda n: {"prompt": _text(n)}, _TALK: lambda n: _says(_text(n))},

@@ -1,7 +1,7 @@
-"""The models of the Hub that TRL's scripts for tiny models read, described.
+"""Descriptions of the Hub's models that TRL's scripts for tiny models read.
 
-A tokenizer here is byte-level without merges: of the real one's size, with its special tokens and the chat template
-that TRL ships. Configurations and processors have transformers' defaults.
+Tokenizers are byte-level without merges, with the real tokenizer's size and special tokens and the chat template that
+TRL ships. Configurations and processors have transformers' defaults.
 """
 
 import re
@@ -21,17 +21,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-# Tokens that are written in chat templates. Those of the second kind are kept when a text is decoded.
+# Tokens in chat templates: special tokens, and added tokens that decoding keeps.
 _SPECIAL = re.compile(r"<\|[^<>| ]+\|?>|<[^<>| ]+\|>|<(?:start|end)_of_\w+>")
 _WORDS = re.compile(r"</?(?:think|tool_call|tool_response)>")
 
 
 @dataclass(frozen=True)
 class Source:
-    """model_type: of transformers. template: of TRL's `chat_templates`. vocabulary: the number of tokens.
+    """model_type: transformers' name. template: a file of TRL's `chat_templates`. vocabulary: the number of tokens.
 
-    named: further tokens that the processor asks of the tokenizer; the configuration has their ids. settings: of the
-    processor; pictures: of its part for images.
+    named: further tokens that the processor needs from the tokenizer; the configuration has their ids. settings:
+    arguments of the processor. pictures: arguments of its image processor.
     """
 
     model_type: str

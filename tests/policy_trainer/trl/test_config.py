@@ -58,7 +58,7 @@ def _plain(kind: Any) -> frozenset[Any]:
         ({"max_steps": 8, "steps_per_generation": 4}, None),
         ({"bf16": False, "report_to": ["wandb"], "eval_strategy": "steps"}, None),
         ({"lr_scheduler_type": "cosine", "gradient_checkpointing": False, "trackio_space_id": "x"}, None),
-        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy: policy_trainer.trl takes TRL's default"),
+        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy: only TRL's default, 'random', is"),
         ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches: "),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs: get_wsd_schedule() missing 1 required"),
         (
             {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
-            "gradient_accumulation_steps: 2 must divide steps_per_generation, 3, or be a multiple",
+            "gradient_accumulation_steps: 2 must be a divisor or a multiple of steps_per_generation, 3",
         ),
         ({"load_best_model_at_end": True}, "load_best_model_at_end: requires evaluations"),
     ],
@@ -269,7 +269,7 @@ def test_values_without_a_meaning_are_refused(given: dict[str, Any], message: st
 
 
 def test_a_deviation_of_several_generation_batches_is_said() -> None:
-    with pytest.warns(UserWarning, match=r"^scale_rewards: the deviation is that of all 2 generation batches"):
+    with pytest.warns(UserWarning, match=r"^scale_rewards: the standard deviation is over all 2 generation batches"):
         config = mapped(steps_per_generation=1, gradient_accumulation_steps=2, scale_rewards="batch")
     assert (config.loss.scale_rewards, config.groups_per_step) == ("batch", 2)
 

@@ -61,7 +61,7 @@ def test_cautions(given: dict[str, Any], warning: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "adapts", "message"),
-    [({}, False, "sync_ref_model: .* while `beta=0.0`"), ({"beta": 0.1}, True, "sync_ref_model: with peft_config")],
+    [({}, False, "sync_ref_model: .* while `beta=0.0`"), ({"beta": 0.1}, True, "sync_ref_model: with adapters")],
 )
 def test_a_reference_that_cannot_be_synchronised(given: dict[str, Any], adapts: bool, message: str) -> None:
     refuse_contradictions(GRPOConfig("out", **given), adapts=adapts)

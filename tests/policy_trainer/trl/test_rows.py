@@ -72,7 +72,7 @@ def test_rows_in_order_leave_out_what_fills_no_batch() -> None:
         (IterableDataset.from_generator(endless), None, "max_steps: The train_dataset does not implement __len__"),
         (None, None, "train_dataset: `train_dataset` is required unless an `environment_factory` is provided"),
         (None, {"a": dict, "b": dict}, "train_dataset: a dict `environment_factory` requires a `train_dataset`"),
-        (None, dict, "max_steps: must be given where an environment has the problems"),
+        (None, dict, "max_steps: must be set without a train_dataset"),
         (
             Dataset.from_dict({"prompt": []}),
             None,
