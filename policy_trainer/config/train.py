@@ -52,7 +52,8 @@ class TrainConfig(RunConfig):
     """Parts that the groups of a step are split into. Each part of each pass is one optimizer update. A multiple of
     groups_per_step splits each group."""
     max_updates: int | None = Field(default=None, ge=1)
-    """Optimizer updates of the whole run: the last step stops there. Default: all that max_steps makes."""
+    """Most optimizer updates of the whole run: it ends there, if need be within a step. Default: all that max_steps
+    makes."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Maximum tokens of one forward and backward, unless a single group has more."""
     gradient_checkpointing: bool = False
