@@ -17,7 +17,7 @@ class Steps(NamedTuple):
 
     batches: generation batches of a step. iterations: passes over it. minibatches: updates of a pass. max_updates: of
     the run, whose last step may have fewer updates than the others. of_epoch: steps of a pass over the rows, None
-    without rows.
+    without rows. epoch: updates of a pass, a fraction where accumulation goes beyond it; of the run without rows.
     """
 
     batches: int
@@ -25,6 +25,7 @@ class Steps(NamedTuple):
     minibatches: int
     max_updates: int
     of_epoch: int | None
+    epoch: float
 
     @property
     def updates(self) -> int:
@@ -35,6 +36,10 @@ class Steps(NamedTuple):
     def total(self) -> int:
         """Steps of the run."""
         return math.ceil(self.max_updates / self.updates)
+
+    def after(self, step: int) -> int:
+        """Updates after so many of our steps."""
+        return min(step * self.updates, self.max_updates)
 
     def of(self, count: float, name: str) -> int:
         """Our steps for a number of TRL's, or for a share of all of them if it is below 1."""
@@ -48,14 +53,20 @@ def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
     """rows: of the training data; None where an environment has the problems."""
     batches, iterations, minibatches = _shape(args)
     of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size  # batches
+    epoch = updates_of(args, of_epoch or 0)
     if args.max_steps > 0:
         max_updates = args.max_steps
     elif of_epoch:
-        forwards = of_epoch * args.steps_per_generation * args.num_iterations
-        max_updates = math.ceil(args.num_train_epochs * math.ceil(forwards / args.gradient_accumulation_steps))
+        max_updates = math.ceil(args.num_train_epochs * math.ceil(epoch))
     else:
         raise UserError("max_steps: must be given: there are no training rows, or fewer than a generation batch has")
-    return Steps(batches, iterations, minibatches, max_updates, of_epoch and math.ceil(of_epoch / batches))
+    steps_of_epoch = of_epoch and math.ceil(of_epoch / batches)
+    return Steps(batches, iterations, minibatches, max_updates, steps_of_epoch, epoch or max_updates)
+
+
+def updates_of(args: GRPOConfig, batches: int) -> float:
+    """Of so many generation batches; a fraction where accumulation goes beyond them."""
+    return batches * args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
 
 
 def _shape(args: GRPOConfig) -> tuple[int, int, int]:
