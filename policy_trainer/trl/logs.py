@@ -12,7 +12,7 @@ from policy_trainer.reporting.metrics import Metrics, without_nan
 from policy_trainer.trainer.observer import Groups, RunStart
 from policy_trainer.trl.cautions import warn_of_unjudged
 from policy_trainer.trl.config import GRPOConfig
-from policy_trainer.trl.metrics import Named, batch_metrics, evaluation_metrics, means, update_metrics
+from policy_trainer.trl.metrics import Named, evaluation_metrics, generation_metrics, means, update_metrics
 from policy_trainer.trl.steps import Steps
 
 if TYPE_CHECKING:
@@ -67,9 +67,8 @@ class Logs(Callbacks):
         state.max_steps, state.train_batch_size = self._steps.max_updates, args.per_device_train_batch_size
         state.num_train_epochs = math.ceil(args.num_train_epochs)
         if args.max_steps > 0:
-            state.num_train_epochs = (
-                math.ceil(self._steps.max_updates / self._steps.epoch) if self._rows else sys.maxsize
-            )
+            passes = math.ceil(self._steps.max_updates / self._steps.epoch)
+            state.num_train_epochs = passes if self._rows else sys.maxsize
         state.logging_steps, state.save_steps = self._interval(args.logging_steps), self._interval(args.save_steps)
         if args.eval_strategy == "steps":
             state.eval_steps = self._interval(args.logging_steps if args.eval_steps is None else args.eval_steps)
@@ -107,7 +106,7 @@ class Logs(Callbacks):
         """Counts a generation batch, and returns the metrics of its updates."""
         state, args = self.state, self._trl
         state.global_step = self._steps.after(record["step"] - 1)
-        batch = batch_metrics(record, args, self._names)
+        batch = generation_metrics(record, args, self._names)
         state.num_input_tokens_seen += int(batch.pop("num_tokens"))
         self._window.append(batch)
         return update_metrics(record, args, self._steps.after(record["step"]) - state.global_step)

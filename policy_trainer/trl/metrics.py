@@ -23,7 +23,7 @@ _COPIED = {theirs: ours for theirs, (ours, note) in TRL_METRICS.items() if not n
 _OF_BATCH = ("completions/", "reward", "frac_reward_zero_std", "tools/", "sampling/")
 
 
-def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -> Named:
+def generation_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -> Named:
     """What TRL logs once for each generation batch; NaN where unknown. num_tokens: of this batch.
 
     record: of a step, as in metrics.jsonl. names: TRL's of rewards, by ours.
