@@ -19,6 +19,9 @@ class SupervisedOptimizerConfig(OptimizerConfig):
     """Peak learning rate."""
     min_lr_rate: float = Field(default=0.1, ge=0, le=1)
     """Learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
+    master_weights: Literal["float32", "none"] = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Keep a float32 copy of a bfloat16 model's weights, which accumulates small updates. none: update the bfloat16
+    weights themselves, where small updates are rounded away."""
 
 
 class SupervisedConfig(ModelConfig):

@@ -52,7 +52,8 @@ class TrainConfig(RunConfig):
     """Parts that the groups of a step are split into. Each part of each pass is one optimizer update. More
     parts than groups_per_step must be a multiple of it, and split each group."""
     max_updates: int | None = Field(default=None, ge=1)
-    """Optimizer updates of the whole run: the last step stops at this number. Default: all updates of max_steps."""
+    """Most optimizer updates of the whole run, which ends there, within a step if need be. Default: all updates of
+    max_steps."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Maximum tokens of one forward and backward, unless a single group has more."""
     gradient_checkpointing: bool = False

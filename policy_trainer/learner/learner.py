@@ -89,8 +89,9 @@ class Learner:
         groups, training = self._prepare(batches, step)
         on_groups(groups)
         rates = learning_rates(step, self._config)
-        parts = self._parts(training) * self._config.num_iterations
-        updates = [self._update(part, rate) for part, rate in zip(parts, rates, strict=False)]
+        parts = self._parts(training)
+        passes = parts * self._config.num_iterations
+        updates = [self._update(part, rate) for part, rate in zip(passes, rates, strict=False)]
         if step == 0 and is_function(self._loss.surrogate) and not all(update.finite for update in updates):
             raise UserError(
                 f"loss.surrogate: the loss or gradient of {function_label(self._loss.surrogate)} is not finite in the "
@@ -98,9 +99,7 @@ class Learner:
                 "that have no finite gradient"
             )
         routed = self._routing is not None
-        return step_stats(
-            groups, training, updates, num_iterations=self._config.num_iterations, learning_rates=rates, routed=routed
-        )
+        return step_stats(groups, training, updates, of_pass=len(parts), learning_rates=rates, routed=routed)
 
     def _parts(self, groups: Sequence[Group]) -> list[list[Group]]:
         """The groups of each update in one pass."""
@@ -122,7 +121,7 @@ class Learner:
             self.kl([batch])
             groups, training = self._prepare([batch], step)
             updates = [self._gradients(training)[0]] if training else []
-            step_stats(groups, training, updates, num_iterations=1, learning_rates=[0.0], routed=False)
+            step_stats(groups, training, updates, of_pass=1, learning_rates=[0.0], routed=False)
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold the activations
             return error

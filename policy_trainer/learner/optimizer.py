@@ -118,7 +118,9 @@ def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:
 def learning_rates(step: int, config: TrainConfig) -> list[float]:
     """The learning rate of each update of a step. The first step is 0; the run's last may have fewer updates."""
     per_step = config.updates_per_step
-    first, last = step * per_step, config.max_updates or config.max_steps * per_step
+    first, last = step * per_step, config.max_steps * per_step
+    if config.max_updates:
+        last = min(last, config.max_updates)
     count = min(per_step, max(last - first, 1)) if config.max_updates else per_step
     factors = (lr_factor(first + i, config.optimizer, last, per_step=per_step) for i in range(count))
     return [config.optimizer.learning_rate * factor for factor in factors]

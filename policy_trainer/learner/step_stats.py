@@ -108,6 +108,10 @@ class Update:
         return math.isfinite(self.grad_norm) and math.isfinite(float(self.sums[0]))
 
     @property
+    def tokens(self) -> int:
+        return int(self.sums[_SUMS.index("tokens")])
+
+    @property
     def explored_entropy(self) -> float:
         """Before the update: mean over the tokens of loss.top_entropy_quantile, in nats."""
         return float(self.sums[_SUMS.index("explored_entropy")])
@@ -163,12 +167,13 @@ def step_stats(
     trained: Sequence[Group],
     updates: Sequence[Update],
     *,
-    num_iterations: int,
+    of_pass: int,
     learning_rates: Sequence[float],
     routed: bool,
 ) -> StepStats:
-    """groups: all of the step. trained: those that trained. updates: of all iterations. learning_rates: of the updates
-    that the step would have if all groups trained. routed: whether the loss has an aux_loss."""
+    """groups: all of the step. trained: those that trained. updates: of all iterations. of_pass: updates of one
+    whole iteration. learning_rates: of the updates that the step would have if all groups trained. routed: whether the
+    loss has an aux_loss."""
     total = summed([update.sums for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
     sums, largest = _named(total)
     count = sums["tokens"] or math.nan  # without tokens there is no mean
@@ -202,7 +207,7 @@ def step_stats(
         grad_norm=float(np.mean([update.grad_norm for update in updates])) if updates else 0.0,
         learning_rate=learning_rates[-1],
         groups=len(trained),
-        tokens=int(sums["tokens"]) // num_iterations,
+        tokens=sum(update.tokens for update in updates[:of_pass]),
         updates=sum(update.finite for update in updates),
         not_finite=not all(update.finite for update in updates),
         each_update=tuple(

@@ -214,7 +214,7 @@ def restore(checkpoint: Path, weights: Weights) -> None:
         weights.load(masters)
 
 
-def has_masters(checkpoint: Path) -> bool:
+def holds_masters(checkpoint: Path) -> bool:
     """Whether it has master weights in addition to the model's weights."""
     return (checkpoint / _MASTERS).exists()
 

@@ -29,7 +29,7 @@ from policy_trainer.ranks.world import World
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import part_weights, tagged_rewards
-from policy_trainer.run_files.checkpoint import has_masters, restore, write_weights
+from policy_trainer.run_files.checkpoint import holds_masters, restore, write_weights
 from policy_trainer.run_files.device_turns import DeviceTurns, in_turn
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
@@ -182,7 +182,7 @@ def load_in_one_process(
         checkpoint_layers(model)
     forward = choose_forward(model)
     learner = Learner(model, forward, config, part_weights=weights)
-    in_model = checkpoint and not has_masters(checkpoint)  # written with master_weights = saved
+    in_model = checkpoint and not holds_masters(checkpoint)  # written with master_weights = saved
     if learner.weights.masters and not sharded and (learner.weights.saves_masters or in_model):
         learner.weights.load(_unrounded(model, config, source, revision, checkpoint))
     if sharded:

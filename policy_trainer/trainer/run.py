@@ -1,5 +1,6 @@
 """Runs a training: its steps, its files, its result."""
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -77,10 +78,19 @@ def train(
 
 
 def count_steps(config: TrainConfig, task: Callable[[], Task], console: Console) -> TrainConfig:
-    """The configuration with the steps that num_train_epochs makes, where it decides them.
+    """The configuration with the steps of the run: those of max_steps or num_train_epochs, at most those that
+    max_updates needs.
 
     task: makes the task. Raises UserError for a task that has no epochs.
     """
+    counted = _steps_or_epochs(config, task, console)
+    if config.max_updates is None:
+        return counted
+    needed = math.ceil(config.max_updates / config.updates_per_step)
+    return counted.model_copy(update={"max_steps": min(counted.max_steps, needed)})
+
+
+def _steps_or_epochs(config: TrainConfig, task: Callable[[], Task], console: Console) -> TrainConfig:
     epochs = config.num_train_epochs
     if epochs is None:
         return config

@@ -12,7 +12,7 @@ from policy_trainer.reporting.metrics import Metrics, without_nan
 from policy_trainer.trainer.observer import Groups, RunStart
 from policy_trainer.trl.cautions import warn_of_unjudged
 from policy_trainer.trl.config import GRPOConfig
-from policy_trainer.trl.metrics import Named, batch_metrics, evaluation_metrics, means, update_metrics
+from policy_trainer.trl.metrics import Named, evaluation_metrics, generation_metrics, means, update_metrics
 from policy_trainer.trl.steps import Steps
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class Logs(Callbacks):
         self.summary: Metrics = {}
         self.entropy_coef = args.entropy_coef
         self._trl, self._steps, self._rows = args, steps, rows
-        self._epoch = _updates_of_epoch(args, rows) or steps.max_updates
         self._window: list[Named] = []  # metrics since the last log
         self._losses: list[float] = []  # of this process's updates
         self._rates: Named = {}
@@ -68,7 +67,8 @@ class Logs(Callbacks):
         state.max_steps, state.train_batch_size = self._steps.max_updates, args.per_device_train_batch_size
         state.num_train_epochs = math.ceil(args.num_train_epochs)
         if args.max_steps > 0:
-            state.num_train_epochs = math.ceil(self._steps.max_updates / self._epoch) if self._rows else sys.maxsize
+            passes = math.ceil(self._steps.max_updates / self._steps.epoch)
+            state.num_train_epochs = passes if self._rows else sys.maxsize
         state.logging_steps, state.save_steps = self._interval(args.logging_steps), self._interval(args.save_steps)
         if args.eval_strategy == "steps":
             state.eval_steps = self._interval(args.logging_steps if args.eval_steps is None else args.eval_steps)
@@ -105,11 +105,11 @@ class Logs(Callbacks):
     def _updates(self, record: Metrics) -> Iterator[Named]:
         """Counts a generation batch, and returns the metrics of its updates."""
         state, args = self.state, self._trl
-        state.global_step = (record["step"] - 1) * self._steps.updates
-        batch = batch_metrics(record, args, self._names)
+        state.global_step = self._steps.after(record["step"] - 1)
+        batch = generation_metrics(record, args, self._names)
         state.num_input_tokens_seen += int(batch.pop("num_tokens"))
         self._window.append(batch)
-        return update_metrics(record, args, min(self._steps.updates, self._steps.max_updates - state.global_step))
+        return update_metrics(record, args, self._steps.after(record["step"]) - state.global_step)
 
     def _count_update(self, metrics: Named) -> None:
         self._rates = {name: metrics.pop(name) for name in ("grad_norm", "learning_rate")}
@@ -117,7 +117,7 @@ class Logs(Callbacks):
         self._losses.append(metrics["loss"] if math.isfinite(metrics["loss"]) else 0.0)
         self.entropy_coef = metrics.get("entropy_coef", self.entropy_coef)
         self.state.global_step += 1
-        self.state.epoch = self.state.global_step / self._epoch
+        self.state.epoch = self.state.global_step / self._steps.epoch
 
     def _is_due(self) -> bool:
         args, step = self._trl, self.state.global_step
@@ -125,7 +125,7 @@ class Logs(Callbacks):
         if step == 1 and args.logging_first_step:
             return True
         if strategy == "epoch":
-            return step % math.ceil(self._epoch) == 0 or step == self._steps.max_updates
+            return step % math.ceil(self._steps.epoch) == 0 or step == self._steps.max_updates
         return strategy == "steps" and step % self.state.logging_steps == 0
 
     def _entry(self) -> Metrics:
@@ -174,7 +174,7 @@ class Logs(Callbacks):
 
     def _keep_best(self, record: Metrics) -> None:
         super()._keep_best(record)
-        self.state.best_global_step = min(record["step"] * self._steps.updates, self._steps.max_updates)
+        self.state.best_global_step = self._steps.after(record["step"])
 
     def end(self) -> None:
         """Logs the final summary, as transformers' Trainer does, with the metrics that are not logged yet."""
@@ -212,9 +212,3 @@ class Logs(Callbacks):
             "advantages": [answer.advantage for answer in answers],
             "extra": {column: [answer.extras.get(column) for answer in answers] for column in columns},
         }
-
-
-def _updates_of_epoch(args: GRPOConfig, rows: int | None) -> float:
-    """Updates in one pass over the rows; a fraction if an update crosses its end."""
-    batches = (rows or 0) * args.num_generations // args.generation_batch_size
-    return batches * args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps

@@ -157,11 +157,13 @@ def precision(args: GRPOConfig, dtype: str, *, adapters: bool, in_4bit: bool) ->
     """`dtype` and `optimizer.master_weights` for a model of this dtype.
 
     With bf16, TRL computes in bfloat16 on float32 weights, and saves the float32 weights. peft keeps adapters in
-    float32 whatever the model's dtype; TRL keeps adapters on 4-bit weights in bfloat16.
+    float32 whatever the model's dtype; TRL keeps adapters on 4-bit weights in bfloat16, whatever bf16 says.
     """
+    if in_4bit:
+        return "bfloat16", "none"
     if dtype == "float32" and args.bf16 in (None, True):
         return "bfloat16", "saved"
-    return dtype, "saved" if adapters and not in_4bit else "none"
+    return dtype, "saved" if adapters else "none"
 
 
 def _optimizer(args: GRPOConfig, steps: Steps) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _COPIED = {theirs: ours for theirs, (ours, note) in TRL_METRICS.items() if not n
 _OF_BATCH = ("completions/", "reward", "frac_reward_zero_std", "tools/", "sampling/")
 
 
-def batch_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -> Named:
+def generation_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -> Named:
     """The metrics that TRL logs once per generation batch; NaN where unknown. num_tokens: of this batch only.
 
     record: of a step, as in metrics.jsonl. names: Tandem's name of each reward -> TRL's.
@@ -137,13 +137,14 @@ def _loss(groups: Sequence[SampledGroup], config: TrainConfig) -> float:
     weights = dict(zip(config.rewards, config.reward_weights or [1.0] * len(config.rewards), strict=True))
 
     def as_group(sampled: SampledGroup) -> Group:
-        """A group with these rewards and lengths, and dummy tokens."""
+        """A group with these rewards and lengths, and dummy tokens. Completions take part as they do in training."""
         lengths = np.array([max(1, each.tokens) for each in sampled.completions], np.int64)
         tokens = TokenGroup(np.zeros(1, np.int64), np.zeros(lengths.sum(), np.int64), lengths)
         rewards = np.array([each.reward for each in sampled.completions], np.float32)
         parts = {name: np.array([each.parts[name] for each in sampled.completions]) for name in weights}
         apart = RewardParts.of(parts, weights) if config.loss.advantage == "gdpo" else None
-        return Group(tokens=tokens, rewards=rewards, sequence_mask=~np.isnan(rewards), parts=apart)
+        masked = [config.loss.truncated == "mask" and not each.finished for each in sampled.completions]
+        return Group(tokens=tokens, rewards=rewards, sequence_mask=~(np.isnan(rewards) | masked), parts=apart)
 
     made = [as_group(group) for group in groups]
     made = [replace(group, advantages=each) for group, each in zip(made, advantages(made, config.loss), strict=True)]

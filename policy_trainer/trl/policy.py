@@ -9,7 +9,7 @@ from shared.atomic_files import whole_directory
 from shared.errors import UserError
 
 
-def load_policy(config: TrainConfig, dtype: Any, peft_config: Any, name: str, trained: Path | None) -> Any:
+def load_policy_model(config: TrainConfig, dtype: Any, peft_config: Any, name: str, trained: Path | None) -> Any:
     """The model that the run starts from, or has trained; with peft_config a peft.PeftModel.
 
     name: the model's, for the config of its adapters. trained: the directory of the trained weights or adapters.

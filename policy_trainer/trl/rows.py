@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from policy_trainer.python_api.dataset_rows import as_read, remedy
 from policy_trainer.trl.config import GRPOConfig
+from policy_trainer.trl.steps import updates_of
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "tuple[D
         raise UserError(
             "max_steps: The train_dataset does not implement __len__, max_steps has to be specified: it is a stream"
         )
-    updates = args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
-    needed = ceil(args.max_steps / updates) * prompts
+    needed = ceil(args.max_steps / updates_of(args, 1)) * prompts
     shuffled = dataset.shuffle(seed=args.seed) if args.shuffle_dataset else dataset
     rows = rows_of(shuffled.take(needed), "train_dataset")
     return rows, args.shuffle_dataset and len(rows) < needed

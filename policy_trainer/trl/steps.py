@@ -16,7 +16,7 @@ class Steps(NamedTuple):
 
     batches: generation batches in a step. iterations: passes over a step. minibatches: updates in a pass. max_updates:
     updates in the run, whose last step may have fewer than the others. of_epoch: steps in a pass over the rows; None
-    without rows.
+    without rows. epoch: updates in a pass over the rows, a fraction if an update crosses its end; without rows, all.
     """
 
     batches: int
@@ -24,6 +24,7 @@ class Steps(NamedTuple):
     minibatches: int
     max_updates: int
     of_epoch: int | None
+    epoch: float
 
     @property
     def updates(self) -> int:
@@ -34,6 +35,10 @@ class Steps(NamedTuple):
     def total(self) -> int:
         """Steps in the run."""
         return math.ceil(self.max_updates / self.updates)
+
+    def after(self, step: int) -> int:
+        """Updates after so many of our steps."""
+        return min(step * self.updates, self.max_updates)
 
     def of(self, count: float, name: str) -> int:
         """Tandem's steps for a number of TRL's, or below 1 for a share of all of them; rounded up."""
@@ -47,14 +52,20 @@ def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
     """rows: number of training rows; None if an environment has the problems."""
     batches, iterations, minibatches = _shape(args)
     of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size  # batches
+    epoch = updates_of(args, of_epoch or 0)
     if args.max_steps > 0:
         max_updates = args.max_steps
     elif of_epoch:
-        forwards = of_epoch * args.steps_per_generation * args.num_iterations
-        max_updates = math.ceil(args.num_train_epochs * math.ceil(forwards / args.gradient_accumulation_steps))
+        max_updates = math.ceil(args.num_train_epochs * math.ceil(epoch))
     else:
         raise UserError("max_steps: must be given: there are no training rows, or too few for one generation batch")
-    return Steps(batches, iterations, minibatches, max_updates, of_epoch and math.ceil(of_epoch / batches))
+    steps_of_epoch = of_epoch and math.ceil(of_epoch / batches)
+    return Steps(batches, iterations, minibatches, max_updates, steps_of_epoch, epoch or max_updates)
+
+
+def updates_of(args: GRPOConfig, batches: int) -> float:
+    """Updates of this many generation batches; a fraction if an update goes beyond them."""
+    return batches * args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
 
 
 def _shape(args: GRPOConfig) -> tuple[int, int, int]:

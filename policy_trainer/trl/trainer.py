@@ -22,7 +22,7 @@ from policy_trainer.trl.objects import adapters, is_adapted, load_processing, pl
 from policy_trainer.trl.policy import (
     check_adapted,
     has_learnt,
-    load_policy,
+    load_policy_model,
     load_reference,
     save_adapters,
     set_weights,
@@ -143,7 +143,7 @@ class GRPOTrainer:
     @cached_property
     def model(self) -> Any:
         """The model in TRL's precision; with adapters a peft.PeftModel. `train()` sets its weights in place."""
-        return load_policy(self._grpo.config, self._dtype, self._peft_config, self._name, self._weights)
+        return load_policy_model(self._grpo.config, self._dtype, self._peft_config, self._name, self._weights)
 
     @cached_property
     def ref_model(self) -> Any:

@@ -107,7 +107,8 @@ ROW = re.compile(r"^\| (step|evaluation|health|all) \| `([^`]+)` \| ", re.MULTIL
 
 
 def documented(kind: str) -> set[str]:
-    return {name for of, name in ROW.findall(PAGE.read_text()) if of in (kind, "all")}
+    names = {name for of, name in ROW.findall(PAGE.read_text()) if of in (kind, "all")}
+    return names - {"trl"}  # only of policy_trainer.trl
 
 
 def written(records: list[dict[str, Any]], kind: str) -> set[str]:

@@ -148,6 +148,7 @@ class TestRefusals:
                 "sampling.min_p: vLLM",
             ),
             (SftConfig, [], "data.path"),
+            (SftConfig, ["--data.path", "d.jsonl", "--optimizer.master-weights", "saved"], "optimizer.master_weights"),
             (DemoConfig, ["--max-steps", "0"], "max_steps"),
         ],
     )

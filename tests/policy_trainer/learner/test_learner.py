@@ -489,8 +489,21 @@ class TestSeveralUpdates:
         """A linear decay over the five updates of the run, of which the last step has one."""
         optimizer = OptimizerConfig(learning_rate=1e-3, min_lr_rate=0.0)
         learns = learner(model, optimizer=optimizer, num_iterations=2, max_steps=3, max_updates=5)
-        rates = [[update.learning_rate for update in learns.step(batches, step=i).each_update] for i in range(3)]
+        steps = [learns.step(batches, step=i) for i in range(3)]
+        rates = [[update.learning_rate for update in stats.each_update] for stats in steps]
         assert rates == [pytest.approx(each) for each in ([1e-3, 0.75e-3], [0.5e-3, 0.25e-3], [0.0])]
+        assert len({stats.tokens for stats in steps}) == 1  # each token once, in one pass as in two
+
+    def test_a_step_that_is_cut_within_a_pass_counts_the_tokens_that_trained(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        cut = learner(copy.deepcopy(model), minibatches=2, num_iterations=2, max_updates=1).step(batches, step=0)
+        assert cut.updates == 1 and cut.tokens == learner(model).step(batches[:2], step=0).tokens
+
+    def test_the_schedule_ends_where_the_run_does(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        optimizer = OptimizerConfig(learning_rate=1e-3, min_lr_rate=0.0)
+        learns = learner(model, optimizer=optimizer, max_steps=2, max_updates=10)
+        assert [learns.step(batches, step=i).learning_rate for i in range(2)] == pytest.approx([1e-3, 0.0])
 
     def test_more_minibatches_than_groups_divide_the_groups(self, model: PreTrainedModel, make_scored: Make) -> None:
         """With the advantages of the whole group. Its loss is the mean of those of parts with as many completions."""

@@ -29,6 +29,9 @@ class TestEpochs:
             ({"num_train_epochs": 2}, 180, "180 steps"),
             ({"num_train_epochs": 2, "max_steps": 7}, 7, "num_train_epochs = 2 is not used"),
             ({}, 100, ""),
+            ({"max_updates": 10, "num_iterations": 4}, 3, ""),
+            ({"max_updates": 1000, "num_iterations": 4}, 100, ""),
+            ({"max_updates": 5, "num_train_epochs": 2}, 5, "180 steps"),
         ],
     )
     def test_epochs_decide_the_steps_unless_they_are_given(

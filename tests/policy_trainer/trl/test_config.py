@@ -220,6 +220,12 @@ def test_precision_is_trls(given: dict[str, Any], adapters: bool, expected: tupl
     assert (dtype, *precision(args, dtype, adapters=adapters, in_4bit=False)) == expected
 
 
+@pytest.mark.parametrize("given", [{}, {"bf16": False}, {"model_init_kwargs": {"dtype": "bfloat16"}}])
+def test_adapters_on_4_bit_weights_are_in_bfloat16(given: dict[str, Any]) -> None:
+    args = GRPOConfig("out", **given)
+    assert precision(args, model_dtype(args), adapters=True, in_4bit=True) == ("bfloat16", "none")
+
+
 @pytest.mark.parametrize("dtype", ["float16", -1])
 def test_a_dtype_that_cannot_train_is_refused(dtype: Any) -> None:
     with pytest.raises(ValueError, match="Invalid `dtype` passed to the config"):

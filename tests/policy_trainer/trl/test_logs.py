@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -235,6 +236,17 @@ def test_an_evaluation_has_trls_names(tmp_path: Path) -> None:
     assert (entry["eval_num_tokens"], entry["step"], entry["epoch"]) == (56, 1, 1 / ROWS)
     assert callback.seen[-1] == ("evaluate", 1, 1.0) and callback.logs[-1] == {*entry} - {"step"}
     assert (logs.state.best_metric, logs.state.best_global_step) == (1.0, 1)
+
+
+def test_an_evaluation_masks_truncated_completions_as_training_does(tmp_path: Path) -> None:
+    """The first of each group was cut off, and counts for the advantage of the other one."""
+    given = {"num_generations_eval": 2, "per_device_eval_batch_size": 2, "mask_truncated_completions": True}
+    logs = make(tmp_path, max_steps=1, **given)
+    begin(logs)
+    logs.stopwatch.seconds["evaluate"] = 2.0
+    cut_off = replace(sampled(0.0), completions=sampled(0.0).completions * 2)
+    figures = logs.figures(lambda: [sampled(0.0, 2.0), cut_off])
+    assert figures["trl"]["loss"] == pytest.approx((-math.sqrt(0.5) + 0) / 2, rel=1e-3)
 
 
 def test_a_resumed_run_has_the_same_history(tmp_path: Path) -> None:

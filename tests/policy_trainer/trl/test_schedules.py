@@ -120,6 +120,14 @@ def test_a_schedule_by_hand() -> None:
     assert applied(config_of(case)) == pytest.approx([0, PEAK / 2, PEAK, PEAK * 2 / 3, PEAK / 3])
 
 
+def test_updates_after_a_step_and_of_a_pass() -> None:
+    """Two updates a step, of which the last step has one. Without rows the run is the pass."""
+    args = GRPOConfig("out", num_iterations=2, max_steps=5)
+    steps = count_steps(args, 9)
+    assert [steps.after(step) for step in range(steps.total + 1)] == [0, 2, 4, 5]
+    assert (steps.epoch, count_steps(args, None).epoch) == (18, 5)
+
+
 @pytest.mark.slow  # TRL takes seconds to import
 @pytest.mark.parametrize("name", CASES)
 def test_updates_and_warmups_are_counted_as_trl_counts_them(
