@@ -24,7 +24,8 @@ def spread(completion_ids: list[list[int]], **columns: Any) -> list[float]:
 
 def trainer(model: Any, out: Path, *, more: Any = None, **config: Any) -> GRPOTrainer:
     args = GRPOConfig(str(out), **{"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 4,
-        "max_completion_length": 6, "save_steps": 1, "logging_steps": 1, "use_cpu": True, "report_to": "none", **config})  # fmt: skip
+        "max_completion_length": 6, "save_steps": 1, "logging_steps": 1, "use_cpu": True,
+        "report_to": "none", **config})  # fmt: skip
     return GRPOTrainer(model, reward_funcs=spread, args=args, train_dataset=ROWS, **more or {})
 
 
