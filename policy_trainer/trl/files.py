@@ -2,6 +2,7 @@
 `trainer_state.json` in them; where an earlier run goes; and models that a run was given, which stay."""
 
 import hashlib
+import tomllib
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -17,6 +18,7 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from transformers import TrainerState
 
+INITIAL_MODEL = "initial-model"
 _CHECKPOINT = "checkpoint-"
 
 
@@ -109,6 +111,30 @@ def resume_from(wanted: Any, config: TrainConfig) -> None:
     directory.check(config, resume=True)
     with directory.hold():
         checkpoints.discard_after(step)
+
+
+def as_begun(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run that resumes, with the model that it began with.
+
+    As in TRL, the weights of a model object play no part then: they may have been trained since.
+    """
+    file, given = RunDirectory(config.run_dir).config, Path(config.model)
+    if not file.exists() or not _is_initial(given, config.run_dir):
+        return config
+    # The directory may have been moved.
+    began = config.run_dir / Path(tomllib.loads(file.read_text(encoding="utf-8")).get("model", "")).name
+    if not _is_initial(began, config.run_dir) or _description(began) != _description(given):
+        return config
+    return config.model_copy(update={"model": str(began)})
+
+
+def _is_initial(model: Path, run_dir: Path) -> bool:
+    return model.parent == run_dir and model.name.startswith(f"{INITIAL_MODEL}-") and model.is_dir()
+
+
+def _description(model: Path) -> dict[str, bytes]:
+    """All files but the weights."""
+    return {file.name: file.read_bytes() for file in model.iterdir() if ".safetensors" not in file.name}
 
 
 def keep(target: Path, write: Callable[[Path], object]) -> Path:

@@ -13,7 +13,7 @@ from policy_trainer.python_api.grpo import GRPO, environment
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.cautions import cautions, log, refuse_contradictions
 from policy_trainer.trl.config import GRPOConfig, own_config
-from policy_trainer.trl.files import begin_anew, merge, resume_from, show_checkpoint
+from policy_trainer.trl.files import INITIAL_MODEL, as_begun, begin_anew, merge, resume_from, show_checkpoint
 from policy_trainer.trl.hub import Repository, model_card
 from policy_trainer.trl.logs import Logs
 from policy_trainer.trl.mapping import in_trls_names, model_dtype, precision, settings, tracker_variables
@@ -126,7 +126,7 @@ class GRPOTrainer:
         if is_adapted(model):
             check_adapted(model, peft, beta=self.args.beta)
             peft = model.peft_config["default"]
-        target = Path(self.args.output_dir, "initial-model").absolute()
+        target = Path(self.args.output_dir, INITIAL_MODEL).absolute()
         path = place(model, processing, target, revision=given.get("revision"))
         self._peft_config, self._name = peft, str(getattr(model, "name_or_path", model))
         self._dtype = str(model.dtype).removeprefix("torch.") if hasattr(model, "config") else model_dtype(self.args)
@@ -204,6 +204,7 @@ class GRPOTrainer:
         grpo, adapted = self._grpo, self._peft_config is not None
         lora, run_dir = grpo.config.lora, grpo.config.run_dir
         if wanted:
+            grpo.config = as_begun(grpo.config)
             resume_from(wanted, grpo.config.model_copy(update={"resume": True}))
         else:
             begin_anew(grpo.config)

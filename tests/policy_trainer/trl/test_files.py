@@ -11,7 +11,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.checkpoint import TrainState, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trl.files import begin_anew, keep, resume_from, show_checkpoint
+from policy_trainer.trl.files import as_begun, begin_anew, keep, resume_from, show_checkpoint
 from shared.errors import UserError
 
 
@@ -132,6 +132,22 @@ def test_what_was_given_keeps_its_name(tmp_path: Path) -> None:
     assert write("a") == first != second
     assert [path.read_text() for path in (first / "weights", second / "weights")] == ["a", "b"]
     assert {*(tmp_path / "out").iterdir()} == {first, second}
+
+
+def test_a_resumed_run_has_the_model_that_it_began_with(tmp_path: Path) -> None:
+    def place(weights: str, kind: str) -> str:
+        def write(directory: Path) -> None:
+            directory.mkdir()
+            (directory / "model.safetensors").write_text(weights)
+            (directory / "config.json").write_text(kind)
+
+        return str(keep(tmp_path / "initial-model", write))
+
+    began, trained, other = place("a", "qwen"), place("b", "qwen"), place("b", "llama")
+    assert as_begun(config_of(tmp_path, model=trained)).model == trained, "there is no run"
+    RunDirectory(tmp_path).write_config(config_of(tmp_path, model=began))
+    models = [as_begun(config_of(tmp_path, model=model)).model for model in (began, trained, other, "org/model")]
+    assert models == [began, began, other, "org/model"]
 
 
 def test_a_run_at_work_is_not_moved(tmp_path: Path) -> None:
