@@ -16,6 +16,9 @@ from shared.atomic_files import whole_directory
 from shared.errors import UserError
 from shared.models import ADAPTER_CONFIG, is_adapter, load_tokenizer
 
+# Where a checkpoint of adapters has its model's config.json if programs shall not take it for a whole model.
+DESCRIPTION = "base/config.json"
+
 
 def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
     """Writes the checkpoint's model and tokenizer to `output`, whole or not at all, in the precision it computed in.
@@ -63,8 +66,8 @@ def _base_of(saved: Mapping[str, Any], base: str | None) -> tuple[str, str | Non
 
 def _with_adapters(checkpoint: Path, saved: Mapping[str, Any], base: str, revision: str | None) -> PreTrainedModel:
     """The base with adapters merged in, or kept as layers if they come from shards; in the training dtype."""
-    ours = checkpoint / "config.json"
-    described = json.loads(ours.read_text()) if ours.is_file() else {}
+    ours = [file for file in (checkpoint / "config.json", checkpoint / DESCRIPTION) if file.is_file()]
+    described = json.loads(ours[0].read_text()) if ours else {}
     lora = _lora(saved, in_4bit="quantization_config" in described)
     # Devices of another kind quantise with other last bits.
     device = "auto" if lora.load_in_4bit else "cpu"

@@ -121,16 +121,20 @@ class RunDirectory:
         if trained:
             raise UserError(f"run_dir: {self.root} holds a run already; {remedy}")
 
+    @property
+    def files(self) -> list[Path]:
+        """What a run writes here, with the files of a server that the trainer started. The lock is no part of it."""
+        written = [path for path in vars(self).values() if isinstance(path, Path) and path not in (self.root, self._lock)]
+        return [*written, self.root / "server", self.root / "server.json"]
+
     def move(self, target: Path) -> None:
         """Moves the run to `target`, which becomes a run directory. The run's inputs, data and models, stay.
 
         Raises UserError while another process is at work here.
         """
-        names = ("server", "server.json")  # of a server that the trainer started
-        files = [path for path in vars(self).values() if isinstance(path, Path) and path not in (self.root, self._lock)]
         with self.hold(), self._refusals():
             target.mkdir()
-            for path in (*files, *(self.root / name for name in names)):
+            for path in self.files:
                 if path.exists():
                     path.rename(target / path.name)
 

@@ -1,95 +1,193 @@
 """A run's files where scripts for TRL expect them in `output_dir`: links `checkpoint-N` to checkpoints, which contain
-`trainer_state.json`. An earlier run is moved out of the way."""
+`trainer_state.json`. An earlier run is moved out of the way; models that a run was given stay."""
 
-import shutil
+import hashlib
+import tomllib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
+from shared.atomic_files import sync
 from shared.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import TrainerState
 
+INITIAL_MODEL = "initial-model"
 _CHECKPOINT = "checkpoint-"
 
 
 def show_checkpoint(saved: Path, state: "TrainerState", updates: int) -> Path:
     """Links a checkpoint of the run as `checkpoint-N`, N being the optimizer updates so far, and writes the state.
 
-    Removes links to checkpoints that no longer exist. updates: optimizer updates in a step.
+    Removes links to checkpoints that no longer exist, and renames anything else of that name. updates: optimizer
+    updates in a step. Returns the link, or the checkpoint if the file system has no links.
     """
+    from policy_trainer.ranks.export import DESCRIPTION
     from shared.models import is_adapter
 
-    output_dir, number = saved.parent.parent, _step(saved) * updates
+    output_dir, number = saved.parent.parent, (_step(saved) or 0) * updates
     link = output_dir / f"{_CHECKPOINT}{min(number, state.max_steps) if state.max_steps > 0 else number}"
     _unlink(old for old in _links(output_dir) if old == link or not old.exists())
-    if link.exists():  # a directory that TRL wrote; TRL would overwrite it
-        shutil.rmtree(link)
-    link.symlink_to(saved.relative_to(output_dir))
-    if is_adapter(saved):  # otherwise transformers would take the directory for a whole model
-        for name in ("config.json", "generation_config.json"):
-            (saved / name).unlink(missing_ok=True)
+    if link.exists() or link.is_symlink():  # such as a checkpoint of TRL's, which would overwrite it
+        aside = _free(output_dir / f"earlier-{link.name}")
+        link.rename(aside)
+        warnings.warn(f"output_dir: {link} was renamed to {aside.name}", stacklevel=3)
+    try:
+        link.symlink_to(saved.relative_to(output_dir))
+    except OSError as error:
+        warnings.warn(f"output_dir: {link} cannot be a link ({error}): the checkpoint is {saved}", stacklevel=3)
+        link = saved
+    if is_adapter(saved) and (saved / "config.json").exists():
+        # Else transformers would take the directory for that of a whole model.
+        (saved / DESCRIPTION).parent.mkdir(exist_ok=True)
+        (saved / "config.json").replace(saved / DESCRIPTION)
+        (saved / "generation_config.json").unlink(missing_ok=True)
     if state.best_model_checkpoint == str(saved):
         state.best_model_checkpoint = str(link)
     state.save_to_json(str(saved / "trainer_state.json"))
     return link
 
 
-def begin_anew(output_dir: Path) -> None:
+def begin_anew(config: TrainConfig) -> None:
     """Moves an earlier run in output_dir to output_dir/earlier-run-K, where TRL would overwrite its files.
 
-    Raises UserError if another trainer is running there.
+    Raises UserError if another trainer is running there, and for a model that would be moved.
     """
+    output_dir = config.run_dir
     directory = RunDirectory(output_dir)
-    if not output_dir.is_dir() or not directory.has_trained():
+    if not output_dir.is_dir():
         return
-    place = next(free for k in count(1) if not (free := output_dir / f"earlier-run-{k}").exists())
+    rewards = [name.removeprefix("model/") for name in config.rewards if name.startswith("model/")]
+    for name in (config.model, *rewards):
+        if _is_replaced(Path(name), directory):
+            raise UserError(f"output_dir: the run would replace {name}, which it needs; choose another output_dir")
+    if not directory.has_trained():
+        return
+    links = _links(output_dir)
+    place = _free(output_dir / "earlier-run")
     directory.move(place)
-    _unlink(_links(output_dir))
+    for link in links:
+        link.rename(place / link.name)
     warnings.warn(f"output_dir: the earlier run in {output_dir} was moved to {place}", stacklevel=3)
 
 
-def resume_from(wanted: Any, output_dir: Path) -> None:
+def _is_replaced(model: Path, directory: RunDirectory) -> bool:
+    """Whether a run in the directory writes where the model is."""
+    root = directory.root.resolve()
+    if not model.exists() or not model.resolve().is_relative_to(root):
+        return False
+    first = [*model.resolve().relative_to(root).parts, ""][0]
+    return first in {path.name for path in directory.files} or first.startswith(_CHECKPOINT)
+
+
+def resume_from(wanted: Any, config: TrainConfig) -> None:
     """Removes the checkpoints after the one to resume from. wanted: its path, or True for the newest.
 
-    Raises UserError if there is none.
+    config: of the run that resumes. Raises UserError if there is no such checkpoint, and, before any is removed, for
+    what the run would be refused for.
     """
     from policy_trainer.run_files.checkpoint import Checkpoints
 
-    checkpoints = Checkpoints(RunDirectory(output_dir).checkpoints, keep=1)
+    directory = RunDirectory(config.run_dir)
+    checkpoints = Checkpoints(directory.checkpoints, keep=1)
     if wanted is True:
         if checkpoints.newest() is None:
-            raise UserError(f"resume_from_checkpoint: No valid checkpoint found in output directory ({output_dir})")
+            raise UserError(f"resume_from_checkpoint: No valid checkpoint found in output directory ({config.run_dir})")
         return
     path = Path(wanted).resolve()
-    if path.parent != checkpoints.directory.resolve() or checkpoints.of_step(_step(path)) is None:
+    step = _step(path)
+    if path.parent != checkpoints.directory.resolve() or step is None or checkpoints.of_step(step) is None:
         raise UserError(
             f"resume_from_checkpoint: Can't find a valid checkpoint at {wanted}: it must be in this output_dir, "
-            f"{output_dir}, with the run's queue; to start a new run from its weights, pass it as the model"
+            f"{config.run_dir}, with the run's queue; to start a new run from its weights, pass it as the model, with "
+            "another output_dir"
         )
-    checkpoints.discard_after(_step(path))
+    directory.check(config, resume=True)
+    with directory.hold():
+        checkpoints.discard_after(step)
 
 
-def merge_best(adapters: Path, run_dir: Path) -> str:
-    """Merges a checkpoint's adapters into the model. Returns the directory of the merged model."""
+def as_begun(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run that resumes, with the model that it began with.
+
+    As in TRL, the weights of a model object play no part then: they may have been trained since.
+    """
+    file, given = RunDirectory(config.run_dir).config, Path(config.model)
+    if not file.exists() or not _is_initial(given, config.run_dir):
+        return config
+    # The directory may have been moved.
+    began = config.run_dir / Path(tomllib.loads(file.read_text(encoding="utf-8")).get("model", "")).name
+    if not _is_initial(began, config.run_dir) or _description(began) != _description(given):
+        return config
+    return config.model_copy(update={"model": str(began)})
+
+
+def _is_initial(model: Path, run_dir: Path) -> bool:
+    return model.parent == run_dir and model.name.startswith(f"{INITIAL_MODEL}-") and model.is_dir()
+
+
+def _description(model: Path) -> dict[str, bytes]:
+    """All files but the weights."""
+    return {file.name: file.read_bytes() for file in model.iterdir() if ".safetensors" not in file.name}
+
+
+def keep(target: Path, write: Callable[[Path], object]) -> Path:
+    """A directory next to `target`, whose name has a hash of its content: what an earlier run was given stays as it was.
+
+    write: makes the directory at a path.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+        directory = Path(temporary, "content")
+        write(directory)
+        digest = hashlib.sha256()
+        for path in sorted(directory.rglob("*")):
+            sync(path)
+            if path.is_file():
+                digest.update(f"{path.relative_to(directory)} {_file_hash(path)}\n".encode())
+        kept = target.with_name(f"{target.name}-{digest.hexdigest()[:12]}")
+        try:
+            directory.rename(kept)
+        except OSError:  # it is there
+            if not kept.is_dir():
+                raise
+    sync(kept.parent)
+    return kept
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def merge(adapters: Path, run_dir: Path) -> str:
+    """The directory of the whole model with these adapters of a checkpoint."""
     from policy_trainer.ranks.export import export
 
-    target = run_dir / "best-model"
-    shutil.rmtree(target, ignore_errors=True)
-    export(adapters, target)
-    return str(target)
+    return str(keep(run_dir / "merged-model", lambda directory: export(adapters, directory)))
 
 
-def _step(saved: Path) -> int:
-    return int(saved.name.rpartition("-")[2])
+def _step(saved: Path) -> int | None:
+    number = saved.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else None
+
+
+def _free(path: Path) -> Path:
+    """The path with the first number that is free."""
+    return next(free for k in count(1) if not (free := path.with_name(f"{path.name}-{k}")).exists())
 
 
 def _links(output_dir: Path) -> list[Path]:
-    return [path for path in output_dir.glob(f"{_CHECKPOINT}*") if path.is_symlink()]
+    """Those of a run, and none that somebody else made."""
+    place = Path(RunDirectory(output_dir).checkpoints.name)
+    several = [path for path in output_dir.glob(f"{_CHECKPOINT}*") if path.is_symlink()]
+    return [path for path in several if path.readlink().parent == place]
 
 
 def _unlink(links: Iterable[Path]) -> None:

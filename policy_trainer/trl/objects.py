@@ -5,13 +5,14 @@ import math
 import warnings
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.config import TrainConfig
-from shared.atomic_files import whole_directory
+from policy_trainer.trl.files import keep
 from shared.errors import UserError
 
 # Fields of peft's LoraConfig that are supported, and those that do not affect the adapters.
@@ -25,7 +26,7 @@ _tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id"
 
 def place(model: Any, processing: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
     """The path of the model with this tokenizer, or with this processor and its tokenizer. Unless a directory has them
-    together, they are written to `target`.
+    together, they are written next to `target`, as `keep` does.
 
     revision: of a model given by name. scores: whether it is a reward model. Raises UserError for a model that needs
     custom code. PyTorch is imported only where needed: a run imports it while its children start.
@@ -47,12 +48,10 @@ def place(model: Any, processing: Any, target: Path, *, revision: str | None = N
     if named:
         loaded = load_classifier(str(model), **where)[0] if scores else load_model(str(model), **where)
     tokenizer = tokenizer or load_tokenizer(loaded.name_or_path)
-    with whole_directory(target) as directory:
-        if is_adapted(loaded):
-            save_without_adapters(loaded.get_base_model(), tokenizer, directory, processor=processor)
-        else:
-            save_model(loaded, tokenizer, directory, processor=processor)
-    return str(target)
+    save = (
+        partial(save_without_adapters, loaded.get_base_model()) if is_adapted(loaded) else partial(save_model, loaded)
+    )
+    return str(keep(target, lambda directory: save(tokenizer, directory, processor=processor)))
 
 
 def is_adapted(model: Any) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
-from shared.atomic_files import whole_directory
+from policy_trainer.trl.files import keep
 from shared.errors import UserError
 
 
@@ -39,10 +39,11 @@ def with_adapters(model: Any, peft_config: Any, name: str) -> Any:
 
 
 def save_adapters(model: Any, run_dir: Path) -> Path:
-    """Writes the adapters for a run that starts from them."""
-    with whole_directory(run_dir / "initial-adapters") as directory:
-        model.save_pretrained(str(directory), save_embedding_layers=False)
-    return run_dir / "initial-adapters"
+    """Writes the adapters for a run that begins with them."""
+    return keep(
+        run_dir / "initial-adapters",
+        lambda directory: model.save_pretrained(str(directory), save_embedding_layers=False),
+    )
 
 
 def set_weights(model: Any, trained: Path, device: str) -> None:

@@ -13,7 +13,7 @@ from policy_trainer.python_api.grpo import GRPO, environment
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.cautions import cautions, log, refuse_contradictions
 from policy_trainer.trl.config import GRPOConfig, own_config
-from policy_trainer.trl.files import begin_anew, merge_best, resume_from, show_checkpoint
+from policy_trainer.trl.files import INITIAL_MODEL, as_begun, begin_anew, merge, resume_from, show_checkpoint
 from policy_trainer.trl.hub import Repository, model_card
 from policy_trainer.trl.logs import Logs
 from policy_trainer.trl.mapping import in_trls_names, model_dtype, precision, settings, tracker_variables
@@ -104,7 +104,7 @@ class GRPOTrainer:
         self.reward_funcs = functions
         self.reward_processing_classes = tokenizers or [None] * len(functions)
         self.reward_func_names = reward_names(functions, environment_factory)
-        rewards = reward_inputs(functions, tokenizers, Path(self.args.output_dir), self.state)
+        rewards = reward_inputs(functions, tokenizers, Path(self.args.output_dir).absolute(), self.state)
         self._make = partial(
             GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
         )
@@ -115,7 +115,7 @@ class GRPOTrainer:
         self.observer.attach(
             self._grpo.config, dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
         )
-        self._trained: str | None = None  # directory of the trained model
+        self._trained: str | None = None  # directory of the trained model, or of its adapters
         self._weights: Path | None = None  # directory of its weights, or adapters
         self._repository = Repository(self.args) if self.args.push_to_hub else None
 
@@ -126,7 +126,7 @@ class GRPOTrainer:
         if is_adapted(model):
             check_adapted(model, peft, beta=self.args.beta)
             peft = model.peft_config["default"]
-        target = Path(self.args.output_dir, "initial-model")
+        target = Path(self.args.output_dir, INITIAL_MODEL).absolute()
         path = place(model, processing, target, revision=given.get("revision"))
         self._peft_config, self._name = peft, str(getattr(model, "name_or_path", model))
         self._dtype = str(model.dtype).removeprefix("torch.") if hasattr(model, "config") else model_dtype(self.args)
@@ -205,9 +205,10 @@ class GRPOTrainer:
         grpo, adapted = self._grpo, self._peft_config is not None
         lora, run_dir = grpo.config.lora, grpo.config.run_dir
         if wanted:
-            resume_from(wanted, run_dir)
+            grpo.config = as_begun(grpo.config)
+            resume_from(wanted, grpo.config.model_copy(update={"resume": True}))
         else:
-            begin_anew(run_dir)
+            begin_anew(grpo.config)
         if adapted and not wanted and "model" in vars(self):
             lora = lora.model_copy(update={"path": save_adapters(self.model, run_dir)})
         grpo.config = grpo.config.model_copy(update={"resume": bool(wanted), "lora": lora})
@@ -219,12 +220,10 @@ class GRPOTrainer:
             raise KeyboardInterrupt  # by Ctrl-C: as in TRL, the script does not go on
 
     def _keep(self, weights: str, model: str | None) -> None:
-        """weights: the checkpoint whose weights `self.model` gets. model: directory of the whole model; None: merge."""
-        config = self._grpo.config
-        self._weights = Path(weights)
-        self._trained = model or (weights if self._peft_config is None else merge_best(self._weights, config.run_dir))
+        """weights: the checkpoint whose weights `self.model` gets. model: what is evaluated; None: these weights."""
+        self._weights, self._trained = Path(weights), model or weights
         if "model" in vars(self):
-            set_weights(self.model, self._weights, config.device)
+            set_weights(self.model, self._weights, self._grpo.config.device)
         vars(self).pop("ref_model", None)  # it may have been synchronised
 
     def _checkpoint(self) -> Path | None:
@@ -259,7 +258,10 @@ class GRPOTrainer:
             several = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
             return {name: value for metrics in several for name, value in metrics.items()}
         from policy_trainer.evaluation.results import sampled_groups
+        from shared.models import is_adapter
 
+        if self._trained and is_adapter(Path(self._trained)):
+            self._trained = merge(Path(self._trained), self._grpo.config.run_dir)
         with self.observer.stopwatch("evaluate"):
             evaluation = self._make(eval_dataset=rows_of(given, "eval_dataset")).evaluate(self._trained)
         figures = self.observer.figures(lambda: list(sampled_groups(evaluation, None)))

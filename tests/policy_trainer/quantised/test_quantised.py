@@ -17,7 +17,7 @@ from bitsandbytes.nn.modules import Linear4bit
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, TrainerState
 
 from policy_trainer import quantised
 from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig
@@ -40,6 +40,7 @@ from policy_trainer.ranks.export import export
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, write_weights
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.trainer.memory import Shape
+from policy_trainer.trl.files import show_checkpoint
 from shared.batch import ScoredBatch
 from shared.devices import describe_processor
 from shared.errors import UserError
@@ -311,12 +312,15 @@ def test_the_saved_model_is_whole_and_plain(family: str, tmp_path: Path, tokeniz
     assert not any(quantised_layers(whole)) and not (tmp_path / "model" / "adapter_config.json").exists()
     torch.testing.assert_close(logps(whole.eval()), expected, rtol=0, atol=rounding(expected.abs().max()))
     assert torch.equal(logps(model), expected)
-    checkpoint = Checkpoints(tmp_path, keep=1).begin(
+    checkpoint = Checkpoints(tmp_path / "checkpoints", keep=1).begin(
         TrainState(step=1), partial(write_weights, model, tokenizer, learner(model).weights)
     )
-    export(checkpoint.finish(), tmp_path / "exported")
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
-    assert all(torch.equal(tensor, exported[name]) for name, tensor in whole.state_dict().items())
+    export(saved := checkpoint.finish(), tmp_path / "exported")
+    show_checkpoint(saved, TrainerState(), updates=1)  # which hides config.json
+    export(saved, tmp_path / "exported from a link")
+    for place in ("exported", "exported from a link"):
+        exported = AutoModelForCausalLM.from_pretrained(tmp_path / place).state_dict()
+        assert all(torch.equal(tensor, exported[name]) for name, tensor in whole.state_dict().items())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-tied", "gpt2"])

@@ -189,11 +189,15 @@ def test_an_environment_may_have_the_problems(tmp_path: Path) -> None:
 def test_a_model_as_an_object_is_written_for_the_other_processes(
     make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    made = trainer(tmp_path, model=make_tiny(), processing_class=tokenizer)
-    target = tmp_path / "out/initial-model"
-    assert config_of(made).model == str(target) and (target / "tokenizer.json").exists()
-    trainer(tmp_path, model=make_tiny(layers=1), processing_class=tokenizer)  # the first script ended before a step
-    assert json.loads((target / "config.json").read_text())["num_hidden_layers"] == 1
+    model = make_tiny()
+    made = trainer(tmp_path, model=model, processing_class=tokenizer)
+    target = Path(config_of(made).model)
+    assert target.parent == tmp_path / "out" and target.name.startswith("initial-model-")
+    assert (target / "tokenizer.json").exists()
+    assert config_of(trainer(tmp_path, model=model, processing_class=tokenizer)).model == str(target)
+    other = config_of(trainer(tmp_path, model=make_tiny(layers=1), processing_class=tokenizer)).model
+    layers = [json.loads((Path(path) / "config.json").read_text())["num_hidden_layers"] for path in (target, other)]
+    assert layers == [model.config.num_hidden_layers, 1] != [1, 1], "the first one stays for its run"
     again = trainer(tmp_path, model=str(target), processing_class=tokenizer)
     assert config_of(again).model == str(target), "the same tokenizer needs no copy"
 
@@ -214,13 +218,50 @@ def test_the_settings_of_a_processor_are_kept(as_object: bool, tmp_path: Path) -
     loaded = load_model(str(directory), revision=None, device="cpu", dtype="auto")
     made = trainer(tmp_path, model=loaded if as_object else str(directory), processing_class=processor)
     placed = config_of(made).model
-    assert placed == str(tmp_path / "out/initial-model")
+    assert placed.startswith(str(tmp_path / "out/initial-model-"))
     saved: Any = AutoProcessor.from_pretrained(placed)
     assert list(saved.image_processor.image_mean) == means
     assert saved.chat_template == load_tokenizer(placed).chat_template == "{{ messages }}"
     again = load_model(placed, revision=None, device="cpu", dtype="auto")
     save_model(again, load_tokenizer(placed), tmp_path / "trained")  # as a run does at its end
     assert list(AutoProcessor.from_pretrained(str(tmp_path / "trained")).image_processor.image_mean) == means
+
+
+def test_models_of_a_run_have_absolute_paths(
+    make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, judge = make_tiny(), make_tiny()
+    given = {"model": model, "processing_class": tokenizer, "reward_funcs": [judge], "train_dataset": ROWS}
+    monkeypatch.chdir(tmp_path)
+    here = GRPOTrainer(**given, reward_processing_classes=[tokenizer], args=GRPOConfig("out"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    there = GRPOTrainer(**given, reward_processing_classes=[tokenizer], args=GRPOConfig("../out"))
+    assert Path(config_of(here).model).is_absolute()
+    names = [[config.model, *config.rewards] for config in map(config_of, (here, there))]
+    assert [Path(name.removeprefix("model/")).resolve() for name in names[1]] == [
+        Path(name.removeprefix("model/")) for name in names[0]
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_adapters_are_merged_when_they_are_evaluated(
+    make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Those of a run that was stopped, too: a checkpoint is all that it has."""
+    save_model(make_tiny(vocabulary=len(tokenizer)), tokenizer, tmp_path / "m")
+    args = {"max_completion_length": 4, "use_cpu": True, "num_generations_eval": 2}
+    made = trainer(tmp_path, model=str(tmp_path / "m"), peft_config=LoraConfig(), config=args)
+    stopped = tmp_path / "out/checkpoints/step-00000001"
+    made.model.save_pretrained(str(stopped))
+    (stopped / "base").mkdir()
+    (stopped / "base/config.json").write_text('{"dtype": "bfloat16"}')
+    made._keep(str(stopped), str(stopped))
+    assert not [*(tmp_path / "out").glob("merged-model-*")]
+    for _ in range(2):
+        assert 1 <= made.evaluate(ROWS.select(range(3)))["eval_completions/mean_length"] <= 4
+    (merged,) = (tmp_path / "out").glob("merged-model-*")
+    assert json.loads((merged / "config.json").read_text())["dtype"] == "bfloat16", "the run's"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
