@@ -124,7 +124,8 @@ class RunDirectory:
     @property
     def files(self) -> list[Path]:
         """What a run writes here, with the files of a server that the trainer started. The lock is no part of it."""
-        written = [path for path in vars(self).values() if isinstance(path, Path) and path not in (self.root, self._lock)]
+        paths = [path for path in vars(self).values() if isinstance(path, Path)]
+        written = [path for path in paths if path not in (self.root, self._lock)]
         return [*written, self.root / "server", self.root / "server.json"]
 
     def move(self, target: Path) -> None:

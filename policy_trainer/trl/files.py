@@ -138,7 +138,7 @@ def _description(model: Path) -> dict[str, bytes]:
 
 
 def keep(target: Path, write: Callable[[Path], object]) -> Path:
-    """A directory next to `target`, whose name has a hash of its content: what an earlier run was given stays as it was.
+    """A directory next to `target` with a hash of its content in its name, so that what earlier runs were given stays.
 
     write: makes the directory at a path.
     """
