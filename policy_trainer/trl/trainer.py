@@ -35,6 +35,7 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import TrainerCallback
 
     from policy_trainer.python_api.callbacks import AnyCallback
 
@@ -115,6 +116,7 @@ class GRPOTrainer:
         self.observer.attach(
             self._grpo.config, dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
         )
+        Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)  # scripts write to it before they train
         self._trained: str | None = None  # the directory of the trained model
         self._weights: Path | None = None  # that of its weights, or adapters
         self._repository = Repository(self.args) if self.args.push_to_hub else None
@@ -276,6 +278,18 @@ class GRPOTrainer:
         """Writes `state` to args.output_dir, as trainer_state.json."""
         self.state.save_to_json(str(Path(self.args.output_dir, "trainer_state.json")))
 
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Prints them as a table. split: train, eval, …"""
+        from transformers.trainer_pt_utils import log_metrics
+
+        log_metrics(self, split, metrics)
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Writes them to args.output_dir, as SPLIT_results.json. combined: adds them to all_results.json, too."""
+        from transformers.trainer_pt_utils import save_metrics
+
+        save_metrics(self, split, metrics, combined)
+
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None
     ) -> None:
@@ -310,13 +324,22 @@ class GRPOTrainer:
     def is_world_process_zero(self) -> bool:
         return True
 
+    def is_local_process_zero(self) -> bool:
+        return True
+
     def add_callback(self, callback: "AnyCallback") -> None:
         self.observer.callbacks += callback_input([callback])
 
+    def pop_callback(self, callback: "AnyCallback") -> "TrainerCallback | None":
+        """Removes and returns the first one that is this, or of this class; None: there is none."""
+        for each in self.observer.callbacks:
+            if isinstance(each, callback) if isinstance(callback, type) else each == callback:
+                self.observer.callbacks.remove(each)
+                return each
+        return None
+
     def remove_callback(self, callback: "AnyCallback") -> None:
-        """callback: one that was given, or its class."""
-        kept = [each for each in self.observer.callbacks if callback not in (each, type(each))]
-        self.observer.callbacks = kept
+        self.pop_callback(callback)
 
     get_off_policy_mask = staticmethod(off_policy_mask)
 
