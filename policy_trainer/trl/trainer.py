@@ -194,12 +194,13 @@ class GRPOTrainer:
                 "train: has run already: go on with resume_from_checkpoint=True, or pass the model to another trainer"
             )
         check_environments(self._rows, self._environments)
+        self.observer.summary = {}  # a run that is stopped while its model loads has none
         with in_trls_names(), environment(tracker_variables(self.args)):
             self._run(wanted)
         if self._repository:
             self._repository.finish()
         summary = self.observer.summary
-        return TrainOutput(self.state.global_step, summary["train_loss"], summary)
+        return TrainOutput(self.state.global_step, summary.get("train_loss", 0.0), summary)
 
     def _run(self, wanted: Any) -> None:
         """wanted: the checkpoint to resume from, or True."""
@@ -294,10 +295,16 @@ class GRPOTrainer:
         self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None
     ) -> None:
         """Writes README.md to args.output_dir."""
+        self._write_card(self._repository, model_name, dataset_name, tags)
+
+    def _write_card(
+        self, repository: Repository | None, model_name: str | None = None, dataset_name: str | None = None,
+        tags: Any = None,
+    ) -> None:  # fmt: skip
         name = model_name or Path(str(self.args.hub_model_id or Path(self.args.output_dir).absolute())).name
         text = model_card(
             name, self._name, dataset_name, tags,
-            adapters=self._peft_config is not None, repository=self._repository.name if self._repository else None,
+            adapters=self._peft_config is not None, repository=repository.name if repository else None,
         )  # fmt: skip
         Path(self.args.output_dir, "README.md").write_text(text)
 
@@ -314,12 +321,14 @@ class GRPOTrainer:
 
         Returns huggingface_hub's CommitInfo, or with blocking=False its Future.
         """
-        if self._repository is None:
-            self._repository = Repository(self.args, token=token, private=private)
-        self._repository.finish()
+        repository = self._repository
+        if repository:
+            repository.finish()
+        if repository is None or token is not None or private is not None:  # of this call only
+            repository = Repository(self.args, token=token, private=private)
         self.save_model(_internal_call=True)
-        self.create_model_card(**card)
-        return self._repository.upload(Path(self.args.output_dir), commit_message, revision=revision, wait=blocking)
+        self._write_card(repository, **card)
+        return repository.upload(Path(self.args.output_dir), commit_message, revision=revision, wait=blocking)
 
     def is_world_process_zero(self) -> bool:
         return True

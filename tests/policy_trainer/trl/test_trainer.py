@@ -369,3 +369,10 @@ def test_metrics_are_shown_and_written_as_by_transformers(tmp_path: Path, capsys
         "all_results.json": {"train_loss": 0.25, "eval_loss": 0.5},
     }  # fmt: skip
     assert made.is_local_process_zero() and made.is_world_process_zero()
+
+
+def test_a_run_that_is_stopped_while_it_loads_has_no_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path)
+    made.observer.summary = {"train_loss": 0.5}  # of an earlier run
+    monkeypatch.setattr(made, "_run", lambda wanted: None)
+    assert made.train(resume_from_checkpoint=True) == (0, 0.0, {})
