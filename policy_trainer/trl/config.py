@@ -7,10 +7,13 @@ from copy import copy
 from dataclasses import Field, field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES, TRL_TYPES
 from shared.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 # Fields without a setting of which some values are supported: mapping.py checks them.
 _LOOKED_AT = {
@@ -18,6 +21,11 @@ _LOOKED_AT = {
     "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token", "load_best_model_at_end",
     "logging_first_step", "logging_steps", "logging_strategy", "metric_for_best_model", "project", "push_to_hub",
     "save_strategy", "trackio_space_id",
+}  # fmt: skip
+# What is as in transformers' TrainingArguments: it follows from the fields.
+_OF_TRANSFORMERS = {
+    "to_dict", "to_json_string", "to_sanitized_dict", "_dict_dtype_to_str", "get_process_log_level",
+    "main_process_first", "train_batch_size", "eval_batch_size",
 }  # fmt: skip
 
 
@@ -28,7 +36,8 @@ def _field(name: str, default: Any) -> tuple[str, Any, Field[Any]]:
     more: Any = {"default_factory": partial(copy, default)} if isinstance(default, list) else {"default": default}
     kind = TRL_TYPES.get(name) or type(default).__name__  # as text, which get_type_hints evaluates
     flag = {"nargs": "?", "const": True} if kind == "bool | None" and default is None else {}
-    return name, kind, field(metadata={"help": meaning.replace("%", "%%"), **flag}, **more)
+    secret = name.endswith("_token")
+    return name, kind, field(metadata={"help": meaning.replace("%", "%%"), **flag}, repr=not secret, **more)
 
 
 _Fields: Any = make_dataclass("_Fields", [_field(*each) for each in TRL_DEFAULTS.items()])
@@ -37,6 +46,10 @@ _Fields: Any = make_dataclass("_Fields", [_field(*each) for each in TRL_DEFAULTS
 class GRPOConfig(_Fields):
     """TRL's configuration of GRPO training, a dataclass. Raises UserError for a field that TRL does not have, and for a
     value other than TRL's default where Tandem has no equivalent."""
+
+    # Of the script, which is one process.
+    world_size, process_index, local_process_index = 1, 0, 0
+    should_log = should_save = True
 
     def __init__(self, *values: Any, **named: Any) -> None:
         given = {**dict(zip(TRL_DEFAULTS, values, strict=False)), **named}
@@ -66,6 +79,24 @@ class GRPOConfig(_Fields):
                 f"{self.num_generations} (num_generations): choose per_device_train_batch_size (8 by default) and "
                 "gradient_accumulation_steps so that their product is one"
             )
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_TRANSFORMERS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        from transformers.training_args import TrainingArguments  # slow to import
+
+        return getattr(TrainingArguments, name).__get__(self)
+
+    @property
+    def device(self) -> "torch.device":
+        """Of the model's weights."""
+        from shared.devices import choose_device
+
+        return choose_device("cpu" if self.use_cpu else "auto")
+
+    @property
+    def n_gpu(self) -> int:
+        return int(self.device.type == "cuda")
 
 
 def refuse_unknown(given: Mapping[str, Any]) -> None:

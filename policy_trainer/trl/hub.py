@@ -1,6 +1,10 @@
 """The trained model on the Hugging Face Hub: its card, its repository, uploads."""
 
+import os
+import shutil
+import warnings
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.trl.config import GRPOConfig
@@ -97,16 +101,38 @@ class Repository:
         busy = any(not upload.done() for upload in self._uploads)
         if self._strategy == "end" or (busy and not self._args.hub_always_push):
             return
-        self._uploads = [self.upload(checkpoint.resolve(), message, wait=False)]
-        within = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}.get(self._strategy)
-        if within is not None:
-            whole = self._api.upload_folder(
-                repo_id=self.name, folder_path=str(checkpoint.resolve()), path_in_repo=within, token=self._token,
-                commit_message=f"{message}, checkpoint", revision=self._args.hub_revision, run_as_future=True,
-            )  # fmt: skip
-            self._uploads.append(whole)
+        copy = _linked_copy(checkpoint)  # the run may remove its own before the upload ends
+        self._uploads.append(self._api.run_as_future(self._upload_copy, copy, checkpoint.name, message))
+
+    def _upload_copy(self, copy: Path, name: str, message: str) -> None:
+        """Uploads a checkpoint of this name, and removes the copy."""
+        try:
+            self.upload(copy, message)
+            within = {"checkpoint": "last-checkpoint", "all_checkpoints": name}.get(self._strategy)
+            if within is not None:
+                self._api.upload_folder(
+                    repo_id=self.name, folder_path=str(copy), path_in_repo=within, token=self._token,
+                    commit_message=f"{message}, checkpoint", revision=self._args.hub_revision,
+                )  # fmt: skip
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
 
     def finish(self) -> None:
-        """Waits for all uploads. Raises the error of a failed one."""
-        for upload in self._uploads:
-            upload.result()
+        """Waits for all uploads of checkpoints. Warns of failed ones."""
+        uploads, self._uploads = self._uploads, []
+        for upload in uploads:
+            if error := upload.exception():
+                warnings.warn(f"push_to_hub: a checkpoint was not uploaded: {error}", stacklevel=3)
+
+
+def _linked_copy(checkpoint: Path) -> Path:
+    """A directory next to it with the same files: links, or copies if the file system has none."""
+    copy = Path(mkdtemp(prefix=".upload-", dir=checkpoint.parent))
+    return Path(shutil.copytree(checkpoint, copy, copy_function=_link, dirs_exist_ok=True))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

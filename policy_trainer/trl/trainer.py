@@ -35,6 +35,7 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import TrainerCallback
 
     from policy_trainer.python_api.callbacks import AnyCallback
 
@@ -115,6 +116,7 @@ class GRPOTrainer:
         self.observer.attach(
             self._grpo.config, dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
         )
+        Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)  # scripts write to it before they train
         self._trained: str | None = None  # directory of the trained model, or of its adapters
         self._weights: Path | None = None  # directory of its weights, or adapters
         self._repository = Repository(self.args) if self.args.push_to_hub else None
@@ -193,12 +195,13 @@ class GRPOTrainer:
                 "train: has already run: continue with resume_from_checkpoint=True, or pass the model to a new trainer"
             )
         check_environments(self._rows, self._environments)
+        self.observer.summary = {}  # a run that is stopped while its model loads has none
         with in_trls_names(), environment(tracker_variables(self.args)):
             self._run(wanted)
         if self._repository:
             self._repository.finish()
         summary = self.observer.summary
-        return TrainOutput(self.state.global_step, summary["train_loss"], summary)
+        return TrainOutput(self.state.global_step, summary.get("train_loss", 0.0), summary)
 
     def _run(self, wanted: Any) -> None:
         """wanted: the checkpoint to resume from, or True."""
@@ -281,14 +284,32 @@ class GRPOTrainer:
         """Writes `state` to args.output_dir, as trainer_state.json."""
         self.state.save_to_json(str(Path(self.args.output_dir, "trainer_state.json")))
 
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Prints them as a table. split: train, eval, …"""
+        from transformers.trainer_pt_utils import log_metrics
+
+        log_metrics(self, split, metrics)
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Writes them to args.output_dir, as SPLIT_results.json. combined: adds them to all_results.json, too."""
+        from transformers.trainer_pt_utils import save_metrics
+
+        save_metrics(self, split, metrics, combined)
+
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None
     ) -> None:
         """Writes README.md to args.output_dir."""
+        self._write_card(self._repository, model_name, dataset_name, tags)
+
+    def _write_card(
+        self, repository: Repository | None, model_name: str | None = None, dataset_name: str | None = None,
+        tags: Any = None,
+    ) -> None:  # fmt: skip
         name = model_name or Path(str(self.args.hub_model_id or Path(self.args.output_dir).absolute())).name
         text = model_card(
             name, self._name, dataset_name, tags,
-            adapters=self._peft_config is not None, repository=self._repository.name if self._repository else None,
+            adapters=self._peft_config is not None, repository=repository.name if repository else None,
         )  # fmt: skip
         Path(self.args.output_dir, "README.md").write_text(text)
 
@@ -305,23 +326,34 @@ class GRPOTrainer:
 
         Returns huggingface_hub's CommitInfo, or with blocking=False its Future.
         """
-        if self._repository is None:
-            self._repository = Repository(self.args, token=token, private=private)
-        self._repository.finish()
+        repository = self._repository
+        if repository:
+            repository.finish()
+        if repository is None or token is not None or private is not None:  # of this call only
+            repository = Repository(self.args, token=token, private=private)
         self.save_model(_internal_call=True)
-        self.create_model_card(**card)
-        return self._repository.upload(Path(self.args.output_dir), commit_message, revision=revision, wait=blocking)
+        self._write_card(repository, **card)
+        return repository.upload(Path(self.args.output_dir), commit_message, revision=revision, wait=blocking)
 
     def is_world_process_zero(self) -> bool:
+        return True
+
+    def is_local_process_zero(self) -> bool:
         return True
 
     def add_callback(self, callback: "AnyCallback") -> None:
         self.observer.callbacks += callback_input([callback])
 
+    def pop_callback(self, callback: "AnyCallback") -> "TrainerCallback | None":
+        """Removes and returns the first one that is this, or of this class; None: there is none."""
+        for each in self.observer.callbacks:
+            if isinstance(each, callback) if isinstance(callback, type) else each == callback:
+                self.observer.callbacks.remove(each)
+                return each
+        return None
+
     def remove_callback(self, callback: "AnyCallback") -> None:
-        """callback: the object that was passed, or its class."""
-        kept = [each for each in self.observer.callbacks if callback not in (each, type(each))]
-        self.observer.callbacks = kept
+        self.pop_callback(callback)
 
     get_off_policy_mask = staticmethod(off_policy_mask)
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import enum
+import json
+import logging
 import warnings
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -86,6 +88,28 @@ def test_other_names_are_those_of_the_installed_trl() -> None:
     assert TrlParser is trl.TrlParser
     with pytest.raises(ImportError, match="cannot import name 'GRPOTrainerr'"):
         from policy_trainer.trl import GRPOTrainerr  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_tokens_are_not_shown() -> None:
+    args = GRPOConfig("out", hub_token="hf_secret")
+    assert "hf_secret" not in f"{args} {args!r} {args.to_json_string()} {args.to_sanitized_dict()}"
+    assert args.to_dict()["hub_token"] == "<HUB_TOKEN>"
+
+
+def test_what_scripts_read_is_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = GRPOConfig("out", use_cpu=True, model_init_kwargs={"dtype": torch.bfloat16}, log_level="error")
+    shown = args.to_dict()
+    assert [*shown] == [*TRL_DEFAULTS] and shown["model_init_kwargs"] == {"dtype": "bfloat16"}
+    assert json.loads(args.to_json_string()) == shown
+    flat = args.to_sanitized_dict()
+    assert (flat["train_batch_size"], flat["eval_batch_size"], flat["report_to"]) == (8, 8, "none")
+    assert args.get_process_log_level() == logging.ERROR
+    assert (args.world_size, args.process_index, args.local_process_index) == (1, 0, 0)
+    assert (args.device, args.n_gpu, args.should_save) == (torch.device("cpu"), 0, True)
+    with args.main_process_first():
+        pass
+    with pytest.raises(AttributeError, match=r"^'GRPOConfig' object has no attribute 'todict'"):
+        args.todict()
 
 
 def test_a_field_that_was_changed_later_is_checked_too() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoProcessor, EarlyStoppingCallback, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoProcessor, EarlyStoppingCallback, PreTrainedTokenizerFast, Qwen2Config, TrainerCallback
 
 from policy_trainer import RunFailed
 from policy_trainer.config import TrainConfig
@@ -386,7 +386,10 @@ def test_callbacks_come_and_go(tmp_path: Path) -> None:
     made = trainer(tmp_path, callbacks=[EarlyStoppingCallback()])
     made.add_callback(EarlyStoppingCallback)
     assert len(made.observer.callbacks) == 2
-    made.remove_callback(EarlyStoppingCallback)
+    first, second = made.observer.callbacks
+    assert made.pop_callback(EarlyStoppingCallback) is first and made.pop_callback(first) is None
+    made.remove_callback(TrainerCallback)
+    assert second not in made.observer.callbacks and made.pop_callback(EarlyStoppingCallback) is None
     assert made.observer.callbacks == [] and made.observer.state is made.state
     with pytest.raises(UserError):
         made.evaluate()
@@ -405,5 +408,25 @@ def test_ctrl_c_ends_the_script_and_a_callback_only_the_training(
     with pytest.raises(KeyboardInterrupt):
         made.train()
     made.observer.wishes.stop = True
-    made.observer.summary = {"train_loss": 0.0}
     assert made.train().global_step == 0
+
+
+def test_metrics_are_shown_and_written_as_by_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = trainer(tmp_path)
+    made.log_metrics("train", {"train_loss": 0.25})
+    assert "***** train metrics *****\n  train_loss = 0.25\n" in capsys.readouterr().out
+    made.save_metrics("train", {"train_loss": 0.25})
+    made.save_metrics("eval", {"eval_loss": 0.5})
+    names = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*_results.json")}
+    assert names == {
+        "train_results.json": {"train_loss": 0.25}, "eval_results.json": {"eval_loss": 0.5},
+        "all_results.json": {"train_loss": 0.25, "eval_loss": 0.5},
+    }  # fmt: skip
+    assert made.is_local_process_zero() and made.is_world_process_zero()
+
+
+def test_a_run_that_is_stopped_while_it_loads_has_no_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path)
+    made.observer.summary = {"train_loss": 0.5}  # of an earlier run
+    monkeypatch.setattr(made, "_run", lambda wanted: None)
+    assert made.train(resume_from_checkpoint=True) == (0, 0.0, {})
