@@ -3,7 +3,7 @@
 Other names imported from here, such as `TrlParser`, come from the installed TRL.
 """
 
-from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from policy_trainer.trl.config import GRPOConfig
@@ -13,9 +13,8 @@ __all__ = ["GRPOConfig", "GRPOTrainer"]
 
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith("_"):
-        with suppress(ImportError):
-            import trl
+    if name.startswith("_") or not find_spec("trl"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import trl
 
-            return getattr(trl, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: TRL is not installed")
+    return getattr(trl, name)

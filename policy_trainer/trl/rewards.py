@@ -67,7 +67,10 @@ def _with_state(reward: Any, state: "TrainerState") -> Any:
     """
     if getattr(reward, "__module__", "").startswith("trl."):
         return reward
-    parameters = signature(reward).parameters
+    try:
+        parameters = signature(reward).parameters
+    except ValueError:  # a builtin, which takes no such argument
+        return reward
     if "trainer_state" not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
         return reward
     bound: Any = partial(reward, trainer_state=state)
