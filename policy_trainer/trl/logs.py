@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.python_api.callbacks import Callbacks, OnStep
+from policy_trainer.python_api.callbacks import Callbacks
 from policy_trainer.reporting.metrics import Metrics, without_nan
 from policy_trainer.trainer.observer import Groups, RunStart
 from policy_trainer.trl.cautions import warn_of_unjudged
@@ -37,10 +37,9 @@ class Logs(Callbacks):
         steps: Steps,
         *,
         rows: int | None,
-        on_step: OnStep | None = None,
     ) -> None:
         """rows: number of training rows; None without a dataset."""
-        super().__init__(callbacks, on_step, args=args)
+        super().__init__(callbacks, args=args)
         self.summary: Metrics = {}
         self.entropy_coef = args.entropy_coef
         self._trl, self._steps, self._rows = args, steps, rows
