@@ -115,7 +115,7 @@ def adapters(config: Any, quantization: Any, model: Any) -> dict[str, Any]:
     its name. Raises UserError for unsupported fields."""
     if not hasattr(config, "lora_alpha"):
         name = type(config).__name__
-        raise UserError(f"peft_config: must be a peft.LoraConfig, got {name}: prompt-learning methods are not supported")
+        raise UserError(f"peft_config: must be a peft.LoraConfig, got {name}: prompt-learning is not supported")
     plain = asdict(type(config)())
     for name, value in asdict(config).items():
         if name == "lora_dropout" and value:
