@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceConfig, SamplingConfig, TrainConfig
@@ -47,3 +48,14 @@ def ready_groups(batches: Sequence[Batch], loss: LossConfig) -> list[Group]:
     groups = with_old_logps(groups, loss, recompute)
     values = advantages(groups, loss)
     return [replace(group, advantages=computed) for group, computed in zip(groups, values, strict=True)]
+
+
+def assert_near(got: Mapping[str, Any], expected: Mapping[str, Any], **bounds: float) -> None:
+    """Statistics of a step as dicts, with those of its updates; bounds: of pytest.approx."""
+    (of_step, updates), (expected_of_step, expected_updates) = (
+        ({name: value for name, value in each.items() if name != "each_update"}, each["each_update"])
+        for each in (got, expected)
+    )
+    assert of_step == pytest.approx(expected_of_step, nan_ok=True, **bounds)
+    for update, expected_update in zip(updates, expected_updates, strict=True):
+        assert update == pytest.approx(expected_update, nan_ok=True, **bounds)

@@ -17,7 +17,7 @@ from policy_trainer.config import EntropyConfig, LossConfig, OptimizerConfig
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
-from tests.policy_trainer.learner.steps import make_learner
+from tests.policy_trainer.learner.steps import assert_near, make_learner
 from tests.policy_trainer.proofs.batches import STEP, completions_of, permuted, random_batches, with_turns
 from tests.policy_trainer.proofs.cases import WEIGHTS
 from tests.policy_trainer.proofs.oracle import Completion, step_loss, teaches
@@ -74,7 +74,7 @@ def weights(model: PreTrainedModel) -> Tensor:
 
 
 def assert_same(got: tuple[StepStats, Tensor], want: tuple[StepStats, Tensor], config: LossConfig) -> None:
-    assert asdict(got[0]) == pytest.approx(asdict(want[0]), rel=1e-6, abs=1e-7, nan_ok=True), config
+    assert_near(asdict(got[0]), asdict(want[0]), rel=1e-6, abs=1e-7)
     assert_close(got[1], want[1], config)
 
 
