@@ -53,7 +53,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path, help="a checkout of TRL, with tests/ and scripts/")
-    parser.add_argument("--hub", type=Path, default=Path(".trl-hub"), help="where its models are made, once")
+    parser.add_argument("--hub", type=Path, default=Path(".venv-trl", "hub"), help="where its models are made, once")
     parser.add_argument("--trl", action="store_true", help="run TRL itself, for comparison")
     parser.add_argument("-k", help="as pytest's -k")
     parser.add_argument("--tsv", type=Path, help="write every test's result there")
