@@ -22,17 +22,17 @@ INITIAL_MODEL = "initial-model"
 _CHECKPOINT = "checkpoint-"
 
 
-def show_checkpoint(saved: Path, state: "TrainerState", updates: int) -> Path:
+def show_checkpoint(saved: Path, state: "TrainerState", updates_after: Callable[[int], int]) -> Path:
     """Links a checkpoint of the run as `checkpoint-N`, N being the optimizer updates so far, and writes the state.
 
-    Removes links to checkpoints that no longer exist, and renames anything else of that name. updates: optimizer
-    updates in a step. Returns the link, or the checkpoint if the file system has no links.
+    Removes links to checkpoints that no longer exist, and renames anything else of that name. updates_after: N after so
+    many steps. Returns the link, or the checkpoint if the file system has no links.
     """
     from policy_trainer.ranks.export import DESCRIPTION
     from shared.models import is_adapter
 
-    output_dir, number = saved.parent.parent, (_step(saved) or 0) * updates
-    link = output_dir / f"{_CHECKPOINT}{min(number, state.max_steps) if state.max_steps > 0 else number}"
+    output_dir = saved.parent.parent
+    link = output_dir / f"{_CHECKPOINT}{updates_after(_step(saved) or 0)}"
     _unlink(old for old in _links(output_dir) if old == link or not old.exists())
     if link.exists() or link.is_symlink():  # such as a checkpoint of TRL's, which would overwrite it
         aside = _free(output_dir / f"earlier-{link.name}")

@@ -88,7 +88,8 @@ class GRPOTrainer:
         self._environments = environment_factory
         rows, shuffle = training_rows(train_dataset, self.args, environment_factory)
         self._rows = rows
-        steps = count_steps(self.args, None if rows is None else len(rows))
+        number = None if rows is None else len(rows)
+        steps = count_steps(self.args, number)
         in_chat = rows is None or not isinstance(rows[0].get("prompt"), str)  # a text is used as is, as in TRL
         given = settings(self.args, steps, in_chat=in_chat, evaluates=evaluates)
         given["loss"].setdefault("router_aux_loss_coef", "model")
@@ -97,10 +98,8 @@ class GRPOTrainer:
         if processing_class is not None:
             self.processing_class = processing_class
         given |= self._policy(model, processing_class, peft_config, quantization_config, given)
-        self.observer = Logs(
-            callback_input(callbacks or ()), self.args, steps, rows=None if rows is None else len(rows)
-        )
-        self.observer.on_checkpoint = partial(self._show_checkpoint, steps.updates)
+        self.observer = Logs(callback_input(callbacks or ()), self.args, steps, rows=number)
+        self.observer.on_checkpoint = partial(self._show_checkpoint, steps.after)
         self.state = self.observer.state
         self.reward_funcs = functions
         self.reward_processing_classes = tokenizers or [None] * len(functions)
@@ -235,10 +234,10 @@ class GRPOTrainer:
 
         return Checkpoints(RunDirectory(self._grpo.config.run_dir).checkpoints, keep=1).newest()
 
-    def _show_checkpoint(self, updates: int, saved: Path) -> None:
+    def _show_checkpoint(self, updates_after: Callable[[int], int], saved: Path) -> None:
         if self.args.save_strategy == "no":
             return
-        link = show_checkpoint(saved, self.state, updates)
+        link = show_checkpoint(saved, self.state, updates_after)
         self.create_model_card()
         if self._repository:
             shutil.copy(Path(self.args.output_dir, "README.md"), saved)

@@ -316,7 +316,7 @@ def test_the_saved_model_is_whole_and_plain(family: str, tmp_path: Path, tokeniz
         TrainState(step=1), partial(write_weights, model, tokenizer, learner(model).weights)
     )
     export(saved := checkpoint.finish(), tmp_path / "exported")
-    show_checkpoint(saved, TrainerState(), updates=1)  # which hides config.json
+    show_checkpoint(saved, TrainerState(), int)  # which hides config.json
     export(saved, tmp_path / "exported from a link")
     for place in ("exported", "exported from a link"):
         exported = AutoModelForCausalLM.from_pretrained(tmp_path / place).state_dict()

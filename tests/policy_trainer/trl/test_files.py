@@ -12,6 +12,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.checkpoint import TrainState, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.files import as_begun, begin_anew, keep, resume_from, show_checkpoint
+from policy_trainer.trl.steps import Steps
 from shared.errors import UserError
 
 
@@ -30,7 +31,8 @@ def test_checkpoints_are_numbered_by_updates(tmp_path: Path) -> None:
     state = TrainerState(max_steps=7, global_step=4, log_history=[{"loss": 0.5, "step": 4}])
     first = save(tmp_path, 1)
     state.best_model_checkpoint = str(first)
-    show_checkpoint(first, state, updates=4)
+    steps = Steps(batches=1, iterations=1, minibatches=4, max_updates=7, of_epoch=None, epoch=7)
+    show_checkpoint(first, state, steps.after)
     link = tmp_path / "checkpoint-4"
     assert get_last_checkpoint(str(tmp_path)) == str(link) and read_state(link) == TrainState(step=1)
     assert state.best_model_checkpoint == str(link)
@@ -39,7 +41,7 @@ def test_checkpoints_are_numbered_by_updates(tmp_path: Path) -> None:
 
     (tmp_path / "checkpoint-9").mkdir()  # not a link: it is somebody's
     first.rename(tmp_path / "removed")  # as save_total_limit does
-    show_checkpoint(save(tmp_path, 2), state, updates=4)
+    show_checkpoint(save(tmp_path, 2), state, steps.after)
     names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
     assert names == ["checkpoint-7", "checkpoint-9"], "the last step has fewer updates"
     (tmp_path / "moved").mkdir()
@@ -52,10 +54,10 @@ def test_a_checkpoint_of_adapters_is_no_whole_model(tmp_path: Path) -> None:
     saved = save(tmp_path, 1)
     for name in ("config.json", "generation_config.json", "adapter_config.json"):
         (saved / name).write_text("{}")
-    show_checkpoint(saved, TrainerState(), updates=1)
+    show_checkpoint(saved, TrainerState(), int)
     names = {str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file()}
     assert names == {"adapter_config.json", "trainer.json", "trainer_state.json", "base/config.json"}
-    show_checkpoint(saved, TrainerState(), updates=1)
+    show_checkpoint(saved, TrainerState(), int)
     assert (saved / "base/config.json").exists()
 
 
@@ -68,7 +70,7 @@ def test_what_has_the_name_of_a_checkpoint_is_renamed(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-3").symlink_to("theirs")
     for step in (1, 2, 3):
         with pytest.warns(UserWarning, match=rf"checkpoint-{step} was renamed to earlier-checkpoint-{step}-1$"):
-            link = show_checkpoint(save(tmp_path, step), TrainerState(), updates=1)
+            link = show_checkpoint(save(tmp_path, step), TrainerState(), int)
         assert read_state(link).step == step
     assert (tmp_path / "earlier-checkpoint-1-1/model.safetensors").read_text() == "weights"
     assert (tmp_path / "earlier-checkpoint-2-1").is_file() and (tmp_path / "earlier-checkpoint-3-1").is_symlink()
@@ -81,7 +83,7 @@ def test_a_file_system_without_links_has_checkpoints(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "symlink_to", refuse)
     saved = save(tmp_path, 1)
     with pytest.warns(UserWarning, match=r"^output_dir: .*checkpoint-1 cannot be a link \(not permitted\)"):
-        assert show_checkpoint(saved, TrainerState(), updates=1) == saved
+        assert show_checkpoint(saved, TrainerState(), int) == saved
     assert (saved / "trainer_state.json").exists()
 
 
@@ -91,7 +93,7 @@ def test_an_earlier_run_is_moved_and_kept(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "checkpoint-best").symlink_to("theirs")
     for number in (1, 2):
-        show_checkpoint(save(tmp_path, 3), TrainerState(), updates=1)
+        show_checkpoint(save(tmp_path, 3), TrainerState(), int)
         for name in ("server", "model", "data", "initial-model"):
             (tmp_path / name).mkdir(exist_ok=True)
         with pytest.warns(UserWarning, match=rf"^output_dir: the earlier run .* was moved to .*earlier-run-{number}$"):
@@ -106,7 +108,7 @@ def test_an_earlier_run_is_moved_and_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model", "checkpoints/step-00000003", "checkpoint-3", "checkpoint-500"])
 def test_a_model_that_the_run_needs_is_not_moved(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    show_checkpoint(save(tmp_path, 3), TrainerState(), updates=1)
+    show_checkpoint(save(tmp_path, 3), TrainerState(), int)
     for whole in ("model", "checkpoint-500"):
         (tmp_path / whole).mkdir()
     path = tmp_path / name
@@ -161,7 +163,7 @@ def test_a_run_is_resumed_from_a_checkpoint_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No valid checkpoint found in output directory"):
         resume_from(True, config_of(tmp_path))
     for step in (2, 4, 6):
-        show_checkpoint(save(tmp_path, step), TrainerState(), updates=1)
+        show_checkpoint(save(tmp_path, step), TrainerState(), int)
     resume_from(True, config_of(tmp_path))
     RunDirectory(tmp_path).write_config(config_of(tmp_path))
     with pytest.raises(UserError, match=r"model: .*cannot change it"):
