@@ -92,9 +92,10 @@ class Evaluator:
             unusable = reason or unusable
             if not chunk:
                 continue
-            completions = self._rollouts.sample(sampler, chunk, params, seed + len(answered), on_idle)
-            groups = [(opened.problem, answers) for (opened, _), answers in zip(chunk, completions, strict=True)]
-            judged = self._judged(groups)
+            prompts = [*chunk.values()]
+            completions = self._rollouts.sample(sampler, prompts, params, seed + len(answered), on_idle)
+            groups = [(opened.problem, answers) for (opened, _), answers in zip(prompts, completions, strict=True)]
+            judged = self._judged(groups, [*chunk])
             self._rollouts.release()
             if len(answered) >= _WITH_IMAGES:  # all pictures could fill the memory, and only the first are shown
                 judged = [tuple(replace(item, images=()) for item in group) for group in judged]
@@ -121,8 +122,8 @@ class Evaluator:
             ),
         )
 
-    def _judged(self, groups: Groups) -> list[tuple[Transcript, ...]]:
-        """Of each problem its answers."""
+    def _judged(self, groups: Groups, places: Sequence[int]) -> list[tuple[Transcript, ...]]:
+        """Of each problem its answers. places: of the problems among the held-out ones."""
         judged = self._judge.judge(groups)
         parts = judged[0].parts
         if not measures_correctness(parts):
@@ -133,18 +134,21 @@ class Evaluator:
             scores = iter(self._judge.right([sample for item in judged for sample in item.samples]))
             right = [[float(next(scores)) for _ in item.samples] for item in judged]
         turns = [[turns_of(completion, self._judge.decode) for completion in group] for _, group in groups]
-        return [transcripts(*each) for each in zip(judged, right, turns, strict=True)]
+        return [transcripts(*each) for each in zip(places, judged, right, turns, strict=True)]
 
     def _encode(
         self, problems: Sequence[Problem], start: int, size: int, on_idle: OnIdle
-    ) -> tuple[list[tuple[OpenProblem, EncodedPrompt]], str]:
-        """The problems whose environments can be reset and whose prompts are usable, and the error of an unusable
-        prompt, empty if there is none. start: index of the first problem. size: answers per problem."""
+    ) -> tuple[dict[int, tuple[OpenProblem, EncodedPrompt]], str]:
+        """The problems whose environments can be reset and whose prompts are usable, by their place among the held-out
+        ones, and the error of an unusable prompt, empty if there is none. start: place of the first problem. size:
+        answers per problem."""
         opened = self._rollouts.open(dict(enumerate(problems, _FIRST_INDEX + start)), size, on_idle)
-        encoded, unusable = [], ""
-        for each in filter(None, opened):
+        encoded, unusable = {}, ""
+        for place, each in enumerate(opened, start):
+            if each is None:
+                continue
             try:
-                encoded.append((each, each.encode(self._encoder)))
+                encoded[place] = each, each.encode(self._encoder)
             except UnusablePrompt as error:
                 each.drop()
                 if self._refuse_too_long and isinstance(error, PromptTooLong):

@@ -26,7 +26,8 @@ _OF_SEVERAL = ("num_generations", "pass_at_n")
 class Transcript:
     """A held-out problem and an answer to it. prompt: the problem's text. right: 1 or 0, NaN where the answer could not
     be judged. reward: the total. parts: of each reward. images: the problem's image files; none of later problems.
-    turns: of a rollout of several, whose last is the answer. logged: numbers that rewards logged for it, by name."""
+    turns: of a rollout of several, whose last is the answer. logged: numbers that rewards logged for it, by name.
+    place: of the problem among the held-out ones."""
 
     prompt: str
     completion: str
@@ -40,6 +41,7 @@ class Transcript:
     images: tuple[bytes, ...] = field(default=(), repr=False)
     turns: tuple[SampledTurn, ...] = field(default=(), repr=False)
     logged: Mapping[str, float] = field(default_factory=dict, repr=False)
+    place: int = 0
 
     @property
     def correct(self) -> bool:
@@ -154,11 +156,16 @@ def summarise(answered: Sequence[Sequence[Transcript]], params: SamplingParams, 
         transcripts=tuple(items),
         num_generations=params.num_generations,
         pass_at_n=_mean([float(max(scores) == 1) for scores in graded]),
-        logged={
-            name: _mean([item.logged.get(name, math.nan) for item in items])
-            for name in dict.fromkeys(name for item in items for name in item.logged)
-        },
+        logged=logged_means(items),
     )
+
+
+def logged_means(items: Sequence[Transcript]) -> dict[str, float]:
+    """The numbers that rewards logged, each a mean over the answers that have it."""
+    return {
+        name: _mean([item.logged.get(name, math.nan) for item in items])
+        for name in dict.fromkeys(name for item in items for name in item.logged)
+    }
 
 
 def _mean(scores: Sequence[float]) -> float:
@@ -167,25 +174,26 @@ def _mean(scores: Sequence[float]) -> float:
 
 
 def transcripts(
-    judgement: Judgement, right: Sequence[float], turns: Sequence[tuple[SampledTurn, ...]]
+    place: int, judgement: Judgement, right: Sequence[float], turns: Sequence[tuple[SampledTurn, ...]]
 ) -> tuple[Transcript, ...]:
-    """The answers to one problem."""
+    """The answers to one problem. place: of the problem among the held-out ones."""
     return tuple(
         Transcript(
             sample.problem.prompt or "\n".join(message["content"] for message in sample.problem.messages),
             sample.completion,
             sample.problem.answer,
-            right[place],
-            float(judgement.rewards[place]),
-            {name: float(part[place]) for name, part in judgement.parts.items()},
+            right[number],
+            float(judgement.rewards[number]),
+            {name: float(part[number]) for name, part in judgement.parts.items()},
             sample.tokens,
             sample.finished,
             sample.problem.task,
             sample.problem.images,
-            turns[place],
-            judgement.logged[place].metrics if judgement.logged else {},
+            turns[number],
+            judgement.logged[number].metrics if judgement.logged else {},
+            place,
         )
-        for place, sample in enumerate(judgement.samples)
+        for number, sample in enumerate(judgement.samples)
     )
 
 
@@ -201,10 +209,10 @@ def wilson_interval(successes: float, count: int) -> tuple[float, float]:
 def sampled_groups(evaluation: Evaluation, step: int | None) -> Iterator[SampledGroup]:
     """A group for each problem that was answered and judged. step: None outside of a run."""
     items, size = evaluation.transcripts, evaluation.num_generations
-    return (_sampled_group(items[start : start + size], start // size, step) for start in range(0, len(items), size))
+    return (_sampled_group(items[start : start + size], step) for start in range(0, len(items), size))
 
 
-def _sampled_group(items: Sequence[Transcript], place: int, step: int | None) -> SampledGroup:
+def _sampled_group(items: Sequence[Transcript], step: int | None) -> SampledGroup:
     """items: the answers to one problem."""
     problem = items[0]
     return SampledGroup(
@@ -212,7 +220,7 @@ def _sampled_group(items: Sequence[Transcript], place: int, step: int | None) ->
         kind="eval",
         batch=None,
         task=problem.task or None,
-        problem=place,
+        problem=problem.place,
         prompt=problem.prompt,
         answer=problem.answer or None,
         completions=tuple(

@@ -11,6 +11,7 @@ from policy_trainer.lifecycle.timing import Stopwatch
 if TYPE_CHECKING:  # a program that only makes a run's settings needs no PyTorch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from policy_trainer.evaluation.results import Evaluation
     from policy_trainer.reporting.samples import SampledGroup
 
 Metrics = dict[str, Any]
@@ -61,8 +62,8 @@ class Observer:
     def end_step(self, record: Metrics, groups: Groups) -> None:
         """After an update, with the step's metrics."""
 
-    def figures(self, groups: Groups) -> Metrics:
-        """Further figures of an evaluation, for its record in metrics.jsonl. groups: returns its answers."""
+    def figures(self, evaluation: "Evaluation") -> Metrics:
+        """Further figures of an evaluation, for its record in metrics.jsonl."""
         return {}
 
     def evaluated(self, record: Metrics, *, best: bool) -> None:

@@ -153,7 +153,7 @@ class Reporters:
 
     def evaluation(self, evaluation: Evaluation, step: int, progress: Metrics, *, best: bool) -> None:
         """Reports an evaluation. step: training steps done. progress: the completions and seconds until then."""
-        more = self.observer.figures(lambda: list(sampled_groups(evaluation, step)))
+        more = self.observer.figures(evaluation)
         record = {"step": step, **evaluation.summary(), **progress, **more}
         self.samples.of_evaluation(sampled_groups(evaluation, step))
         self.metrics.write({"kind": "evaluation", **record})

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.config import TrainConfig
@@ -18,7 +19,9 @@ from policy_trainer.trl.steps import Steps
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-# Key of an evaluation's metrics under TRL's names, in its record in metrics.jsonl.
+    from policy_trainer.evaluation.results import Evaluation
+
+# Key of an evaluation's metrics under TRL's names, by the prefix of each dataset, in its record in metrics.jsonl.
 _FIGURES = "trl"
 
 
@@ -49,9 +52,10 @@ class Logs(Callbacks):
         self._measured = 0.0  # seconds of the evaluations logged so far
         self._groups: Groups = list
 
-    def attach(self, config: TrainConfig, names: Mapping[str, str]) -> None:
-        """config: of the run. names: Tandem's name of each reward -> TRL's."""
-        self._config, self._names = config, names
+    def attach(self, config: TrainConfig, names: Mapping[str, str], held_out: Mapping[str, int]) -> None:
+        """config: of the run. names: Tandem's name of each reward -> TRL's. held_out: number of rows of each dataset that
+        the run evaluates on, by the prefix of its metrics."""
+        self._config, self._names, self._held_out = config, names, held_out
 
     def begin(self, run: RunStart) -> None:
         self._window.clear()
@@ -83,7 +87,7 @@ class Logs(Callbacks):
                 if self._is_due():
                     self.state.log_history.append(self._entry())
         elif record["kind"] == "evaluation":
-            self._take_evaluation(record)
+            self.state.log_history += self._evaluations(record)
             self._compare(record)
 
     def end_step(self, record: Metrics, groups: Groups) -> None:
@@ -141,10 +145,23 @@ class Logs(Callbacks):
     def _dated(self, metrics: Mapping[str, Any]) -> Metrics:
         return {**without_nan(metrics), "epoch": self.state.epoch, "step": self.state.global_step}
 
-    def figures(self, groups: Groups) -> Metrics:
-        problems = groups()
+    def figures(self, evaluation: "Evaluation", sizes: Mapping[str, int] | None = None) -> Metrics:
+        """The metrics of each dataset, by their prefix. sizes: number of rows of each dataset, by prefix; None: those of
+        the run."""
         seconds = self.stopwatch.seconds["evaluate"] - self._measured
         self._measured += seconds
+        figures, end = {}, 0
+        for prefix, rows in (sizes or self._held_out).items():
+            start, end = end, end + rows
+            items = tuple(item for item in evaluation.transcripts if start <= item.place < end)
+            part = replace(evaluation, transcripts=items)
+            figures[prefix] = self._figures(part, seconds * len(items) / len(evaluation.transcripts)) if items else {}
+        return {_FIGURES: figures}
+
+    def _figures(self, evaluation: "Evaluation", seconds: float) -> Metrics:
+        from policy_trainer.evaluation.results import logged_means, sampled_groups  # late: they load PyTorch
+
+        problems = list(sampled_groups(evaluation, None))
         batches = math.ceil(len(problems) / self._trl.per_device_eval_batch_size)
         metrics = evaluation_metrics(problems, self._trl, self._names, self._config)
         loss = {"loss": metrics.pop("loss")} if "loss" in metrics else {}
@@ -154,22 +171,24 @@ class Logs(Callbacks):
             "steps_per_second": round(batches / seconds, 3),
         }
         seen = {"num_tokens": float(self.state.num_input_tokens_seen)}
-        return {_FIGURES: without_nan({**loss, **speeds, **seen, **metrics})}
+        return without_nan({**loss, **speeds, **seen, **metrics, **logged_means(evaluation.transcripts)})
 
-    def evaluated(self, record: Metrics, *, best: bool, prefix: str = "eval") -> None:
+    def evaluated(self, record: Metrics, *, best: bool) -> None:
         self.control.should_evaluate = False
-        entry = self._take_evaluation(record, prefix)
-        logs = {name: value for name, value in entry.items() if name != "step"}
-        self._call("on_log", logs=dict(logs))
-        self._call("on_evaluate", metrics=logs)
+        for entry in self._evaluations(record):
+            self.state.log_history.append(entry)
+            logs = {name: value for name, value in entry.items() if name != "step"}
+            self._call("on_log", logs=dict(logs))
+            self._call("on_evaluate", metrics=logs)
         if best:  # after the event: EarlyStoppingCallback compares with the earlier best
             self._keep_best(record)
 
-    def _take_evaluation(self, record: Metrics, prefix: str = "eval") -> Metrics:
-        figures = {**record[_FIGURES], **record.get("logged", {})}
-        entry = self._dated({f"{prefix}_{name}": value for name, value in figures.items()})
-        self.state.log_history.append(entry)
-        return entry
+    def _evaluations(self, record: Metrics) -> list[Metrics]:
+        """The entry of each dataset."""
+        return [
+            self._dated({f"{prefix}_{name}": value for name, value in figures.items()})
+            for prefix, figures in record[_FIGURES].items()
+        ]
 
     def _keep_best(self, record: Metrics) -> None:
         super()._keep_best(record)

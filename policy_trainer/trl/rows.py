@@ -70,6 +70,29 @@ def rows_of(dataset: Any, name: str) -> "Dataset":
     )
 
 
+def held_out_rows(dataset: Any, prefix: str = "eval") -> "tuple[Dataset, dict[str, int]]":
+    """The rows of a dataset, or of several by name, and the number of rows of each by the prefix of its metrics.
+
+    A column that only some datasets have is None in the rows of the others. Raises UserError as `rows_of` does, and for
+    datasets with columns of different types.
+    """
+    from datasets import concatenate_datasets  # slow to import
+
+    if not isinstance(dataset, Mapping):
+        rows = rows_of(dataset, "eval_dataset")
+        return rows, {prefix: len(rows)}
+    several = {name: rows_of(each, f"eval_dataset[{name!r}]") for name, each in dataset.items()}
+    if not several:
+        raise UserError("eval_dataset: has no dataset")
+    try:
+        rows = concatenate_datasets([*several.values()])
+    except ValueError as error:
+        raise UserError(
+            f"eval_dataset: its datasets are evaluated together, so their columns need the same types: {error}"
+        ) from None
+    return rows, {f"{prefix}_{name}": len(each) for name, each in several.items()}
+
+
 def is_stream(dataset: Any) -> bool:
     from datasets import IterableDataset  # slow to import
 

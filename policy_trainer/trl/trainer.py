@@ -29,7 +29,7 @@ from policy_trainer.trl.policy import (
     with_adapters,
 )
 from policy_trainer.trl.rewards import check_rewards, listed, reward_inputs, reward_names
-from policy_trainer.trl.rows import check_environments, rows_of, training_rows
+from policy_trainer.trl.rows import check_environments, held_out_rows, training_rows
 from policy_trainer.trl.steps import count_steps
 from shared.errors import UserError
 
@@ -80,10 +80,6 @@ class GRPOTrainer:
         evaluates = self.args.eval_strategy != "no"
         if evaluates and eval_dataset is None:
             raise UserError("eval_dataset: required by eval_strategy: pass one, or set eval_strategy='no'")
-        if evaluates and isinstance(eval_dataset, Mapping):
-            raise UserError(
-                "eval_dataset: with eval_strategy it must be one dataset: concatenate them, or pass them to evaluate()"
-            )
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._environments = environment_factory
         rows, shuffle = training_rows(train_dataset, self.args, environment_factory)
@@ -110,11 +106,11 @@ class GRPOTrainer:
         )
         # Without an eval_dataset, a tenth of the training rows would be held out.
         nothing = None if rows is None else rows.select([0])
-        self._grpo = self._make(eval_dataset=rows_of(eval_dataset, "eval_dataset") if evaluates else nothing)
+        held_out, sizes = held_out_rows(eval_dataset) if evaluates else (nothing, {})
+        self._grpo = self._make(eval_dataset=held_out)
         self._grpo.observer = self.observer
-        self.observer.attach(
-            self._grpo.config, dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
-        )
+        names = dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
+        self.observer.attach(self._grpo.config, names, sizes)
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)  # scripts write to it before they train
         self._trained: str | None = None  # directory of the trained model, or of its adapters
         self._weights: Path | None = None  # directory of its weights, or adapters
@@ -256,19 +252,17 @@ class GRPOTrainer:
             raise UserError("eval_dataset: evaluation requires an eval_dataset: pass one to evaluate() or the trainer")
         if self._trained is None and "model" in vars(self) and has_learnt(self.model):
             raise UserError("evaluate: before train() it ignores trained adapters: pass model.merge_and_unload()")
-        if isinstance(given, Mapping):
-            several = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
-            return {name: value for metrics in several for name, value in metrics.items()}
-        from policy_trainer.evaluation.results import sampled_groups
         from shared.models import is_adapter
 
+        rows, sizes = held_out_rows(given, metric_key_prefix)
         if self._trained and is_adapter(Path(self._trained)):
             self._trained = merge(Path(self._trained), self._grpo.config.run_dir)
         with self.observer.stopwatch("evaluate"):
-            evaluation = self._make(eval_dataset=rows_of(given, "eval_dataset")).evaluate(self._trained)
-        figures = self.observer.figures(lambda: list(sampled_groups(evaluation, None)))
-        self.observer.evaluated({**evaluation.summary(), **figures}, best=False, prefix=metric_key_prefix)
-        return {name: value for name, value in self.state.log_history[-1].items() if name != "step"}
+            evaluation = self._make(eval_dataset=rows).evaluate(self._trained)
+        figures = self.observer.figures(evaluation, sizes)
+        self.observer.evaluated({**evaluation.summary(), **figures}, best=False)
+        logged = self.state.log_history[-len(sizes) :]
+        return {name: value for entry in logged for name, value in entry.items() if name != "step"}
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Writes the model, or its adapters, and the tokenizer or processor, by default to args.output_dir. With

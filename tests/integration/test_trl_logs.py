@@ -1,8 +1,10 @@
 """The log of one script, under TRL and with the import changed: its names, its steps, its units."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ args = GRPOConfig(
     report_to="none", eval_strategy="steps", eval_steps=2, **{"logging_steps": 1, **MORE},
 )
 trainer = GRPOTrainer(
-    model=MODEL, reward_funcs=letters, args=args, train_dataset=rows, eval_dataset=rows.select(range(2)),
+    model=MODEL, reward_funcs=letters, args=args, train_dataset=rows, eval_dataset=HELD_OUT,
     callbacks=[Recorder],
 )
 output = trainer.train()
@@ -50,13 +52,18 @@ print("LOGS", json.dumps([sorted(output.metrics), trainer.state.log_history, Rec
 """
 # Measured, or drawn by another random generator.
 _SECONDS = ("step_time", "runtime", "per_second")
+# Datasets to evaluate on.
+_ONE = "rows.select(range(2))"
+_TWO = "{'one': rows.select(range(2)), 'two': rows.select(range(2, 3))}"
+_OF_DATASET = re.compile("eval_((one|two)_)?")
 # An evaluation computes no log-probs after sampling.
-_NOT_OF_EVALUATIONS = {"eval_kl", "eval_entropy"}
+_NOT_OF_EVALUATIONS = re.compile(rf"{_OF_DATASET.pattern}(kl|entropy)")
 
 
-def run(package: str, model: Path, directory: Path, more: dict[str, Any]) -> Any:
+def run(package: str, model: Path, directory: Path, more: dict[str, Any], held_out: str) -> Any:
     directory.mkdir()
     code = SCRIPT.replace("IMPORT", package).replace("MODEL", repr(str(model))).replace("MORE", repr(more))
+    code = code.replace("HELD_OUT", held_out)
     (directory / "script.py").write_text(code)
     done = subprocess.run([sys.executable, "script.py"], cwd=directory, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,22 +71,24 @@ def run(package: str, model: Path, directory: Path, more: dict[str, Any]) -> Any
     return json.loads(line.removeprefix("LOGS "))
 
 
-def names_of(entry: dict[str, Any]) -> set[str]:
-    return {*entry} - _NOT_OF_EVALUATIONS
+def names_of(names: Iterable[str]) -> set[str]:
+    return {name for name in names if not _NOT_OF_EVALUATIONS.fullmatch(name)}
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("more", "held_out"),
     [
-        {"max_steps": 4, "num_iterations": 2},
-        pytest.param({"max_steps": 4, "entropy_coef": 0.01, "logging_steps": 3}, marks=pytest.mark.long),
-        pytest.param({"num_train_epochs": 1, "beta": 0.04, "gradient_accumulation_steps": 2}, marks=pytest.mark.long),
+        ({"max_steps": 4, "num_iterations": 2}, _TWO),
+        pytest.param({"max_steps": 4, "entropy_coef": 0.01, "logging_steps": 3}, _ONE, marks=pytest.mark.long),
+        pytest.param(
+            {"num_train_epochs": 1, "beta": 0.04, "gradient_accumulation_steps": 2}, _ONE, marks=pytest.mark.long
+        ),
     ],
-    ids=["iterations", "an entropy bonus", "an epoch"],
+    ids=["iterations, two datasets", "an entropy bonus", "an epoch"],
 )
-def test_the_log_is_that_of_trl(more: dict[str, Any], random_model: Path, tmp_path: Path) -> None:
+def test_the_log_is_that_of_trl(more: dict[str, Any], held_out: str, random_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("trl")
-    theirs, ours = (run(name, random_model, tmp_path / name, more) for name in ("trl", "policy_trainer.trl"))
+    theirs, ours = (run(name, random_model, tmp_path / name, more, held_out) for name in ("trl", "policy_trainer.trl"))
     # After an evaluation TRL's summary lacks what has not been logged since the last log; here it has that always.
     assert {*theirs[0]} <= {*ours[0]}
     # The loss of an evaluation with a KL penalty or an entropy bonus needs log-probs, too.
@@ -96,15 +105,15 @@ def test_the_log_is_that_of_trl(more: dict[str, Any], random_model: Path, tmp_pa
                 assert 0 <= after[name] <= 8
             if name.endswith(_SECONDS):
                 assert after[name] > 0
-        for name in {"entropy", "num_tokens", "eval_num_tokens"} & before.keys():
+        for name in {"entropy", "num_tokens", "eval_one_num_tokens"} & before.keys():
             assert after[name] == pytest.approx(before[name], rel=0.4), name
     assert [entry[:2] for entry in ours[2]] == [entry[:2] for entry in theirs[2]], "the events, and their steps"
     for before, after in zip(theirs[2], ours[2], strict=True):
         if before[0] == "step":
             assert after == pytest.approx(before)
         elif "train_loss" not in before[2]:
-            assert {*after[2]} == {*before[2]} - _NOT_OF_EVALUATIONS - unknown
-    logged = {name.removeprefix("eval_") for entry in theirs[1] for name in entry} - {"step", "lengths"}
+            assert {*after[2]} == names_of(before[2]) - unknown
+    logged = {_OF_DATASET.sub("", name) for entry in theirs[1] for name in entry} - {"step", "lengths"}
     table = {name.replace("NAME", "letters") for name in TRL_METRICS} | {"runtime"}
     table |= {"samples_per_second", "steps_per_second"}
     assert logged <= table, "the page lists every name"

@@ -12,9 +12,11 @@ import pytest
 from transformers import TrainerCallback
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.evaluation.results import Evaluation, Transcript, summarise
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
+from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trl import GRPOConfig
 from policy_trainer.trl.logs import Logs
@@ -59,7 +61,7 @@ def make(tmp_path: Path, callbacks: Any = (), **given: Any) -> Logs:
     steps = count_steps(args, ROWS)
     values = settings(args, steps, in_chat=False, evaluates=True)
     logs = Logs(callbacks, args, steps, rows=ROWS)
-    logs.attach(TrainConfig.model_validate({**values, "model": "m", "rewards": [*NAMES]}), NAMES)
+    logs.attach(TrainConfig.model_validate({**values, "model": "m", "rewards": [*NAMES]}), NAMES, {"eval": 2})
     logs.stopwatch = Stopwatch()
     return logs
 
@@ -93,7 +95,7 @@ class Recorder(TrainerCallback):
         self.logs.append(set(logs))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **others: Any) -> None:
-        self.seen.append(("evaluate", state.global_step, metrics["eval_reward"]))
+        self.seen.append(("evaluate", state.global_step, metrics.get("eval_reward")))
 
 
 def test_the_names_are_those_of_trl(tmp_path: Path) -> None:
@@ -212,6 +214,21 @@ def sampled(*rewards: float) -> SampledGroup:
     return SampledGroup(0, "eval", None, None, 0, "p", None, completions)
 
 
+def answered(problem: int, *rewards: float, **logged: float) -> tuple[Transcript, ...]:
+    """Answers of 1, 2, … tokens to a held-out problem, of which only the first is cut off."""
+    return tuple(
+        Transcript(
+            "p", "x", "", math.nan, reward, {"caller:f": reward, "m:g": math.nan}, number + 1, bool(number), "",
+            logged=logged, place=problem,
+        )
+        for number, reward in enumerate(rewards)
+    )  # fmt: skip
+
+
+def evaluated(*groups: tuple[Transcript, ...]) -> Evaluation:
+    return summarise(groups, SamplingParams(len(groups[0]), 8, 1.0), left_out=0)
+
+
 def test_an_evaluation_has_trls_names(tmp_path: Path) -> None:
     """Two batches, of one group each."""
     callback = Recorder()
@@ -220,8 +237,8 @@ def test_an_evaluation_has_trls_names(tmp_path: Path) -> None:
     begin(logs)
     logs.end_step(record(1), list)
     logs.stopwatch.seconds["evaluate"] = 2.0
-    figures = logs.figures(lambda: [sampled(0.0, 2.0), sampled(1.0, 1.0)])
-    evaluation = {"kind": "evaluation", "step": 1, "reward": 1.0, "rewards": {}, "logged": {"mine": 2.5}, **figures}
+    figures = logs.figures(evaluated(answered(0, 0.0, 2.0, mine=2.0), answered(1, 1.0, 1.0, mine=3.0)))
+    evaluation = {"kind": "evaluation", "step": 1, "reward": 1.0, "rewards": {}, **figures}
     logs.evaluated(evaluation, best=True)
     entry = logs.state.log_history[-1]
     assert {name.removeprefix("eval_") for name in entry} == (OF_BATCH | OF_UPDATE | {"step"}) - {
@@ -238,15 +255,31 @@ def test_an_evaluation_has_trls_names(tmp_path: Path) -> None:
     assert (logs.state.best_metric, logs.state.best_global_step) == (1.0, 1)
 
 
+def test_each_dataset_has_an_entry(tmp_path: Path) -> None:
+    """The first problem of the second dataset was left out, and all of the third."""
+    callback = Recorder()
+    logs = make(tmp_path, [callback], max_steps=1, num_generations_eval=2, per_device_eval_batch_size=2)
+    begin(logs)
+    logs.stopwatch.seconds["evaluate"] = 2.0
+    groups = (answered(0, 0.0, 2.0), answered(2, 3.0, 3.0, mine=1.0), answered(3, 5.0, 5.0), answered(4, 7.0, 7.0))
+    figures = logs.figures(evaluated(*groups), {"eval_a": 1, "eval_b": 3, "eval_c": 1, "test_d": 1})
+    logs.evaluated({"kind": "evaluation", "step": 0, "reward": 4.0, "rewards": {}, **figures}, best=False)
+    a, b, c, d = logs.state.log_history
+    assert (a["eval_a_reward"], b["eval_b_reward"], c["eval_c_reward"]) == (1.0, 4.0, 7.0)
+    assert (a["eval_a_runtime"], b["eval_b_runtime"]) == (0.5, 1.0) and b["eval_b_mine"] == 1.0
+    assert "eval_a_mine" not in a and {*d} == {"epoch", "step"}
+    assert callback.logs == [{*entry} - {"step"} for entry in (a, b, c, d)]
+
+
 def test_an_evaluation_masks_truncated_completions_as_training_does(tmp_path: Path) -> None:
     """The first of each group was cut off, and counts for the advantage of the other one."""
     given = {"num_generations_eval": 2, "per_device_eval_batch_size": 2, "mask_truncated_completions": True}
     logs = make(tmp_path, max_steps=1, **given)
     begin(logs)
     logs.stopwatch.seconds["evaluate"] = 2.0
-    cut_off = replace(sampled(0.0), completions=sampled(0.0).completions * 2)
-    figures = logs.figures(lambda: [sampled(0.0, 2.0), cut_off])
-    assert figures["trl"]["loss"] == pytest.approx((-math.sqrt(0.5) + 0) / 2, rel=1e-3)
+    cut_off = answered(1, 0.0) * 2
+    figures = logs.figures(evaluated(answered(0, 0.0, 2.0), cut_off))
+    assert figures["trl"]["eval"]["loss"] == pytest.approx((-math.sqrt(0.5) + 0) / 2, rel=1e-3)
 
 
 def test_a_resumed_run_has_the_same_history(tmp_path: Path) -> None:
@@ -260,7 +293,7 @@ def test_a_resumed_run_has_the_same_history(tmp_path: Path) -> None:
         logs.end_step(past[-1], list)
         logs.stopwatch.seconds["evaluate"] = float(step)
         past.append({"kind": "evaluation", "step": step, "reward": 2.0 - step, "rewards": {}})
-        past[-1] |= logs.figures(lambda: [sampled(0.0, 2.0)])
+        past[-1] |= logs.figures(evaluated(answered(0, 0.0, 2.0)))
         logs.evaluated(past[-1], best=step == 1)
     past.append({"kind": "health", "step": 2})
     resumed = make_logs()
@@ -309,6 +342,6 @@ def test_the_latest_completions_are_columns(tmp_path: Path) -> None:
 def test_rows_are_needed_for_epochs(tmp_path: Path) -> None:
     args = GRPOConfig(str(tmp_path), max_steps=4, logging_steps=1)
     logs = Logs([], args, count_steps(args, None), rows=None)
-    logs.attach(TrainConfig(model="m"), NAMES)
+    logs.attach(TrainConfig(model="m"), NAMES, {})
     history = run(logs, 4)
     assert [each["epoch"] for each in history] == [0.25, 0.5, 0.75, 1.0, 1.0], "as in TRL: of all updates"

@@ -152,8 +152,12 @@ def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: A
         ({"optimizers": (object(), None)}, "optimizers: AdamW is the only optimizer"),
         ({"quantization_config": object()}, "quantization_config: 4-bit weights cannot be trained"),
         (
-            {"eval_dataset": {"a": ROWS}, "config": {"eval_strategy": "steps"}},
-            "eval_dataset: with eval_strategy it must be one",
+            {"eval_dataset": {"a": ROWS, "b": Dataset.from_list([])}, "config": {"eval_strategy": "steps"}},
+            "eval_dataset['b']: must be one non-empty",
+        ),
+        (
+            {"eval_dataset": {"a": ROWS, "b": Dataset.from_list([{"prompt": 1}])}, "config": {"eval_strategy": "steps"}},
+            "eval_dataset: its datasets are evaluated together",
         ),
     ],
 )
