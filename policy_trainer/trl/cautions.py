@@ -27,8 +27,13 @@ def cautions(args: GRPOConfig) -> Iterator[str]:
         yield "importance_sampling_level: vespo computes weights of sequences itself: leave it at 'token'"
 
 
-def refuse_contradictions(args: GRPOConfig, *, adapts: bool) -> None:
-    """Raises UserError, with TRL's argument names. adapts: whether adapters are trained."""
+def refuse_contradictions(args: GRPOConfig, *, adapts: bool, in_4bit: bool, held_out: bool) -> None:
+    """Raises UserError, with TRL's argument names. adapts: whether adapters are trained. in_4bit: whether the weights
+    are quantised. held_out: whether there is an eval_dataset."""
+    if in_4bit and not adapts:
+        raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
+    if args.eval_strategy != "no" and not held_out:
+        raise UserError("eval_dataset: required by eval_strategy: pass one, or set eval_strategy='no'")
     if not args.sync_ref_model:
         return
     if args.beta == 0:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 # Fields without a setting of which some values are supported: mapping.py checks them.
-_LOOKED_AT = {
+_PARTLY_SUPPORTED = {
     "accelerator_config", "cast_lm_head_to_fp32", "eval_strategy", "greater_is_better", "hub_always_push",
     "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token", "load_best_model_at_end",
     "logging_first_step", "logging_steps", "logging_strategy", "metric_for_best_model", "project", "push_to_hub",
@@ -108,11 +108,11 @@ def refuse_unknown(given: Mapping[str, Any]) -> None:
             raise UserError(f"{name} is not a field of GRPOConfig in TRL 1.16{hint}")
         ours, note = TRL_ENTRIES[name]
         default = TRL_DEFAULTS[name]
-        if ours == "-" and name not in _LOOKED_AT and (value or None) != (default or None):
+        if ours == "-" and name not in _PARTLY_SUPPORTED and (value or None) != (default or None):
             raise UserError(f"{name}: only TRL's default, {default!r}, is supported: {note}")
 
 
-def own_config(args: Any) -> GRPOConfig:
+def checked_config(args: Any) -> GRPOConfig:
     """A trainer's GRPOConfig, checked again, since a script may have changed its fields. TRL's own is converted.
 
     Raises UserError, as GRPOConfig does.

@@ -54,7 +54,7 @@ def show_checkpoint(saved: Path, state: "TrainerState", updates_after: Callable[
     return link
 
 
-def begin_anew(config: TrainConfig) -> None:
+def move_earlier_run(config: TrainConfig) -> None:
     """Moves an earlier run in output_dir to output_dir/earlier-run-K, where TRL would overwrite its files.
 
     Raises UserError if another trainer is running there, and for a model that would be moved.

@@ -53,8 +53,8 @@ class Logs(Callbacks):
         self._groups: Groups = list
 
     def attach(self, config: TrainConfig, names: Mapping[str, str], held_out: Mapping[str, int]) -> None:
-        """config: of the run. names: Tandem's name of each reward -> TRL's. held_out: number of rows of each dataset that
-        the run evaluates on, by the prefix of its metrics."""
+        """config: of the run. names: Tandem's name of each reward -> TRL's. held_out: the number of rows of each
+        evaluation dataset, by the prefix of its metrics."""
         self._config, self._names, self._held_out = config, names, held_out
 
     def begin(self, run: RunStart) -> None:
@@ -146,8 +146,8 @@ class Logs(Callbacks):
         return {**without_nan(metrics), "epoch": self.state.epoch, "step": self.state.global_step}
 
     def figures(self, evaluation: "Evaluation", sizes: Mapping[str, int] | None = None) -> Metrics:
-        """The metrics of each dataset, by their prefix. sizes: number of rows of each dataset, by prefix; None: those of
-        the run."""
+        """The metrics of each dataset, by their prefix. sizes: the number of rows of each dataset, by prefix; None: of
+        the run's."""
         seconds = self.stopwatch.seconds["evaluate"] - self._measured
         self._measured += seconds
         figures, end = {}, 0

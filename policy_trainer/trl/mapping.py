@@ -119,7 +119,7 @@ def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
         "max_updates": steps.max_updates if steps.max_updates % steps.updates else None,
         "num_iterations": steps.iterations,
         "report_to": [name for name in trackers if name != "none"],
-        "checkpoint.save_steps": steps.of(every, "save_steps"),
+        "checkpoint.save_steps": steps.to_tandem(every, "save_steps"),
         "checkpoint.save_total_limit": args.save_total_limit or NEVER,
         "groups_per_step": args.generation_batch_size // args.num_generations * steps.batches,
         "minibatches": steps.minibatches,
@@ -272,15 +272,15 @@ def _corrections(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 def _evaluations(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     every = args.logging_steps if args.eval_steps is None else args.eval_steps
     every = (steps.of_epoch or NEVER) * steps.updates if args.eval_strategy == "epoch" else every
-    return {"evaluation.problems": NEVER, "evaluation.eval_steps": steps.of(every, "eval_steps")}
+    return {"evaluation.problems": NEVER, "evaluation.eval_steps": steps.to_tandem(every, "eval_steps")}
 
 
 def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     """Reference, samples, and the limits of reward functions, which TRL does not limit."""
     prompts = args.num_completions_to_print and math.ceil(args.num_completions_to_print / args.num_generations)
-    synced, every = args.sync_ref_model, steps.of(args.logging_steps, "logging_steps")
+    synced, every = args.sync_ref_model, steps.to_tandem(args.logging_steps, "logging_steps")
     return {
-        "reference.sync_steps": steps.of(args.ref_model_sync_steps, "ref_model_sync_steps") if synced else 0,
+        "reference.sync_steps": steps.to_tandem(args.ref_model_sync_steps, "ref_model_sync_steps") if synced else 0,
         "reference.decay": 1 - args.ref_model_mixup_alpha if synced else 0.0,
         "show_samples": args.log_completions,
         "samples.every": every if args.log_completions else None,

@@ -24,7 +24,7 @@ _IDLE = {
 _tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id")
 
 
-def place(model: Any, processing: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
+def saved_path(model: Any, processing: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
     """The path of the model with this tokenizer, or with this processor and its tokenizer. Unless a directory has them
     together, they are written next to `target`, as `keep` does.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.trl.config import GRPOConfig
-from policy_trainer.trl.objects import place
+from policy_trainer.trl.objects import saved_path
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def reward_inputs(rewards: list[Any], tokenizers: list[Any], run_dir: Path, stat
     processes cannot load are written to `run_dir`. state: for functions that take `trainer_state`."""
     pairs = enumerate(zip(rewards, tokenizers or [None] * len(rewards), strict=True))
     return [
-        f"model/{place(reward, tokenizer, run_dir / f'reward-model-{number}', scores=True)}"
+        f"model/{saved_path(reward, tokenizer, run_dir / f'reward-model-{number}', scores=True)}"
         if isinstance(reward, str) or hasattr(reward, "config")
         else _with_state(reward, state)
         for number, (reward, tokenizer) in pairs

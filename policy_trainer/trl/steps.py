@@ -40,7 +40,7 @@ class Steps(NamedTuple):
         """Updates after so many of our steps."""
         return min(step * self.updates, self.max_updates)
 
-    def of(self, count: float, name: str) -> int:
+    def to_tandem(self, count: float, name: str) -> int:
         """Tandem's steps for a number of TRL's, or below 1 for a share of all of them; rounded up."""
         wanted = math.ceil(count * self.max_updates) if 0 < count < 1 else int(count)
         if wanted < 1:

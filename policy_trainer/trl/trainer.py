@@ -12,13 +12,13 @@ from policy_trainer.python_api.callbacks import callback_input
 from policy_trainer.python_api.grpo import GRPO, environment
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.cautions import cautions, log, refuse_contradictions
-from policy_trainer.trl.config import GRPOConfig, own_config
-from policy_trainer.trl.files import INITIAL_MODEL, as_begun, begin_anew, merge, resume_from, show_checkpoint
+from policy_trainer.trl.config import GRPOConfig, checked_config
+from policy_trainer.trl.files import INITIAL_MODEL, as_begun, merge, move_earlier_run, resume_from, show_checkpoint
 from policy_trainer.trl.hub import Repository, model_card
 from policy_trainer.trl.logs import Logs
 from policy_trainer.trl.mapping import in_trls_names, model_dtype, precision, settings, tracker_variables
 from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
-from policy_trainer.trl.objects import adapters, is_adapted, load_processing, place
+from policy_trainer.trl.objects import adapters, is_adapted, load_processing, saved_path
 from policy_trainer.trl.policy import (
     check_adapted,
     has_learnt,
@@ -46,6 +46,7 @@ class GRPOTrainer:
     Raises UserError, with TRL's argument name, for arguments that Tandem cannot honour.
     """
 
+    @in_trls_names()
     def __init__(
         self,
         model: Any,
@@ -66,20 +67,17 @@ class GRPOTrainer:
         for name, values in (("rollout_func", (rollout_func,)), ("optimizers", optimizers)):
             if any(value is not None for value in values):
                 raise UserError(f"{name}: {TRL_ENTRIES[name][1]}")
-        if quantization_config is not None and peft_config is None:
-            raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
         default = f"{Path(str(getattr(model, 'name_or_path', model))).name}-GRPO"
-        self.args = own_config(args or GRPOConfig(default))
+        self.args = checked_config(args or GRPOConfig(default))
         functions, tokenizers = listed(reward_funcs), listed(reward_processing_classes)
         check_rewards(self.args, functions, tokenizers, environment_factory)
-        refuse_contradictions(self.args, adapts=peft_config is not None)
+        in_4bit, held_out = quantization_config is not None, eval_dataset is not None
+        refuse_contradictions(self.args, adapts=peft_config is not None, in_4bit=in_4bit, held_out=held_out)
         for caution in cautions(self.args):
             log.warning(caution)
         if not self.args.use_vllm:  # before anything here imports PyTorch
             prepare_fork_server("cpu" if self.args.use_cpu else "auto")
         evaluates = self.args.eval_strategy != "no"
-        if evaluates and eval_dataset is None:
-            raise UserError("eval_dataset: required by eval_strategy: pass one, or set eval_strategy='no'")
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._environments = environment_factory
         rows, shuffle = training_rows(train_dataset, self.args, environment_factory)
@@ -106,8 +104,8 @@ class GRPOTrainer:
         )
         # Without an eval_dataset, a tenth of the training rows would be held out.
         nothing = None if rows is None else rows.select([0])
-        held_out, sizes = held_out_rows(eval_dataset) if evaluates else (nothing, {})
-        self._grpo = self._make(eval_dataset=held_out)
+        eval_rows, sizes = held_out_rows(eval_dataset) if evaluates else (nothing, {})
+        self._grpo = self._make(eval_dataset=eval_rows)
         self._grpo.observer = self.observer
         names = dict(zip(self._grpo.config.rewards, self.reward_func_names, strict=False))
         self.observer.attach(self._grpo.config, names, sizes)
@@ -124,7 +122,7 @@ class GRPOTrainer:
             check_adapted(model, peft, beta=self.args.beta)
             peft = model.peft_config["default"]
         target = Path(self.args.output_dir, INITIAL_MODEL).absolute()
-        path = place(model, processing, target, revision=given.get("revision"))
+        path = saved_path(model, processing, target, revision=given.get("revision"))
         self._peft_config, self._name = peft, str(getattr(model, "name_or_path", model))
         self._dtype = str(model.dtype).removeprefix("torch.") if hasattr(model, "config") else model_dtype(self.args)
         dtype, masters = precision(self.args, self._dtype, adapters=peft is not None, in_4bit=quantization is not None)
@@ -176,6 +174,7 @@ class GRPOTrainer:
     def processing_class(self) -> Any:
         return load_processing(self._grpo.config)
 
+    @in_trls_names()
     def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> Any:
         """Trains to the last step. True resumes from the newest checkpoint in output_dir, a path from that one.
 
@@ -191,7 +190,7 @@ class GRPOTrainer:
             )
         check_environments(self._rows, self._environments)
         self.observer.summary = {}  # a run that is stopped while its model loads has none
-        with in_trls_names(), environment(tracker_variables(self.args)):
+        with environment(tracker_variables(self.args)):
             self._run(wanted)
         if self._repository:
             self._repository.finish()
@@ -206,7 +205,7 @@ class GRPOTrainer:
             grpo.config = as_begun(grpo.config)
             resume_from(wanted, grpo.config.model_copy(update={"resume": True}))
         else:
-            begin_anew(grpo.config)
+            move_earlier_run(grpo.config)
         if adapted and not wanted and "model" in vars(self):
             lora = lora.model_copy(update={"path": save_adapters(self.model, run_dir)})
         grpo.config = grpo.config.model_copy(update={"resume": bool(wanted), "lora": lora})
@@ -239,6 +238,7 @@ class GRPOTrainer:
             shutil.copy(Path(self.args.output_dir, "README.md"), saved)
             self._repository.upload_checkpoint(link, f"Training in progress, step {self.state.global_step}")
 
+    @in_trls_names()
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, Any]:

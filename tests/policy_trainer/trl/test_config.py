@@ -14,7 +14,7 @@ import torch
 from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import TrainConfig
 from policy_trainer.trl import GRPOConfig
-from policy_trainer.trl.config import own_config
+from policy_trainer.trl.config import checked_config
 from policy_trainer.trl.mapping import model_dtype, precision, settings, tracker_variables
 from policy_trainer.trl.steps import NEVER, count_steps
 from shared.errors import UserError
@@ -75,10 +75,10 @@ def test_trls_own_config_is_read_as_strictly_as_ours(given: dict[str, Any], mess
 
     if message:
         with pytest.raises(UserError, match=f"^{message}"):
-            run_settings(own_config(theirs))
+            run_settings(checked_config(theirs))
         return
     ours = run_settings(GRPOConfig("out", use_cpu=True, **{"bf16": True, "report_to": [], **given}))
-    assert run_settings(own_config(theirs)) == ours
+    assert run_settings(checked_config(theirs)) == ours
 
 
 def test_other_names_are_those_of_the_installed_trl() -> None:
@@ -116,9 +116,9 @@ def test_a_field_that_was_changed_later_is_checked_too() -> None:
     args = GRPOConfig("out")
     args.neftune_noise_alpha = 5.0
     with pytest.raises(UserError, match=r"^neftune_noise_alpha: "):
-        own_config(args)
+        checked_config(args)
     with pytest.raises(UserError, match=r"^args: must be a GRPOConfig, got dict"):
-        own_config({"output_dir": "x"})
+        checked_config({"output_dir": "x"})
 
 
 def test_command_lines_are_read_by_transformers_parser() -> None:

@@ -11,7 +11,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.checkpoint import TrainState, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trl.files import as_begun, begin_anew, keep, resume_from, show_checkpoint
+from policy_trainer.trl.files import as_begun, keep, move_earlier_run, resume_from, show_checkpoint
 from policy_trainer.trl.steps import Steps
 from shared.errors import UserError
 
@@ -88,7 +88,7 @@ def test_a_file_system_without_links_has_checkpoints(tmp_path: Path, monkeypatch
 
 
 def test_an_earlier_run_is_moved_and_kept(tmp_path: Path) -> None:
-    begin_anew(config_of(tmp_path / "new"))
+    move_earlier_run(config_of(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "checkpoint-best").symlink_to("theirs")
@@ -97,7 +97,7 @@ def test_an_earlier_run_is_moved_and_kept(tmp_path: Path) -> None:
         for name in ("server", "model", "data", "initial-model"):
             (tmp_path / name).mkdir(exist_ok=True)
         with pytest.warns(UserWarning, match=rf"^output_dir: the earlier run .* was moved to .*earlier-run-{number}$"):
-            begin_anew(config_of(tmp_path))
+            move_earlier_run(config_of(tmp_path))
         place = tmp_path / f"earlier-run-{number}"
         assert {path.name for path in place.iterdir()} == {"checkpoints", "server", "model", "checkpoint-3"}
         assert read_state(place / "checkpoint-3").step == 3
@@ -116,10 +116,10 @@ def test_a_model_that_the_run_needs_is_not_moved(name: str, tmp_path: Path, monk
     relative = path.relative_to(tmp_path.parent)
     for given in ({"model": str(path)}, {"model": str(relative)}, {"rewards": [f"model/{path}"]}):
         with pytest.raises(UserError, match=rf"^output_dir: .*{name}, which it needs; choose another output_dir"):
-            begin_anew(config_of(tmp_path, **given))
+            move_earlier_run(config_of(tmp_path, **given))
     assert path.is_dir() and not (tmp_path / "earlier-run-1").exists()
     with pytest.warns(UserWarning, match="was moved"):
-        begin_anew(config_of(tmp_path, model=str(tmp_path)))  # files next to those of the run
+        move_earlier_run(config_of(tmp_path, model=str(tmp_path)))  # files next to those of the run
 
 
 def test_what_was_given_keeps_its_name(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_resumed_run_has_the_model_that_it_began_with(tmp_path: Path) -> None:
 def test_a_run_at_work_is_not_moved(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with RunDirectory(tmp_path).hold(), pytest.raises(UserError, match="another trainer is at work"):
-        begin_anew(config_of(tmp_path))
+        move_earlier_run(config_of(tmp_path))
     assert RunDirectory(tmp_path).has_trained() and not (tmp_path / "earlier-run-1").exists()
 
 

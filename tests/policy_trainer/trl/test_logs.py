@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

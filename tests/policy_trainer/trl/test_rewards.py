@@ -2,6 +2,7 @@
 
 import logging
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,9 +65,10 @@ def test_cautions(given: dict[str, Any], warning: str) -> None:
     [({}, False, "sync_ref_model: .* while `beta=0.0`"), ({"beta": 0.1}, True, "sync_ref_model: with adapters")],
 )
 def test_a_reference_that_cannot_be_synchronised(given: dict[str, Any], adapts: bool, message: str) -> None:
-    refuse_contradictions(GRPOConfig("out", **given), adapts=adapts)
+    check = partial(refuse_contradictions, adapts=adapts, in_4bit=False, held_out=False)
+    check(GRPOConfig("out", **given))
     with pytest.raises(UserError, match=f"^{message}"):
-        refuse_contradictions(GRPOConfig("out", sync_ref_model=True, **given), adapts=adapts)
+        check(GRPOConfig("out", sync_ref_model=True, **given))
 
 
 def test_completions_that_nothing_judged_are_shown(caplog: pytest.LogCaptureFixture) -> None:
