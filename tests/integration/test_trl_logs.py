@@ -53,8 +53,8 @@ print("LOGS", json.dumps([sorted(output.metrics), trainer.state.log_history, Rec
 # Measured, or drawn by another random generator.
 _SECONDS = ("step_time", "runtime", "per_second")
 # Datasets to evaluate on.
-_ONE = "rows.select(range(2))"
-_TWO = "{'one': rows.select(range(2)), 'two': rows.select(range(2, 3))}"
+_SINGLE = "rows.select(range(2))"
+_SEVERAL = "{'one': rows.select(range(2)), 'two': rows.select(range(2, 3))}"
 _OF_DATASET = re.compile("eval_((one|two)_)?")
 # An evaluation computes no log-probs after sampling.
 _NOT_OF_EVALUATIONS = re.compile(rf"{_OF_DATASET.pattern}(kl|entropy)")
@@ -78,10 +78,10 @@ def names_of(names: Iterable[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("more", "held_out"),
     [
-        ({"max_steps": 4, "num_iterations": 2}, _TWO),
-        pytest.param({"max_steps": 4, "entropy_coef": 0.01, "logging_steps": 3}, _ONE, marks=pytest.mark.long),
+        ({"max_steps": 4, "num_iterations": 2}, _SEVERAL),
+        pytest.param({"max_steps": 4, "entropy_coef": 0.01, "logging_steps": 3}, _SINGLE, marks=pytest.mark.long),
         pytest.param(
-            {"num_train_epochs": 1, "beta": 0.04, "gradient_accumulation_steps": 2}, _ONE, marks=pytest.mark.long
+            {"num_train_epochs": 1, "beta": 0.04, "gradient_accumulation_steps": 2}, _SINGLE, marks=pytest.mark.long
         ),
     ],
     ids=["iterations, two datasets", "an entropy bonus", "an epoch"],
