@@ -37,15 +37,18 @@ CASES ?= 10000
 # every worker and every process of a test would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test processor lint types pytest test-all test-long test-numbers test-ranges test-range test-vllm test-trl bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+.PHONY: help demo test processor lint types pytest pages test-all test-long test-numbers test-ranges test-range test-vllm test-trl bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1, VISION=1: it reads pictures, TOOLS=1: it calls a tool
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(VISION),--vision) $(if $(TOOLS),--tools) $(if $(RESUME),--resume)
 
 test: processor lint types pytest  ## ruff, pyright on the product, then pytest: four minutes
 
-test-all: processor $(TO_TEST)  ## pyright on the tests, and the tests that `make test` leaves out, marked slow: half an hour more
-	$(BIN)/pyright tests
+test-all: processor $(TO_TEST)  ## pyright on tests, benchmarks and tools, and the tests that `make test` leaves out, marked slow: half an hour more
+	$(BIN)/pyright tests benchmarks tools
 	$(PYTEST) -m "slow and not long"
 
 test-long: $(TO_TEST)  ## whole runs through rare events and the other demos, which neither of them runs: half an hour
@@ -77,7 +80,7 @@ test-trl: $(TRL)/.installed  ## TRL's own tests of GRPOTrainer, on policy_traine
 
 bench-vllm: $(VLLM)/.installed-vllm  ## tokens a second of --sampler hf and --sampler vllm, in the environment of test-vllm
 	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
-	$(VLLM)/bin/python -m tests.bench.vllm
+	$(VLLM)/bin/python -m benchmarks.vllm
 
 # Libraries choose their kernels by processor, so a numerical failure may depend on it.
 processor: $(TO_TEST)
@@ -93,19 +96,22 @@ types: $(TO_TEST)
 pytest: $(TO_TEST)
 	$(PYTEST) -m "not slow and not long"
 
+pages: $(TO_TEST)  ## write the generated parts of docs/ anew: settings, metrics, presets, models, TRL's names
+	for page in settings metrics presets models trl; do $(BIN)/python -m tools.$${page}_page || exit; done
+
 bench: $(TO_TEST)  ## speed and memory as ratios, both sides in one run
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m benchmarks
 
 bench-gpu: $(TO_TEST)  ## every figure of a GPU, or small ones of a CPU: ARGS="--sizes 3B --json gpu.json"
-	$(BIN)/python -m tests.bench.gpu $(ARGS)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 bench-trl: $(TO_TEST)  ## the first step, a training step and the demo, compared with TRL's GRPOTrainer
-	$(BIN)/python -m tests.bench.trl_start
-	$(BIN)/python -m tests.bench.trl_step
-	$(BIN)/python -m tests.bench.trl_demo
+	$(BIN)/python -m benchmarks.trl_start
+	$(BIN)/python -m benchmarks.trl_step
+	$(BIN)/python -m benchmarks.trl_demo
 
 curves: $(TO_TEST)  ## learning curves of every algorithm: ARGS="--presets dapo gspo --seeds 0 --steps 50"
-	$(BIN)/python -m tests.bench.curves $(ARGS)
+	$(BIN)/python -m benchmarks.curves $(ARGS)
 
 chaos: $(TO_TEST)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlite|postgresql, ONLY="kill network"
 	$(BIN)/python -m tests.chaos $(ONLY) --cycles $(CYCLES) --seed $(SEED) $(if $(BACKEND),--backend $(BACKEND))

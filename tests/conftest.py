@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup does this
 # Whole folders and files of slow tests: harnesses, whole processes, real waiting. Elsewhere a mark stands at the test.
 SLOW = (
     "api",
-    "bench",
+    "test_benchmarks.py",
     "chaos",
     "docker",
     "fuzz",

@@ -25,6 +25,8 @@ PLACES = [
     "ref_server",
     "shared",
     "tests",
+    "benchmarks",
+    "tools",
 ]
 SUFFIXES = {".py", ".md", ".js", ".html", ".css", ".yaml", ".yml", ".toml", ".json"}
 

@@ -3,8 +3,8 @@
 import pytest
 import transformers
 
-from tests.models_page import COMPARED, LEFT_OUT, PAGE, listed, on_the_page, verdict
 from tests.tiny_models import ARCHITECTURES
+from tools.models_page import COMPARED, LEFT_OUT, PAGE, listed, on_the_page, verdict
 
 LISTED = listed(PAGE.read_text(encoding="utf-8"))
 # One of each kind: decoding attention, windows, some and only recurrent layers, latent attention, two
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_every_architecture_has_a_verdict_or_a_reason() -> None:
-    assert sorted([*LISTED, *LEFT_OUT]) == sorted(ARCHITECTURES), "run: .venv/bin/python -m tests.models_page"
+    assert sorted([*LISTED, *LEFT_OUT]) == sorted(ARCHITECTURES), "run: .venv/bin/python -m tools.models_page"
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_every_architecture_has_a_verdict_or_a_reason() -> None:
 )
 @pytest.mark.filterwarnings("ignore")  # transformers warns about sizes that no model has
 def test_the_verdict_is_as_listed(architecture: str) -> None:
-    assert on_the_page(verdict(architecture)) == LISTED[architecture], "run: .venv/bin/python -m tests.models_page"
+    assert on_the_page(verdict(architecture)) == LISTED[architecture], "run: .venv/bin/python -m tools.models_page"

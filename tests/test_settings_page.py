@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.settings_page import PAGE, page
+from tools.settings_page import PAGE, page
 
 
 def test_the_page_is_as_the_code_writes_it() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python -m tests.settings_page"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python -m tools.settings_page"
 
 
 @pytest.mark.parametrize(

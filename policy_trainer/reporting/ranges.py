@@ -1,6 +1,6 @@
 """The metrics that have a plot, in this order, with their healthy ranges: for warnings, pages and docs/metrics.md.
 
-After a change: `.venv/bin/python -m tests.metrics_page`.
+After a change: `.venv/bin/python -m tools.metrics_page`.
 """
 
 from math import inf

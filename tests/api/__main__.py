@@ -19,9 +19,9 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.processes import serving
 from shared import wire
 from shared.batch import RolloutBatch
-from tests.bench.processes import serving
 from tests.chaos.batches import seeing_batch
 from tests.policy_trainer.vision_models import save_vision_model
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from benchmarks.measure import batch_of
 from shared import wire
 from shared.batch import Array, BatchError, RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward, vision_of
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.vision import Vision
 from shared.pictures import pictures, png
-from tests.bench.measure import batch_of
 from tests.fuzz import native
 from tests.fuzz.stages import refused_in
 from tests.shared.logprobs.vision_families import END, IMAGE, START, VIDEO, VISION_FAMILIES, make_vision, with_images

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from tests.bench.processes import resident_mib, serving
+from benchmarks.processes import resident_mib, serving
 from tests.load import attackers, honest
 from tests.load.crew import Crew, Played, Role
 from tests.load.report import Figure, milliseconds, show, watched

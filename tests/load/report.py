@@ -13,7 +13,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.processes import resident_mib
+from benchmarks.processes import resident_mib
 
 _MIB = 2**20
 

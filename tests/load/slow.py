@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.bench.processes import serving
+from benchmarks.processes import serving
 from tests.load import attackers, honest
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played

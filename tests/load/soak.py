@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from rich.progress import track
 
-from tests.bench.processes import serving
+from benchmarks.processes import serving
 from tests.load import attackers
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played

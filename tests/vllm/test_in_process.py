@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measure import in_child
 from policy_trainer.config import EvalConfig, LoraConfig
 from policy_trainer.sampling.engines import load_sampler
 from policy_trainer.sampling.sampler import Sampler
@@ -11,7 +12,6 @@ from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.errors import UserError
 from shared.models import load_tokenizer
 from shared.settings import from_values
-from tests.bench.measure import in_child
 from tests.vllm.checks import TOLERANCE, check_adapters, check_sampling, update_distances
 from tests.vllm.models import save_adapted
 

@@ -12,7 +12,7 @@ from policy_trainer.config import SftConfig, TrainConfig
 from shared.errors import UserError
 from shared.settings.command_line import spell_option
 from shared.settings.names import explain_unknown, setting_names
-from tests import trl_page
+from tools import trl_page
 
 OURS = {*setting_names(TrainConfig), *setting_names(SftConfig)}
 # Settings of other commands than train.
@@ -66,4 +66,4 @@ def test_every_name_of_trl_has_an_entry() -> None:
 
 def test_the_page_has_the_names() -> None:
     page = trl_page.PAGE.read_text()
-    assert page == trl_page.written(page), "run: .venv/bin/python -m tests.trl_page"
+    assert page == trl_page.written(page), "run: .venv/bin/python -m tools.trl_page"

@@ -18,7 +18,7 @@ from policy_trainer.presets.preset import read_preset, surrogate
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 from shared.settings import from_values, load_settings
-from tests.presets_page import PAGE, written
+from tools.presets_page import PAGE, written
 
 _COUNTDOWN = "Jiayi-Pan/Countdown-Tasks-3to4"
 
@@ -227,4 +227,4 @@ def _letters(text: str) -> str:
 
 def test_the_page_says_what_the_presets_say() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert written(text) == text, "write it anew: .venv/bin/python -m tests.presets_page"
+    assert written(text) == text, "write it anew: .venv/bin/python -m tools.presets_page"

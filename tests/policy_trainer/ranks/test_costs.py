@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ranks import WIDTHS, Case, make_model, measure, planned, sent
 from policy_trainer.trainer import memory
-from tests.bench.ranks import WIDTHS, Case, make_model, measure, planned, sent
 
 # Buffers of the rotary embedding, random states and the like.
 _SMALL = 4096

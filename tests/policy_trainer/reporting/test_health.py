@@ -8,7 +8,7 @@ import pytest
 from policy_trainer.config import LossConfig
 from policy_trainer.reporting.health import Health, diagnose, health_record
 from policy_trainer.reporting.ranges import LONG, STEP_METRICS, WINDOW
-from tests.metrics_page import PAGE, SCRIPT, script, written
+from tools.metrics_page import PAGE, SCRIPT, script, written
 
 WELL: dict[str, Any] = {
     "kind": "step",
@@ -84,7 +84,7 @@ def test_pages_have_the_ranges() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert {name for name in STEP_METRICS if f'<a id="{name}"></a>' not in page} == set()
     files = (page, SCRIPT.read_text(encoding="utf-8"))
-    assert files == (written(page), script()), "run: .venv/bin/python -m tests.metrics_page"
+    assert files == (written(page), script()), "run: .venv/bin/python -m tools.metrics_page"
 
 
 @pytest.mark.parametrize("value", [None, math.nan])

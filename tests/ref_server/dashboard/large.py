@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 from uuid6 import uuid7
 
+from benchmarks.measure import Template
 from ref_server.cli.serve import open_queue
 from ref_server.config import QueueConfig, ServeConfig
 from ref_server.http.app import create_app
@@ -17,7 +18,6 @@ from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, TokenGroup, Training
-from tests.bench.measure import Template
 from tests.ref_server.dashboard.content import lease, upload
 from tests.ref_server.serving import listen, serving
 

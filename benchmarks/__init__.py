@@ -1,0 +1,1 @@
+"""Speed, memory and exactness, as ratios: `python -m benchmarks [name…]`."""

@@ -1,1 +1,0 @@
-"""Speed, memory and exactness, as ratios: `python -m tests.bench [name…]`."""
