@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
@@ -209,16 +208,27 @@ def _label(given: str | Function, here: dict[str, Function]) -> str:
 def importable_name(function: Any) -> str | None:
     """`module:name`, if another process finds this very function there; else None.
 
-    It does not find what a notebook, a script or another function has defined, nor lambdas and methods.
+    It does not find what a notebook, a script or another function has defined, nor lambdas and methods, nor a module
+    that was loaded from its path.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name or module == "__main__" or getattr(sys.modules.get(module), name, None) is not function:
         return None
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return f"{module}:{name}" if spec and spec.has_location else None  # else the module was made in this process
+    origin = getattr(sys.modules[module].__spec__, "origin", None)
+    return f"{module}:{name}" if origin and origin == _origin(module) else None
+
+
+def _origin(module: str) -> str | None:
+    """The file that another process would import as this module. `find_spec` would answer from sys.modules."""
+    path, spec, parts = None, None, module.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+        spec = next(filter(None, specs), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec.origin if spec and spec.has_location else None
 
 
 def _local_name(function: Function, taken: Iterable[str]) -> str:

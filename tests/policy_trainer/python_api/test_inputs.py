@@ -4,7 +4,9 @@ where another process can import them, else they are called in this process."""
 import datetime
 import functools
 import itertools
+import sys
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,23 @@ def test_functions_that_cannot_be_imported_run_here(function: Any) -> None:
     names, here = reward_input(function)
     (name,) = here
     assert names == [f"caller:{name}"]
+
+
+def test_a_module_that_was_loaded_from_its_path_cannot_be_imported(tmp_path: Path, monkeypatch: Any) -> None:
+    """In sys.modules it has a name, and `find_spec` would answer from there. pytest loads its files so."""
+    (tmp_path / "aside.py").write_text("def score(completion): return 1.0\n")
+    spec = spec_from_file_location("aside", tmp_path / "aside.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "aside", module)
+    spec.loader.exec_module(module)
+    assert reward_input(module.score)[0] == ["caller:score"]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert reward_input(module.score)[0] == ["aside:score"]
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "aside.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    assert reward_input(module.score)[0] == ["caller:score"], "others would import another file"
 
 
 def test_names_are_unique_and_parameters_decide_the_calls() -> None:
