@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from policy_trainer.environments.toolbox import method_names
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.objects import saved_path
 from shared.errors import UserError
@@ -83,6 +84,18 @@ def reward_names(rewards: list[Any], environments: Any) -> list[str]:
     such environment."""
     owners = (each for each in _factories(environments) if _owns_reward(each))
     return [*map(_name, rewards), *(_name(each) for each in islice(owners, 1))]
+
+
+def environment_reward(environments: list[Any], **columns: Any) -> list[float | None]:
+    """The rewards that environments compute themselves; None for an environment that does not. TRL has this function
+    among its reward functions, and calls it so."""
+    return [each.get_reward() if hasattr(each, "get_reward") else None for each in environments]
+
+
+def tool_functions(tools: Any, environments: Any) -> list[Any]:
+    """The tools, and the methods of a single environment's class that are tools."""
+    methods = [getattr(environments, name) for name in method_names(environments)] if isclass(environments) else []
+    return [*(tools or ()), *methods]
 
 
 def _name(reward: Any) -> str:

@@ -28,7 +28,14 @@ from policy_trainer.trl.policy import (
     set_weights,
     with_adapters,
 )
-from policy_trainer.trl.rewards import check_rewards, listed, reward_inputs, reward_names
+from policy_trainer.trl.rewards import (
+    check_rewards,
+    environment_reward,
+    listed,
+    reward_inputs,
+    reward_names,
+    tool_functions,
+)
 from policy_trainer.trl.rows import check_environments, held_out_rows, training_rows
 from policy_trainer.trl.steps import count_steps
 from shared.errors import UserError
@@ -95,9 +102,11 @@ class GRPOTrainer:
         self.observer = Logs(callback_input(callbacks or ()), self.args, steps, rows=number)
         self.observer.on_checkpoint = partial(self._show_checkpoint, steps.after)
         self.state = self.observer.state
-        self.reward_funcs = functions
-        self.reward_processing_classes = tokenizers or [None] * len(functions)
         self.reward_func_names = reward_names(functions, environment_factory)
+        of_environments = len(self.reward_func_names) - len(functions)
+        self.reward_funcs = [*functions, *[environment_reward] * of_environments]
+        self.reward_processing_classes = [*(tokenizers or [None] * len(functions)), *[None] * of_environments]
+        self.tools = tool_functions(tools, environment_factory)
         rewards = reward_inputs(functions, tokenizers, Path(self.args.output_dir).absolute(), self.state)
         self._make = partial(
             GRPO, dataset=rows, rewards=rewards, tools=tools or (), environment_factory=environment_factory, **given
@@ -144,6 +153,14 @@ class GRPOTrainer:
     def ref_model(self) -> Any:
         """A copy of the reference model, which the run does not use. None if beta is 0, and with adapters."""
         return load_reference(self._grpo.config, self._dtype, self._checkpoint())
+
+    @property
+    def reward_weights(self) -> "Tensor":
+        """float32, the weight of each of `reward_funcs`; that of environments is 1."""
+        import torch
+
+        given = self.args.reward_weights or []
+        return torch.tensor([*given, *[1.0] * (len(self.reward_funcs) - len(given))])
 
     @property
     def aux_loss_enabled(self) -> bool:

@@ -193,6 +193,32 @@ def test_an_environment_may_have_the_problems(tmp_path: Path) -> None:
     assert config.task == "environment" and config.environment == ["caller:Counter"] and len(config.tools) == 1
 
 
+def test_an_environments_tools_and_its_reward_are_among_the_others(tmp_path: Path) -> None:
+    class Scored:
+        def reset(self, **row: Any) -> str:
+            return "play"
+
+        def act(self, x: int) -> int:
+            """Acts.
+
+            Args:
+                x: a value
+            """
+            return x
+
+        def get_reward(self) -> float:
+            return 0.25
+
+    given: dict[str, Any] = {"reward_funcs": reward, "tools": [reward], "train_dataset": None}
+    made = trainer(tmp_path, environment_factory=Scored, config={"max_steps": 1, "reward_weights": [0.5]}, **given)
+    assert [tool.__name__ for tool in made.tools] == ["reward", "act"]
+    assert made.reward_weights.tolist() == [0.5, 1.0] and made.reward_weights.dtype == torch.float32
+    assert made.reward_funcs[-1](environments=[Scored(), object()]) == [0.25, None]
+    assert trainer(tmp_path / "plain").reward_weights.tolist() == [1.0]
+    made = trainer(tmp_path / "f", environment_factory=lambda: Scored(), config={"max_steps": 1}, **given)
+    assert made.reward_func_names == ["reward", "<lambda>"]
+
+
 def test_a_model_as_an_object_is_written_for_the_other_processes(
     make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -341,7 +367,7 @@ def test_rewards_have_trls_names(tmp_path: Path) -> None:
         tmp_path, reward_funcs=given, environment_factory={"a": Counter, "b": Counter}, config={"max_steps": 1}
     )
     assert made.reward_func_names == ["reward", "judge", "Judge", "reward", "Counter"]
-    assert made.reward_funcs == given and made.reward_processing_classes == [None] * 4
+    assert made.reward_funcs[:-1] == given and made.reward_processing_classes == [None] * 5
 
 
 def test_weights_in_4_bits(tmp_path: Path) -> None:
