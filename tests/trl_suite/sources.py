@@ -31,7 +31,8 @@ class Source:
     """model_type: transformers' name. template: a file of TRL's `chat_templates`. vocabulary: the number of tokens.
 
     named: further tokens that the processor needs from the tokenizer; the configuration has their ids. settings:
-    arguments of the processor. pictures: arguments of its image processor.
+    arguments of the processor. pictures: arguments of its image processor. vision: of the vision configuration, where
+    the real model's differ from transformers' defaults.
     """
 
     model_type: str
@@ -43,6 +44,7 @@ class Source:
     named: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     pictures: dict[str, Any] = field(default_factory=dict)
+    vision: dict[str, Any] = field(default_factory=dict)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         template = (Path(trl.__file__).parent / "chat_templates" / f"{self.template}.jinja").read_text()
@@ -76,6 +78,8 @@ class Source:
         parts = {name: changes.pop(name, {}) for name in names}
         text = {"vocab_size": self.vocabulary, **parts["text_config"]}
         parts["text_config"] = {name: value for name, value in text.items() if value is not None}
+        if self.vision:
+            parts["vision_config"] = {**self.vision, **parts["vision_config"]}
         return kind(**ids, **changes, **parts)
 
     def generation_config(self) -> GenerationConfig:
@@ -106,6 +110,7 @@ _LLAVA: dict[str, Any] = {
     "named": {"image_token": "<image>"},
     "settings": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     "pictures": {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}},
+    "vision": {"image_size": 336, "patch_size": 14},
 }
 SOURCES = {
     "Qwen/Qwen2.5-32B-Instruct": Source("qwen2", "qwen2_5", 151_665, *_QWEN),
@@ -133,6 +138,7 @@ SOURCES = {
         "<end_of_turn>",
         "<bos>",
         {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+        vision={"patch_size": 14},
     ),
     "google/gemma-4-E2B-it": Source(
         "gemma4",
