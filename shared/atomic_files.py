@@ -1,7 +1,7 @@
 """Files and directories that are whole or absent, wherever their writer is killed or a disk is full.
 
-Each is written under a temporary name next to its place, synced, and renamed. Something has one writer at a time;
-others may read it meanwhile.
+Each is written under a temporary name next to its place, synced, and renamed. Nothing has two writers at once, unless a
+function says so; others may read meanwhile.
 """
 
 import json
@@ -28,7 +28,7 @@ _REMOVED = ".removed-"
 
 
 def write_json(path: Path, value: object, *, mode: int = 0o666) -> None:
-    """As write_text."""
+    """Writes a value as `write_text` does a text."""
     write_text(path, json.dumps(value, indent=2), mode=mode)
 
 
@@ -43,7 +43,7 @@ def read_json(path: Path, kind: TypeAdapter[T], remedy: str) -> T:
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """As whole_file."""
+    """Writes a text as `whole_file` does a file."""
     with whole_file(path, mode=mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -60,7 +60,7 @@ class Publication:
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """The name of its directory."""
         return _NAME.format(self.epoch, self.version)
 
     @property
