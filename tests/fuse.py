@@ -18,12 +18,14 @@ class Fuse:
     def __init__(self) -> None:
         self.left: int | None = None
         self.crash = Crash
+        self.dead = False
 
     def burn(self) -> None:
         if self.left is not None:
             self.left -= 1
             if self.left <= 0:
                 self.left = None
+                self.dead = True
                 raise Crash
 
     def lives(self, operations: int, work: Callable[[], object]) -> bool:
@@ -33,17 +35,24 @@ class Fuse:
             work()
         except Crash:
             return False
+        finally:
+            self.dead = False
         self.left = None
         return True
 
 
 @pytest.fixture
 def fuse(monkeypatch: pytest.MonkeyPatch) -> Fuse:
-    """Burns after each file operation. A file that is opened for writing is empty when the crash comes."""
+    """Burns after each file operation. A file that is opened for writing is empty when the crash comes.
+
+    After the crash nothing is cleaned up: each operation of a handler crashes, too.
+    """
     made = Fuse()
 
     def burning(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
+            if made.dead:
+                raise Crash
             result = operation(*args, **kwargs)
             if operation.__name__ != "open" or "w" in (args[1] if len(args) > 1 else kwargs.get("mode", "r")):
                 try:

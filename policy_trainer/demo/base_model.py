@@ -8,9 +8,9 @@ wrong, which GRPO can improve.
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from policy_trainer.rewards import TAGS
 from policy_trainer.sft import Demonstration, SupervisedLearner, encode_row
 from policy_trainer.tasks import arithmetic
 from policy_trainer.tasks.arithmetic import Arithmetic, work
+from shared.atomic_files import keep_directory
 from shared.logprobs import choose_forward
 from shared.models import save_model
 
@@ -102,15 +103,7 @@ def make_base_model(target: Path, seed: int, on_progress: OnProgress) -> None:
 
 def keep(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path) -> None:
     """Saves a base model to `target` in one rename. Two processes may do so at once."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
-        made = Path(temporary) / "model"
-        save_model(model, tokenizer, made)
-        try:
-            made.rename(target)
-        except OSError:  # another process has saved the same model
-            if not target.exists():
-                raise
+    keep_directory(target.parent, partial(save_model, model, tokenizer), lambda _: target.name)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -20,6 +20,7 @@ from policy_trainer.data.pictures import with_readable_pictures
 from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.python_api.dataset_rows import as_read, batches, readable_table, remedy
 from policy_trainer.rewards.functions import RewardFunction, reward_function
+from shared.atomic_files import whole_file
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ class ProblemInput:
         """Writes the file, unless it is there. Raises UserError if that fails."""
         if self.save is None:
             return
-        path, temporary = directory / self.value, directory / f".{self.value}.tmp"
+        path = directory / self.value
         try:
             if not path.exists():
                 directory.mkdir(parents=True, exist_ok=True)
-                self.save(temporary)
-                temporary.replace(path)
+                with whole_file(path) as temporary:
+                    self.save(temporary)
         except OSError as error:
             raise UserError(f"run_dir: {path} cannot be written: {error}; choose another run_dir") from error
 

@@ -1,7 +1,5 @@
 """A run's snapshots of the policy: model directories that the server shares, or that are uploaded to it."""
 
-import re
-import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -10,12 +8,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.weights.publisher import is_there, upload_directory
 from shared.api import WeightsName
-from shared.atomic_files import whole_directory
+from shared.atomic_files import VersionedDirectory
 from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
 from shared.models import save_model
-
-_SNAPSHOT = re.compile(r"epoch-(\d{4,})-version-(\d{8,})")
 
 
 class Snapshots:
@@ -28,21 +24,21 @@ class Snapshots:
         self._root = root
         self._run = run
         self._tokenizer = tokenizer
+        self._versions = VersionedDirectory(root / run, "epoch-{1:04d}-version-{0:08d}")
 
     @property
     def newest_version(self) -> int:
         """The highest saved version, or 0. A new version must be higher, so that no name is used twice."""
-        return max((_version_of(path.name)[0] for path in self._saved()), default=0)
+        return max((version for version, _ in self._versions.by_numbers()), default=0)
 
     def write(self, model: PreTrainedModel, state: Mapping[str, Tensor], *, epoch: int, version: int) -> str:
         """Writes a model with this state. Returns its name once it would survive a power cut.
 
         Raises OSError, SafetensorError.
         """
-        name = f"{self._run}/epoch-{epoch:04d}-version-{version:08d}"
-        with whole_directory(self._root / name, siblings="epoch-*") as directory:
+        with self._versions.write(version, epoch) as directory:
             save_model(model, self._tokenizer, directory, state)
-        return name
+        return f"{self._run}/{self._versions.path(version, epoch).name}"
 
     def holds(self, name: str) -> bool:
         return (self._root / name).is_dir()
@@ -58,12 +54,7 @@ class Snapshots:
 
     def remove_all_but(self, kept: Collection[str | None]) -> None:
         """Removes other snapshots of this run, but never the newest. Raises OSError where removal is not allowed."""
-        for path in sorted(self._saved(), key=lambda path: _version_of(path.name))[:-1]:
-            if f"{self._run}/{path.name}" not in kept:
-                shutil.rmtree(path)
-
-    def _saved(self) -> list[Path]:
-        return [path for path in (self._root / self._run).glob("epoch-*") if _SNAPSHOT.fullmatch(path.name)]
+        self._versions.remove_old(keep=1, also=[self._root / name for name in kept if name])
 
     def name_on_server(self, name: str) -> str:
         return name
@@ -111,12 +102,7 @@ class UploadedSnapshots(Snapshots):
         return f"reference.sync_steps: the server does not take {self.name_on_server(name)}: {error}"
 
     def _address(self, name: str) -> WeightsName:
-        version, epoch = _version_of(name)
+        numbers = self._versions.numbers(name.rpartition("/")[2])
+        assert numbers is not None
+        version, epoch = numbers
         return WeightsName(f"{self._run}.reference", self._lineage, epoch, version)
-
-
-def _version_of(name: str) -> tuple[int, int]:
-    """Version and epoch of a snapshot."""
-    match = _SNAPSHOT.fullmatch(name.rpartition("/")[2])
-    assert match is not None
-    return int(match[2]), int(match[1])

@@ -14,7 +14,7 @@ from policy_trainer.config import RewardTrainingConfig, SftConfig, TrainConfig
 from policy_trainer.config.marks import public_settings
 from policy_trainer.reporting.metrics import Metrics, read_metrics
 from policy_trainer.reporting.samples import SampledGroup, read_samples
-from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.run_directory import STATE, RunDirectory, checkpoint_versions
 from shared.errors import UserError, printable
 from shared.settings.files import read_toml
 from shared.settings.names import unknown_names
@@ -131,9 +131,9 @@ def number(record: Mapping[str, Any], name: str) -> float:
 
 def _progress(checkpoints: Path) -> Mapping[str, Any]:
     """A checkpoint may be deleted while it is read."""
-    for path in sorted(checkpoints.glob("step-*/trainer.json"), reverse=True):
+    for path in reversed(checkpoint_versions(checkpoints).by_numbers().values()):
         try:
-            progress = json.loads(path.read_text(encoding="utf-8"))
+            progress = json.loads((path / STATE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(progress, dict):

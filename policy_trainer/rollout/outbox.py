@@ -15,7 +15,7 @@ from policy_trainer.config import RolloutConfig
 from policy_trainer.run_files import locks
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api.base import Version
-from shared.atomic_files import read_json, write_json
+from shared.atomic_files import read_json, whole_file, write_json
 
 # A worker whose trainer was killed takes a moment to end and release its lock.
 _LOCK_SECONDS = 5.0
@@ -77,9 +77,11 @@ class Outbox:
 
     def add(self, index: int, body: bytes) -> Path:
         """Writes an encoded batch; returns its file."""
-        temporary = self._directory / f".{index}.tmp"
-        temporary.write_bytes(body)
-        return temporary.replace(self._directory / f"{index:012d}.safetensors")
+        path = self._directory / f"{index:012d}.safetensors"
+        # Sampling does not wait for the disk: `Delivery` drops a batch that a power cut has cut, and skips its problem.
+        with whole_file(path, synced=False) as temporary:
+            temporary.write_bytes(body)
+        return path
 
     def undelivered(self) -> list[tuple[Path, bytes]]:
         """All files and their batches, in the order in which their problems were drawn."""

@@ -13,10 +13,10 @@ from policy_trainer.lifecycle.timing import logged_wait
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match
 from policy_trainer.queue_client.server import connect
 from policy_trainer.rewards.judging import Judge
+from policy_trainer.rollout.device_turns import load_rollout_sampler
 from policy_trainer.rollout.outbox import worker_directory
 from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, until_finished
-from policy_trainer.run_files.device_turns import load_rollout_sampler
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
 from policy_trainer.tasks.compatibility import check_compatibility

@@ -1,7 +1,6 @@
 """Checkpoints: the weights and the ledger of trained batches in one atomic rename.
 
-A checkpoint is a directory `step-00000080` that is also a Hugging Face model, or its LoRA adapters. It is written under
-a temporary name, synced, and renamed, so that a directory with such a name is complete.
+A checkpoint is a directory `step-00000080` that is also a Hugging Face model, or its LoRA adapters.
 """
 
 import errno
@@ -27,11 +26,10 @@ from policy_trainer.learner.adapters import save_policy, save_unrounded
 from policy_trainer.learner.interface import WritesWeights
 from policy_trainer.learner.optimizer import Weights
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.run_files.run_directory import RunDirectory
-from shared.atomic_files import read_json, sync, whole_directory, write_json
+from policy_trainer.run_files.run_directory import STATE, RunDirectory, checkpoint_versions
+from shared.atomic_files import read_json, sync, whole_file, write_json
 from shared.errors import UserError
 
-_STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
 # A subdirectory, because some programs read every safetensors file in a model's directory as a part of it.
 _MASTERS = "masters/weights.safetensors"
@@ -104,6 +102,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, *, keep: int) -> None:
         self.directory = directory
+        self._versions = checkpoint_versions(directory)
         self._keep = keep
 
     def save(
@@ -123,47 +122,37 @@ class Checkpoints:
         write: writes the weights into a directory, or begins to. Finish a checkpoint before the next begins.
         """
         state = replace(state, ledger=[*state.ledger], best_scores=[*state.best_scores])
-        target, writing = self._path(state.step), None
+        target, writing = self._versions.path(state.step), None
         with ExitStack() as block:
-            if (target / _STATE).exists():
+            if (target / STATE).exists():
                 # The weights of this step are saved already. Only the state has changed.
                 _write_state(target, state, average)
                 block.callback(sync, target)
             else:
-                directory = block.enter_context(whole_directory(target, siblings="step-*"))
+                directory = block.enter_context(self._versions.write(state.step))
                 writing = write(directory)
                 _write_state(directory, state, average)
             return Saving(target, state, writing, block.pop_all(), self._remove_old)
 
     def newest(self) -> Path | None:
         """The checkpoint to resume from."""
-        return max(self._saved(), default=None)
+        return self._versions.newest()
 
     def of_step(self, step: int) -> Path | None:
         """The checkpoint of this step, if it is there."""
-        return path if (path := self._path(step)) in self._saved() else None
+        return self._versions.by_numbers().get((step,))
 
     def references(self) -> set[str | None]:
         """The snapshots that the checkpoints were trained with."""
-        return {read_state(path).reference for path in self._saved()}
+        return {read_state(path).reference for path in self._versions.by_numbers().values()}
 
     def discard_after(self, step: int) -> None:
         """Removes checkpoints later than the step that the run resumes from."""
-        for path in self._saved():
-            if path > self._path(step):
-                shutil.rmtree(path)
+        self._versions.remove_after(step)
 
     def _remove_old(self, state: TrainState) -> None:
-        kept = sorted(self._saved())[-self._keep :]
-        for path in self._saved():
-            if path not in kept and (state.best_step is None or path != self._path(state.best_step)):
-                shutil.rmtree(path)
-
-    def _saved(self) -> list[Path]:
-        return [path for path in self.directory.glob("step-*") if (path / _STATE).exists()]
-
-    def _path(self, step: int) -> Path:
-        return self.directory / f"step-{step:08d}"
+        best = () if state.best_step is None else (self._versions.path(state.best_step),)
+        self._versions.remove_old(keep=self._keep, also=best)
 
 
 @dataclass(frozen=True)
@@ -192,7 +181,7 @@ class RunFiles:
 
 def read_state(checkpoint: Path) -> TrainState:
     """Raises UserError if it is damaged."""
-    return read_json(checkpoint / _STATE, _SAVED_STATE, _remedy(checkpoint))
+    return read_json(checkpoint / STATE, _SAVED_STATE, _remedy(checkpoint))
 
 
 def _remedy(checkpoint: Path) -> str:
@@ -246,7 +235,7 @@ def _write_state(directory: Path, state: TrainState, average: Average | None) ->
     """Writes the average before the state that names it."""
     if average is not None:
         _write_average(_average_file(directory, state.renewed_at), average)
-    write_json(directory / _STATE, asdict(state))
+    write_json(directory / STATE, asdict(state))
 
 
 def write_weights(
@@ -287,9 +276,6 @@ def _write_average(file: Path, average: Average) -> None:
     if file.exists():
         return
     file.parent.mkdir(exist_ok=True)
-    temporary = file.with_name(f".{file.name}.tmp")
-    safetensors.torch.save_file(dict(average), temporary)
-    shutil.copymode(file.parent.with_name("config.json"), temporary)  # safetensors lets only the owner read
-    sync(temporary)
-    temporary.replace(file)
+    with whole_file(file) as temporary:
+        safetensors.torch.save_file(dict(average), temporary)
     sync(file.parent)

@@ -4,18 +4,16 @@ A recording has a directory for each step, `step-00000012`, with the step's batc
 `00000-ID.safetensors`: bodies as they were leased, which any safetensors library reads. A step appears complete.
 """
 
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policy_trainer.learner.groups import Batch, rollout_of
 from policy_trainer.lifecycle.endings import write_failures
 from shared import wire
-from shared.atomic_files import whole_directory
+from shared.atomic_files import VersionedDirectory
 from shared.batch import BatchError
 from shared.errors import UserError
 
-_STEP = "step-"
 _BODY = ".safetensors"
 
 
@@ -24,18 +22,16 @@ def open_recording(root: Path, *, resumed_at: int | None) -> None:
 
     resumed_at: None for a new run; then UserError is raised if the directory holds another run's recording.
     """
-    steps = [*root.glob(f"{_STEP}*")]
-    if steps and resumed_at is None:
+    steps = _steps(root)
+    if resumed_at is not None:
+        steps.remove_after(resumed_at)
+    elif steps.by_numbers():
         raise UserError(f"record: {root} holds a recording already; choose another directory")
-    for step in steps:
-        if _number(step) > (resumed_at or 0):
-            shutil.rmtree(step)
 
 
 def record(root: Path, step: int, batches: Sequence[Batch]) -> None:
     """Writes the batches that a step trained on. step: its number, from 1. Raises RunFailed for a full disk."""
-    target = root / f"{_STEP}{step:08d}"
-    with write_failures(root), whole_directory(target, siblings=f"{_STEP}*") as directory:
+    with write_failures(root), _steps(root).write(step) as directory:
         for place, batch in enumerate(batches):
             (directory / f"{place:05d}-{rollout_of(batch).id}{_BODY}").write_bytes(wire.encode(batch))
 
@@ -46,8 +42,7 @@ def read_recording(root: Path, groups_per_step: int) -> Iterator[tuple[int, list
 
     Raises UserError for a directory without batches, and for a file that is none.
     """
-    steps = sorted(root.glob(f"{_STEP}*"))
-    files = [(_number(step), sorted(step.glob(f"*{_BODY}"))) for step in steps]
+    files = [(number, sorted(step.glob(f"*{_BODY}"))) for (number,), step in _steps(root).by_numbers().items()]
     if not files:
         loose = sorted(root.glob(f"*{_BODY}"))
         starts = range(0, len(loose), groups_per_step)
@@ -57,8 +52,8 @@ def read_recording(root: Path, groups_per_step: int) -> Iterator[tuple[int, list
     return ((number, [_read(file) for file in part]) for number, part in files)
 
 
-def _number(step: Path) -> int:
-    return int(step.name.removeprefix(_STEP))
+def _steps(root: Path) -> VersionedDirectory:
+    return VersionedDirectory(root, "step-{0:08d}")
 
 
 def _read(file: Path) -> Batch:

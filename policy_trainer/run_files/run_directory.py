@@ -16,12 +16,14 @@ from rich.console import Console
 from policy_trainer.config.marks import Change, Resume, changes, marked
 from policy_trainer.run_files.locks import hold, is_held
 from shared.api.base import Version
-from shared.atomic_files import read_json, write_json, write_text
+from shared.atomic_files import VersionedDirectory, read_json, write_json, write_text
 from shared.errors import UserError, printable
 from shared.settings.files import read_known
 
 REPLAY = "a replay cannot be continued: choose another --run-dir"
 _CONTINUE = "add --resume to continue it, or choose another --run-dir"
+# The file of a checkpoint that has the run's progress.
+STATE = "trainer.json"
 # A refusal names so many settings.
 _LISTED = 2
 
@@ -172,7 +174,7 @@ class RunDirectory:
         return differences
 
     def _refusal(self, fixed: Sequence[Change]) -> str:
-        newest = max(self.checkpoints.glob("step-*"), default=None)
+        newest = checkpoint_versions(self.checkpoints).newest()
         start = f"from it: --model {newest} --run-dir OTHER" if newest else "with another --run-dir"
         more = [f"and {len(fixed) - _LISTED} more"] if len(fixed) > _LISTED else []
         return "\n".join(
@@ -211,6 +213,11 @@ class RunDirectory:
             raise UserError(
                 f"run_dir: {self.root} cannot be written: {reason}; choose another --run-dir, or correct this one"
             ) from error
+
+
+def checkpoint_versions(directory: Path) -> VersionedDirectory:
+    """The checkpoints of a run by their steps."""
+    return VersionedDirectory(directory, "step-{0:08d}", needs=STATE)
 
 
 def _moved(values: Any, old: str, new: str) -> Any:

@@ -28,8 +28,8 @@ from policy_trainer.reporting.sample_views import print_best_and_worst
 from policy_trainer.reporting.samples import Samples, append_samples
 from policy_trainer.reporting.server_metrics import ServerMetrics, settings_record
 from policy_trainer.reporting.tracking import Trackers, start_trackers
+from policy_trainer.rollout.device_turns import choose_turns, in_turn
 from policy_trainer.run_files.checkpoint import RunFiles
-from policy_trainer.run_files.device_turns import choose_turns, in_turn
 from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.observer import Observer
 from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers

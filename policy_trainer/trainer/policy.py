@@ -29,8 +29,8 @@ from policy_trainer.ranks.world import World
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import part_weights, tagged_rewards
+from policy_trainer.rollout.device_turns import DeviceTurns, in_turn
 from policy_trainer.run_files.checkpoint import holds_masters, restore, write_weights
-from policy_trainer.run_files.device_turns import DeviceTurns, in_turn
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.tasks.compatibility import check_compatibility

@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
-from shared.atomic_files import sync
+from shared.atomic_files import keep_directory
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -142,23 +141,15 @@ def keep(target: Path, write: Callable[[Path], object]) -> Path:
 
     write: makes the directory at a path.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
-        directory = Path(temporary, "content")
-        write(directory)
-        digest = hashlib.sha256()
-        for path in sorted(directory.rglob("*")):
-            sync(path)
-            if path.is_file():
-                digest.update(f"{path.relative_to(directory)} {_file_hash(path)}\n".encode())
-        kept = target.with_name(f"{target.name}-{digest.hexdigest()[:12]}")
-        try:
-            directory.rename(kept)
-        except OSError:  # it is there
-            if not kept.is_dir():
-                raise
-    sync(kept.parent)
-    return kept
+    return keep_directory(target.parent, write, lambda directory: f"{target.name}-{_content_hash(directory)[:12]}")
+
+
+def _content_hash(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(directory)} {_file_hash(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def _file_hash(path: Path) -> str:

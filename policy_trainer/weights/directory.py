@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from policy_trainer.weights.publication import KEPT, VERSIONS, Publication, Save
-from shared.atomic_files import whole_directory, write_json
+from policy_trainer.weights.publication import KEPT, Publication, Save, weights_versions
+from shared.atomic_files import write_json
 from shared.errors import UserError
 
 LATEST = "latest.json"
@@ -23,18 +23,22 @@ class WeightsDirectory:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._versions = weights_versions(root)
 
     def publish(self, save: Save, publication: Publication) -> None:
-        """Writes the version, then points latest.json at it, then removes old ones."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        version = self._root / publication.name
-        if not version.exists():  # at the end of a run only latest.json changes
-            with whole_directory(version, siblings=VERSIONS) as temporary:
-                save(temporary)
+        """Writes the version, then points latest.json at it, then removes old ones.
+
+        Weights are synced although a resumed trainer publishes new ones. latest.json must survive a power cut, because
+        it has the epoch that the next trainer's must exceed, and a worker that starts before that trainer loads what it
+        names. Nothing else would tell the worker that a file is torn: safetensors checks its length, and a network file
+        system may leave zeros at the full length.
+        """
+        if not self.has(publication):  # at the end of a run only latest.json changes
+            with self._versions.write(publication.epoch, publication.version) as directory:
+                save(directory)
         # `directory` is for other programs' samplers.
         write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
-        for old in sorted(self._root.glob(VERSIONS))[:-KEPT]:
-            shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # so that it is complete or absent
+        self._versions.remove_old(keep=KEPT)
 
     def has(self, publication: Publication) -> bool:
         return (self._root / publication.name).is_dir()

@@ -10,9 +10,9 @@ from http import HTTPStatus
 from pathlib import Path
 
 from policy_trainer.lifecycle.endings import write_failures
-from policy_trainer.weights.publication import KEPT, VERSIONS, Publication, version_directory
+from policy_trainer.weights.publication import KEPT, Publication, weights_versions
 from shared.api import WeightsName, WeightsVersion
-from shared.atomic_files import whole_directory
+from shared.atomic_files import VersionedDirectory, remove_directory
 from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
 
@@ -26,8 +26,13 @@ _KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
 _SPARE = 2**28
 
 
+def downloads(directory: Path, name: WeightsName) -> VersionedDirectory:
+    """What was downloaded of a version's lineage."""
+    return weights_versions(directory / name.lineage)
+
+
 def place(directory: Path, name: WeightsName) -> Path:
-    return directory / name.lineage / version_directory(name.epoch, name.version)
+    return downloads(directory, name).path(name.epoch, name.version)
 
 
 def fetch(client: RefServerClient, version: WeightsVersion, directory: Path) -> Path | None:
@@ -48,7 +53,7 @@ def fetch(client: RefServerClient, version: WeightsVersion, directory: Path) -> 
         with write_failures(target, "make room, and start this worker again"):
             target.parent.mkdir(parents=True, exist_ok=True)
             _check_room(target.parent, version)
-            with whole_directory(target, siblings=VERSIONS) as temporary:
+            with downloads(directory, version.name).write(version.name.epoch, version.name.version) as temporary:
                 for file, content in version.files.items():
                     client.download_weights(version.name, file, content, temporary / file)
                 _check_shards(temporary)
@@ -159,8 +164,10 @@ class DownloadedWeights:
             return None
         self._newest = publication
         with self._changing:
-            versions = sorted(self._directory.glob(f"*/{VERSIONS}"), key=lambda path: path.stat().st_mtime)
-            for old in versions[:-KEPT]:
+            # By time, because the versions of another training are newer, whatever their numbers.
+            lineages = map(weights_versions, self._directory.iterdir())
+            versions = [path for lineage in lineages for path in lineage.by_numbers().values()]
+            for old in sorted(versions, key=lambda path: path.stat().st_mtime)[:-KEPT]:
                 if old != target and old not in self._reading:
-                    shutil.rmtree(old)
+                    remove_directory(old)
         return version

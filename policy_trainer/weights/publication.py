@@ -11,12 +11,13 @@ from pydantic import TypeAdapter, ValidationError
 from policy_trainer.data.completion import Probe
 from shared.api import WeightsName
 from shared.api.base import Version
+from shared.atomic_files import VersionedDirectory
 from shared.errors import UserError
 
 # Versions that a directory keeps. Two: a worker may still be reading the one before the newest.
 KEPT = 2
-# A glob for what `version_directory` names.
-VERSIONS = "[0-9]*-[0-9]*"
+# By epoch and version.
+_NAME = "{0:04d}-{1:08d}"
 
 # Writes the policy as it was at some moment into a directory: a Hugging Face model, or adapters.
 Save = Callable[[Path], None]
@@ -59,7 +60,8 @@ class Publication:
 
     @property
     def name(self) -> str:
-        return version_directory(self.epoch, self.version)
+        """The name of its directory."""
+        return _NAME.format(self.epoch, self.version)
 
     @property
     def address(self) -> WeightsName:
@@ -67,9 +69,9 @@ class Publication:
         return WeightsName(self.run, self.lineage, self.epoch, self.version)
 
 
-def version_directory(epoch: int, version: int) -> str:
-    """A name that sorts by age."""
-    return f"{epoch:04d}-{version:08d}"
+def weights_versions(root: Path) -> VersionedDirectory:
+    """The weights that lie below a directory by their epochs and versions."""
+    return VersionedDirectory(root, _NAME)
 
 
 class Publisher(Protocol):

@@ -21,6 +21,7 @@ from shared.api import (
     WeightsName,
     WeightsVersion,
 )
+from shared.atomic_files import whole_file
 from shared.client.connection import JSON, READ_SECONDS, ApiCall, ServerConnection, as_record, route
 from shared.client.errors import WrongContent
 from shared.client.transfers import WeightsDownload, content_digest, describe_file
@@ -147,10 +148,10 @@ class RunsClient(ServerConnection):
         url = _weights_route(name, file)
         for left in reversed(range(_DOWNLOADS)):
             try:
-                with WeightsDownload(target, content) as download:
+                with whole_file(target) as path, WeightsDownload(path, content, target.name) as download:
                     self._send(ApiCall("GET", url, download.begin, download=download))
-                    download.finish()
-                    return
+                    download.check()
+                return
             except WrongContent:
                 if not left:
                     raise

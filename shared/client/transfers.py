@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -36,16 +35,13 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 class WeightsDownload:
-    """A download to `target`, perhaps in several responses. The file gets its name when it is complete and correct.
+    """A download to the file `path`, perhaps in several responses, in a `with` block."""
 
-    Use it in a `with` block, which removes an incomplete file.
-    """
-
-    def __init__(self, target: Path, content: WeightsFile) -> None:
-        self._target = target
+    def __init__(self, path: Path, content: WeightsFile, name: str) -> None:
+        """name: what errors call the file."""
         self._content = content
-        self._path = target.with_name(f".{target.name}.part")
-        self._file = self._path.open("wb")
+        self._name = name
+        self._file = path.open("wb")
         self._digest = hashlib.sha256()
         self.size = 0
 
@@ -56,7 +52,6 @@ class WeightsDownload:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
-        self._path.unlink(missing_ok=True)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -80,13 +75,10 @@ class WeightsDownload:
         self._digest.update(piece)
         self.size += len(piece)
         if self.size > self._content.bytes:
-            raise WrongContent(f"{self._target.name} is longer than its {self._content.bytes} bytes")
+            raise WrongContent(f"{self._name} is longer than its {self._content.bytes} bytes")
 
-    def finish(self) -> None:
-        """Gives the file its name, once its bytes are on the disk. Raises WrongContent, OSError."""
+    def check(self) -> None:
+        """Raises WrongContent unless all bytes have arrived."""
         arrived = WeightsFile(bytes=self.size, sha256=self._digest.hexdigest())
         if arrived != self._content:
-            raise WrongContent(f"{self._target.name} has SHA-256 {arrived.sha256}, not {self._content.sha256}")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._path.replace(self._target)
+            raise WrongContent(f"{self._name} has SHA-256 {arrived.sha256}, not {self._content.sha256}")

@@ -193,4 +193,4 @@ def test_workers_need_a_url_and_a_token_alone(random_model: Path, tmp_path: Path
     for worker in range(2):
         kept = [path.parent.name for path in (tmp_path / f"worker-{worker}").rglob("model.safetensors")]
         assert 1 <= len(kept) <= 2
-        assert not list((tmp_path / f"worker-{worker}").rglob("*.part"))
+        assert not list((tmp_path / f"worker-{worker}").rglob("*.tmp"))

@@ -2,9 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -12,7 +11,7 @@ import apsw
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.sqlite.store import refuse_old_sqlite
 from ref_server.queue.sqlite.writer import storage_error
-from shared.atomic_files import sync
+from shared.atomic_files import is_same_file, sync, whole_file
 
 _MIB = 2**20
 # Pages in one step: Ctrl-C and the progress wait for a step of 4 MiB.
@@ -37,8 +36,12 @@ def back_up(path: Path, target: Path, progress: Callable[[int, int], object]) ->
             source.pragma("query_only", True)
             with source:  # without a transaction the copy would begin again whenever a server has written
                 _check_room(target, source.pragma("page_count") * source.pragma("page_size"))
-                with _whole_file(target) as temporary:
+                with whole_file(target, mode=0o600) as temporary, temporary.open("rb") as copy:
                     _copy(source, temporary, progress)
+                    os.fsync(copy.fileno())  # now, because the check must come just before the rename
+                    if not is_same_file(temporary, os.fstat(copy.fileno())):
+                        raise StorageBroken(f"another backup to {target} has begun meanwhile")
+                sync(target.parent)
     except apsw.Error as error:
         raise storage_error(error) from error
 
@@ -67,26 +70,3 @@ def _copy(source: apsw.Connection, temporary: Path, progress: Callable[[int, int
         with copy.backup("main", source, "main") as backup:
             while not backup.step(PAGES):
                 progress(backup.page_count - backup.remaining, backup.page_count)
-
-
-@contextmanager
-def _whole_file(target: Path) -> Iterator[Path]:
-    """An empty temporary file, which is synced and renamed to `target` when the block ends without an error."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.unlink(missing_ok=True)  # left by a killed backup
-    with open(temporary, "xb", opener=partial(os.open, mode=0o600)) as file:
-        try:
-            yield temporary
-            os.fsync(file.fileno())
-            if not _is_at(temporary, file.fileno()):
-                raise StorageBroken(f"another backup to {target} has begun meanwhile")
-            temporary.replace(target)
-            sync(target.parent)
-        except BaseException:
-            if _is_at(temporary, file.fileno()):
-                temporary.unlink()
-            raise
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    return path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))

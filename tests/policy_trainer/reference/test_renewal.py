@@ -620,7 +620,7 @@ class TestRemoval:
             if not ignore_errors:
                 raise PermissionError(f"{path} is read-only")
 
-        monkeypatch.setattr("policy_trainer.reference.snapshots.shutil.rmtree", refuse)
+        monkeypatch.setattr("shared.atomic_files.shutil.rmtree", refuse)
         run = make_run(keep=9)
         run.begin().until(2)
         assert "old snapshots are not removed" in run.notes[-1]

@@ -168,6 +168,18 @@ def test_checkpoints_after_the_resumed_step_are_discarded(make_run: Any) -> None
     assert run.steps == [1, 2]
 
 
+def test_a_kill_while_they_are_discarded_leaves_whole_ones(make_run: Any, fuse: Any) -> None:
+    for number in count(1):
+        run = make_run(str(number), keep=9)
+        for step in (1, 2, 3):
+            run.save(step)
+        survived = fuse.lives(number, lambda run=run: run.checkpoints.discard_after(1))
+        assert all(whole(path, run.model) for path in run.directory.glob("step-*"))
+        if survived:
+            assert run.steps == [1] and number > 10
+            break
+
+
 def whole(path: Path, model: PreTrainedModel) -> bool:
     restore(path, make_weights(copy.deepcopy(model), OptimizerConfig()))
     AutoModelForCausalLM.from_pretrained(path)

@@ -31,6 +31,7 @@ class TestRunDirectory:
         directory = RunDirectory(tmp_path / "run")
         directory.write_config(TrainConfig(model="m"))
         (directory.checkpoints / "step-00000020").mkdir(parents=True)
+        (directory.checkpoints / "step-00000020" / "trainer.json").touch()
         return directory
 
     def test_says_what_a_resumed_run_changes(self, begun: RunDirectory) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig, RolloutConfig
 from policy_trainer.evaluation.standalone import evaluate_model
-from policy_trainer.run_files.device_turns import load_rollout_sampler
+from policy_trainer.rollout.device_turns import load_rollout_sampler
 from policy_trainer.sampling.engines import check_engine, load_sampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.run_files.device_turns import DeviceTurns, SamplerInTurns
+from policy_trainer.rollout.device_turns import DeviceTurns, SamplerInTurns
 from policy_trainer.sampling.sampler import SamplingParams
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ from tests.waiting import until
 _PLAYER = """
 import sys, time
 from pathlib import Path
-from policy_trainer.run_files.device_turns import DeviceTurns
+from policy_trainer.rollout.device_turns import DeviceTurns
 
 place, name, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 with (place / f"{name}.log").open("a", buffering=1) as log:
