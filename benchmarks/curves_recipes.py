@@ -45,9 +45,15 @@ ALGORITHMS: Mapping[str, LossConfig] = {
     "geometric": _masked(mask={"geometric_low": 0.5, "geometric_high": 2}),
     # As verl and prime-rl have them: a mask in place of the clip, and a mean over tokens.
     "dppo": _masked(
-        surrogate="cispo", ratio_max=20, mask={"dppo_low": 0.15, "dppo_high": 0.15}, aggregation="token_mean"
+        surrogate="cispo", cispo={"ratio_max": 20}, mask={"dppo_low": 0.15, "dppo_high": 0.15}, aggregation="token_mean"
     ),
-    "ipo": _masked(surrogate="cispo", ratio_max=20, mask={"ipo": 0.1}, mismatch_penalty=1e-3, aggregation="token_mean"),
+    "ipo": _masked(
+        surrogate="cispo",
+        cispo={"ratio_max": 20},
+        mask={"ipo": 0.1},
+        mismatch_penalty=1e-3,
+        aggregation="token_mean",
+    ),
     "entropy_bonus": _recomputed(entropy={"coef": 0.01}),
     # The base model begins at about this entropy.
     "adaptive_entropy": _recomputed(entropy={"target": 0.3, "delta": 0.001, "max": 0.05}),

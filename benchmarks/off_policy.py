@@ -32,9 +32,9 @@ LOSSES: Mapping[str, LossConfig] = {
     "clip, off_policy_sequence": _loss(mask=MaskConfig(off_policy_sequence=0.5)),
     "clip, geometric": _loss(mask=MaskConfig(geometric_low=0.5, geometric_high=2)),
     "cispo": _loss(surrogate="cispo"),
-    "cispo, dppo": _loss(surrogate="cispo", ratio_max=20, mask=MaskConfig(dppo_low=0.15, dppo_high=0.15)),
+    "cispo, dppo": _loss(surrogate="cispo", cispo={"ratio_max": 20}, mask=MaskConfig(dppo_low=0.15, dppo_high=0.15)),
     "cispo, ipo, mismatch_penalty": _loss(
-        surrogate="cispo", ratio_max=20, mask=MaskConfig(ipo=0.1), mismatch_penalty=1e-3
+        surrogate="cispo", cispo={"ratio_max": 20}, mask=MaskConfig(ipo=0.1), mismatch_penalty=1e-3
     ),
     "vespo": _loss(surrogate="vespo"),
 }

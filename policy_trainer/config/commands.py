@@ -11,11 +11,11 @@ from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_valida
 from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.config.data import DataConfig, TaskName, check_source
-from policy_trainer.config.marks import Resume, Section, Travel
+from policy_trainer.config.marks import Resume, Travel
 from policy_trainer.config.sampling import JudgingConfig, SamplerName, SamplingConfig, TurnsConfig, VllmConfig
 from policy_trainer.config.sections import EvalEvaluationConfig, LoraConfig
 from shared.api import PLAIN_NAME
-from shared.settings import Dtype, InHelp, settings_config
+from shared.settings import Dtype, InHelp, Section, settings_config
 
 # Where published weights meet.
 WeightsPlace = Literal["directory", "server"]

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from policy_trainer.config.marks import Section, Travel
-from shared.settings import InHelp
+from policy_trainer.config.marks import Travel
+from shared.settings import InHelp, Section
 
 _FILES = frozenset({"path", "eval_path"})
 _DATASETS = frozenset({"dataset", "subset", "split", "eval_split"})

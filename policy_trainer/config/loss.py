@@ -1,14 +1,16 @@
 """The GRPO family: how rewards become advantages, advantages a loss, and which tokens train."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from policy_trainer.config.functions import FunctionName, NameOrFunction, is_function
-from policy_trainer.config.marks import Section, Travel
-from shared.settings import InHelp
+from policy_trainer.config.marks import Travel
+from policy_trainer.surrogates import Surrogate, SurrogateName, Surrogates
+from shared.settings import InHelp, Section
 
 
 class EntropyConfig(Section):
@@ -75,35 +77,52 @@ class MaskConfig(Section):
         return self
 
 
-_DEFAULT_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
-    "outcome": "group",
-    "process": "group",
-    "dr_grpo": "none",
-    "rloo": "none",
-    "reinforce++": "batch",
-    "gdpo": "batch",
-    "distill": "none",
+Scale: TypeAlias = Literal["group", "batch", "none"]
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """What is allowed with an advantage. scales: the values of loss.scale_rewards, the default first. no_kl: why the
+    KL cannot be subtracted from its rewards (loss.kl_in); empty if it can."""
+
+    scales: tuple[Scale, ...]
+    no_kl: str = ""
+
+
+ADVANTAGES: Mapping[str, Advantage] = {
+    "outcome": Advantage(("group", "batch", "none")),
+    "process": Advantage(("group", "batch", "none"), "the KL cannot be subtracted from the rewards of steps (process)"),
+    "dr_grpo": Advantage(("none",)),
+    "rloo": Advantage(("none", "group", "batch")),
+    "reinforce++": Advantage(("batch", "none")),
+    "gdpo": Advantage(("batch",), "gdpo normalises each reward separately: no sum to subtract the KL from"),
+    "distill": Advantage(("none",), "distill uses no rewards, so there is nothing to subtract the KL from"),
+    "maxrl": Advantage(("none",), "maxrl needs rewards of 0 or more, and the KL would make them negative"),
 }
+if TYPE_CHECKING:
+    AdvantageName: TypeAlias = str
+else:
+    AdvantageName = Literal[tuple(ADVANTAGES)]
 
 
-class LossConfig(Section):
+class LossConfig(Surrogates):
     """The GRPO loss: docs/mathematics.md has every formula."""
 
     advantage: Annotated[
-        Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo", "distill"] | FunctionName,
+        AdvantageName | FunctionName,
         NameOrFunction(),
         Travel.PUBLISHED,
         InHelp("replay"),
     ] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
-    RLOO, REINFORCE++, or GDPO, which normalises each reward separately. distill: a teacher's log-probs instead
-    of rewards. Or module:name, your own function (docs/pieces.md)."""
+    RLOO, REINFORCE++, GDPO, which normalises each reward separately, or MaxRL, which divides by the mean reward.
+    distill: a teacher's log-probs instead of rewards. Or module:name, your own function (docs/pieces.md)."""
     distillation_coef: float | None = Field(default=None, ge=0)
     """Weight of the teacher: the advantage of each token is lowered by this times (old log-prob - the teacher's).
     Default: 1 with advantage distill, else 0, which needs no teacher."""
     advantage_std: Literal["unbiased", "population"] = "unbiased"
     """Standard deviation that divides the rewards: with G - 1 in the denominator (unbiased), or G (population)."""
-    scale_rewards: Literal["group", "batch", "none"] | None = None
+    scale_rewards: Scale | None = None
     """Rewards are divided by the standard deviation of their group, of the whole step (batch), or not at all. Default:
     group for advantage outcome and process, batch for reinforce++ and gdpo, none for the others. Your own function may
     follow this setting or ignore it."""
@@ -118,35 +137,19 @@ class LossConfig(Section):
     """Denominator of the ratio: the sampler's log-probs; the learner's before its first update on a batch; the
     learner's current ones, which makes the ratio 1; or log_linear: those before the first update, estimated between
     sampler and learner by the age of the sample, without a forward (AReaL)."""
-    surrogate: Annotated[
-        Literal["clip", "reinforce", "cispo", "sapo", "vespo"] | FunctionName, NameOrFunction(), InHelp("replay")
-    ] = "clip"
+    surrogate: Annotated[SurrogateName | FunctionName, NameOrFunction(), InHelp("replay")] = "clip"
     """Objective per ratio and advantage: PPO's clipped ratio, REINFORCE, CISPO, SAPO, VESPO, or module:name, your own
-    function (docs/pieces.md)."""
+    function (docs/pieces.md). A surrogate's own settings are the table of its name."""
+    settings: dict[str, Any] = Field(default={})
+    """Settings of your own surrogate or advantage, a table of your choice: it reads them as config.settings."""
     importance_sampling_level: Literal["token", "sequence", "sequence_sum"] = "token"
     """Ratio of each token, the geometric mean of the ratios of a completion (GSPO), or their product."""
     epsilon: float = Field(default=0.2, gt=0, lt=1)
-    """Ratios are clipped to [1 - epsilon, 1 + epsilon]."""
+    """Surrogate clip: ratios are clipped to [1 - epsilon, 1 + epsilon]."""
     epsilon_high: float | None = Field(default=None, gt=0)
-    """Ratios are clipped to 1 + epsilon_high from above. Default: epsilon."""
+    """Surrogate clip: ratios are clipped to 1 + epsilon_high from above. Default: epsilon."""
     delta: float | None = Field(default=None, gt=1)
     """Surrogate clip: ratios above delta count as delta, which bounds the loss for negative advantages."""
-    ratio_max: float = Field(default=5.0, gt=0)
-    """Surrogate cispo: upper bound of the ratio."""
-    sapo_temperature_pos: float = Field(default=1.0, gt=0)
-    """Surrogate sapo: temperature of the gate for positive advantages; higher closes it more sharply."""
-    sapo_temperature_neg: float = Field(default=1.05, gt=0)
-    """Surrogate sapo: temperature of the gate for all other advantages."""
-    vespo_k_pos: float = Field(default=2.0, ge=0)
-    """Surrogate vespo: power of the ratio of a completion, for advantages of 0 or more; a larger one trains less on
-    completions that have become less likely."""
-    vespo_lambda_pos: float = Field(default=3.0, gt=0)
-    """Surrogate vespo: rate of the decay, for advantages of 0 or more; a larger one trains less on completions that
-    have become more likely."""
-    vespo_k_neg: float = Field(default=3.0, ge=0)
-    """Surrogate vespo: vespo_k_pos for negative advantages."""
-    vespo_lambda_neg: float = Field(default=2.0, gt=0)
-    """Surrogate vespo: vespo_lambda_pos for negative advantages."""
     aggregation: Annotated[Literal["sequence_mean", "token_mean", "constant", "luspo"], InHelp("replay")] = (
         "sequence_mean"
     )
@@ -187,9 +190,20 @@ class LossConfig(Section):
     0.2. It costs an extra forward. 1: all tokens; 0: only the tokens that share the maximum entropy."""
 
     @property
-    def scale(self) -> Literal["group", "batch", "none"]:
+    def scale(self) -> Scale:
         """scale_rewards; if it is not given, the advantage's default."""
-        return self.scale_rewards or _DEFAULT_SCALES.get(self.advantage, "none")
+        known = ADVANTAGES.get(self.advantage)
+        return self.scale_rewards or (known.scales[0] if known else "none")
+
+    @property
+    def chosen_surrogate(self) -> Surrogate | None:
+        """The settings of loss.surrogate, and what it says about itself; None for the user's own function."""
+        return None if is_function(self.surrogate) else getattr(self, self.surrogate)
+
+    @property
+    def weighs_completions(self) -> bool:
+        """Whether the surrogate weighs whole completions by itself."""
+        return self.chosen_surrogate is not None and self.chosen_surrogate.weighs_completions
 
     @property
     def needs_sampler_logps(self) -> bool:
@@ -228,18 +242,17 @@ class LossConfig(Section):
         return self
 
     def _scale_errors(self) -> Iterator[str]:
-        if self.advantage == "dr_grpo" and self.scale_rewards not in (None, "none"):
-            yield "loss.scale_rewards: dr_grpo does not scale rewards: use loss.advantage = outcome to scale them"
-        if self.advantage == "reinforce++" and self.scale_rewards == "group":
-            yield "loss.scale_rewards: reinforce++ scales rewards over the whole step: use batch, or none"
-        if self.advantage == "gdpo" and self.scale_rewards not in (None, "batch"):
-            yield "loss.scale_rewards: gdpo scales each reward in its group, and their sum over the step: leave it out"
+        known = ADVANTAGES.get(self.advantage)
+        if known and self.scale_rewards is not None and self.scale_rewards not in known.scales:
+            others = [name for name, other in ADVANTAGES.items() if self.scale_rewards in other.scales]
+            yield (
+                f"loss.scale_rewards: must be {' or '.join(known.scales)} with loss.advantage = {self.advantage}, got "
+                f"{self.scale_rewards}: leave it out, or use loss.advantage = {' or '.join(others)}"
+            )
         if self.advantage == "distill" and not self.distillation:
             yield (
                 "loss.distillation_coef: with 0 nothing is left of loss.advantage = distill: leave it out, or raise it"
             )
-        if self.advantage == "distill" and self.scale_rewards not in (None, "none"):
-            yield "loss.scale_rewards: distill uses no rewards, so there is nothing to scale: leave it out"
 
     def _kl_errors(self) -> Iterator[str]:
         if self.beta > 0 and self.kl_in == "loss" and self.advantage == "reinforce++":
@@ -258,14 +271,11 @@ class LossConfig(Section):
                 "loss.kl_in: log_linear computes old log-probs at the update, too late for the rewards: use loss, or "
                 "loss.old_logps = recomputed"
             )
-        if self.advantage == "process":
-            yield "loss.kl_in: the KL cannot be subtracted from the rewards of steps (process): use loss"
-        if self.advantage == "gdpo":
-            yield "loss.kl_in: gdpo normalises each reward separately: no sum to subtract the KL from: use loss"
+        known = ADVANTAGES.get(self.advantage)
+        if known and known.no_kl:
+            yield f"loss.kl_in: {known.no_kl}: use loss"
         if is_function(self.advantage):
             yield "loss.kl_in: must be loss with your own loss.advantage, whose rewards do not include the KL penalty"
-        if self.advantage == "distill":
-            yield "loss.kl_in: distill uses no rewards, so there is nothing to subtract the KL from: use loss"
 
     def _correction_errors(self) -> Iterator[str]:
         if self.importance_sampling_correction != "none" and self.old_logps not in ("recomputed", "log_linear"):
@@ -286,9 +296,17 @@ class LossConfig(Section):
         high = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
         if self.delta is not None and self.delta <= high:
             yield f"loss.delta: must be above the upper clipping bound of the ratio, {high:g}, got {self.delta:g}"
-        if self.surrogate != "vespo":
+        if self.settings and not (is_function(self.surrogate) or is_function(self.advantage)):
+            yield "loss.settings: only your own surrogate or advantage reads them; each built-in one has its own table"
+        if not self.weighs_completions:
             return
         if self.aggregation != "token_mean":
-            yield "loss.aggregation: vespo weighs whole completions, and averages over all tokens: use token_mean"
+            yield (
+                f"loss.aggregation: {self.surrogate} weighs whole completions, and averages over all tokens: use "
+                "token_mean"
+            )
         if self.importance_sampling_correction != "none" and self.correction_level == "sequence":
-            yield "loss.correction_level: vespo multiplies the corrections of a completion's tokens: use token"
+            yield (
+                f"loss.correction_level: {self.surrogate} multiplies the corrections of a completion's tokens: use "
+                "token"
+            )

@@ -11,16 +11,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from shared.settings.names import flat_settings, nested_model
 
 Mark = TypeVar("Mark", bound=Enum)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
 
 
 class Travel(Enum):

@@ -6,9 +6,9 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.generation import with_generation_kwargs
-from policy_trainer.config.marks import Resume, Section, Travel
+from policy_trainer.config.marks import Resume, Travel
 from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE
-from shared.settings import Dtype, InHelp
+from shared.settings import Dtype, InHelp, Section
 
 
 class SamplingConfig(Section):

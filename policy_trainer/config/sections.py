@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
-from policy_trainer.config.marks import Resume, Section, Travel
-from shared.settings import InHelp
+from policy_trainer.config.marks import Resume, Travel
+from shared.settings import InHelp, Section
 
 # Where the log-probs of the KL penalty come from.
 ReferenceSource = Literal["server", "adapter-off"]

@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 
 from policy_trainer.config.commands import ModelConfig, TrainingDtype
 from policy_trainer.config.data import PromptConfig
-from policy_trainer.config.marks import Resume, Section, Travel
+from policy_trainer.config.marks import Resume, Travel
 from policy_trainer.config.sections import CheckpointConfig, OptimizerConfig
-from shared.settings import InHelp
+from shared.settings import InHelp, Section
 
 
 class SupervisedOptimizerConfig(OptimizerConfig):

@@ -288,10 +288,10 @@ def cautions(config: TrainConfig) -> list[str]:
         )
     if loss.kl_in == "both":
         warnings.append("loss.kl_in = both applies the KL penalty twice, in the rewards and in the loss")
-    if loss.surrogate == "vespo" and loss.importance_sampling_level != "token":
+    if loss.weighs_completions and loss.importance_sampling_level != "token":
         warnings.append(
-            "loss.importance_sampling_level: vespo weighs whole completions in a way of its own; this is only "
-            "the ratio of the metrics and of loss.kl_weight"
+            f"loss.importance_sampling_level: {loss.surrogate} weighs whole completions in a way of its own; this is "
+            "only the ratio of the metrics and of loss.kl_weight"
         )
     if loss.aggregation == "luspo" and loss.importance_sampling_level == "token":
         warnings.append(

@@ -69,6 +69,7 @@ class Learner:
         self.bonus = EntropyBonus(loss.entropy)
         self.weights = make_weights(model, config.optimizer)
         self.updated = False
+        self._metrics: tuple[str, ...] | None = None
 
     def step(
         self,
@@ -98,8 +99,15 @@ class Learner:
                 "first step: compute on tokens.ratio, which is bounded, and select with torch.where before functions "
                 "that have no finite gradient"
             )
-        routed = self._routing is not None
-        return step_stats(groups, training, updates, of_pass=len(parts), learning_rates=rates, routed=routed)
+        return step_stats(
+            groups,
+            training,
+            updates,
+            of_pass=len(parts),
+            learning_rates=rates,
+            routed=self._routing is not None,
+            metrics=self._metrics if updates and self._metrics else (),
+        )
 
     def _parts(self, groups: Sequence[Group]) -> list[list[Group]]:
         """The groups of each update in one pass."""
@@ -121,7 +129,8 @@ class Learner:
             self.kl([batch])
             groups, training = self._prepare([batch], step)
             updates = [self._gradients(training)[0]] if training else []
-            step_stats(groups, training, updates, of_pass=1, learning_rates=[0.0], routed=False)
+            metrics = self._metrics if updates and self._metrics else ()
+            step_stats(groups, training, updates, of_pass=1, learning_rates=[0.0], routed=False, metrics=metrics)
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold the activations
             return error
@@ -227,6 +236,7 @@ class Learner:
         if loss.importance_sampling_correction != "none":  # the statistics are logged even when it is off
             tokens = replace(tokens, importance_weights=weights)
         per_token = token_loss(logps, tokens, loss)
+        self._keep_names(tuple(per_token.metrics))
         shares = token_weights(loss.aggregation, tokens.sequence_ids, tokens.mask, total)
         policy_loss = total_loss = (shares.to(logps.dtype) * per_token.loss).sum()
         explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
@@ -241,6 +251,16 @@ class Learner:
         scalars = (total_loss, explored_entropy, aux_loss, policy_loss)
         places = (tokens.mask, tokens.sequence_ids)
         return micro_batch_sums(*scalars, per_token, entropy, *places, difference, importance)
+
+    def _keep_names(self, metrics: tuple[str, ...]) -> None:
+        """Keeps the names of the surrogate's metrics. Raises UserError if they are not those of earlier calls."""
+        before = self._metrics
+        if before is not None and metrics != before:
+            raise UserError(
+                f"loss.surrogate: returned the metrics {', '.join(metrics) or 'none'}, and before "
+                f"{', '.join(before) or 'none'}: return the same ones each time, in the same order"
+            )
+        self._metrics = metrics
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per sampled token between the current policy and the reference, over whole batches, without training.

@@ -1,8 +1,8 @@
 """Statistics of a training step: summed over micro-batches on their device, and read once per update."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.loss import TokenLoss
-from policy_trainer.objective.ratios import masked, sequence_sums
+from policy_trainer.surrogates.sums import masked, sequence_sums
 
 _SUMS = (
     "loss", "kl", "entropy", "clipped_low", "clipped_high", "ratio", "logp_difference", "weight_clipped", "weight",
@@ -20,6 +20,8 @@ _SUMS = (
 _MAXIMA = (
     "ratio_negative", "ratio", "logp_difference", "clipped_low_negative", "clipped_high", "weight_negative", "weight",
 )  # fmt: skip
+# The metrics of the surrogate come after these.
+_FIXED = len(_SUMS) + len(_MAXIMA)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class StepStats:
     advantage_std: over completions with a token that trains. frac_reward_zero_std: share of the step's groups.
     grad_norm: before clipping, mean over updates. learning_rate: of the last update. groups, tokens: that trained; with
     none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not finite, and its update
-    was skipped. each_update: in order, skipped ones included.
+    was skipped. each_update: in order, skipped ones included. surrogate_metrics: means by their names.
     """
 
     loss: float
@@ -92,6 +94,7 @@ class StepStats:
     updates: int
     not_finite: bool
     each_update: tuple[UpdateStats, ...]
+    surrogate_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,9 @@ def micro_batch_sums(
     logp_difference: Tensor,
     importance: Sequence[Tensor],
 ) -> Tensor:
-    """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy, aux_loss,
-    policy_loss: scalars, of which the update has the sum; all else (C,).
+    """Sums over one micro-batch, maxima, and sums of the surrogate's metrics, as one tensor on its device.
 
+    loss, explored_entropy, aux_loss, policy_loss: scalars, of which the update has the sum; all else (C,).
     logp_difference: |log-prob - the sampler's|. importance: the correction's weights before truncation; bool, where one
     was truncated.
     """
@@ -151,15 +154,16 @@ def micro_batch_sums(
         torch.where(lengths > 0, -low, -torch.inf).amax(), torch.where(lengths > 0, high, 0).amax(),
         torch.where(mask, -weights, -torch.inf).amax(), weights.amax(),
     )  # fmt: skip
-    return torch.stack([part.to(loss.dtype) for part in (*sums, *maxima)])
+    metrics = (values.sum() for values in tokens.metrics.values())
+    return torch.stack([part.to(loss.dtype) for part in (*sums, *maxima, *metrics)])
 
 
 def summed(parts: Sequence[Tensor]) -> Tensor:
     """The sums of several micro-batches or updates, float64 on the CPU. Call it after all are launched: reading
     one waits for the device."""
     together = torch.stack([part.cpu().double() for part in parts])
-    count = len(_SUMS)
-    return torch.cat([together[:, :count].sum(0), together[:, count:].amax(0)])
+    sums, maxima, metrics = together.tensor_split([len(_SUMS), _FIXED], dim=1)
+    return torch.cat([sums.sum(0), maxima.amax(0), metrics.sum(0)])
 
 
 def step_stats(
@@ -170,11 +174,12 @@ def step_stats(
     of_pass: int,
     learning_rates: Sequence[float],
     routed: bool,
+    metrics: Sequence[str] = (),
 ) -> StepStats:
     """groups: all of the step. trained: those that trained. updates: of all iterations. of_pass: updates of one
     whole iteration. learning_rates: of the updates that the step would have if all groups trained. routed: whether the
-    loss has an aux_loss."""
-    total = summed([update.sums for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
+    loss has an aux_loss. metrics: names of those of the surrogate."""
+    total = summed([update.sums for update in updates]) if updates else torch.zeros(_FIXED + len(metrics))
     sums, largest = _named(total)
     count = sums["tokens"] or math.nan  # without tokens there is no mean
     means = {name: value / count for name, value in sums.items()}
@@ -213,6 +218,7 @@ def step_stats(
         each_update=tuple(
             _update_stats(update, lr, routed) for update, lr in zip(updates, learning_rates, strict=False)
         ),
+        surrogate_metrics={name: value / count for name, value in zip(metrics, total[_FIXED:].tolist(), strict=True)},
     )
 
 
@@ -220,7 +226,7 @@ def _named(total: Tensor) -> tuple[dict[str, float], dict[str, float]]:
     """The sums and the maxima, by name. Without tokens the maxima are NaN."""
     sums: dict[str, float] = dict(zip(_SUMS, total.tolist(), strict=False))
     known = 1.0 if sums["tokens"] else math.nan
-    return sums, dict(zip(_MAXIMA, (total[len(_SUMS) :] * known).tolist(), strict=True))
+    return sums, dict(zip(_MAXIMA, (total[len(_SUMS) : _FIXED] * known).tolist(), strict=True))
 
 
 def _update_stats(update: Update, learning_rate: float, routed: bool) -> UpdateStats:

@@ -15,6 +15,7 @@ from policy_trainer.objective.functions import call_advantage
 from policy_trainer.objective.group import Group, differ
 from policy_trainer.objective.kl import KL_ESTIMATORS, with_teacher
 from shared.batch import Array
+from shared.errors import UserError
 
 
 def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
@@ -61,6 +62,22 @@ def _rloo(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     count = (~rewards.isnan()).sum(-1, keepdim=True)
     leave_one_out = deviations(rewards) * count / (count - 1).clamp(min=1)
     return _to_tokens(groups, leave_one_out / _divisor(rewards, config))
+
+
+def _maxrl(groups: Sequence[Group], config: LossConfig) -> list[Array]:
+    """(r - mean r) / mean r (MaxRL, arXiv 2602.02710): with rewards of 0 and 1 an unbiased gradient of a sum of pass@k,
+    which tends to that of the log-likelihood of a right answer. 0 where all rewards are.
+
+    Raises UserError for a negative reward: a mean of 0 or less would turn the policy round.
+    """
+    rewards = _completion_rewards(groups)
+    if (negative := rewards[rewards < 0]).numel():
+        raise UserError(
+            f"loss.advantage: maxrl divides by the mean reward, so rewards must be 0 or more, got {negative[0]:g}: "
+            "leave out the rewards that punish, or use loss.advantage = outcome"
+        )
+    means = rewards.nanmean(-1, keepdim=True)
+    return _to_tokens(groups, deviations(rewards) / means.where(means > 0, 1.0))
 
 
 def _process(groups: Sequence[Group], config: LossConfig) -> list[Array]:
@@ -123,6 +140,7 @@ ADVANTAGES: dict[str, Callable[[Sequence[Group], LossConfig], list[Array]]] = {
     "reinforce++": _reinforce_plus_plus,
     "gdpo": _gdpo,
     "distill": _nothing,
+    "maxrl": _maxrl,
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from policy_trainer.objective.ratios import sequence_sums
+from policy_trainer.surrogates.sums import sequence_sums
 from shared.devices import widest_float
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig, MaskConfig
 from policy_trainer.objective.group import LossInputs
-from policy_trainer.objective.ratios import log_ratio, masked, sequence_means
+from policy_trainer.objective.ratios import log_ratio, sequence_means
+from policy_trainer.surrogates.sums import masked
 
 
 def importance_sampling_weights(

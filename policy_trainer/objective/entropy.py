@@ -8,7 +8,7 @@ from torch import Tensor
 
 from policy_trainer.config import EntropyConfig, LossConfig
 from policy_trainer.objective.group import Group
-from policy_trainer.objective.ratios import masked
+from policy_trainer.surrogates.sums import masked
 from shared.batch import Array
 
 # Nats. Completions of one prompt begin with the same distribution: rounding must not separate equal entropies.

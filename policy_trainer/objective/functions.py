@@ -6,8 +6,9 @@ A surrogate is what each token's loss is, before the KL penalty and the average 
 
 tokens are the C completion tokens of a micro-batch, of several groups one after the other. It is minimised, so it falls
 where the policy should go, and its gradient flows through tokens.logps or tokens.ratio. Values where tokens.mask is
-False do not count. It may also return a triple: with it two bool (C,), where a lower and an upper bound took the
-gradient away, for the metrics clip_ratio_*.
+False do not count. It may also return a tuple: after the loss two bool (C,), where a lower and an upper bound took the
+gradient away, for the metrics clip_ratio_*; or a dict of metrics, (C,) each, whose means over the tokens that train are
+logged under their names; or the bounds and the dict.
 
 An advantage is computed from the rewards of whole groups, all those of a step that train:
 
@@ -18,11 +19,12 @@ groups[i].rewards: float32 (G,), the weighted totals, NaN for completions that t
 group's tokens; NumPy's, or tensors on the CPU. Those of completions that take no part become 0. Groups whose rewards
 are all equal are left out before, unless loss.drop_zero_variance = false.
 
-The built-in ones are such functions: SURROGATES in loss.py, ADVANTAGES in advantages.py.
+Settings of both are the table loss.settings, which they read as tokens.config.settings and config.settings. The
+built-in ones are `policy_trainer/surrogates/` and ADVANTAGES in advantages.py.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,37 +35,9 @@ from policy_trainer.config import LossConfig
 from policy_trainer.config.functions import CALLER, function_label, is_function
 from policy_trainer.data.user_code import accepts, explained, import_named
 from policy_trainer.objective.group import Group
+from policy_trainer.surrogates import SurrogateInputs, SurrogateLoss
 from shared.batch import Array
 from shared.errors import UserError
-
-# What is minimised, and where the lower and the upper bound removed its gradient: (C,) each.
-Surrogate = tuple[Tensor, Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class SurrogateInputs:
-    """Per token, (C,); floating point unless said otherwise, and 0 where masked.
-
-    logps: log-probs of the current policy, with a gradient. old_logps: by loss.old_logps, without one. ratio: exp(logps
-    - old_logps) at loss.importance_sampling_level, with a gradient. advantages: see the module. mask: bool, tokens that
-    train. sequence_ids: int64, the completion of each token, counted through the micro-batch. ref_logps: None without a
-    reference. sampler_logps: NaN or None where unknown. config: the settings of `loss`.
-    """
-
-    logps: Tensor
-    old_logps: Tensor
-    ratio: Tensor
-    advantages: Tensor
-    mask: Tensor
-    sequence_ids: Tensor
-    ref_logps: Tensor | None
-    sampler_logps: Tensor | None
-    config: LossConfig
-
-
-def nowhere(values: Tensor) -> Tensor:
-    """bool (C,), all False."""
-    return torch.zeros_like(values, dtype=torch.bool)
 
 
 def check_functions(config: LossConfig) -> None:
@@ -78,11 +52,12 @@ def check_functions(config: LossConfig) -> None:
             )
 
 
-def call_surrogate(tokens: SurrogateInputs) -> Surrogate:
+def call_surrogate(tokens: SurrogateInputs) -> SurrogateLoss:
     """Calls the function of loss.surrogate. Raises UserError for what it raises, and for a wrong result."""
     setting, logps = "loss.surrogate", tokens.logps
     name, returned = _call(setting, tokens.config.surrogate, tokens)
     values, *bounds = returned if isinstance(returned, tuple) else (returned,)
+    metrics = _metrics(bounds.pop(), logps, name) if bounds and isinstance(bounds[-1], Mapping) else {}
     for value, dtype in ((values, logps.dtype), *((bound, torch.bool) for bound in bounds)):
         wanted = (logps.shape, dtype, logps.device)
         if not isinstance(value, Tensor) or (value.shape, value.dtype, value.device) != wanted:
@@ -91,14 +66,31 @@ def call_surrogate(tokens: SurrogateInputs) -> Surrogate:
                 f"{logps.device} as tokens.logps; it returned {_described(value)}"
             )
     if len(bounds) not in (0, 2):
-        raise UserError(f"{setting}: {name} must return one tensor, or three, got {1 + len(bounds)}")
+        raise UserError(
+            f"{setting}: {name} must return one tensor, or three, and perhaps a dict of metrics, got {1 + len(bounds)} "
+            "tensors"
+        )
     if logps.requires_grad and not values.requires_grad:
         raise UserError(
             f"{setting}: {name} returned values without a gradient, so nothing would train: compute them from "
             "tokens.logps or tokens.ratio, and detach only weights"
         )
-    low, high = bounds or (nowhere(logps), nowhere(logps))
-    return values, low, high
+    return SurrogateLoss(values, *bounds, metrics=metrics)
+
+
+def _metrics(metrics: Mapping[Any, Any], logps: Tensor, name: str) -> Mapping[str, Tensor]:
+    for metric, value in metrics.items():
+        if not isinstance(metric, str) or not re.fullmatch(r"[A-Za-z][\w/.-]*", metric, re.ASCII):
+            raise UserError(
+                f"loss.surrogate: {name} returned a metric called {metric!r}: a name begins with a letter, and has "
+                "only letters, digits and '_', '/', '.', '-'"
+            )
+        if not isinstance(value, Tensor) or (value.shape, value.device) != (logps.shape, logps.device):
+            raise UserError(
+                f"loss.surrogate: {name} must return a number for each token as metric {metric}, shape "
+                f"{tuple(logps.shape)} on {logps.device} as tokens.logps; it returned {_described(value)}"
+            )
+    return metrics
 
 
 def call_advantage(groups: Sequence[Group], config: LossConfig) -> list[Array]:

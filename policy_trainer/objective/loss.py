@@ -1,27 +1,23 @@
 """The loss of the GRPO family, token by token: a surrogate, and a KL penalty to the reference.
 
-Each formula is a function in a dictionary, keyed by the value of its setting. aggregation.py gives each token its
-weight in the loss of the whole update, so that the sum over any micro-batches is that loss.
+The surrogates are in `policy_trainer/surrogates/`. aggregation.py gives each token its weight in the loss of the whole
+update, so that the sum over any micro-batches is that loss.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
-from policy_trainer.config.functions import is_function
 from policy_trainer.objective.corrections import kept
-from policy_trainer.objective.functions import Surrogate, SurrogateInputs, call_surrogate, nowhere
+from policy_trainer.objective.functions import call_surrogate
 from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.kl import KL_ESTIMATORS
-from policy_trainer.objective.ratios import log_ratio, masked, sequence_sums
-
-# VESPO, as in the paper's code and in TRL: bounds of a token's log-ratio, and of a completion's weight.
-_MAX_TOKEN_LOG_RATIO = 20.0
-_MIN_WEIGHT, _MAX_LOG_WEIGHT = 1e-8, 20.0
+from policy_trainer.objective.ratios import log_ratio
+from policy_trainer.surrogates import SurrogateInputs
+from policy_trainer.surrogates.sums import masked
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,9 @@ class TokenLoss:
     """Per token, (C,). Only loss and kl have a gradient; they are 0 where masked.
 
     loss: surrogate and penalties, before aggregation. kl: the unweighted estimate; NaN without ref_logps. ratio: before
-    truncation; 1 where masked. clipped_low, clipped_high: bool, where a bound removed the gradient, or cispo truncated
-    the weight. untrusted: bool, where a mask of loss.mask took the surrogate away.
+    truncation; 1 where masked. clipped_low, clipped_high: bool, where a bound removed the gradient, or truncated the
+    weight. untrusted: bool, where a mask of loss.mask took the surrogate away. metrics: the surrogate's own, 0 where
+    masked.
     """
 
     loss: Tensor
@@ -39,6 +36,7 @@ class TokenLoss:
     clipped_low: Tensor
     clipped_high: Tensor
     untrusted: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLoss:
@@ -51,8 +49,8 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
     old_logps = tokens.denominator(logps.detach())
     ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.sequence_ids, mask).exp()
     ref_logps = None if tokens.ref_logps is None else masked(tokens.ref_logps, mask)
-    compute = call_surrogate if is_function(config.surrogate) else SURROGATES[config.surrogate]
-    surrogate, low, high = compute(
+    chosen, weights = config.chosen_surrogate, tokens.importance_weights
+    result = (call_surrogate if chosen is None else chosen.loss)(
         SurrogateInputs(
             logps=logps,
             old_logps=masked(old_logps, mask),
@@ -62,13 +60,12 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
             sequence_ids=tokens.sequence_ids,
             ref_logps=ref_logps,
             sampler_logps=tokens.sampler_logps,
+            importance_weights=weights,
             config=config,
         )
     )
-    weights = tokens.importance_weights
-    if config.surrogate == "vespo":
-        weights = _vespo_weights(logps - old_logps, tokens, config)
-    if weights is not None:
+    surrogate = result.values
+    if weights is not None and not config.weighs_completions:
         surrogate = surrogate * masked(weights, mask)
     trusted = _trusted(logps.detach(), old_logps, tokens, config)
     surrogate = masked(surrogate, trusted & tokens.explored)
@@ -81,7 +78,10 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
         # As in prime-rl: also of tokens that a mask took away.
         assert tokens.sampler_logps is not None
         loss = loss + config.mismatch_penalty * masked(logps - tokens.sampler_logps, mask).square()
-    return TokenLoss(loss, kl, ratio.detach(), mask & low, mask & high, mask & ~trusted)
+    bounds = (result.clipped_low, result.clipped_high)
+    low, high = (torch.zeros_like(mask) if clipped is None else mask & clipped for clipped in bounds)
+    metrics = {name: masked(values.detach().to(logps.dtype), mask) for name, values in result.metrics.items()}
+    return TokenLoss(loss, kl, ratio.detach(), low, high, mask & ~trusted, metrics)
 
 
 def _refuse_missing(tokens: LossInputs, config: LossConfig) -> None:
@@ -111,64 +111,3 @@ def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossInputs, config: LossC
     known = torch.full_like(logps, torch.nan) if tokens.sampler_logps is None else tokens.sampler_logps
     sampler_logps = torch.where(known.isnan(), old_logps, known)
     return kept(logps, replace(tokens, sampler_logps=sampler_logps), config.mask)
-
-
-@torch.no_grad()
-def _vespo_weights(difference: Tensor, tokens: LossInputs, config: LossConfig) -> Tensor:
-    """VESPO's weight of -A l at each token, (C,): exp(lambda + k S - lambda e^S). It is 1 at S = 0, and small for
-    completions that have become much more or much less likely. k and lambda depend on the advantage's sign.
-
-    difference: (C,), l - l_old. S is its sum over a completion's tokens, and that of the logarithms of their importance
-    weights, which are not applied again.
-    """
-    log_ratios = difference.clamp(-_MAX_TOKEN_LOG_RATIO, _MAX_TOKEN_LOG_RATIO)
-    if tokens.importance_weights is not None:
-        # A weight may be 0.
-        log_ratios = log_ratios + tokens.importance_weights.clamp(min=_MIN_WEIGHT).log().clamp(max=_MAX_LOG_WEIGHT)
-    log_weight = sequence_sums(masked(log_ratios, tokens.mask), tokens.sequence_ids)[tokens.sequence_ids]
-    log_weight = log_weight.clamp(math.log(_MIN_WEIGHT), _MAX_LOG_WEIGHT)
-    gains = masked(tokens.advantages, tokens.mask) >= 0
-    k = torch.where(gains, config.vespo_k_pos, config.vespo_k_neg)
-    decay = torch.where(gains, config.vespo_lambda_pos, config.vespo_lambda_neg)
-    return (decay + k * log_weight - decay * log_weight.exp()).exp().to(difference.dtype)
-
-
-def _clip(tokens: SurrogateInputs) -> Surrogate:
-    """PPO's clipped surrogate (DeepSeekMath, arXiv 2402.03300, eq. 3), with a separate upper bound (DAPO, 2503.14476)
-    and dual clip (1912.09729)."""
-    ratio, advantages, config = tokens.ratio, tokens.advantages, tokens.config
-    low, high = 1 - config.epsilon, 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
-    bounded = ratio if config.delta is None else ratio.clamp(max=config.delta)
-    values = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
-    above = (ratio > high) & (advantages > 0)
-    if config.delta is not None:
-        above = above | ((ratio > config.delta) & (advantages < 0))
-    return values, (ratio < low) & (advantages < 0), above
-
-
-def _reinforce(tokens: SurrogateInputs) -> Surrogate:
-    """The policy gradient: no ratio, no clip (nano-aha-moment, GRPO:Zero). VESPO weighs it."""
-    return -tokens.advantages * tokens.logps, nowhere(tokens.logps), nowhere(tokens.logps)
-
-
-def _cispo(tokens: SurrogateInputs) -> Surrogate:
-    """MiniMax-M1 (arXiv 2506.13585, eq. 4): the ratio is a truncated weight without gradient."""
-    ratio_max = tokens.config.ratio_max
-    values = -tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logps
-    return values, nowhere(tokens.logps), tokens.ratio > ratio_max
-
-
-def _sapo(tokens: SurrogateInputs) -> Surrogate:
-    """SAPO (arXiv 2511.20347): a soft gate, which closes sooner for negative advantages."""
-    ratio, advantages, config = tokens.ratio, tokens.advantages, tokens.config
-    tau = torch.full_like(ratio, config.sapo_temperature_neg).masked_fill(advantages > 0, config.sapo_temperature_pos)
-    return -(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, nowhere(ratio), nowhere(ratio)
-
-
-SURROGATES: dict[str, Callable[[SurrogateInputs], Surrogate]] = {
-    "clip": _clip,
-    "reinforce": _reinforce,
-    "cispo": _cispo,
-    "sapo": _sapo,
-    "vespo": _reinforce,
-}

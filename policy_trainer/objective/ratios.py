@@ -1,14 +1,10 @@
-"""Ratios of two policies: per token, or one for all tokens of a completion.
-
-Sums over completions are float64 where the device has it: the order of summation then makes no difference in float32.
-"""
+"""Ratios of two policies: per token, or one for all tokens of a completion."""
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from shared.devices import widest_float
+from policy_trainer.surrogates.sums import masked, sequence_sums
 
 # Products of larger exponentials overflow float32. A ratio of e^30 is far outside of every clip.
 MAX_EXPONENT = 30.0
@@ -55,20 +51,7 @@ def log_linear(sampler_logps: Tensor, logps: Tensor, staleness: Tensor) -> Tenso
     return sampler_logps + alpha * (logps - sampler_logps)
 
 
-def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """(C,) -> (C,) of `widest_float`: element i is the sum over completion i, and 0 past the last.
-
-    There are at most C completions; reading their number would wait for the device.
-    """
-    zeros = torch.zeros(len(sequence_ids), dtype=widest_float(sequence_ids.device), device=sequence_ids.device)
-    return zeros.index_add(0, sequence_ids, values.to(zeros.dtype))
-
-
 def sequence_means(values: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
     """(C,) -> (C,) of `widest_float`: at each token the mean over its completion's tokens that train. values: 0 where
     masked."""
     return (sequence_sums(values, sequence_ids) / sequence_sums(mask, sequence_ids).clamp(min=1))[sequence_ids]
-
-
-def masked(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, values, 0.0)

@@ -96,22 +96,9 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def surrogate(loss: LossConfig) -> str:
-    match loss.surrogate:
-        case "clip":
-            high = "" if loss.epsilon_high is None else f"/{loss.epsilon_high:g}"
-            return f"clip {loss.epsilon:g}{high}{_level(loss)}"
-        case "reinforce":
-            return "reinforce"
-        case "cispo":
-            return f"cispo, ratio to {loss.ratio_max:g}{_level(loss)}"
-        case "vespo":
-            return (
-                f"vespo, {loss.vespo_k_pos:g}:{loss.vespo_lambda_pos:g}/{loss.vespo_k_neg:g}:{loss.vespo_lambda_neg:g}"
-            )
-        case "sapo":
-            return f"sapo, tau {loss.sapo_temperature_pos:g}/{loss.sapo_temperature_neg:g}{_level(loss)}"
-        case name:  # no preset has one
-            return name
+    chosen = loss.chosen_surrogate
+    assert chosen is not None  # no preset has a function
+    return f"{loss.surrogate}{chosen.summary(loss)}{_level(loss)}"
 
 
 def _level(loss: LossConfig) -> str:

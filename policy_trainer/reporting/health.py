@@ -124,7 +124,8 @@ def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
     """A clip ratio of 0 although the weights differ from those of the old log-probs. If they do not, the ratio is 1."""
     stale = [loss.old_logps in ("sampler", "log_linear") and record["staleness"] > 0 for record in recent]
     off_policy = all(old or record.get("updates", 1) > 1 for old, record in zip(stale, recent, strict=True))
-    if loss.surrogate != "clip" or loss.old_logps == "current" or len(recent) < LONG or not off_policy:
+    clips = loss.chosen_surrogate is not None and loss.chosen_surrogate.has_two_bounds
+    if not clips or loss.old_logps == "current" or len(recent) < LONG or not off_policy:
         return []
     metric, seen = STEP_METRICS["clip_ratio"], _mean(recent, "clip_ratio")
     # Told once a run: a single clipped token in a thousand steps does not make it news.

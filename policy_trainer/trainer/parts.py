@@ -32,6 +32,7 @@ from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.batch import RolloutBatch
 from shared.client import Leased
+from shared.errors import UserError
 
 
 class Workers:
@@ -170,14 +171,24 @@ class Reporters:
 def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepStats, step: int) -> dict[str, Any]:
     """step: its number, from 1. groups: one for each batch; those that train have advantages."""
     batches = [lease.rollout for lease in leased]
+    statistics = asdict(stats)
+    del statistics["surrogate_metrics"]
     return {
         "kind": "step",
         "step": step,
         **batch_metrics(leased, version=step - 1),
         **rollout_metrics(batches),
         **logged_metrics(batches),
-        **asdict(stats),
+        **statistics,
         "teacher_kl": teacher_kl(groups),
         "batch_ids": [lease.id for lease in leased],
         "groups_left_out": len(leased) - stats.groups,
     }
+
+
+def with_surrogate_metrics(record: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """The record of a step, with the metrics of the surrogate. Raises UserError for one that has a name of the
+    record's."""
+    if taken := sorted(metrics.keys() & record.keys()):
+        raise UserError(f"loss.surrogate: every run has a metric {taken[0]}: give yours another name")
+    return {**record, **metrics}

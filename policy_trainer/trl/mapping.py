@@ -241,7 +241,7 @@ def _upper_bound(args: GRPOConfig) -> dict[str, Any]:
     """With cispo, epsilon_high is the upper bound of the ratio itself."""
     if args.loss_type != "cispo":
         return {"loss.epsilon_high": args.epsilon_high}
-    return {"loss.ratio_max": args.epsilon if args.epsilon_high is None else args.epsilon_high}
+    return {"loss.cispo.ratio_max": args.epsilon if args.epsilon_high is None else args.epsilon_high}
 
 
 def _entropy(args: GRPOConfig) -> dict[str, Any]:

@@ -16,3 +16,4 @@ from shared.settings.load import (
     settings_config,
 )
 from shared.settings.names import Hints, InHelp
+from shared.settings.section import Section

@@ -12,7 +12,11 @@ from policy_trainer.config import LossConfig
     ("settings", "field", "remedy"),
     [
         ({"advantage": "dr_grpo", "scale_rewards": "group"}, "scale_rewards", "advantage = outcome"),
-        ({"advantage": "reinforce++", "kl_in": "reward", "scale_rewards": "group"}, "scale_rewards", "use batch"),
+        (
+            {"advantage": "reinforce++", "kl_in": "reward", "scale_rewards": "group"},
+            "scale_rewards",
+            "must be batch or none",
+        ),
         ({"advantage": "reinforce++"}, "kl_in", "use reward"),
         ({"advantage": "process", "kl_in": "reward"}, "kl_in", "use loss"),
         ({"advantage": "gdpo", "scale_rewards": "group"}, "scale_rewards", "leave it out"),
@@ -49,6 +53,9 @@ from policy_trainer.config import LossConfig
         ({"advantage": "distill", "distillation_coef": 0}, "distillation_coef", "raise it"),
         ({"advantage": "distill", "scale_rewards": "batch"}, "scale_rewards", "leave it out"),
         ({"advantage": "distill", "kl_in": "reward"}, "kl_in", "use loss"),
+        ({"advantage": "maxrl", "kl_in": "reward"}, "kl_in", "use loss"),
+        ({"advantage": "maxrl", "scale_rewards": "batch"}, "scale_rewards", "outcome or process or rloo"),
+        ({"settings": {"limit": 1}}, "settings", "your own surrogate or advantage"),
     ],
 )
 def test_refused(settings: dict[str, Any], field: str, remedy: str) -> None:

@@ -7,9 +7,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from policy_trainer.config import RolloutConfig, TrainConfig
-from policy_trainer.config.marks import Section, Travel
+from policy_trainer.config.marks import Travel
 from policy_trainer.config.worker_settings import refused_settings, travelling_settings, worker_settings
 from policy_trainer.rewards.registry import CONFIGURED, RULES, SUMS
+from shared.settings import Section
 from shared.settings.names import group_at
 
 HOSTILE = (

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -635,8 +636,10 @@ class TestFunctionsOfTheUser:
     def test_built_in_ones_by_module_and_name_train_the_same_bits(
         self, make_tiny: Make, batches: list[ScoredBatch]
     ) -> None:
-        module = "policy_trainer.objective"
-        given = {"surrogate": f"{module}.loss:_clip", "advantage": f"{module}.advantages:_outcome"}
+        given = {
+            "surrogate": "tests.policy_trainer.surrogates.users:clipped",
+            "advantage": "policy_trainer.objective.advantages:_outcome",
+        }
         theirs = LossConfig.model_validate({"epsilon": 0.2, "beta": 0.1, "scale_rewards": "group", **given})
         trained = []
         for loss in (LOSS, theirs):
@@ -644,7 +647,21 @@ class TestFunctionsOfTheUser:
             stats = learner(model, loss=loss, num_iterations=2).step(batches, step=0)
             trained.append((weights(model), stats))
         (built_in, expected), (ours, stats) = trained
-        assert torch.equal(ours, built_in) and stats == expected and stats.clip_ratio > 0
+        assert torch.equal(ours, built_in) and stats.clip_ratio > 0
+        assert (
+            stats.surrogate_metrics == {"clipped": pytest.approx(stats.clip_ratio)}
+            and replace(stats, surrogate_metrics={}) == expected
+        )
+
+    def test_metrics_must_stay_the_same(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        names = iter("ab")
+
+        def fickle(tokens: Any) -> Any:
+            return -tokens.advantages * tokens.logps, {next(names): tokens.ratio}
+
+        trainer = learner(model, loss=LossConfig.model_validate({"surrogate": fickle, "beta": 0.0}), num_iterations=2)
+        with pytest.raises(UserError, match=r"loss\.surrogate: returned the metrics b, and before a: return the same"):
+            trainer.step(batches, step=0)
 
     def test_one_that_is_not_finite_ends_the_first_step(
         self, model: PreTrainedModel, batches: list[ScoredBatch]

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
+from policy_trainer.config import loss as loss_settings
+from policy_trainer.objective import advantages as advantages_module
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group, RewardParts, differ, has_variance
 from policy_trainer.objective.kl import reverse_kl, teacher_kl
+from shared.errors import UserError
 from tests.policy_trainer.groups import make_group
 
 NAN = math.nan
@@ -32,6 +35,10 @@ def of_group(*rewards: float, **settings: Any) -> list[float]:
 
 def near(values: Sequence[float]) -> Any:
     return pytest.approx(values, rel=1e-6, abs=1e-7)
+
+
+def test_every_advantage_has_a_formula_and_says_how_it_may_be_scaled() -> None:
+    assert list(advantages_module.ADVANTAGES) == list(loss_settings.ADVANTAGES)
 
 
 class TestOutcome:
@@ -87,6 +94,30 @@ def test_whatever_the_rewards_the_advantages_are_finite_and_sum_to_nothing(
     for rewards, values in zip(groups, got, strict=True):
         assert np.isfinite(values).all()
         assert all(value == 0 for reward, value in zip(rewards, values, strict=True) if math.isnan(reward))
+
+
+class TestMaxRL:
+    @pytest.mark.parametrize(
+        ("rewards", "expected"),
+        [
+            ([1.0, 0.0, 0.0, 0.0], [3.0, -1.0, -1.0, -1.0]),  # mean 0.25
+            ([1.0, 1.0, NAN, 0.0], [0.5, 0.5, 0.0, -1.0]),  # mean 2/3
+            ([0.0, 0.5, 4.0], [-1.0, -2 / 3, 5 / 3]),  # mean 1.5
+            ([0.0, 0.0], [0.0, 0.0]),
+            ([0.3, 0.3, 0.3], [0.0, 0.0, 0.0]),
+            ([NAN, NAN], [0.0, 0.0]),
+            ([2.0], [0.0]),
+        ],
+    )
+    def test_hand_computed(self, rewards: list[float], expected: list[float]) -> None:
+        assert of_group(*rewards, advantage="maxrl") == pytest.approx(expected, rel=1e-6, abs=0)
+
+    def test_each_group_by_its_own_mean(self) -> None:
+        assert of_groups([[0.0, 2.0], [0.0, 0.0, 3.0]], advantage="maxrl") == [[-1.0, 1.0], [-1.0, -1.0, 2.0]]
+
+    def test_a_negative_reward_is_refused(self) -> None:
+        with pytest.raises(UserError, match=r"loss\.advantage: maxrl .* must be 0 or more, got -0\.5: leave out"):
+            of_group(1.0, -0.5, advantage="maxrl")
 
 
 class TestGdpo:

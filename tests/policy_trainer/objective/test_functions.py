@@ -11,9 +11,10 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import ADVANTAGES, advantages
-from policy_trainer.objective.functions import SurrogateInputs, check_functions
+from policy_trainer.objective.functions import check_functions
 from policy_trainer.objective.group import LossInputs
-from policy_trainer.objective.loss import SURROGATES, TokenLoss, token_loss
+from policy_trainer.objective.loss import TokenLoss, token_loss
+from policy_trainer.surrogates import SurrogateInputs, Surrogates
 from shared.errors import UserError
 from tests.docs.pages import texts
 from tests.policy_trainer.groups import make_group
@@ -83,14 +84,38 @@ def test_the_pages_advantage_by_hand(ideas: dict[str, Any]) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in SURROGATES if name != "vespo"])  # which is more than its surrogate
+@pytest.mark.parametrize("name", list(Surrogates.model_fields))
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_built_in_surrogate_as_a_function_gives_the_same_bits(name: str, whole: bool) -> None:
-    function: Function = SURROGATES[name] if whole else lambda tokens: SURROGATES[name](tokens)[0]
+    def function(tokens: SurrogateInputs) -> Any:
+        result = getattr(tokens.config, name).loss(tokens)
+        nowhere = torch.zeros_like(tokens.mask)
+        bounds = (nowhere if clipped is None else clipped for clipped in (result.clipped_low, result.clipped_high))
+        return (result.values, *bounds) if whole else result.values
+
     (expected, gradient), (loss, same) = loss_of(name, beta=0.1, epsilon=0.1), loss_of(function, beta=0.1, epsilon=0.1)
     assert torch.equal(loss.loss, expected.loss) and torch.equal(same, gradient) and torch.equal(loss.kl, expected.kl)
     clipped = (expected.clipped_low, expected.clipped_high)
     assert torch.equal(loss.clipped_low, clipped[0] & whole) and torch.equal(loss.clipped_high, clipped[1] & whole)
+
+
+def test_settings_and_metrics_of_the_users_own() -> None:
+    """Metrics may be bools, and go with bounds or without; masked tokens have none."""
+
+    def tapered(tokens: SurrogateInputs) -> Any:
+        tapers = tokens.ratio > tokens.config.settings["limit"]
+        return -tokens.advantages * tokens.logps, {"tapered": tapers, "lengths/nats": -tokens.logps}
+
+    def bounded(tokens: SurrogateInputs) -> Any:
+        values, metrics = tapered(tokens)
+        return values, tokens.mask, ~tokens.mask, metrics
+
+    loss, _ = loss_of(tapered, beta=0.0, settings={"limit": 1.0})
+    assert loss.metrics["tapered"].tolist() == [float(ratio > 1) for ratio in loss.ratio.tolist()]
+    assert 0 < loss.metrics["tapered"].sum() < 7 and loss.metrics["lengths/nats"][3] == 0
+    assert not loss.metrics["lengths/nats"].requires_grad and not loss.clipped_low.any()
+    loss, _ = loss_of(bounded, beta=0.0, settings={"limit": 1e9})
+    assert loss.metrics["tapered"].tolist() == [0.0] * 7 and loss.clipped_low.sum() == 6
 
 
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if name not in ("process", "gdpo")])  # need more rewards
@@ -102,6 +127,7 @@ def test_a_built_in_advantage_as_a_function_gives_the_same_bits(name: str) -> No
     built_in = LossConfig(advantage=name, beta=0.0)
     scale = built_in.scale
     named = {"process": "_process", "rloo": "_rloo", "reinforce++": "_reinforce_plus_plus", "distill": "_nothing"}
+    named["maxrl"] = "_maxrl"
     function = f"policy_trainer.objective.advantages:{named.get(name, '_outcome')}"
     ours = LossConfig(advantage=function, scale_rewards=scale, beta=0.0, distillation_coef=0.0)
     expected = [ADVANTAGES[name](groups, built_in)[place].astype(np.float32) for place in range(3)]
@@ -128,7 +154,12 @@ def raising(tokens: SurrogateInputs) -> Tensor:
         (lambda tokens: 1.0, r"it returned a float$"),
         (wrong_dtype, r"caller:wrong_dtype must return one torch.float32 .* returned torch.float64 \(7,\) on cpu"),
         (lambda tokens: (tokens.logps, tokens.ratio, tokens.mask), r"must return one torch.bool for each token"),
-        (lambda tokens: (tokens.logps, tokens.mask), "must return one tensor, or three, got 2"),
+        (lambda tokens: (tokens.logps, tokens.mask), "must return one tensor, or three, and perhaps .* got 2 tensors"),
+        (
+            lambda tokens: (tokens.logps, {"of one": tokens.mask}),
+            "a metric called 'of one': a name begins",
+        ),
+        (lambda tokens: (tokens.logps, {"share": 0.5}), r"as metric share, shape \(7,\) .*; it returned a float"),
         (detached, r"caller:detached returned values without a gradient.*: compute them from tokens.logps or tok"),
         (raising, r"caller:raising raised AttributeError: 'SurrogateInputs' object has no .*\n.*test_functions.py"),
         ("tests.nowhere:f", r"tests.nowhere:f cannot be imported"),

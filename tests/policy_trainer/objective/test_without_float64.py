@@ -8,12 +8,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from policy_trainer.config import LossConfig
-from policy_trainer.objective import aggregation, ratios
+from policy_trainer.objective import aggregation
 from policy_trainer.objective.aggregation import AGGREGATIONS, Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
 from policy_trainer.objective.group import LossInputs
 from policy_trainer.objective.loss import token_loss
 from policy_trainer.objective.ratios import RATIOS
+from policy_trainer.surrogates import sums
 from shared.devices import widest_float
 
 
@@ -26,7 +27,7 @@ class NoFloat64(TorchDispatchMode):
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (ratios, aggregation):
+    for module in (sums, aggregation):
         monkeypatch.setattr(module, "widest_float", lambda device: widest_float(torch.device("mps")))
     with NoFloat64():
         yield

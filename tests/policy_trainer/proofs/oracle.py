@@ -178,6 +178,8 @@ def rewarded(groups: Sequence[Group], config: LossConfig) -> PerToken:
         return reinforce_plus_plus(groups, config)
     if config.advantage == "gdpo":
         return gdpo(groups, config)
+    if config.advantage == "maxrl":
+        return maxrl(groups, config)
     scale = config.scale_rewards or ("group" if config.advantage == "outcome" else "none")
     everyone = [reward for group in groups for reward in rewards(group, config) if not math.isnan(reward)]
     result: PerToken = []
@@ -197,6 +199,19 @@ def rewarded(groups: Sequence[Group], config: LossConfig) -> PerToken:
             if scale == "batch":
                 value /= deviation(everyone, config) + config.advantage_eps
             result[-1].append([value] * len(completion.logps))
+    return result
+
+
+def maxrl(groups: Sequence[Group], config: LossConfig) -> PerToken:
+    """How far a reward is from the mean, in means; 0 without any reward."""
+    result: PerToken = []
+    for group in groups:
+        known = [completion.reward for completion in group if counts(completion, config)]
+        mean = sum(known) / len(known) if known else 0.0
+        shares = [
+            (completion.reward - mean) / mean if counts(completion, config) and mean else 0.0 for completion in group
+        ]
+        result.append([[share] * len(completion.logps) for completion, share in zip(group, shares, strict=True)])
     return result
 
 
@@ -315,14 +330,14 @@ def token_losses(
     log_ratios = log_ratio(completion, config)
     weights = correction(completion, config)
     trusted = trusted_tokens(completion, advantages, config)
-    if config.surrogate == "vespo":
-        weights = vespo(completion, advantages, weights, config)
+    ratios = [exp(log_ratio) for log_ratio in log_ratios]
+    surrogates = globals()[config.surrogate](completion, ratios, advantages, weights, config)
     result = []
     for t, logp in enumerate(completion.logps):
-        rho = exp(log_ratios[t])
+        rho = ratios[t]
         low = threshold > -math.inf and float(stopped(completion.entropies[t])) < threshold
         lost = low or not trusted[t]
-        loss = 0.0 * logp if lost else weights[t] * surrogate(rho, logp, advantages[t], config)
+        loss = 0.0 * logp if lost else surrogates[t]
         if config.kl_in in ("loss", "both"):
             kl = kl_estimate(config, completion.reference[t], logp)
             loss = loss + config.beta * (kl * rho if config.kl_weight == "ratio" else kl)
@@ -357,35 +372,52 @@ def log_ratio(completion: Completion, config: LossConfig) -> list[Any]:
     return [total] * len(differences)
 
 
-def surrogate(rho: Any, logp: Any, advantage: float, config: LossConfig) -> Any:
-    if config.surrogate in ("reinforce", "vespo"):
-        return -advantage * logp
-    if config.surrogate == "cispo":
-        return -min(stopped(rho), config.ratio_max) * advantage * logp
-    if config.surrogate == "sapo":
-        tau = config.sapo_temperature_pos if advantage > 0 else config.sapo_temperature_neg
-        return -4 / tau / (1 + exp(-tau * (rho - 1))) * advantage
+# The surrogate of each token of a completion, each by its name in the settings. ratios: rho of each token. weights: the
+# correction's, which multiply it.
+
+
+def clip(completion: Completion, ratios: list[Any], advantages: list[float], weights: list[float], config: LossConfig):
     high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    clipped = min(max(rho, 1 - config.epsilon), 1 + high)
-    bounded = rho if config.delta is None else min(rho, config.delta)
-    return -min(bounded * advantage, clipped * advantage)
+    result = []
+    for rho, advantage, weight in zip(ratios, advantages, weights, strict=True):
+        clipped = min(max(rho, 1 - config.epsilon), 1 + high)
+        bounded = rho if config.delta is None else min(rho, config.delta)
+        result.append(weight * -min(bounded * advantage, clipped * advantage))
+    return result
 
 
-def vespo(completion: Completion, advantages: list[float], weights: list[float], config: LossConfig) -> list[float]:
-    """phi of each token, 1 where the completion is as likely as it was. The correction's weights are a part of it."""
+def reinforce(completion: Completion, ratios: list[Any], advantages: list[float], weights: list[float], config: Any):
+    return [-w * advantage * logp for w, advantage, logp in zip(weights, advantages, completion.logps, strict=True)]
+
+
+def cispo(completion: Completion, ratios: list[Any], advantages: list[float], weights: list[float], config: LossConfig):
+    truncated = [w * min(stopped(rho), config.cispo.ratio_max) for w, rho in zip(weights, ratios, strict=True)]
+    return reinforce(completion, ratios, advantages, truncated, config)
+
+
+def sapo(completion: Completion, ratios: list[Any], advantages: list[float], weights: list[float], config: LossConfig):
+    result = []
+    for rho, advantage, weight in zip(ratios, advantages, weights, strict=True):
+        tau = config.sapo.temperature_pos if advantage > 0 else config.sapo.temperature_neg
+        result.append(weight * -4 / tau / (1 + exp(-tau * (rho - 1))) * advantage)
+    return result
+
+
+def vespo(completion: Completion, ratios: list[Any], advantages: list[float], weights: list[float], config: LossConfig):
+    """phi weighs each token, and is 1 where the completion is as likely as it was. The weights are a part of it."""
     log_w = 0.0
     for t in completion.trained:
         difference = stopped(completion.logps[t]) - stopped(old_logps(completion, config)[t])
         log_w += min(max(float(difference), -20.0), 20.0)
         log_w += math.log(max(weights[t], 1e-8))
     log_w = min(max(log_w, math.log(1e-8)), 20.0)
-    result = []
+    phi = []
     for advantage in advantages:
-        k, lam = config.vespo_k_neg, config.vespo_lambda_neg
+        k, lam = config.vespo.k_neg, config.vespo.lambda_neg
         if advantage >= 0:
-            k, lam = config.vespo_k_pos, config.vespo_lambda_pos
-        result.append(math.exp(log_w) ** k * math.exp(lam - lam * math.exp(log_w)))
-    return result
+            k, lam = config.vespo.k_pos, config.vespo.lambda_pos
+        phi.append(math.exp(log_w) ** k * math.exp(lam - lam * math.exp(log_w)))
+    return reinforce(completion, ratios, advantages, phi, config)
 
 
 def kl_estimate(config: LossConfig, reference: Any, logp: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from policy_trainer.config import LossConfig, TrainConfig
+from policy_trainer.surrogates import Surrogates
 
 
 def choices(name: str) -> tuple[Any, ...]:
@@ -39,6 +40,12 @@ def random_masks(rng: random.Random) -> dict[str, float]:
     return {name: bound for name, bound in bounds.items() if rng.random() < 0.25}
 
 
+def random_surrogates(rng: random.Random) -> dict[str, dict[str, float]]:
+    """The settings of each surrogate, which are all numbers above 0."""
+    sections = {name: type(section) for name, section in Surrogates()}
+    return {name: {key: rng.uniform(0.5, 2.5) for key in cls.model_fields} for name, cls in sections.items()}
+
+
 def is_refused(**fixed: Any) -> bool:
     """Whether these settings are refused, with a KL penalty and without one."""
     for beta in (0.0, 0.1):
@@ -68,13 +75,7 @@ def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
             "epsilon": rng.uniform(0.05, 0.4),
             "epsilon_high": rng.choice((None, rng.uniform(0.05, 0.6))),
             "delta": rng.choice((None, rng.uniform(1.65, 2))),
-            "ratio_max": rng.uniform(0.8, 2),
-            "sapo_temperature_pos": rng.uniform(0.5, 2),
-            "sapo_temperature_neg": rng.uniform(0.5, 2),
-            "vespo_k_pos": rng.uniform(0, 3),
-            "vespo_lambda_pos": rng.uniform(0.5, 4),
-            "vespo_k_neg": rng.uniform(0, 3),
-            "vespo_lambda_neg": rng.uniform(0.5, 4),
+            **random_surrogates(rng),
             "beta": rng.choice((0.0, rng.uniform(0.01, 1))),
             "correction_max": rng.uniform(1.05, 2),
             "correction_low": rng.uniform(0.2, 0.95),

@@ -57,7 +57,7 @@ def _seen_of(completion: Completion, per_token: list[float], config: LossConfig)
 def _clipped(ratio: float, advantage: float, config: LossConfig) -> tuple[bool, bool]:
     """Whether the lower or the upper bound took the gradient, or cispo's bound the weight."""
     if config.surrogate == "cispo":
-        return False, ratio > config.ratio_max
+        return False, ratio > config.cispo.ratio_max
     if config.surrogate != "clip":
         return False, False
     high = config.epsilon if config.epsilon_high is None else config.epsilon_high

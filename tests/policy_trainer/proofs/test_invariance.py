@@ -205,7 +205,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "dapo": {"aggregation": "token_mean", "epsilon_high": 0.28, "beta": 0},
     "gspo": {"importance_sampling_level": "sequence", "epsilon": 0.05},
     "luspo": {"importance_sampling_level": "sequence", "aggregation": "luspo"},
-    "cispo": {"surrogate": "cispo", "aggregation": "token_mean", "ratio_max": 1.2},
+    "cispo": {"surrogate": "cispo", "aggregation": "token_mean", "cispo": {"ratio_max": 1.2}},
     "vespo": {"surrogate": "vespo", "aggregation": "token_mean"},
     "rloo": {"advantage": "rloo", "importance_sampling_level": "sequence_sum", "kl": "k1", "kl_in": "reward"},
     "reinforce++": {"advantage": "reinforce++", "kl_in": "reward"},
@@ -213,6 +213,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "KL in the reward": {"kl_in": "reward"},
     "KL in both": {"kl_in": "both", "kl_weight": "ratio"},
     "process": {"advantage": "process"},
+    "maxrl": {"advantage": "maxrl"},
     "distill": {"advantage": "distill", "surrogate": "reinforce", "aggregation": "token_mean"},
     "tis": {"old_logps": "recomputed", "importance_sampling_correction": "tis", "correction_max": 1.1},
     "tis of sequences": {

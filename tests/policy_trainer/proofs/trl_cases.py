@@ -63,17 +63,16 @@ def _choose_surrogate(rng: random.Random, case: Case) -> None:
     case.set({"importance_sampling_level": level}, {"importance_sampling_level": level})
     if case.ours["surrogate"] == "cispo":
         ratio_max = rng.uniform(0.8, 1.5)  # TRL's epsilon_high is absolute here, as our ratio_max
-        case.set({"ratio_max": ratio_max}, {"epsilon_high": ratio_max})
+        case.set({"cispo": {"ratio_max": ratio_max}}, {"epsilon_high": ratio_max})
     elif case.ours["surrogate"] == "sapo":
         pos, neg = rng.uniform(0.5, 2), rng.uniform(0.5, 2)
         case.set(
-            {"sapo_temperature_pos": pos, "sapo_temperature_neg": neg},
+            {"sapo": {"temperature_pos": pos, "temperature_neg": neg}},
             {"sapo_temperature_pos": pos, "sapo_temperature_neg": neg},
         )
     elif case.ours["surrogate"] == "vespo":
-        names = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
-        shape = {name: rng.uniform(0.5, 4) for name in names}
-        case.set(shape, shape)
+        shape = {name: rng.uniform(0.5, 4) for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+        case.set({"vespo": shape}, {f"vespo_{name}": value for name, value in shape.items()})
     else:
         low, high = rng.uniform(0.05, 0.4), rng.choice((None, rng.uniform(0.05, 0.6)))
         case.set(
