@@ -138,7 +138,7 @@ SOURCES = {
         "<end_of_turn>",
         "<bos>",
         {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
-        vision={"patch_size": 14},
+        vision={"patch_size": 14, "vision_use_head": False},
     ),
     "google/gemma-4-E2B-it": Source(
         "gemma4",
