@@ -128,9 +128,9 @@ def test_a_users_class_samples(base: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_class_has_what_its_entry_says(name: str) -> None:
     """It can be imported where its engine is not installed."""
-    found = sampler_class(name)
-    assert all(callable(getattr(found, member, None)) for member in MEMBERS)
-    assert issubclass(found, Sleeper) is SAMPLERS[name].can_sleep
+    cls = sampler_class(name)
+    assert all(callable(getattr(cls, member, None)) for member in MEMBERS)
+    assert issubclass(cls, Sleeper) is SAMPLERS[name].can_sleep
     assert not (SAMPLERS[name].server and SAMPLERS[name].takes_first_gpus)
 
 
