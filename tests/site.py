@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared.client.connection import RetryPolicy
+from shared.client import retry
 
 
 @dataclass(frozen=True)
@@ -89,4 +89,4 @@ def open_site() -> Iterator[Callable[..., Site]]:
 @pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without waiting."""
-    monkeypatch.setattr(RetryPolicy, "seconds", lambda self, state: 0.0)
+    monkeypatch.setattr(retry, "pause", lambda error, attempt, longest: 0.0)

@@ -46,7 +46,7 @@ def published_settings(given: Mapping[str, Any]) -> Path | None:
             "server: without --config RUN_DIR/config.toml give the URL of the reference server that has the run's "
             "weights, and --run NAME"
         )
-    if config.sampler == "vllm-server" and "model" not in given:
+    if config.sampler_traits.server and "model" not in given:
         raise UserError(
             "model: the vLLM server has a name for it: give --model with that name, and --weights server, since a "
             "worker with a model looks for weights in the run's directory"

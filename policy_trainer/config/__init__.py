@@ -29,7 +29,6 @@ from policy_trainer.config.sampling import (
     JudgingConfig,
     PenaltyConfig,
     RewardModelConfig,
-    SamplerName,
     SamplingConfig,
     TurnsConfig,
     VllmConfig,

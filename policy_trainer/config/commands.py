@@ -12,7 +12,8 @@ from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.marks import Resume, Travel
-from policy_trainer.config.sampling import JudgingConfig, SamplerName, SamplingConfig, TurnsConfig, VllmConfig
+from policy_trainer.config.samplers import SAMPLER_HELP, SamplerName, SamplerTraits, sampler_traits, samplers_with
+from policy_trainer.config.sampling import JudgingConfig, SamplingConfig, TurnsConfig, VllmConfig
 from policy_trainer.config.sections import EvalEvaluationConfig, LoraConfig
 from shared.api import PLAIN_NAME
 from shared.settings import Dtype, InHelp, Section, settings_config
@@ -80,20 +81,24 @@ class CommonConfig(ModelConfig):
     """Class whose methods the model may call, as module:Class, or several as NAME=module:Class. The column
     `environment` of a row then has the name."""
     turns: Annotated[TurnsConfig, Travel.PUBLISHED, Resume.FIXED] = TurnsConfig()
-    sampler: SamplerName = "hf"
-    """What samples. hf: transformers. vllm: vLLM in this process. vllm-server: a running `vllm serve`."""
+    sampler: SamplerName = Field(default="hf", description=SAMPLER_HELP)
     vllm_url: Annotated[str | None, Travel.PRIVATE] = None
     """URL of the `vllm serve` of sampler vllm-server, such as http://127.0.0.1:8000."""
     vllm: VllmConfig = VllmConfig()
 
+    @property
+    def sampler_traits(self) -> SamplerTraits:
+        return sampler_traits(self.sampler)
+
     @model_validator(mode="after")
     def _check_sampler(self) -> "CommonConfig":
-        if self.sampler == "vllm-server" and not (self.vllm_url or "").startswith(("http://", "https://")):
+        traits = self.sampler_traits
+        if traits.server and not (self.vllm_url or "").startswith(("http://", "https://")):
             got = "none" if self.vllm_url is None else repr(self.vllm_url)
-            raise ValueError(f"vllm_url: --sampler vllm-server needs the URL of a running `vllm serve`, got {got}")
-        if self.sampler == "vllm" and self.device.startswith("cuda:") and self.device != "cuda:0":
+            raise ValueError(f"vllm_url: --sampler {self.sampler} needs the URL of {traits.about}, got {got}")
+        if traits.takes_first_gpus and self.device.startswith("cuda:") and self.device != "cuda:0":
             raise ValueError(
-                f"device: vLLM takes the first GPUs that it sees, not {self.device}: "
+                f"device: {traits.engine} takes the first GPUs that it sees, not {self.device}: "
                 f"set CUDA_VISIBLE_DEVICES={self.device.removeprefix('cuda:')} and leave device out"
             )
         return self
@@ -185,15 +190,16 @@ class RunConfig(CommonConfig):
     def _check_places(self) -> "RunConfig":
         if self.tls_ca is not None and not self.server.startswith("https://"):
             raise ValueError(f"tls_ca: needs a server at https://, got {self.server}")
-        if self.lora.load_in_4bit and self.sampler != "hf":
+        traits = self.sampler_traits
+        if self.lora.load_in_4bit and not traits.takes_4bit:
             raise ValueError(
-                "lora.load_in_4bit: vLLM would sample with the weights before they were quantised, so its log-probs "
-                "would not be the trainer's: use --sampler hf, or leave it out"
+                f"lora.load_in_4bit: {traits.engine} would sample with the weights before they were quantised, so its "
+                f"log-probs would not be the trainer's: use --sampler {samplers_with('takes_4bit')}, or leave it out"
             )
-        if self.vllm.enable_sleep_mode and self.sampler == "hf":
+        if self.vllm.enable_sleep_mode and not traits.can_sleep:
             raise ValueError(
-                "vllm.enable_sleep_mode: sampler hf has no engine that sleeps: leave it out, or use --sampler vllm or "
-                "vllm-server"
+                f"vllm.enable_sleep_mode: sampler {self.sampler} has no engine that sleeps: leave it out, or use "
+                f"--sampler {samplers_with('can_sleep')}"
             )
         if self.vllm.enable_sleep_mode and self.weights == "server":
             raise ValueError(

@@ -1,6 +1,6 @@
 """How completions are sampled, in one turn or several, and how they are judged: limits, the reward model, penalties."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import CliVariadicArg
@@ -89,9 +89,6 @@ class TurnsConfig(Section):
     """Longer answers of tools are cut to this length, with a note of how much was left out."""
     call_format: Annotated[str | None, Travel.NAME] = None
     """How the model writes calls, by the family of its chat template. Default: that of the template."""
-
-
-SamplerName = Literal["hf", "vllm", "vllm-server"]
 
 
 class VllmConfig(Section):

@@ -13,6 +13,7 @@ from policy_trainer.config.commands import INLINE, RunConfig, TrainingDtype
 from policy_trainer.config.functions import is_function
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.marks import Resume, Travel
+from policy_trainer.config.samplers import samplers_with
 from policy_trainer.config.sections import (
     CheckpointConfig,
     EvaluationConfig,
@@ -23,7 +24,7 @@ from policy_trainer.config.sections import (
 )
 from shared.settings import InHelp
 
-# Settings that make vLLM renormalise the log-probs that it reports, and the values that turn them off.
+# Settings that make some samplers renormalise the log-probs that they report, and the values that turn them off.
 _RENORMALISING: Mapping[str, Any] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
 
 
@@ -227,14 +228,18 @@ def _teacher_errors(config: TrainConfig) -> Iterator[str]:
 
 
 def _sampler_errors(config: TrainConfig) -> Iterator[str]:
-    """vLLM adapts the language model only, and its renormalised log-probs cannot be the denominator of the ratio."""
-    if config.lora.rank and not config.freezes_vision_tower and config.sampler != "hf":
-        yield "freeze_vision_tower: vLLM takes adapters of the language model only: leave it out, or use --sampler hf"
-    changed = [name for name, off in _RENORMALISING.items() if getattr(config.sampling, name) != off]
-    if changed and config.sampler != "hf" and config.loss.old_logps in ("sampler", "log_linear"):
+    """Adapters that the sampler does not take, and renormalised log-probs, which cannot be the ratio's denominator."""
+    traits = config.sampler_traits
+    if config.lora.rank and not config.freezes_vision_tower and not traits.adapts_vision_tower:
         yield (
-            f"sampling.{changed[0]}: vLLM reports log-probs of what it drew from, and the learner's are of all tokens, "
-            f"so the ratio of loss.old_logps = {config.loss.old_logps} would be wrong: set it to "
+            f"freeze_vision_tower: {traits.engine} takes adapters of the language model only: leave it out, or use "
+            f"--sampler {samplers_with('adapts_vision_tower')}"
+        )
+    changed = [name for name, off in _RENORMALISING.items() if getattr(config.sampling, name) != off]
+    if changed and not traits.logps_of_all_tokens and config.loss.old_logps in ("sampler", "log_linear"):
+        yield (
+            f"sampling.{changed[0]}: {traits.engine} reports log-probs of what it drew from, and the learner's are of "
+            f"all tokens, so the ratio of loss.old_logps = {config.loss.old_logps} would be wrong: set it to "
             f"{_RENORMALISING[changed[0]]}, or use loss.old_logps = recomputed, with "
             "loss.importance_sampling_correction = tis or mask"
         )

@@ -56,7 +56,7 @@ def versions(subject: Subject) -> Iterator[Finding]:
     yield from _ranges()
     refuse_missing(subject.config.report_to)
     check_quantisation(subject.config.lora)
-    if subject.config.sampler == "vllm":
+    if not subject.config.sampler_traits.server:
         check_engine(subject.config, lora_rank=subject.config.lora.rank)
 
 

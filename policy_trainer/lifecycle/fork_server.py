@@ -255,6 +255,12 @@ def _show(command: Sequence[str]) -> None:
     ctypes.memmove(start, shown[: room - 1].ljust(room, b"\0"), room)
 
 
+def _sampler_modules() -> list[str]:
+    from policy_trainer.config.samplers import SAMPLERS  # late: the parent process does not wait for the settings
+
+    return [traits.location.partition(":")[0] for traits in SAMPLERS.values() if traits.can_fork]
+
+
 def main(descriptor: int) -> None:
     status: Any = 1  # after an uncaught exception
 
@@ -268,7 +274,7 @@ def main(descriptor: int) -> None:
 
     with socket.socket(fileno=descriptor) as control:
         with quick_imports():
-            for module in _MODULES:
+            for module in (*_MODULES, *_sampler_modules()):
                 import_module(module)
         assert not import_module("torch").cuda.is_initialized() and threading.active_count() == 1
         gc.freeze()  # the children share the memory of all current objects

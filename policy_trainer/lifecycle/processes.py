@@ -56,7 +56,7 @@ def fork_server(config: "TrainConfig") -> Iterator[ForkServer | None]:
     from policy_trainer.config import INLINE
 
     scores = config.server == INLINE and config.scored_by_server
-    samples = config.rollout == INLINE and config.sampler == "hf"
+    samples = config.rollout == INLINE and config.sampler_traits.can_fork
     reference_on_cpu = config.reference.device in ("cpu", "auto")  # auto: where the policy is
     if not (_can_fork(config.device) and reference_on_cpu and (scores or samples)):
         yield None

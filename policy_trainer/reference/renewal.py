@@ -8,7 +8,6 @@ With reference.decay the reference is a moving average of the policy's weights. 
 model's dtype: bfloat16 would round away most updates of a slow average.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -24,8 +23,8 @@ from policy_trainer.run_files.checkpoint import Average, RunFiles, read_average
 from shared.api import ModelInfo
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased, RefServerClient, RefServerError
-from shared.client.connection import OnWait
 from shared.client.credentials import remedy
+from shared.client.retry import OnWait, retried
 from shared.errors import UserError
 from shared.models import load_model
 
@@ -148,18 +147,28 @@ class Renewal:
 
         Raises UserError when the server refuses.
         """
-        name, began = self._snapshots.name_on_server(snapshot), time.monotonic()
-        while (served := self._client.model()).snapshot != name:
+        name = self._snapshots.name_on_server(snapshot)
+
+        def serve() -> int | None:
+            served = self._client.model()
+            if served.snapshot == name:
+                return served.reference_version
             try:
                 self._snapshots.bring(snapshot)
-                served = self._client.replace_reference(name, max(version, _newest_version(served) + 1))
-                break
+                newer = max(version, _newest_version(served) + 1)
+                return self._client.replace_reference(name, newer).reference_version
             except RefServerError as error:
-                if error.code not in _RETRIED:
-                    raise UserError(self._snapshots.explain(snapshot, error)) from error
-            self._on_wait("the reference server to finish another replacement", time.monotonic() - began)
-            time.sleep(_BUSY_SECONDS)
-        self._state.reference, self._state.reference_version = snapshot, served.reference_version or 0
+                if error.code in _RETRIED:
+                    raise
+                raise UserError(self._snapshots.explain(snapshot, error)) from error
+
+        newest = retried(serve, _reason_to_wait, self._on_wait, longest=_BUSY_SECONDS)
+        self._state.reference, self._state.reference_version = snapshot, newest or 0
+
+
+def _reason_to_wait(error: Exception) -> str | None:
+    waits = isinstance(error, RefServerError) and error.code in _RETRIED
+    return "the reference server to finish another replacement" if waits else None
 
 
 def choose_renewal(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 import httpx
-import tenacity
 from pydantic_core import to_jsonable_python
 
 from policy_trainer.config import HttpRewardConfig
@@ -24,6 +23,7 @@ from shared.batch import MAX_NAME_CHARACTERS
 from shared.client.credentials import check_token
 from shared.client.errors import retry_after, unreachable
 from shared.client.proxies import connection_options
+from shared.client.retry import retried
 from shared.errors import UserError
 
 # The environment variable with the bearer token of the servers. No setting: a run writes its settings to files.
@@ -31,7 +31,7 @@ TOKEN_VARIABLE = "TANDEM_REWARDS_TOKEN"
 SCHEMES = ("http://", "https://")
 
 _CONNECT_SECONDS = 5.0
-_BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=10.0)
+_LONGEST_PAUSE = 10.0
 # A list of rewards is far shorter; a longer answer must not fill the memory.
 _MAX_ANSWER_BYTES = 16 * 2**20
 _MAX_EXCERPT = 300
@@ -39,11 +39,11 @@ _NULL = {"error": "the server answered null for it", "kind": "null"}
 
 
 class NotJudging(Exception):
-    """The server does not answer, or not now. seconds: its Retry-After, None if it gave none."""
+    """The server does not answer, or not now. retry_after: in seconds, None if it asks for none."""
 
-    def __init__(self, reason: str, seconds: float | None = None) -> None:
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
         super().__init__(reason)
-        self.seconds = seconds
+        self.retry_after = retry_after
 
 
 class HttpReward:
@@ -73,15 +73,15 @@ class HttpReward:
         return httpx.Client(headers=self._headers, timeout=timeout, **self._options)
 
     def _judge(self, http: httpx.Client, samples: Sequence[Sample]) -> list[Score]:
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(NotJudging),
-            wait=_pause,
-            stop=tenacity.stop_before_delay(self._config.patience),
-            before_sleep=self._log_wait,
-            reraise=True,
-        )
+        body = _encode(samples)
         try:
-            answer = attempts(self._ask, http, _encode(samples))
+            answer = retried(
+                lambda: self._ask(http, body),
+                self._reason_to_wait,
+                self._wait,
+                patience=self._config.patience,
+                longest=_LONGEST_PAUSE,
+            )
         except NotJudging as error:
             raise UserError(
                 f"rewards: {self._url} has not judged for judging.http.patience = {self._config.patience:g} s: {error}"
@@ -142,9 +142,8 @@ class HttpReward:
         except (ValueError, OverflowError) as error:
             raise self._refusal(f"a list of rewards with a wrong one: {error}") from None
 
-    def _log_wait(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        self._wait(f"the reward server at {self._url} does not judge: {error}", state.seconds_since_start or 0.0)
+    def _reason_to_wait(self, error: Exception) -> str | None:
+        return f"the reward server at {self._url} does not judge: {error}" if isinstance(error, NotJudging) else None
 
     def _refusal(self, message: str) -> UserError:
         return UserError(f"rewards: {self._url} answered {message}")
@@ -154,13 +153,6 @@ def _encode(samples: Sequence[Sample]) -> bytes:
     """JSON. In columns of the data, dates become texts in ISO form, bytes URL-safe base64, NaN null."""
     rows = [arguments(sample) for sample in samples]
     return json.dumps({"samples": to_jsonable_python(rows, bytes_mode="base64", inf_nan_mode="null")}).encode()
-
-
-def _pause(state: tenacity.RetryCallState) -> float:
-    """The server's Retry-After, else a backoff."""
-    error = state.outcome.exception() if state.outcome else None
-    seconds = error.seconds if isinstance(error, NotJudging) else None
-    return _BACKOFF(state) if seconds is None else seconds
 
 
 def _excerpt(answer: bytes) -> str:

@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -21,9 +22,8 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.run_files.locks import hold, is_held, let_go
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.sampling.engines import LoadedSampler, load_sampler, server_url
-from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams, Sleeper
-from policy_trainer.sampling.vllm_server import put_to_sleep
+from policy_trainer.sampling.engines import load_sampler, sampler_class
+from policy_trainer.sampling.sampler import LoadedSampler, RunningBatch, Sampler, SamplingParams, Sleeper
 from shared.batch import TokenGroup
 from shared.client.connection import OnWait
 
@@ -136,10 +136,9 @@ def choose_turns(config: TrainConfig, on_wait: OnWait) -> DeviceTurns | None:
     if not config.vllm.enable_sleep_mode:
         return None
 
-    def begin() -> None:
-        if config.sampler == "vllm-server":  # it was started a moment ago, or its worker was killed
-            put_to_sleep(server_url(config))
-
+    sampler = sampler_class(config.sampler)
+    assert issubclass(sampler, Sleeper)
+    begin = partial(sampler.free_device, config)
     # What PyTorch keeps for the next step is memory that the engine needs.
     return DeviceTurns(RunDirectory(config.run_dir).turns, on_wait, begin=begin, end=torch.cuda.empty_cache)
 

@@ -14,16 +14,18 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.adapters import AddedAdapters, MergedAdapters
+from policy_trainer.config import CommonConfig, LoraConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.quantised import is_quantised
+from policy_trainer.quantised import is_quantised, load_base
 from policy_trainer.sampling.choice import takes_decoding_attention
 from policy_trainer.sampling.decoders import fill_slots, make_decoder, use_attention
 from policy_trainer.sampling.drawing import has_stop_text, sample_tokens, tail_length
 from policy_trainer.sampling.kv_cache import prefill
 from policy_trainer.sampling.running import HFRunningBatch
-from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
+from policy_trainer.sampling.sampler import LoadedSampler, RunningBatch, SamplingParams
 from shared.batch import TokenGroup
+from shared.client.connection import OnWait
 from shared.logprobs import LogprobForward, choose_forward
 from shared.logprobs.attention import attention_of
 from shared.logprobs.vision import placeholders_of, vision_of
@@ -44,6 +46,19 @@ class HFSampler:
         self._vision = vision_of(model)
         self._running = False
         self._forbidden = torch.tensor(placeholders_of(model), dtype=torch.long, device=model.device)
+
+    @classmethod
+    def from_config(
+        cls, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora: LoraConfig
+    ) -> LoadedSampler:
+        model = load_base(config.model, lora, revision=config.revision, device=config.device, dtype=config.dtype)
+        sampler = cls(model, tokenizer)
+        sampler.check()
+        return sampler, model
+
+    @classmethod
+    def check_engine(cls, config: CommonConfig, lora_rank: int) -> None:
+        """Nothing to check: Tandem itself needs PyTorch and transformers."""
 
     def load(self, model: Path) -> None:
         self._check_idle()

@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import SamplingConfig
+from policy_trainer.config import CommonConfig, LoraConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from shared.batch import TokenGroup
+from shared.client.connection import OnWait
 from shared.errors import UserError
 
 
@@ -90,9 +92,38 @@ class Sampler(Protocol):
         ...
 
 
+# The sampler, and the sampled model; its weights are on the meta device if another program or library has them.
+LoadedSampler: TypeAlias = tuple[Sampler, PreTrainedModel]
+
+
+class ConfiguredSampler(Sampler, Protocol):
+    """A sampler that the setting `sampler` can name, in `config/samplers.py` or as `module:Class`."""
+
+    @classmethod
+    def from_config(
+        cls, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora: LoraConfig
+    ) -> LoadedSampler:
+        """The sampler, with the weights of config.model.
+
+        on_wait: called while a server does not answer; it may raise to give up. lora: of the adapters that will be
+        loaded; its rank is 0 if whole models will be. Raises UserError for a model or an engine that cannot be used.
+        """
+        ...
+
+    @classmethod
+    def check_engine(cls, config: CommonConfig, lora_rank: int) -> None:
+        """Raises UserError if this machine lacks the engine, or its server cannot be used. Loads no weights."""
+        ...
+
+
 @runtime_checkable
 class Sleeper(Protocol):
     """A sampler whose engine can release its memory on the device for a while. It keeps its weights."""
+
+    @classmethod
+    def free_device(cls, config: CommonConfig) -> None:
+        """The trainer calls it before its turn on the device: no worker may have put the engine to sleep."""
+        ...
 
     def sleep(self) -> None: ...
 

@@ -4,22 +4,25 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import CommonConfig
+from policy_trainer.config import CommonConfig, LoraConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.pictures import decode
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.data.vision import picture_sizes
-from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
+from policy_trainer.sampling.sampler import LoadedSampler, RunningBatch, SamplingParams
 from policy_trainer.sampling.vllm_requests import (
     RowOptions,
     adapter_name,
     completion_logps,
+    engine_options,
+    longest_sequence,
     make_completion,
     make_group,
     other_pictures,
@@ -30,16 +33,43 @@ from policy_trainer.sampling.vllm_requests import (
 )
 from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.batch import TokenGroup
+from shared.client.connection import OnWait
 from shared.errors import UserError
 from shared.logprobs import placeholders_of
-from shared.models import is_adapter
-
-# Any: types are also checked where vLLM is not installed. import_module: this file has its name.
-vllm: Any = import_module("vllm")
+from shared.models import eos_token_ids, is_adapter, load_outline
 
 
 class VllmSampler:
     """The engine has the weights of config.model until `load` replaces them."""
+
+    @classmethod
+    def from_config(
+        cls, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora: LoraConfig
+    ) -> LoadedSampler:
+        cls.check_engine(config, lora.rank)
+        model = load_outline(config.model, revision=config.revision)
+        longest = longest_sequence(config, model)
+        limit = config.vllm.max_model_len
+        if limit is not None and limit < longest:
+            raise UserError(
+                f"vllm.max_model_len: prompt and completion need {longest} tokens, got {limit}: raise it, or lower "
+                "data.max_prompt_length or sampling.max_completion_length"
+            )
+        return cls(config, model, longest, eos_token_ids(model, tokenizer), engine_options(lora.rank)), model
+
+    @classmethod
+    def check_engine(cls, config: CommonConfig, lora_rank: int) -> None:
+        engine_options(lora_rank)
+        if find_spec("vllm") is None:
+            raise UserError(
+                "sampler: vllm is not installed here; pip install 'tandem-grpo[vllm]', or --sampler vllm-server with a "
+                "`vllm serve` in a separate environment: docs/vllm.md"
+            )
+
+    @classmethod
+    def free_device(cls, config: CommonConfig) -> None:
+        """Nothing to do: the engine lives in the worker, which puts it to sleep at the end of a turn or dies with
+        it."""
 
     def __init__(
         self,
@@ -54,6 +84,9 @@ class VllmSampler:
 
         Raises UserError for a model or settings that the engine refuses.
         """
+        # Late: the trainer only checks that it is installed. Any: types are also checked where it is not.
+        # import_module: this file has its name.
+        vllm: Any = import_module("vllm")
         dtype = config.dtype
         if dtype == "auto":  # vLLM's own `auto` would turn float32 into bfloat16
             dtype = str(outline.config.dtype).removeprefix("torch.")
@@ -79,6 +112,7 @@ class VllmSampler:
                 enable_chunked_prefill=not vllm.platforms.current_platform.is_cpu(),
                 **(options or {}),
             )
+        self._make_params = vllm.SamplingParams
         self._placeholders = placeholders_of(outline)
         self._eos = eos
         self._salt: dict[str, str] = {}
@@ -112,7 +146,7 @@ class VllmSampler:
         ]
         answers = self._engine.generate(
             [self._input(prompt) for prompt in prompts],
-            [vllm.SamplingParams(**option, detokenize=bool(params.stop)) for option in options],
+            [self._make_params(**option, detokenize=bool(params.stop)) for option in options],
             use_tqdm=False,
             lora_request=self._adapter,
         )
@@ -127,7 +161,7 @@ class VllmSampler:
         options = RowOptions(params, self._eos, seed, self._placeholders)
 
         def request(row: int, prompt: EncodedPrompt, max_tokens: int) -> str:
-            wanted = vllm.SamplingParams(**options.of(row, max_tokens), detokenize=bool(params.stop))
+            wanted = self._make_params(**options.of(row, max_tokens), detokenize=bool(params.stop))
             (number,) = self._engine.enqueue(
                 [self._input(prompt)], [wanted], use_tqdm=False, lora_request=self._adapter
             )
@@ -147,7 +181,7 @@ class VllmSampler:
     def logps(self, group: TokenGroup) -> np.ndarray:
         rows = sequences(group)
         inputs = [{"prompt_token_ids": row, **self._salt} for row in rows]
-        options = vllm.SamplingParams(**scoring_options())
+        options = self._make_params(**scoring_options())
         answers = self._engine.generate(inputs, options, use_tqdm=False, lora_request=self._adapter)
         scored = (_token_logps(row[1:], answer.prompt_logprobs[1:]) for row, answer in zip(rows, answers, strict=True))
         return completion_logps(group, scored)

@@ -12,8 +12,9 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from policy_trainer.sampling.vllm_requests import Completions, engine_rank
-from shared.client.connection import OnWait, append, whole
+from shared.client.connection import append, whole
 from shared.client.proxies import connection_options, is_this_machine
+from shared.client.retry import OnWait, retried
 from shared.errors import UserError, printable
 
 T = TypeVar("T")
@@ -138,18 +139,21 @@ async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def persist(url: str, work: Callable[[VllmClient], Awaitable[T]], on_wait: OnWait) -> T:
     """`ask`, repeated from the start while the server is unavailable, until on_wait raises."""
-    began = time.monotonic()
-    while True:
-        try:
-            return ask(url, work)
-        except Unavailable as error:
-            wait_to_retry(url, error, began, on_wait)
+
+    def reason(error: Exception) -> str | None:
+        return _awaited(url, error) if isinstance(error, Unavailable) else None
+
+    return retried(lambda: ask(url, work), reason, on_wait, longest=_RETRY_SECONDS)
 
 
 def wait_to_retry(url: str, error: Unavailable, began: float, on_wait: OnWait) -> None:
     """Reports what is waited for, and waits a moment. began: monotonic seconds. Raises what on_wait raises."""
-    on_wait(f"the vLLM server at {url} to answer ({error})", time.monotonic() - began)
+    on_wait(_awaited(url, error), time.monotonic() - began)
     time.sleep(_RETRY_SECONDS)
+
+
+def _awaited(url: str, error: Unavailable) -> str:
+    return f"the vLLM server at {url} to answer ({error})"
 
 
 def _error_message(response: httpx.Response) -> str:

@@ -9,15 +9,17 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, model_validator
+from transformers import PreTrainedModel
 
 from policy_trainer.adapters import WEIGHTS
+from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion, TokenId
 from policy_trainer.data.pictures import data_url
-from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.data.prompts import EncodedPrompt, prompt_limit
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import MAX_LOGP, TokenGroup
 from shared.errors import UserError
-from shared.models import ADAPTER_CONFIG
+from shared.models import ADAPTER_CONFIG, context_length
 
 # The finish_reasons of whole completions: by an EOS or a stop text, and at the length limit.
 ENDS = ("stop", "length")
@@ -202,3 +204,9 @@ def engine_rank(rank: int) -> int:
 def engine_options(rank: int) -> dict[str, Any]:
     """Options of vLLM's engine for adapters of this rank; 0: no adapters."""
     return {"enable_lora": True, "max_lora_rank": engine_rank(rank)} if rank else {}
+
+
+def longest_sequence(config: CommonConfig, model: PreTrainedModel) -> int:
+    """The most tokens of prompt and completion together, plus the one that vLLM samples after a sequence it scores."""
+    longest = prompt_limit(model, config) + config.sampling.max_completion_length
+    return min(longest + 1, context_length(model) or longest + 1)

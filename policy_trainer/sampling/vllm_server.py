@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.config import CommonConfig, LoraConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.sampling.sampler import RunningBatch, SamplingParams, WeightsLost
+from policy_trainer.sampling.sampler import LoadedSampler, RunningBatch, SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_client import (
     Refused,
     Unavailable,
@@ -17,6 +19,9 @@ from policy_trainer.sampling.vllm_client import (
     all_of,
     answer_field,
     ask,
+    check_server,
+    check_sleep_mode,
+    check_takes_adapters,
     parsed,
     persist,
 )
@@ -28,6 +33,7 @@ from policy_trainer.sampling.vllm_requests import (
     adapter_name,
     completion_logps,
     completion_request,
+    longest_sequence,
     make_completion,
     make_group,
     other_pictures,
@@ -41,7 +47,8 @@ from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.batch import TokenGroup
 from shared.client.connection import OnWait
 from shared.errors import UserError
-from shared.models import is_adapter
+from shared.logprobs import placeholders_of
+from shared.models import embedding_rows, eos_token_ids, is_adapter, load_outline
 
 # vLLM's name for the weights that a server starts with.
 _FIRST_VERSION = "default"
@@ -76,6 +83,31 @@ class VllmServerSampler:
         # What requests need: the model's name in them, and the version of the weights that the server must have.
         self._model, self._version = name, _FIRST_VERSION
         self._adapters: list[str] = []
+
+    @classmethod
+    def from_config(
+        cls, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora: LoraConfig
+    ) -> LoadedSampler:
+        model = load_outline(config.model, revision=config.revision)
+        sampler = cls(
+            _url(config),
+            _checked_name(config, model, lora.rank),
+            eos_token_ids(model, tokenizer),
+            embedding_rows(model),
+            on_wait,
+            placeholders=placeholders_of(model),
+            sleep_mode=config.vllm.enable_sleep_mode,
+        )
+        return sampler, model
+
+    @classmethod
+    def check_engine(cls, config: CommonConfig, lora_rank: int) -> None:
+        _checked_name(config, load_outline(config.model, revision=config.revision), lora_rank)
+
+    @classmethod
+    def free_device(cls, config: CommonConfig) -> None:
+        """The server may have been started a moment ago, or its worker killed."""
+        put_to_sleep(_url(config))
 
     def load(self, model: Path) -> None:
         """Raises UserError if the server refuses the weights, FileNotFoundError if they have been removed meanwhile."""
@@ -259,6 +291,22 @@ class VllmServerSampler:
     def _completion(self, choice: Choice) -> Completion:
         assert choice.finish_reason is not None
         return make_completion(choice.token_ids, choice.logps, choice.finish_reason, self._eos)
+
+
+def _url(config: CommonConfig) -> str:
+    assert config.vllm_url is not None
+    return config.vllm_url.rstrip("/")
+
+
+def _checked_name(config: CommonConfig, model: PreTrainedModel, lora_rank: int) -> str:
+    """The server's name for the model. Raises UserError for a server that cannot be used."""
+    url = _url(config)
+    name = check_server(url, config.model, longest_sequence(config, model), lora_rank)
+    if config.vllm.enable_sleep_mode:
+        check_sleep_mode(url)
+    if lora_rank:
+        check_takes_adapters(url, lora_rank)
+    return name
 
 
 def _prompt_logps(ids: Sequence[int], choice: Choice) -> list[float]:

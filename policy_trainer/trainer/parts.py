@@ -87,7 +87,7 @@ def choose_workers(
     command += ["--server", server]
     token = token_of(config)
     secret = {f"{ENV_PREFIX}TOKEN": token} if token else {}  # not an argument: everyone can read command lines
-    forks = forks if config.sampler == "hf" else None
+    forks = forks if config.sampler_traits.can_fork else None
     child = Child("rollout worker", "policy_trainer", command, directory.logs / "rollout.log", secret, (), forks)
     return Workers(RestartedChild(child, note, futile=" without delivering a batch in between"))
 

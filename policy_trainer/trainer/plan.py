@@ -206,16 +206,17 @@ def _reference(
 def _worker(
     config: TrainConfig, shape: Shape, width: int, work: _Work, device: str, gpu_bytes: int | None
 ) -> list[Need]:
-    if config.sampler == "vllm-server":
+    traits = config.sampler_traits
+    if traits.server:
         return []
     place = _place(device) if config.rollout == "inline" else "each worker's device"
     rows = config.sampling.prompts_per_round * config.sampling.num_generations
     tokens = config.sampling.prompts_per_round * work.group
     parts = memory.sampling(shape, width, tokens=tokens, rows=rows)
-    if config.sampler == "vllm" and (size := memory_size(_place(device), gpu_bytes)) is not None:
+    if traits.takes_first_gpus and (size := memory_size(_place(device), gpu_bytes)) is not None:
         # Asleep, its memory is the trainer's.
         asleep = config.vllm.enable_sleep_mode
-        parts = {"vLLM": 0 if asleep else int(config.vllm.gpu_memory_utilization * size)}
+        parts = {traits.engine: 0 if asleep else int(config.vllm.gpu_memory_utilization * size)}
     reads = _si(shape.weights(width)["weights"] * work.completion)
     return [Need("worker", place, parts, f"reads {reads}B of weights a round, for {rows} completions at once")]
 
@@ -265,7 +266,7 @@ def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[st
     trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
     one_process = "trainer" in here
     several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
-    may_quantise = config.lora.rank > 0 and not config.lora.load_in_4bit and config.sampler == "hf"
+    may_quantise = config.lora.rank > 0 and not config.lora.load_in_4bit and config.sampler_traits.takes_4bit
     known = {
         "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
         "a smaller --micro-batch-tokens": gpu and trains and several_groups,
@@ -278,6 +279,6 @@ def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[st
         "more ranks under torchrun": gpu and trains,
         "--reference.device of another GPU": gpu and trains and "reference server" in here,
         "--rollout external with workers elsewhere": trains and "worker" in here,
-        "a smaller --sampling.prompts-per-round": "worker" in here and config.sampler == "hf",
+        "a smaller --sampling.prompts-per-round": "worker" in here and not config.sampler_traits.takes_first_gpus,
     }
     return [remedy for remedy, helps in known.items() if helps] or ["a smaller model"]

@@ -1,6 +1,5 @@
 """Sends requests to one reference server: URL, credentials, retries, and limits of what is read."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,16 +10,13 @@ from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
-import tenacity
 from pydantic import BaseModel
 
 from shared.client.credentials import check_token, trust
 from shared.client.errors import NotRefServer, RefServerError, Unreachable, refusal, unreachable
 from shared.client.proxies import connection_options
+from shared.client.retry import OnWait, retried
 from shared.client.transfers import WeightsDownload, pieces
-
-# Called before each retry with the reason and the seconds waited so far. May raise to give up.
-OnWait = Callable[[str, float], None]
 
 T = TypeVar("T")
 Record = TypeVar("Record", bound=BaseModel)
@@ -31,7 +27,6 @@ JSON = {"Content-Type": "application/json"}
 JSON_BYTES = 64 * 2**20
 
 _CONNECT_SECONDS = 5.0
-_BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
 
 
 @dataclass(frozen=True)
@@ -106,12 +101,24 @@ class ServerConnection:
 
     def _send(self, call: ApiCall[T]) -> T:
         """Tries while waiting may help and patience lasts. Raises RefServerError, Unreachable, NotRefServer."""
-        policy = RetryPolicy(self, call)
-        retry = tenacity.retry_if_exception(policy.retries)
-        for attempt in tenacity.Retrying(retry=retry, wait=policy.seconds, reraise=True):
-            with attempt:
-                return self._send_once(call)
-        raise AssertionError("the last attempt raises")
+        return retried(
+            lambda: self._send_once(call),
+            lambda error: self._reason_to_wait(call, error),
+            self.on_wait,
+            patience=self.patience,
+            progress=lambda: call.download.size if call.download else 0,
+        )
+
+    def _reason_to_wait(self, call: ApiCall[Any], error: Exception) -> str | None:
+        """None if the request may have been carried out and must not be repeated, or would fail again."""
+        if isinstance(error, Unreachable) and error.passes and (call.repeatable or not error.done):
+            return f"the reference server at {self.url} does not answer ({error.reason}){self.hint}"
+        if isinstance(error, RefServerError) and (
+            error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            or (error.status >= 500 and call.repeatable)
+        ):
+            return f"the reference server at {self.url} says: {error}"
+        return None
 
     def _send_once(self, call: ApiCall[T]) -> T:
         with self._translating(), self._http.stream(**_arguments(call)) as response:
@@ -166,55 +173,6 @@ class ServerConnection:
             raise unreachable(error, self.url) from None
 
 
-class RetryPolicy:
-    """Decides whether one request is retried, and after how many seconds.
-
-    The client's patience starts again when more of a download has arrived since the last failure.
-    """
-
-    def __init__(self, client: ServerConnection, call: ApiCall[Any]) -> None:
-        self._client = client
-        self._call = call
-        self._arrived = 0
-        self._began = time.monotonic()
-
-    def retries(self, error: BaseException) -> bool:
-        """Whether the request is sent again. Calls on_wait then, which may raise to give up."""
-        if not self._may_retry(error):
-            return False
-        arrived = self._call.download.size if self._call.download else 0
-        if arrived != self._arrived:
-            self._arrived, self._began = arrived, time.monotonic()
-        waited = time.monotonic() - self._began
-        patience = self._client.patience
-        if patience is not None and waited + (_retry_after(error) or 0.0) >= patience:
-            return False
-        if self._client.on_wait:
-            self._client.on_wait(self._reason(error), waited)
-        return True
-
-    def seconds(self, state: tenacity.RetryCallState) -> float:
-        """How long to wait before the next attempt: what the server asks for, else a backoff."""
-        error = state.outcome.exception() if state.outcome else None
-        requested = _retry_after(error)
-        return _BACKOFF(state) if requested is None else requested
-
-    def _may_retry(self, error: BaseException) -> bool:
-        repeatable = self._call.repeatable
-        if isinstance(error, Unreachable):
-            return error.passes and (repeatable or not error.done)
-        if isinstance(error, RefServerError):
-            overloaded = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-            return overloaded or (error.status >= 500 and repeatable)
-        return False
-
-    def _reason(self, error: BaseException) -> str:
-        url = self._client.url
-        if isinstance(error, Unreachable):
-            return f"the reference server at {url} does not answer ({error.reason}){self._client.hint}"
-        return f"the reference server at {url} says: {error}"
-
-
 def route(*segments: str) -> str:
     """The path of a route of the API, whose segments are quoted: route("batches", id) is `/v1/batches/ID`."""
     return "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
@@ -261,7 +219,3 @@ def _authorization(token: str | None) -> dict[str, str]:
         return {}
     check_token(token)
     return {"Authorization": f"Bearer {token}"}
-
-
-def _retry_after(error: BaseException | None) -> float | None:
-    return error.retry_after if isinstance(error, RefServerError) else None

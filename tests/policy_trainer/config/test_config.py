@@ -138,6 +138,17 @@ class TestRefusals:
             (EvalConfig, ["--sampler", "vllm-server", "--vllm-url", "127.0.0.1:8000"], "vllm_url"),
             (RolloutConfig, ["--sampler", "vllm", "--device", "cuda:1"], "device"),
             (TrainConfig, ["--vllm.enable-sleep-mode"], "vllm.enable_sleep_mode"),
+            (TrainConfig, ["--sampler", "vlm"], "sampler: must be one of hf, vllm, vllm-server, or module:Class"),
+            (
+                TrainConfig,
+                [*QUANTISED, "--sampler", "my:Sampler"],
+                "lora.load_in_4bit: sampler my:Sampler would sample with",
+            ),
+            (
+                TrainConfig,
+                ["--sampler", "my:Sampler", "--vllm.enable-sleep-mode"],
+                "vllm.enable_sleep_mode: sampler my",
+            ),
             (RolloutConfig, [*ASLEEP, "--weights", "server"], "vllm.enable_sleep_mode"),
             (TrainConfig, RENORMALISED, "sampling.top_p"),
             (TrainConfig, ["--sampler", "vllm", *TOWER_ADAPTERS], "freeze_vision_tower: vLLM"),

@@ -1,5 +1,6 @@
 """The setting `sampler`: what is loaded, and what is refused before anything is."""
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,10 +11,11 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig, RolloutConfig
+from policy_trainer.config.samplers import SAMPLERS
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rollout.device_turns import load_rollout_sampler
-from policy_trainer.sampling.engines import check_engine, load_sampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.engines import MEMBERS, check_engine, load_sampler, sampler_class
+from policy_trainer.sampling.sampler import SamplingParams, Sleeper
 from shared.errors import UserError
 from shared.models import load_model, save_model
 from shared.settings import from_values
@@ -93,8 +95,53 @@ def test_an_engine_is_made_for_the_runs_adapters(
         check_engine(configured(base, sampler="vllm"), lora_rank=600)
 
 
+# A subclass, which answers "9" to everything; and a class that is no sampler.
+_MINE = """
+import numpy as np
+from policy_trainer.data.completion import Completion
+from policy_trainer.sampling.hf import HFSampler
+
+class Nine(HFSampler):
+    def sample(self, prompts, params, seed):
+        ids = np.array([*self._tokenizer.encode("9", add_special_tokens=False), int(self._eos[0])])
+        one = Completion(ids, np.zeros(len(ids), np.float32), True, True)
+        return [[one] * params.num_generations for _ in prompts]
+
+class Half:
+    def load(self, model): ...
+    def sample(self, prompts, params, seed): ...
+"""
+
+
+def test_a_users_class_samples(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_samplers.py").write_text(_MINE)
+    monkeypatch.chdir(tmp_path)
+    few = {"evaluation": {"problems": 4}, "data": {"max_prompt_length": 100}}
+    (greedy, _) = evaluate_model(configured(base, sampler="my_samplers:Nine", **few), show_nothing)
+    assert {answer.completion for answer in greedy.transcripts} == {"9"}
+    with pytest.raises(UserError, match="sampler: my_samplers:Half has no from_config, no check_engine, no logps, no"):
+        check_engine(configured(base, sampler="my_samplers:Half"))
+    with pytest.raises(UserError, match="sampler: my_samplers:Missing cannot be imported from"):
+        check_engine(configured(base, sampler="my_samplers:Missing"))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_class_has_what_its_entry_says(name: str) -> None:
+    """It can be imported where its engine is not installed."""
+    cls = sampler_class(name)
+    assert all(callable(getattr(cls, member, None)) for member in MEMBERS)
+    assert issubclass(cls, Sleeper) is SAMPLERS[name].can_sleep
+    assert not (SAMPLERS[name].server and SAMPLERS[name].takes_first_gpus)
+
+
+def test_only_the_table_knows_samplers_by_name() -> None:
+    root = Path(__file__).parents[3] / "policy_trainer"
+    asks = re.compile(r"\.sampler\b *(==|!=|in |not in )|match \S*\.sampler\b")
+    assert [file.name for file in root.rglob("*.py") if asks.search(file.read_text(encoding="utf-8"))] == []
+
+
 def test_what_would_not_do_is_refused_before_anything_is_loaded(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policy_trainer.sampling.engines.find_spec", lambda name: None)
+    monkeypatch.setattr("policy_trainer.sampling.vllm.find_spec", lambda name: None)
     with pytest.raises(UserError, match="sampler: vllm is not installed"):
         check_engine(configured(base, sampler="vllm"))
     url = f"http://127.0.0.1:{free_port()}"

@@ -174,7 +174,7 @@ def test_patience_begins_anew_with_each_piece(
     """A client with less patience than a download takes: it gives up only where nothing more comes."""
     seconds = count(0, 0.05)
     clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=time.sleep)
-    monkeypatch.setattr("shared.client.connection.time", clock)
+    monkeypatch.setattr("shared.client.retry.time", clock)
     with cut(*[300_000] * 8) as (url, _):
         connect(url, patience=0.2).download_weights(NAME, FILE, CONTENT, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA
