@@ -39,6 +39,11 @@ class BatchBuffer:
     def full(self) -> bool:
         return self.lacking(timeout=0) == 0
 
+    def hold_ahead(self, ahead: int) -> None:
+        with self._changed:
+            self._ahead = ahead
+            self._changed.notify_all()
+
     def lacking(self, timeout: float) -> int:
         """How many more to lease. Waits until there is room, so many seconds; 0 if there is none."""
         with self._changed:
@@ -100,6 +105,7 @@ class LeaseFeed:
         self.ledger = ledger
         self._check = check
         self._allowance = allowance
+        self._ahead = ahead
         self._buffer = BatchBuffer(ahead)
         self._version = version
         self._stop = threading.Event()
@@ -136,8 +142,10 @@ class LeaseFeed:
                 noted = reason
             on_wait(reason or "the reference server to answer the first lease request", time.monotonic() - began)
 
-    def take(self, count: int, *, version: int, on_idle: Callable[[float], None]) -> list[Leased]:
+    def take(self, count: int, *, version: int, on_idle: Callable[[float], None], last: bool = False) -> list[Leased]:
         """Waits for `count` batches that can be trained on at `version`, marked as started on the server.
+
+        last: no step follows, so that nothing is leased in advance, and `finish` need not wait for a long poll.
 
         on_idle is called every half second without a batch, and after each unusable batch, with the seconds since the
         last usable one. If it raises, the wait ends and the batches taken so far are released.
@@ -146,6 +154,8 @@ class LeaseFeed:
         sample the same groups again.
         """
         self._version = version
+        if last:
+            self._buffer.hold_ahead(0)
         self._release(self._spare)  # they are too old now
         self._spare = []
         taken: list[Leased] = []
@@ -199,6 +209,8 @@ class LeaseFeed:
         more to lease, because it no longer has the others. check is called while waiting; it may raise to end the wait.
         """
         self._nothing_to_lease.clear()
+        if self.ledger.ids():
+            self._buffer.hold_ahead(self._ahead)
         while self.ledger.ids() and not self._buffer.full and not self._nothing_to_lease.wait(0.05):
             if self._failure:
                 raise self._failure

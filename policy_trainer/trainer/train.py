@@ -75,7 +75,8 @@ class Trainer:
                 began = time.monotonic()
                 self._observer.begin_step()
                 self._ensure_reference()
-                leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
+                last = state.step + 1 == config.max_steps
+                leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle, last=last)
                 if self._source.renewal is not None:
                     leased = self._source.renewal.rescored(leased)
                 with self._policy.turn():

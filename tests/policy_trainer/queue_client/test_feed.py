@@ -280,6 +280,14 @@ class TestTake:
             assert server.leases == leases
             taken(feed, then)
 
+    def test_the_last_step_leases_nothing_in_advance(self, server: RefServer, open_feed: Any) -> None:
+        known = server.put(count=5)
+        feed = open_feed(ahead=2)
+        until(lambda: server.leases == 2)
+        assert ids(feed.take(3, version=0, on_idle=patience, last=True)) == known[:3]
+        time.sleep(0.2)
+        assert server.leases == 3, "no long poll is left that `close` would wait for"
+
     def test_one_request_leases_all_that_a_step_lacks(self, server: RefServer, open_feed: Any) -> None:
         feed = open_feed(ahead=2)
         feed.enter(on_wait=lambda reason, seconds: patience(seconds), note=lambda text: None)
