@@ -52,7 +52,7 @@ class Source:
         special = list(dict.fromkeys([*first, *self.named.values(), *_SPECIAL.findall(template)]))
         words = sorted({*_WORDS.findall(template)})
         letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-        letters += [f"\u0120w{number:06x}" for number in range(self.vocabulary - len(letters + special + words))]
+        letters += [f"\u0120w{number:x}" for number in range(self.vocabulary - len(letters + special + words))]
         inner = Tokenizer(models.BPE({token: place for place, token in enumerate(letters)}, []))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
         inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
