@@ -168,13 +168,17 @@ class VersionedDirectory:
     @contextmanager
     def write(self, *numbers: int) -> Iterator[Path]:
         """A temporary directory to fill, which becomes the version as in `whole_directory`."""
+        self.remove_leftovers()
+        with whole_directory(self.path(*numbers)) as temporary:
+            yield temporary
+
+    def remove_leftovers(self) -> None:
+        """Removes what a killed process was writing or removing, as far as that is possible."""
         for path in self._root.glob(".*"):
             for kind in (_WRITTEN, _REMOVED):
                 if path.name.startswith(kind) and self.numbers(path.name.removeprefix(kind)) is not None:
                     with suppress(OSError):  # the new version does not need it to go, unless it is in its place
                         _remove(path)
-        with whole_directory(self.path(*numbers)) as temporary:
-            yield temporary
 
     def remove_old(self, *, keep: int, also: Collection[Path] = ()) -> None:
         """Removes all but the newest `keep` versions and those at the paths `also`."""

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -221,6 +222,7 @@ class Learner:
                     replace(group, sequence_mask=np.zeros_like(group.sequence_mask)) for group in micro_batch
                 ]
             parts.append(self._accumulate(micro_batch, total))
+        self._compare_names()
         sums = summed(self._ranks.gather(summed(parts)))
         return Update(sums, clip_gradients(self.weights, self._config.optimizer), self.bonus.coef), total
 
@@ -258,9 +260,19 @@ class Learner:
         if before is not None and metrics != before:
             raise UserError(
                 f"loss.surrogate: returned the metrics {', '.join(metrics) or 'none'}, and before "
-                f"{', '.join(before) or 'none'}: return the same ones each time, in the same order"
+                f"{', '.join(before) or 'none'}: return the same ones each time"
             )
         self._metrics = metrics
+
+    def _compare_names(self) -> None:
+        """Raises UserError on all ranks if they have other metrics, whose sums could not be added."""
+        if not is_function(self._loss.surrogate):
+            return
+        names = ", ".join(self._metrics or ()) or "none"
+        if len({int(each) for each in self._ranks.gather(torch.tensor(crc32(names.encode())))}) > 1:
+            raise UserError(
+                f"loss.surrogate: returned other metrics on other ranks, here {names}: return the same ones"
+            )
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per sampled token between the current policy and the reference, over whole batches, without training.

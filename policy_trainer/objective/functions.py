@@ -79,6 +79,7 @@ def call_surrogate(tokens: SurrogateInputs) -> SurrogateLoss:
 
 
 def _metrics(metrics: Mapping[Any, Any], logps: Tensor, name: str) -> Mapping[str, Tensor]:
+    """In the order of their names, which is the same in every process: that of a set is not."""
     for metric, value in metrics.items():
         if not isinstance(metric, str) or not re.fullmatch(r"[A-Za-z][\w/.-]*", metric, re.ASCII):
             raise UserError(
@@ -90,7 +91,7 @@ def _metrics(metrics: Mapping[Any, Any], logps: Tensor, name: str) -> Mapping[st
                 f"loss.surrogate: {name} must return a number for each token as metric {metric}, shape "
                 f"{tuple(logps.shape)} on {logps.device} as tokens.logps; it returned {_described(value)}"
             )
-    return metrics
+    return dict(sorted(metrics.items()))
 
 
 def call_advantage(groups: Sequence[Group], config: LossConfig) -> list[Array]:

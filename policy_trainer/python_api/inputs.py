@@ -215,7 +215,7 @@ def importable_name(function: Any) -> str | None:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name or module == "__main__" or getattr(sys.modules.get(module), name, None) is not function:
         return None
-    origin = getattr(sys.modules[module].__spec__, "origin", None)
+    origin = _loaded_origin(module)
     return f"{module}:{name}" if origin and origin == _origin(module) else None
 
 
@@ -224,12 +224,23 @@ def _origin(module: str) -> str | None:
     path, spec, parts = None, None, module.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
-        specs = (finder.find_spec(name, path) for finder in sys.meta_path)
-        spec = next(filter(None, specs), None)
+        # As in importlib: a finder may lack the method, must accept a target, and may forbid a module.
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        try:
+            spec = next(filter(None, (finder.find_spec(name, path, None) for finder in finders)), None)
+        except ImportError:
+            return None
         if spec is None:
             return None
-        path = spec.submodule_search_locations
+        # A package's own code may have added to its path.
+        same = spec.origin and spec.origin == _loaded_origin(name)
+        path = getattr(sys.modules[name], "__path__", None) if same else spec.submodule_search_locations
     return spec.origin if spec and spec.has_location else None
+
+
+def _loaded_origin(module: str) -> str | None:
+    """The file of a module in sys.modules; None if it has none. Anything may be there, also what is no module."""
+    return getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
 
 
 def _local_name(function: Function, taken: Iterable[str]) -> str:

@@ -165,7 +165,9 @@ class DownloadedWeights:
         self._newest = publication
         with self._changing:
             # By time, because the versions of another training are newer, whatever their numbers.
-            lineages = map(weights_versions, self._directory.iterdir())
+            lineages = [weights_versions(lineage) for lineage in self._directory.iterdir()]
+            for lineage in lineages:  # in those of other trainings no version is written any more
+                lineage.remove_leftovers()
             versions = [path for lineage in lineages for path in lineage.by_numbers().values()]
             for old in sorted(versions, key=lambda path: path.stat().st_mtime)[:-KEPT]:
                 if old != target and old not in self._reading:

@@ -28,7 +28,7 @@ def retried(
 
     reason: says of an error why to wait; None if waiting does not help. Other errors, and the last one, are raised.
     patience: in seconds, None without end; it starts again when `progress` has changed since the last error. longest:
-    seconds of a pause, unless the error has a `retry_after` that is not None.
+    seconds of a pause, unless the error has a `retry_after`. No pause ends after patience.
     """
     began, before = time.monotonic(), progress()
     for attempt in count():
@@ -43,6 +43,8 @@ def retried(
             if patience is not None and waited + (_retry_after(error) or 0.0) >= patience:
                 raise
             seconds = pause(error, attempt, longest)
+            if patience is not None:
+                seconds = min(seconds, patience - waited)
         if on_wait:
             on_wait(why, waited)
         time.sleep(seconds)
@@ -53,7 +55,7 @@ def pause(error: Exception, attempt: int, longest: float) -> float:
     """Seconds: what the server asks for, else at random, so that clients that failed together do not return
     together."""
     requested = _retry_after(error)
-    if requested is not None:
+    if requested:  # 0 would ask without a pause
         return requested
     return random.uniform(0, min(_FIRST_PAUSE * 2 ** min(attempt, 30), longest))
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.micro_batches import Ranks
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
 from shared.errors import UserError
@@ -661,6 +662,19 @@ class TestFunctionsOfTheUser:
 
         trainer = learner(model, loss=LossConfig.model_validate({"surrogate": fickle, "beta": 0.0}), num_iterations=2)
         with pytest.raises(UserError, match=r"loss\.surrogate: returned the metrics b, and before a: return the same"):
+            trainer.step(batches, step=0)
+
+    def test_metrics_must_be_the_same_on_all_ranks(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """Else their sums would be added to others, or be of another length."""
+
+        class Two(Ranks):
+            def gather(self, tensor: Tensor) -> list[Tensor]:
+                return [tensor, tensor + 1] if tensor.dim() == 0 else [tensor]
+
+        config = LossConfig.model_validate({"surrogate": "tests.policy_trainer.surrogates.users:clipped", "beta": 0.0})
+        trainer = learner(model, loss=config)
+        trainer._ranks = Two()
+        with pytest.raises(UserError, match=r"loss\.surrogate: returned other metrics on other ranks, here clipped"):
             trainer.step(batches, step=0)
 
     def test_one_that_is_not_finite_ends_the_first_step(

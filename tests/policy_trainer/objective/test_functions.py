@@ -116,6 +116,7 @@ def test_settings_and_metrics_of_the_users_own() -> None:
     assert not loss.metrics["lengths/nats"].requires_grad and not loss.clipped_low.any()
     loss, _ = loss_of(bounded, beta=0.0, settings={"limit": 1e9})
     assert loss.metrics["tapered"].tolist() == [0.0] * 7 and loss.clipped_low.sum() == 6
+    assert [*loss.metrics] == ["lengths/nats", "tapered"], "in an order that all processes have"
 
 
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if name not in ("process", "gdpo")])  # need more rewards

@@ -6,8 +6,10 @@ import functools
 import itertools
 import sys
 from functools import partial
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -245,6 +247,42 @@ def test_a_module_that_was_loaded_from_its_path_cannot_be_imported(tmp_path: Pat
     (tmp_path / "first" / "aside.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "first")
     assert reward_input(module.score)[0] == ["caller:score"], "others would import another file"
+
+
+def test_a_package_may_add_to_its_path(tmp_path: Path, monkeypatch: Any) -> None:
+    for package in ("widened", "elsewhere"):
+        (tmp_path / package).mkdir()
+    (tmp_path / "widened" / "__init__.py").write_text(f"__path__.append({str(tmp_path / 'elsewhere')!r})\n")
+    (tmp_path / "elsewhere" / "scores.py").write_text("def score(completion): return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    score = import_module("widened.scores").score
+    assert reward_input(score)[0] == ["widened.scores:score"]
+    (tmp_path / "first" / "widened").mkdir(parents=True)
+    (tmp_path / "first" / "widened" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    assert reward_input(score)[0] == ["caller:score"], "others would import another package"
+
+
+class Forbidding:
+    def find_spec(self, name: str, path: Any, target: Any) -> None:
+        raise ImportError(f"{name} is not to be imported")
+
+
+@pytest.mark.parametrize(
+    ("finder", "named"),
+    [(object(), f"{faulty.__name__}:hanging"), (Forbidding(), "caller:hanging")],
+    ids=["without find_spec", "that forbids"],
+)
+def test_any_finder_that_python_takes_may_be_installed(finder: Any, named: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert reward_input(faulty.hanging)[0] == [named]
+
+
+def test_what_is_no_module_may_be_in_the_place_of_one(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "no_module", SimpleNamespace(score=of_this_module))
+    monkeypatch.setattr(of_this_module, "__module__", "no_module")
+    monkeypatch.setattr(of_this_module, "__qualname__", "score")
+    assert reward_input(of_this_module)[0] == ["caller:of_this_module"]
 
 
 def test_names_are_unique_and_parameters_decide_the_calls() -> None:

@@ -140,6 +140,16 @@ def test_what_is_read_stays(
         pass
 
 
+def test_what_a_killed_worker_left_of_another_training_goes(
+    publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication, tmp_path: Path
+) -> None:
+    for name in (".tmp-0000-00000007", ".removed-0000-00000006", "0000-00000006"):
+        (tmp_path / "worker" / "earlier" / name).mkdir(parents=True)
+    publisher.publish(copies(1.0), first)
+    until(lambda: reader.newest() == first)
+    until(lambda: [path.name for path in (tmp_path / "worker" / "earlier").iterdir()] == ["0000-00000006"])
+
+
 def test_another_training_of_the_name_is_found(
     client: RefServerClient, publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication,
     tmp_path: Path,

@@ -74,6 +74,17 @@ def test_a_pause_beyond_patience_is_not_begun(clock: Clock, errors: list[NotNow]
     assert clock.pauses == pauses
 
 
+def test_the_last_attempt_is_made_when_patience_ends(clock: Clock) -> None:
+    with pytest.raises(NotNow):
+        retried(failing(*[NotNow()] * 99), reason, None, patience=8.0, longest=10.0)
+    assert clock.now == pytest.approx(8.0)
+
+
+def test_a_server_that_asks_for_no_pause_gets_one(clock: Clock) -> None:
+    assert retried(failing(*[NotNow(0.0)] * 3), reason, None) == "done"
+    assert clock.pauses == pytest.approx([0.1, 0.2, 0.4])
+
+
 def test_patience_begins_anew_with_progress(clock: Clock) -> None:
     done = iter(range(100))
     errors = [NotNow(3.0)] * 9
