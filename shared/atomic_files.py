@@ -1,7 +1,7 @@
-"""Files and directories that are whole or absent, wherever their writer is killed or a disk is full.
+"""Atomic writes: a file or directory is complete or absent, even if its writer is killed or the disk is full.
 
-Each is written under a temporary name next to its place, synced, and renamed. Nothing has two writers at once, unless a
-function says so; others may read meanwhile.
+Each is written under a temporary name in the same directory, synced, and renamed. Only one process may write a path at
+a time, unless a function says otherwise; others may read it meanwhile.
 """
 
 import json
@@ -22,18 +22,19 @@ from shared.errors import UserError, printable
 
 T = TypeVar("T")
 
-# What the names of directories begin with that are being written, and of versions that are being removed.
+# Prefixes of directories that are being written, and of those that are being removed.
 _WRITTEN = ".tmp-"
 _REMOVED = ".removed-"
 
 
 def write_json(path: Path, value: object, *, mode: int = 0o666) -> None:
-    """Writes a value as `write_text` does a text."""
+    """Writes a value as JSON, atomically."""
     write_text(path, json.dumps(value, indent=2), mode=mode)
 
 
 def read_json(path: Path, kind: TypeAdapter[T], remedy: str) -> T:
-    """A file of write_json. Raises UserError for a damaged file, with this clause on what to do; OSError."""
+    """Reads a file that write_json wrote. Raises OSError if it cannot be read, and UserError if it is damaged. remedy:
+    what the error's message tells the user to do."""
     try:
         return kind.validate_json(path.read_bytes())
     except ValidationError as error:
@@ -43,22 +44,22 @@ def read_json(path: Path, kind: TypeAdapter[T], remedy: str) -> T:
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Writes a text as `whole_file` does a file."""
+    """Writes a text in UTF-8, atomically."""
     with whole_file(path, mode=mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def whole_file(target: Path, *, mode: int = 0o666, synced: bool = True) -> Iterator[Path]:
-    """An empty temporary file to fill, which replaces `target` in one rename when the block ends without an error.
+    """Yields an empty temporary file to fill. It replaces `target` in one rename when the block ends without an error.
 
-    A power cut leaves the old or the new file. Sync the directory, too, where it must be the new one.
+    After a power cut, `target` is either the old or the new file. Where it must be the new one, sync the directory too.
 
-    mode: permissions of the new file, less the umask. synced: False saves the time of a sync; then a power cut may
-    leave a file that is empty or cut, which its readers have to recognise.
+    mode: permissions of the new file, before the umask. synced: False saves the time of an fsync; a power cut may then
+    leave an empty or truncated file, which readers must detect.
     """
     temporary = target.with_name(f".{target.name}.tmp")
-    temporary.unlink(missing_ok=True)  # one left by a killed writer would keep its permissions
+    temporary.unlink(missing_ok=True)  # a file that a killed writer left would keep its permissions
     with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
         made = os.fstat(file.fileno())
         try:
@@ -75,7 +76,7 @@ def whole_file(target: Path, *, mode: int = 0o666, synced: bool = True) -> Itera
 
 
 def is_same_file(path: Path, status: os.stat_result) -> bool:
-    """Whether the file that had this status is still at the path."""
+    """Whether the path is still the file that this status was taken from."""
     try:
         return os.path.samestat(path.stat(), status)
     except FileNotFoundError:
@@ -84,10 +85,10 @@ def is_same_file(path: Path, status: os.stat_result) -> bool:
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A temporary directory to fill, which replaces `target` when the block ends: it survives a power cut then.
+    """Yields a temporary directory to fill. It replaces `target` when the block ends, and then survives a power cut.
 
-    What a killed writer of `target` left behind is removed first; if it was killed between the two renames, the old
-    directory comes back. Nothing else in the parent directory is touched.
+    Anything that a killed writer of `target` left behind is removed first; if it was killed between the two renames,
+    the old directory is restored. Nothing else in the parent directory is touched.
     """
     temporary, replaced = target.with_name(f"{_WRITTEN}{target.name}"), target.with_name(f".replaced-{target.name}")
     if replaced.exists() and not target.exists():
@@ -98,7 +99,7 @@ def whole_directory(target: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     yield temporary
     _sync_all(temporary)
-    if target.exists():  # a directory can be renamed only to a name that is free, or to an empty one
+    if target.exists():  # a directory cannot replace another one, unless that is empty
         target.rename(replaced)
     try:
         temporary.rename(target)
@@ -112,9 +113,10 @@ def whole_directory(target: Path) -> Iterator[Path]:
 
 
 def keep_directory(parent: Path, write: Callable[[Path], object], name: Callable[[Path], str]) -> Path:
-    """A directory with this name in `parent`; several processes may make it at once, and the first one's stays.
+    """Creates a directory in `parent` and returns its path. Several processes may do so at once: the first one's stays.
 
-    write: makes a directory at a path. name: of the directory there, such as a hash of its content.
+    write: creates a directory at the path that it is given. name: returns the name for the directory at that path, such
+    as a hash of its content.
     """
     parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=parent, prefix=".new-") as temporary:
@@ -124,7 +126,7 @@ def keep_directory(parent: Path, write: Callable[[Path], object], name: Callable
         kept = parent / name(directory)
         try:
             directory.rename(kept)
-        except OSError:  # it is there
+        except OSError:  # it exists already
             if not kept.is_dir():
                 raise
     sync(parent)
@@ -132,15 +134,15 @@ def keep_directory(parent: Path, write: Callable[[Path], object], name: Callable
 
 
 class VersionedDirectory:
-    """Numbered versions of a directory below `root`, such as step-00000080. Each is whole or absent.
+    """Numbered versions of a directory in `root`, such as step-00000080. Each is complete or absent.
 
-    What a killed process left of others goes when the next version is written.
+    Anything that a killed process left behind is removed when the next version is written.
     """
 
     def __init__(self, root: Path, name: str, *, needs: str = "") -> None:
-        """name: a format of numbers, the one that decides about age first: `step-{0:08d}`, `{0:04d}-{1:08d}`.
+        """name: a format of one or more numbers, the most significant first: `step-{0:08d}`, `{0:04d}-{1:08d}`.
 
-        needs: a file without which a directory of such a name is no version, because something else has made it.
+        needs: a file that every version contains. A directory of such a name without it is not a version.
         """
         self._root = root
         self._name = name
@@ -148,17 +150,17 @@ class VersionedDirectory:
         self._pattern = re.compile(re.sub(r"\\{(\d):0\d+d\\}", r"(?P<n\1>[0-9]+)", re.escape(name)))
 
     def path(self, *numbers: int) -> Path:
-        """Where a version is, or would be."""
+        """Returns the path of a version, which need not exist."""
         return self._root / self._name.format(*numbers)
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
-        """The numbers of a version of this name; None if no version has it."""
+        """Parses a version's name. Returns None if it is not one."""
         match = self._pattern.fullmatch(name)
         numbers = tuple(int(match[f"n{place}"]) for place in range(self._pattern.groups)) if match else ()
         return numbers if match and self._name.format(*numbers) == name else None
 
     def by_numbers(self) -> dict[tuple[int, ...], Path]:
-        """The versions by their numbers, the newest last."""
+        """Returns the paths of the existing versions by their numbers, the newest last."""
         named = {numbers: path for path in self._root.glob("*") if (numbers := self.numbers(path.name)) is not None}
         return {numbers: named[numbers] for numbers in sorted(named) if (named[numbers] / self._needs).exists()}
 
@@ -167,7 +169,7 @@ class VersionedDirectory:
 
     @contextmanager
     def write(self, *numbers: int) -> Iterator[Path]:
-        """A temporary directory to fill, which becomes the version as in `whole_directory`."""
+        """Yields a temporary directory to fill, which becomes the version, as in `whole_directory`."""
         self.remove_leftovers()
         with whole_directory(self.path(*numbers)) as temporary:
             yield temporary
@@ -177,31 +179,31 @@ class VersionedDirectory:
         for path in self._root.glob(".*"):
             for kind in (_WRITTEN, _REMOVED):
                 if path.name.startswith(kind) and self.numbers(path.name.removeprefix(kind)) is not None:
-                    with suppress(OSError):  # the new version does not need it to go, unless it is in its place
+                    with suppress(OSError):  # harmless, unless it is in the new version's way: then writing fails
                         _remove(path)
 
     def remove_old(self, *, keep: int, also: Collection[Path] = ()) -> None:
-        """Removes all but the newest `keep` versions and those at the paths `also`."""
+        """Removes all versions but the newest `keep` and those whose paths are in `also`."""
         for path in [*self.by_numbers().values()][:-keep]:
             if path not in also:
                 remove_directory(path)
 
     def remove_after(self, *last: int) -> None:
-        """Removes the versions that are newer than this one, the newest first: a killed process leaves no gap."""
+        """Removes the versions newer than this one, the newest first, so that a killed process leaves no gap."""
         for numbers, path in reversed(self.by_numbers().items()):
             if numbers > last:
                 remove_directory(path)
 
 
 def remove_directory(path: Path) -> None:
-    """Renames a directory before its files go, so that it is whole or absent wherever this process is killed."""
+    """Removes a directory, renaming it first, so that it is complete or absent even if this process is killed."""
     removed = path.with_name(f"{_REMOVED}{path.name}")
-    _remove(removed)  # left by a killed process
+    _remove(removed)  # a leftover of a killed process
     _remove(path.rename(removed))
 
 
 def _remove(path: Path) -> None:
-    """Removes a directory, a file or a link, if there is one."""
+    """Removes a directory, file or link if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -214,7 +216,7 @@ def _sync_all(directory: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Returns once a file's bytes, or the names in a directory, are on the disk."""
+    """Flushes a file's content, or a directory's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The GRPO family: how rewards become advantages, advantages a loss, and which tokens train."""
+"""Settings of the loss: how rewards become advantages, how advantages become a loss, and which tokens train."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -82,8 +82,8 @@ Scale: TypeAlias = Literal["group", "batch", "none"]
 
 @dataclass(frozen=True)
 class Advantage:
-    """What is allowed with an advantage. scales: the values of loss.scale_rewards, the default first. no_kl: why the
-    KL cannot be subtracted from its rewards (loss.kl_in); empty if it can."""
+    """The settings that can be combined with an advantage. scales: the values of loss.scale_rewards, the default first.
+    no_kl: why the KL cannot be subtracted from its rewards (loss.kl_in); empty if it can."""
 
     scales: tuple[Scale, ...]
     no_kl: str = ""
@@ -191,23 +191,23 @@ class LossConfig(Surrogates):
 
     @property
     def scale(self) -> Scale:
-        """scale_rewards; if it is not given, the advantage's default."""
+        """The value of scale_rewards, or the advantage's default if it is not set."""
         known = ADVANTAGES.get(self.advantage)
         return self.scale_rewards or (known.scales[0] if known else "none")
 
     @property
     def chosen_surrogate(self) -> Surrogate | None:
-        """The settings of loss.surrogate, and what it says about itself; None for the user's own function."""
+        """The built-in surrogate that loss.surrogate names, with its settings; None for the user's own function."""
         return None if is_function(self.surrogate) else getattr(self, self.surrogate)
 
     @property
     def weighs_completions(self) -> bool:
-        """Whether the surrogate weighs whole completions by itself."""
+        """Whether the surrogate itself weights whole completions."""
         return self.chosen_surrogate is not None and self.chosen_surrogate.weighs_completions
 
     @property
     def needs_sampler_logps(self) -> bool:
-        """Whether a batch without the sampler's log-probs cannot be trained on. Masks take the old ones instead."""
+        """Whether training needs the sampler's log-probs. Masks do not: they fall back on the old ones."""
         return (
             self.old_logps in ("sampler", "log_linear")
             or self.importance_sampling_correction != "none"
@@ -216,12 +216,12 @@ class LossConfig(Surrogates):
 
     @property
     def distillation(self) -> float:
-        """distillation_coef; if it is not given, the advantage's default."""
+        """The value of distillation_coef, or the advantage's default if it is not set."""
         return float(self.advantage == "distill") if self.distillation_coef is None else self.distillation_coef
 
     @property
     def needs_variance(self) -> bool:
-        """Whether groups whose rewards are all equal are left out. A teacher teaches on them, too."""
+        """Whether groups whose rewards are all equal are left out. A teacher gives such groups advantages, too."""
         return self.drop_zero_variance and not self.distillation
 
     @property

@@ -1,6 +1,6 @@
-"""The samplers. To add one, write its class in `policy_trainer/sampling/` and an entry here.
+"""The samplers. To add one, write its class in `policy_trainer/sampling/` and add an entry here.
 
-What others must know of a sampler before it runs is an attribute of its entry: they never ask for its name.
+The rest of the program never compares a sampler's name: what it must know before the sampler runs is in the entry.
 """
 
 from collections.abc import Mapping
@@ -12,30 +12,31 @@ from pydantic import AfterValidator
 
 @dataclass(frozen=True)
 class SamplerTraits:
-    """What others must know of a sampler. A trait is False unless the entry says otherwise.
+    """What the rest of the program must know about a sampler.
 
-    location: `module:Class` of a ConfiguredSampler (sampling/sampler.py), imported only when it is needed. engine: what
-    computes, by its name in messages. about: what --help says of it.
+    location: `module:Class` of a ConfiguredSampler (sampling/sampler.py), which is imported only when it is needed.
+    engine: the name of the inference engine in messages. about: its description in --help.
     """
 
     location: str
     engine: str
     about: str
     server: bool = False
-    """A server that the user starts samples, at vllm_url. It has the weights, and a name for the model."""
+    """It samples through a server at vllm_url, which the user starts and which has its own weights and model name."""
     takes_first_gpus: bool = False
-    """It takes the first GPUs that its process sees, not `device`, and at once vllm.gpu_memory_utilization of them."""
+    """It runs on the first GPUs that its process sees rather than on `device`, and reserves the share
+    vllm.gpu_memory_utilization of their memory at once."""
     can_sleep: bool = False
-    """Its engine can release its memory on the device (vllm.enable_sleep_mode): the class is a Sleeper."""
+    """Its engine can release its device memory (vllm.enable_sleep_mode): the class is a Sleeper."""
     can_fork: bool = False
-    """It uses PyTorch on `device`. On the CPU its worker may be forked from a process that has imported all of this."""
+    """It runs PyTorch on `device`. On the CPU, its worker may be forked from a process that has imported PyTorch."""
     takes_4bit: bool = False
-    """It samples from the base model in 4 bits that the trainer trains adapters of (lora.load_in_4bit)."""
+    """It can sample from a base model in 4 bits whose adapters are trained (lora.load_in_4bit)."""
     adapts_vision_tower: bool = False
-    """It takes adapters of a vision tower's layers, too, not only of the language model's."""
+    """It supports adapters on the layers of a vision tower, not only on those of the language model."""
     logps_of_all_tokens: bool = False
-    """Its log-probs are of all tokens, as the learner's, also where top_p, top_k, min_p or repetition_penalty change
-    what it draws from."""
+    """Its log-probs are normalised over the whole vocabulary, as the learner's are, even if top_p, top_k, min_p or
+    repetition_penalty change the distribution that it samples from."""
 
 
 SAMPLERS: Mapping[str, SamplerTraits] = {
@@ -64,12 +65,12 @@ SamplerName = Annotated[str, AfterValidator(_check_name)]
 
 
 def sampler_traits(name: str) -> SamplerTraits:
-    """name: of a sampler of ours, or `module:Class` of the user's, of which nothing more is known."""
+    """name: a built-in sampler's, or `module:Class` of a user's sampler, which has the default traits."""
     return SAMPLERS.get(name) or SamplerTraits(name, f"sampler {name}", "")
 
 
 def samplers_with(trait: str) -> str:
-    """The names of the samplers that have a trait, as a text for messages."""
+    """Returns the names of the samplers that have a trait, joined by "or" for messages."""
     return " or ".join(name for name, traits in SAMPLERS.items() if getattr(traits, trait))
 
 

@@ -1,7 +1,7 @@
-"""Advantages: functions of the raw rewards of whole groups. A chunk of a group would be normalised wrongly.
+"""Advantages: functions of the raw rewards of whole groups. Part of a group would be normalised wrongly.
 
-All groups of a step are computed together, on the CPU: some advantages are standardised over the whole step, and a
-tensor per group would be so small that launching costs more than computing.
+All groups of a step are computed together, on the CPU: some advantages are standardised over the whole step, and with
+one small tensor per group the overhead of each operation would exceed its computation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,9 +19,9 @@ from shared.errors import UserError
 
 
 def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """The advantage of every token of each group: float32 (C,), 0 in completions that take no part.
+    """Returns the advantage of every token, one float32 array (C,) per group; 0 in completions that are left out.
 
-    Raises ValueError for a group without an input that a setting needs, UserError for a user's function that fails.
+    Raises ValueError if a group lacks an input that a setting needs, UserError if a user's function fails.
     """
     if not groups:
         return []
@@ -34,15 +34,16 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
 
 
 def kl_penalty(ref_logps: Array, old_logps: Array, config: LossConfig) -> Array:
-    """beta times the KL of each token, float64 (C,), to subtract from the rewards (loss.kl_in = reward or both)."""
+    """Returns beta times the KL of each token, float64 (C,). It is subtracted from the rewards (loss.kl_in = reward or
+    both)."""
     # REINFORCE++ subtracts the plain log-ratio (k1), whatever loss.kl is.
     estimator = KL_ESTIMATORS["k1" if config.advantage == "reinforce++" else config.kl]
     return (config.beta * estimator(torch.from_numpy(ref_logps.astype(np.float64) - old_logps))).numpy()
 
 
 def _padded(rows: Sequence[Array]) -> Tensor:
-    """Rows of values as float64 (B, n), n the longest, padded with NaN, which takes no part. float64, since a
-    float32 sum of squares might overflow."""
+    """Stacks rows as float64 (B, n), padded to the length of the longest with NaN, which statistics ignore. In float32
+    a sum of squares might overflow."""
     filled = np.full((len(rows), max([1, *map(len, rows)])), np.nan)
     for target, row in zip(filled, rows, strict=True):
         target[: len(row)] = row
@@ -50,14 +51,15 @@ def _padded(rows: Sequence[Array]) -> Tensor:
 
 
 def _outcome(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """r - mean r, scaled: outcome supervision (DeepSeekMath, arXiv 2402.03300, 4.1.2); unscaled: Dr. GRPO
+    """r - mean r. Scaled, it is outcome supervision (DeepSeekMath, arXiv 2402.03300, 4.1.2); unscaled, Dr. GRPO
     (2503.20783)."""
     rewards = _completion_rewards(groups)
     return _to_tokens(groups, deviations(rewards) / _divisor(rewards, config))
 
 
 def _rloo(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """r - the mean of the others (RLOO, arXiv 2402.14740): deviations from the mean of all, times n / (n - 1)."""
+    """r minus the mean of the group's other rewards (RLOO, arXiv 2402.14740): the deviation from the mean of all, times
+    n / (n - 1)."""
     rewards = _completion_rewards(groups)
     count = (~rewards.isnan()).sum(-1, keepdim=True)
     leave_one_out = deviations(rewards) * count / (count - 1).clamp(min=1)
@@ -65,10 +67,10 @@ def _rloo(groups: Sequence[Group], config: LossConfig) -> list[Array]:
 
 
 def _maxrl(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """(r - mean r) / mean r (MaxRL, arXiv 2602.02710): with rewards of 0 and 1 an unbiased gradient of a sum of pass@k,
-    which tends to that of the log-likelihood of a right answer. 0 where all rewards are.
+    """(r - mean r) / mean r (MaxRL, arXiv 2602.02710), or 0 where all rewards are 0. With rewards of 0 and 1 it is an
+    unbiased gradient of a sum of pass@k, which tends to that of the log-likelihood of a correct answer.
 
-    Raises UserError for a negative reward: a mean of 0 or less would turn the policy round.
+    Raises UserError for a negative reward: a negative mean would reverse the sign of the advantages.
     """
     rewards = _completion_rewards(groups)
     if (negative := rewards[rewards < 0]).numel():
@@ -81,7 +83,7 @@ def _maxrl(groups: Sequence[Group], config: LossConfig) -> list[Array]:
 
 
 def _process(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """At each token the sum of the normalised rewards of the steps that end there or later (DeepSeekMath, 4.1.3)."""
+    """Gives each token the sum of the normalised rewards of the steps that end there or later (DeepSeekMath, 4.1.3)."""
     rewards = _padded([group.compared_rewards for group in groups])
     normalised = (deviations(rewards) / _divisor(rewards, config)).numpy()
     return [_steps_to_tokens(group, row) for group, row in zip(groups, normalised, strict=True)]
@@ -95,8 +97,8 @@ def _steps_to_tokens(group: Group, rewards: Array) -> Array:
 
 
 def _reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """The reward at the last token minus the KL penalty of each token, summed from the end and standardised over all
-    tokens of the step (REINFORCE++, arXiv 2501.03262, 3.1 and 3.2)."""
+    """Returns-to-go of the reward, which is at the last token, minus the KL penalty of each token, standardised over
+    all tokens of the step (REINFORCE++, arXiv 2501.03262, 3.1 and 3.2)."""
     returns = [_returns(group) for group in groups]
     takes_part = [_masked(np.repeat(~np.isnan(group.rewards), group.lengths), group) for group in groups]
     tokens = torch.from_numpy(np.where(np.concatenate(takes_part), np.concatenate(returns), np.nan))[None]
@@ -105,16 +107,17 @@ def _reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> list[Ar
 
 
 def _gdpo(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """Each reward normalised in its group, their weighted sum standardised over the step (GDPO, arXiv 2601.05242): the
-    plain sum would give the same advantage to answers whose rewards differ but have equal sums. A reward that a
-    completion lacks adds nothing."""
+    """Normalises each reward within its group, and standardises their weighted sum over the step (GDPO, arXiv
+    2601.05242). The plain sum would give completions whose rewards differ the same advantage if their totals are equal.
+    A reward that a completion lacks adds nothing."""
     totals = _padded([_normalised_sum(group, config) for group in groups])
     together = totals.reshape(1, -1)
     return _to_tokens(groups, (deviations(together) / _divisor(together, config)).reshape(totals.shape))
 
 
 def _normalised_sum(group: Group, config: LossConfig) -> Array:
-    """(G,), NaN where a completion takes no part."""
+    """Returns the weighted sum of each completion's normalised rewards, (G,); NaN for completions that are left
+    out."""
     assert group.parts is not None
     parts = torch.from_numpy(group.compared_rewards.astype(np.float64))
     normalised = (deviations(parts) / (_std(parts, config) + config.advantage_eps)).numpy()
@@ -128,7 +131,7 @@ def _returns(group: Group) -> Array:
 
 
 def _nothing(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """No advantage from rewards: only the teacher's is added (on-policy distillation)."""
+    """Returns zeros: the advantage comes only from the teacher (on-policy distillation)."""
     return [np.zeros(group.lengths.sum()) for group in groups]
 
 
@@ -145,8 +148,8 @@ ADVANTAGES: dict[str, Callable[[Sequence[Group], LossConfig], list[Array]]] = {
 
 
 def deviations(rewards: Tensor) -> Tensor:
-    """(..., n) -> float64 (..., n): deviations from the mean of each row. NaN takes no part and gets 0. A row of equal
-    rewards gets 0 too: their mean is rounded, and a scale would magnify the difference."""
+    """(..., n) -> float64 (..., n): the deviation of each reward from the mean of its row. NaN is ignored and gets 0. A
+    row of equal rewards gets 0 too: the mean is rounded, and scaling would magnify the difference."""
     rewarded = ~rewards.isnan()
     known = torch.where(rewarded, rewards.double(), 0.0)
     means = known.sum(-1, keepdim=True) / rewarded.sum(-1, keepdim=True).clamp(min=1)
@@ -160,13 +163,13 @@ def _divisor(rewards: Tensor, config: LossConfig) -> Tensor:
 
 
 def _std(rewards: Tensor, config: LossConfig) -> Tensor:
-    """(..., n) -> (..., 1): standard deviation of the rewards that are not NaN."""
+    """(..., n) -> (..., 1): the standard deviation of each row. NaN is ignored."""
     count = (~rewards.isnan()).sum(-1, keepdim=True) - int(config.advantage_std == "unbiased")
     return (deviations(rewards).square().sum(-1, keepdim=True) / count.clamp(min=1)).sqrt()
 
 
 def _completion_rewards(groups: Sequence[Group]) -> Tensor:
-    """float64 (B, G): rewards, each minus the KL penalty of its completion."""
+    """Returns the rewards, float64 (B, G), each minus the KL penalty of its completion."""
     rows = []
     for group in groups:
         rewards, starts = group.rewards, np.cumsum(group.lengths) - group.lengths
@@ -177,7 +180,7 @@ def _completion_rewards(groups: Sequence[Group]) -> Tensor:
 
 
 def _masked(values: Array, group: Group) -> Array:
-    """(C,) -> (C,): 0 on tokens that must not be trained on."""
+    """(C,) -> (C,): sets the values of tokens that loss_mask excludes to 0."""
     return values if group.loss_mask is None else np.where(group.loss_mask, values, 0)
 
 
@@ -187,7 +190,7 @@ def _to_tokens(groups: Iterable[Group], completions: Tensor) -> list[Array]:
 
 
 def _rewards_to_go(values: Array, lengths: Array) -> Array:
-    """(C,) -> (C,): at each token the sum from it to the end of its completion."""
+    """(C,) -> (C,): each value becomes the sum from its token to the end of the completion."""
     total = np.cumsum(values[::-1])[::-1]
     after = np.append(total, 0.0)[np.cumsum(lengths)]
     return total - np.repeat(after, lengths)

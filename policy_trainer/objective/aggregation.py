@@ -1,4 +1,4 @@
-"""Loss aggregation: a weight for each token, so that the weighted sum over all tokens is the loss of a whole update.
+"""Loss aggregation: the weights of tokens, whose weighted sum is the loss of a whole update.
 
 A weight depends on the token's completion and on totals of the update, never on the rest of its micro-batch.
 """
@@ -15,8 +15,8 @@ from shared.devices import widest_float
 
 @dataclass(frozen=True)
 class Totals:
-    """Counts over all micro-batches of an update. completions, tokens: those that train. max_completion_length: where
-    completions are cut off, L_max of Dr. GRPO. explored: tokens that the entropy bonus is over."""
+    """Counts over all micro-batches of an update. completions, tokens: how many of them train. max_completion_length:
+    the length at which completions are cut off, Dr. GRPO's L_max. explored: number of tokens in the entropy bonus."""
 
     completions: int
     tokens: int
@@ -25,9 +25,9 @@ class Totals:
 
 
 def token_weights(aggregation: str, sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """The weight of each token, (C,) of `widest_float`; 0 where masked.
+    """Returns the weight of each token, (C,) in the dtype of `widest_float`; 0 where masked.
 
-    aggregation: a name of AGGREGATIONS. sequence_ids: int64 (C,), the completion of each token. mask: bool (C,), tokens
+    aggregation: a key of AGGREGATIONS. sequence_ids: int64 (C,), the completion of each token. mask: bool (C,), tokens
     that train.
     """
     return torch.where(mask, AGGREGATIONS[aggregation](sequence_ids, mask, totals), 0.0)
@@ -49,8 +49,8 @@ def _constant(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 
 
 def _luspo(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """The mean over completions of sums over their tokens (LUSPO, arXiv 2602.05261): with one ratio for a completion,
-    its length does not shrink its weight."""
+    """The mean over completions of sums over their tokens (LUSPO, arXiv 2602.05261): with one ratio per completion, the
+    weight of its tokens does not depend on its length."""
     return mask.to(widest_float(mask.device)) / max(totals.completions, 1)
 
 

@@ -1,8 +1,8 @@
-"""Corrections of the surrogate for samples of another policy: importance weights, and masks for trust regions.
+"""Off-policy corrections of the surrogate: importance weights, and masks that act as trust regions.
 
 Importance weights correct for a sampler whose log-probs differ from the learner's, such as another engine. A mask
-removes the surrogate where the policy has moved too far from the sampler. It multiplies the surrogate, never the KL and
-never a denominator: a removed surrogate adds 0 to the mean.
+removes the surrogate where the policy has moved too far from the sampler. It affects neither the KL nor the
+denominators: a removed surrogate counts as 0 in the mean.
 """
 
 import math
@@ -20,10 +20,10 @@ from policy_trainer.surrogates.sums import masked
 def importance_sampling_weights(
     old_logps: Tensor, sampler_logps: Tensor, sequence_ids: Tensor, mask: Tensor, config: LossConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token, (C,), without gradient: its weight in the surrogate, 1 where masked; the weight before truncation;
-    bool, whether it was truncated or became 0.
+    """Returns three tensors (C,) without a gradient: the weight of each token's surrogate, 1 where masked; this weight
+    before truncation; and, as bool, whether it was truncated or set to 0.
 
-    The weights are exp(d) with d = old_logps - sampler_logps, or exp(sum of its d) for a whole completion.
+    The weights are exp(d) with d = old_logps - sampler_logps, or exp of the sum of d over the whole completion.
     sequence_ids: int64 (C,), the completion of each token.
     """
     difference = (old_logps - sampler_logps).detach()
@@ -48,20 +48,21 @@ def _mask(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
     return weights.masked_fill(outside, 0.0), outside
 
 
-# The weight that is used, and whether it was clipped.
+# Each function returns the weights to use, and where they were clipped.
 CORRECTIONS: dict[str, Callable[[Tensor, LossConfig], tuple[Tensor, Tensor]]] = {
     "none": _none,
     "tis": _tis,
     "mask": _mask,
 }
-# Names of RATIOS.
+# Names in RATIOS, by loss.correction_level.
 _LEVELS = {"token": "token", "sequence": "sequence_sum"}
 
 
 def kept(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
-    """bool (C,): tokens that train and keep their surrogate under every mask that is on.
+    """Returns bool (C,): tokens that train and whose surrogate no active mask removes.
 
-    logps: (C,) of the policy, without gradient. tokens: with a finite sampler_logps for every token that trains.
+    logps: (C,), log-probs under the current policy, without a gradient. tokens: must have finite sampler_logps for
+    every token that trains.
     """
     keep = tokens.mask
     for name in config.active:
@@ -70,13 +71,13 @@ def kept(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
 
 
 def _mean_log_ratio(logps: Tensor, tokens: LossInputs) -> Tensor:
-    """(C,): the mean of log-prob - the sampler's over the trained tokens of each token's completion."""
+    """(C,): the mean of logps - sampler_logps over the tokens that train of each token's completion."""
     assert tokens.sampler_logps is not None
     return sequence_means(masked(logps - tokens.sampler_logps, tokens.mask), tokens.sequence_ids, tokens.mask)
 
 
 def _probability_change(logps: Tensor, tokens: LossInputs) -> Tensor:
-    """(C,): how much more likely the token is now."""
+    """(C,): the probability of each token minus its probability when it was sampled."""
     assert tokens.sampler_logps is not None
     return logps.exp() - tokens.sampler_logps.exp()
 
@@ -88,7 +89,7 @@ def _off_policy_sequence(logps: Tensor, tokens: LossInputs, config: MaskConfig) 
 
 
 def _geometric(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
-    """Completions within bounds of the geometric mean of their ratios (verl's Geo-RS; prime-rl's geo mask)."""
+    """Keeps completions whose geometric mean ratio is within the bounds (verl's Geo-RS; prime-rl's geo mask)."""
     low, high = config.geometric_low, config.geometric_high
     mean = _mean_log_ratio(logps, tokens)
     above = mean >= (-math.inf if low is None else math.log(low))
@@ -96,7 +97,8 @@ def _geometric(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
 
 
 def _dppo(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
-    """DPPO with the binary total variation (arXiv 2602.04879): no step further in the direction that went too far."""
+    """DPPO with the binary total variation (arXiv 2602.04879): removes tokens whose probability moved too far in the
+    direction of their advantage."""
     change, advantages = _probability_change(logps, tokens), tokens.advantages
     risen = (change > _bound(config.dppo_high)) & (advantages > 0)
     fallen = (change < -_bound(config.dppo_low)) & (advantages < 0)
@@ -104,7 +106,7 @@ def _dppo(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
 
 
 def _ipo(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
-    """prime-rl's IPO: a probability that moved too far in either direction, whatever the advantage."""
+    """prime-rl's IPO: removes tokens whose probability moved too far in either direction, whatever the advantage."""
     return _probability_change(logps, tokens).abs() <= _bound(config.ipo)
 
 
@@ -112,7 +114,7 @@ def _bound(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-# By the settings that bound them.
+# By the names of their bounds in MaskConfig, without _low and _high.
 MASKS: dict[str, Callable[[Tensor, LossInputs, MaskConfig], Tensor]] = {
     "off_policy_sequence": _off_policy_sequence,
     "geometric": _geometric,

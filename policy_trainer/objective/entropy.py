@@ -1,4 +1,4 @@
-"""The entropy of the policy in the loss: a bonus for it, and training on the tokens that have most of it."""
+"""Entropy of the policy in the loss: an entropy bonus, and training only on high-entropy tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,15 +11,15 @@ from policy_trainer.objective.group import Group
 from policy_trainer.surrogates.sums import masked
 from shared.batch import Array
 
-# Nats. Completions of one prompt begin with the same distribution: rounding must not separate equal entropies.
+# In nats. Completions of one prompt begin with the same distribution: rounding must not separate equal entropies.
 _ROUNDING = 1e-6
 
 
 def high_entropy(entropies: Sequence[Array], masks: Sequence[Array], quantile: float) -> list[Array]:
-    """bool (C,) of each group: tokens that train and whose entropy is at or above the (1 - quantile) quantile of all
-    that do (Beyond the 80/20 Rule, arXiv 2506.01939).
+    """Returns bool (C,) for each group: tokens that train and whose entropy is at or above the (1 - quantile) quantile
+    over all tokens that train (Beyond the 80/20 Rule, arXiv 2506.01939).
 
-    entropies: (C,) of each group of an update, in nats. masks: bool (C,), tokens that train.
+    entropies: (C,) for each group of an update, in nats. masks: bool (C,) for each, tokens that train.
     """
     known = np.concatenate([entropy[mask] for entropy, mask in zip(entropies, masks, strict=True)]).astype(np.float64)
     threshold = np.quantile(known, 1 - quantile) if len(known) else 0.0
@@ -29,9 +29,10 @@ def high_entropy(entropies: Sequence[Array], masks: Sequence[Array], quantile: f
 def with_high_entropy(
     groups: Sequence[Group], config: LossConfig, entropies: Callable[[Sequence[Group]], list[Array]]
 ) -> list[Group]:
-    """The groups of an update with their tokens of high entropy: one threshold for all, however they are cut.
+    """Returns the groups of an update with their high-entropy tokens marked. All groups share one threshold, however
+    they are split into micro-batches.
 
-    entropies: computes those of the current policy, at the cost of a forward.
+    entropies: computes the entropies under the current policy, which costs a forward pass.
     """
     if config.top_entropy_quantile == 1:
         return list(groups)
@@ -40,18 +41,19 @@ def with_high_entropy(
 
 
 def mean_entropy(entropy: Tensor, mask: Tensor, tokens: int) -> Tensor:
-    """A micro-batch's part of the mean entropy of an update, with gradient. entropy: (C,). mask: bool (C,), tokens of
-    the mean. tokens: their number in the whole update."""
+    """Returns a micro-batch's part of the mean entropy of an update, with a gradient. entropy: (C,). mask: bool (C,),
+    tokens that the mean includes. tokens: their number in the whole update."""
     return masked(entropy, mask).sum() / max(tokens, 1)
 
 
 class EntropyBonus:
-    """A bonus for the policy's entropy, with the coefficient of the settings or one that adapts.
+    """An entropy bonus with a fixed or an adaptive coefficient.
 
-    With a target the coefficient steps towards it (Skywork-OR1, arXiv 2505.22312; the rule is TRL's): nothing is
-    applied in the first update, nor while the entropy is above the target.
-    coef: what the run reports. entropy: mean before the latest update, in nats; None before the first, and where the
-    coefficient is fixed.
+    With a target entropy, the coefficient adapts after each update (Skywork-OR1, arXiv 2505.22312; the rule is TRL's),
+    and the bonus applies neither in the first update nor while the entropy is above the target.
+
+    coef: the coefficient that the run reports. entropy: the mean entropy before the latest update, in nats; None before
+    the first update, and with a fixed coefficient.
     """
 
     def __init__(self, config: EntropyConfig) -> None:
@@ -66,13 +68,13 @@ class EntropyBonus:
         return self.coef if target is None or (self.entropy is not None and self.entropy <= target) else 0.0
 
     def observe(self, entropy: float) -> None:
-        """Call it after an update with the policy's mean entropy before it."""
+        """Adapts the coefficient after an update. entropy: the policy's mean entropy before that update."""
         config = self._config
         if config.target is not None:
             step = config.delta if entropy <= config.target else -config.delta
             self.coef, self.entropy = min(max(self.coef + step, config.min), config.max), entropy
 
     def restore(self, coef: float, entropy: float) -> None:
-        """Sets what an earlier process had; a fixed coefficient stays that of the settings."""
+        """Restores the values of an earlier process. A fixed coefficient is always that of the settings."""
         if self._config.target is not None:
             self.coef, self.entropy = coef, entropy

@@ -1,26 +1,26 @@
-"""Functions of the user's in place of a built-in surrogate or advantage: `loss.surrogate`, `loss.advantage`.
+"""User-defined functions in place of a built-in surrogate or advantage: `loss.surrogate`, `loss.advantage`.
 
-A surrogate is what each token's loss is, before the KL penalty and the average over tokens:
+A surrogate computes the loss of each token, before the KL penalty and the aggregation:
 
     def surrogate(tokens: SurrogateInputs) -> Tensor            # (C,), dtype and device of tokens.logps
 
-tokens are the C completion tokens of a micro-batch, of several groups one after the other. It is minimised, so it falls
-where the policy should go, and its gradient flows through tokens.logps or tokens.ratio. Values where tokens.mask is
-False do not count. It may also return a tuple: after the loss two bool (C,), where a lower and an upper bound took the
-gradient away, for the metrics clip_ratio_*; or a dict of metrics, (C,) each, whose means over the tokens that train are
-logged under their names; or the bounds and the dict.
+tokens are the C completion tokens of a micro-batch, of several groups one after the other. The loss is minimised, and
+its gradient flows through tokens.logps or tokens.ratio. Values where tokens.mask is False are ignored. The function may
+also return a tuple, in which the loss is followed by two bool tensors (C,), True where a lower and an upper bound
+removed the gradient, for the metrics clip_ratio_*; or by a dict of metrics, (C,) each, whose means over the tokens that
+train are logged under their names; or by the bounds and the dict.
 
 An advantage is computed from the rewards of whole groups, all those of a step that train:
 
     def advantage(groups: Sequence[Group], config: LossConfig) -> list      # of arrays, one for each group
 
-groups[i].rewards: float32 (G,), the weighted totals, NaN for completions that take no part; groups[i].lengths: int64
-(G,), tokens of each completion. The arrays are (G,), one value for each completion, or (C,), one for each of the
-group's tokens; NumPy's, or tensors on the CPU. Those of completions that take no part become 0. Groups whose rewards
-are all equal are left out before, unless loss.drop_zero_variance = false.
+groups[i].rewards: float32 (G,), the weighted totals, NaN for completions that are left out; groups[i].lengths: int64
+(G,), number of tokens in each completion. Each array has one value per completion, (G,), or one per token of the group,
+(C,). It may be a NumPy array or a tensor on the CPU. The values of completions that are left out become 0. Groups whose
+rewards are all equal are dropped first, unless loss.drop_zero_variance = false.
 
-Settings of both are the table loss.settings, which they read as tokens.config.settings and config.settings. The
-built-in ones are `policy_trainer/surrogates/` and ADVANTAGES in advantages.py.
+Both functions read their settings from the table loss.settings, as tokens.config.settings and config.settings. The
+built-in ones are in `policy_trainer/surrogates/` and in ADVANTAGES of advantages.py.
 """
 
 import re
@@ -41,7 +41,7 @@ from shared.errors import UserError
 
 
 def check_functions(config: LossConfig) -> None:
-    """Raises UserError for a function in the settings that cannot be imported, or called like this."""
+    """Raises UserError if a function in the settings cannot be imported, or does not accept these arguments."""
     for setting, function, arguments in (
         ("loss.surrogate", config.surrogate, ("tokens",)),
         ("loss.advantage", config.advantage, ("groups", "config")),
@@ -53,7 +53,7 @@ def check_functions(config: LossConfig) -> None:
 
 
 def call_surrogate(tokens: SurrogateInputs) -> SurrogateLoss:
-    """Calls the function of loss.surrogate. Raises UserError for what it raises, and for a wrong result."""
+    """Calls the user's loss.surrogate. Raises UserError if it raises an exception or returns a wrong result."""
     setting, logps = "loss.surrogate", tokens.logps
     name, returned = _call(setting, tokens.config.surrogate, tokens)
     values, *bounds = returned if isinstance(returned, tuple) else (returned,)
@@ -95,7 +95,7 @@ def _metrics(metrics: Mapping[Any, Any], logps: Tensor, name: str) -> Mapping[st
 
 
 def call_advantage(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """Calls the function of loss.advantage: float64 (C,) of each group. Raises UserError as call_surrogate."""
+    """Calls the user's loss.advantage. Returns float64 (C,) for each group. Raises UserError as call_surrogate does."""
     setting = "loss.advantage"
     name, returned = _call(setting, config.advantage, groups, config)
     if not isinstance(returned, Sequence | np.ndarray) or len(returned) != len(groups):
@@ -110,7 +110,7 @@ def _of_tokens(value: Any, group: Group, name: str) -> Array:
     size, tokens = len(group.lengths), int(group.lengths.sum())
     try:
         values = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with a gradient
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that requires grad
         values = np.zeros(())
     if values.shape not in ((size,), (tokens,)):
         raise UserError(
@@ -128,7 +128,7 @@ def _of_tokens(value: Any, group: Group, name: str) -> Array:
 
 
 def _call(setting: str, function: str | Callable[..., Any], *arguments: Any) -> tuple[str, Any]:
-    """The function's name, and what it returns."""
+    """Returns the function's name and its result."""
     name, called = function_label(function), _imported(function, setting)
     with explained(setting, name):
         return name, called(*arguments)

@@ -1,4 +1,4 @@
-"""A group in training, made from a batch, and the tokens of one or more groups as the loss takes them."""
+"""A group as the trainer holds it, made from a batch, and the inputs of the loss for the tokens of several groups."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,19 +13,19 @@ from shared.batch import Array, StepRewards, TokenGroup
 
 @dataclass(frozen=True, eq=False)
 class RewardParts:
-    """Several rewards of a group's completions. values: float32 (R, G), NaN for none. weights: (R,)."""
+    """The separate rewards of a group's completions. values: float32 (R, G), NaN where missing. weights: (R,)."""
 
     values: Array
     weights: Array
 
     @classmethod
     def of(cls, parts: Mapping[str, Array], weights: Mapping[str, float]) -> Self:
-        """Those whose weight is not 0. Raises KeyError for one that is not there."""
+        """Takes the rewards whose weight is not 0. Raises KeyError if one of them is missing."""
         named = {name: weight for name, weight in weights.items() if weight}
         return cls(np.stack([parts[name] for name in named]), np.array([*named.values()]))
 
 
-# Fields of a group with a value for each token, where they are known.
+# Fields of a group that have one value per token, unless they are None or empty.
 _OF_TOKENS = (
     "loss_mask", "sampler_logps", "ref_logps", "teacher_logps", "old_logps", "kl_penalty", "reverse_kl", "advantages",
     "high_entropy",
@@ -40,16 +40,18 @@ def _known(values: Array | None) -> bool:
 class Group:
     """A prompt with its G completions, of C tokens in all.
 
-    tokens: prompt and completions, sampled at `temperature`. rewards: float32 (G,), NaN for completions that take no
-    part. steps: the rewards of their steps under process supervision, else None. parts: the rewards apart, for gdpo,
-    else None. sequence_mask: bool (G,), completions that train. loss_mask: bool (C,), tokens that may be trained on;
-    None for all. sampler_logps, ref_logps: float32 (C,), None where unknown. teacher_logps: the same, None where the
-    loss uses none. staleness: int64 (G,), for old_logps = log_linear: steps made since the weights that sampled each
-    completion; else None. Added later: old_logps: float32 (C,), old-policy log-probs (the sampler's with log_linear);
-    None means the current policy. kl_penalty: float64 (C,), beta times the KL of each token, to subtract from the
-    rewards; None if it is not. reverse_kl: float64 (C,), log old policy - log teacher; None without a teacher.
-    advantages: float32 (C,), empty until they are computed. high_entropy: bool (C,), tokens that train by
-    loss.top_entropy_quantile; None for all.
+    tokens: prompt and completions, sampled at `temperature`. rewards: float32 (G,), NaN for completions that are left
+    out. steps: the rewards of the completions' steps under process supervision, else None. parts: the separate rewards
+    for gdpo, else None. sequence_mask: bool (G,), completions that train. loss_mask: bool (C,), tokens that may be
+    trained on; None if all may. sampler_logps, ref_logps: float32 (C,), None if unknown. teacher_logps: float32 (C,),
+    None if the loss uses no teacher. staleness: int64 (G,), for old_logps = log_linear: the number of steps between the
+    weights that sampled the completion and the current ones; else None.
+
+    The other fields are added later. old_logps: float32 (C,), log-probs under the old policy (under the sampler with
+    log_linear); None means the current policy. kl_penalty: float64 (C,), beta times the KL of each token, which is
+    subtracted from the rewards; None if nothing is. reverse_kl: float64 (C,), old log-prob - the teacher's; None
+    without a teacher. advantages: float32 (C,), empty until they are computed. high_entropy: bool (C,), tokens that
+    loss.top_entropy_quantile selects; None means all.
     """
 
     tokens: TokenGroup
@@ -82,12 +84,12 @@ class Group:
 
     @property
     def explored(self) -> Array:
-        """bool (C,), tokens that train, and by their entropy."""
+        """bool (C,), tokens that train and that loss.top_entropy_quantile selects."""
         return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
     def divided(self, count: int) -> "list[Group]":
-        """Groups with almost equal numbers of the completions, in order, for updates: they lack the rewards of steps
-        and parts. count: at most G."""
+        """Splits the completions, in order, into groups of almost equal size, for separate updates. The new groups have
+        neither steps nor parts. count: at most G."""
         if count == 1:
             return [self]
         tokens = self.tokens.divided(count)
@@ -105,7 +107,7 @@ class Group:
 
     @property
     def completion_advantages(self) -> Array:
-        """float64 (G,), mean advantage of each completion's tokens that train; NaN where none does."""
+        """float64 (G,), the mean advantage over each completion's tokens that train; NaN if none does."""
         if not len(self.advantages):
             return np.full(len(self.lengths), np.nan)
         starts = np.cumsum(self.lengths) - self.lengths
@@ -115,24 +117,25 @@ class Group:
 
     @property
     def compared_rewards(self) -> Array:
-        """The rewards that advantages compare: (G,) of completions, (S,) of their steps, or (R, G) of several apart;
-        NaN takes no part."""
+        """The rewards that advantages compare: one per completion, (G,), one per step, (S,), or each reward separately,
+        (R, G). NaN is ignored."""
         return compared_rewards(self.rewards, self.steps, self.parts)
 
     @property
     def has_variance(self) -> bool:
-        """Whether the compared rewards differ, of several any."""
+        """Whether the compared rewards differ; with several rewards, whether those of any one do."""
         return has_variance(self.compared_rewards)
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The loss's inputs for each token, (C,). sequence_ids: int64, its completion in the micro-batch. mask: bool.
+    """The inputs of the loss: one value per token, (C,), floating point unless stated otherwise.
 
-    The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a
-    gradient. ref_logps: None without a KL. importance_weights: multiply the surrogate, or None. sampler_logps: NaN or
-    None where unknown. staleness: int64; with it old_logps are the sampler's, and `log_linear` moves them.
-    high_entropy: bool, tokens that have a surrogate, of those that train; None for all.
+    sequence_ids: int64, the index of the token's completion in the micro-batch. mask: bool, tokens that train.
+    old_logps: log-probs under the old policy. None means the current policy: the ratio is 1, with a gradient.
+    ref_logps: None without a KL. importance_weights: factors of the surrogate, or None. sampler_logps: NaN or None
+    where unknown. staleness: int64; if given, old_logps are the sampler's, from which `log_linear` interpolates.
+    high_entropy: bool, those of the tokens that train that have a surrogate; None means all.
     """
 
     sequence_ids: Tensor
@@ -146,19 +149,19 @@ class LossInputs:
     high_entropy: Tensor | None = None
 
     def denominator(self, logps: Tensor) -> Tensor:
-        """(C,): the log-probs that the ratio is taken against. logps: the current ones, without a gradient."""
+        """(C,): the log-probs in the denominator of the ratio. logps: the current ones, without a gradient."""
         if self.old_logps is None:
             return logps
         return self.old_logps if self.staleness is None else log_linear(self.old_logps, logps, self.staleness)
 
     @property
     def explored(self) -> Tensor:
-        """bool (C,): tokens that train, and by their entropy."""
+        """bool (C,): tokens that train and that loss.top_entropy_quantile selects."""
         return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
 
 def compared_rewards(rewards: Array, steps: StepRewards | None, parts: RewardParts | None = None) -> Array:
-    """(G,) rewards of completions, or where there are any (R, G) of their parts, or (S,) of their steps: NaN in
+    """Returns the parts, (R, G), or the rewards of steps, (S,), if there are any, else the rewards, (G,): NaN in
     completions without a reward."""
     if parts is not None:
         return np.where(np.isnan(rewards), np.nan, parts.values)
@@ -166,12 +169,12 @@ def compared_rewards(rewards: Array, steps: StepRewards | None, parts: RewardPar
 
 
 def has_variance(rewards: Array) -> bool:
-    """Whether any two of (n,) rewards differ, or of a row of (R, n). NaN takes no part."""
+    """Whether any two of the rewards (n,) differ, or any two in one row of (R, n). NaN is ignored."""
     return bool(differ(rewards).any())
 
 
 def differ(rewards: Array) -> Array:
-    """(..., n) -> bool (..., 1): whether any two rewards of a row differ. NaN takes no part."""
+    """(..., n) -> bool (..., 1): whether any two rewards in a row differ. NaN is ignored."""
     unknown = np.isnan(rewards)
     highest = np.where(unknown, -np.inf, rewards).max(-1, keepdims=True, initial=-np.inf)
     return highest > np.where(unknown, np.inf, rewards).min(-1, keepdims=True, initial=np.inf)

@@ -1,7 +1,7 @@
 """The loss of the GRPO family, token by token: a surrogate, and a KL penalty to the reference.
 
 The surrogates are in `policy_trainer/surrogates/`. aggregation.py gives each token its weight in the loss of the whole
-update, so that the sum over any micro-batches is that loss.
+update, so that the losses of its micro-batches, however it is split, sum to that loss.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from policy_trainer.surrogates.sums import masked
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Per token, (C,). Only loss and kl have a gradient; they are 0 where masked.
+    """Loss and statistics: one value per token, (C,). Only loss and kl have a gradient; they are 0 where masked.
 
-    loss: surrogate and penalties, before aggregation. kl: the unweighted estimate; NaN without ref_logps. ratio: before
-    truncation; 1 where masked. clipped_low, clipped_high: bool, where a bound removed the gradient, or truncated the
-    weight. untrusted: bool, where a mask of loss.mask took the surrogate away. metrics: the surrogate's own, 0 where
-    masked.
+    loss: surrogate and penalties, before aggregation. kl: the estimate without beta or another weight; NaN without
+    ref_logps. ratio: before any truncation; 1 where masked. clipped_low, clipped_high: bool, True where a bound removed
+    the gradient or truncated the weight. untrusted: bool, True where loss.mask removed the surrogate. metrics: the
+    surrogate's own, 0 where masked.
     """
 
     loss: Tensor
@@ -40,9 +40,9 @@ class TokenLoss:
 
 
 def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLoss:
-    """The loss of each token of a micro-batch. logps: (C,), of the current policy, with a gradient.
+    """Returns the loss of each token of a micro-batch. logps: (C,), log-probs under the current policy, with gradient.
 
-    Raises ValueError for tokens without an input that a setting needs, UserError for a user's function that fails.
+    Raises ValueError if tokens lack an input that a setting needs, UserError if a user's function fails.
     """
     _refuse_missing(tokens, config)
     mask, logps = tokens.mask, masked(logps, tokens.mask)
@@ -75,7 +75,7 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
     if config.penalises_loss:
         loss = surrogate + config.beta * (kl * ratio if config.kl_weight == "ratio" else kl)
     if config.mismatch_penalty:
-        # As in prime-rl: also of tokens that a mask took away.
+        # As in prime-rl, tokens whose surrogate a mask removed have this penalty, too.
         assert tokens.sampler_logps is not None
         loss = loss + config.mismatch_penalty * masked(logps - tokens.sampler_logps, mask).square()
     bounds = (result.clipped_low, result.clipped_high)
@@ -85,7 +85,7 @@ def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLo
 
 
 def _refuse_missing(tokens: LossInputs, config: LossConfig) -> None:
-    """Raises ValueError if an input is missing without which this would silently compute a different loss."""
+    """Raises ValueError if an input is missing without which a different loss would silently be computed."""
     correction = config.importance_sampling_correction
     for name, needed, setting, remedy in (
         ("old_logps", config.old_logps != "current", f"loss.old_logps = {config.old_logps}",
@@ -105,7 +105,8 @@ def _refuse_missing(tokens: LossInputs, config: LossConfig) -> None:
 
 
 def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossInputs, config: LossConfig) -> Tensor:
-    """bool (C,): tokens that train and keep their surrogate. Unknown sampler log-probs are replaced by the old ones."""
+    """Returns bool (C,): tokens that train and whose surrogate loss.mask keeps. Unknown sampler log-probs are replaced
+    by the old ones."""
     if not config.mask.active:
         return tokens.mask
     known = torch.full_like(logps, torch.nan) if tokens.sampler_logps is None else tokens.sampler_logps

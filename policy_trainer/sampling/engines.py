@@ -1,4 +1,4 @@
-"""The sampler that the setting `sampler` names."""
+"""Finds, checks and loads the sampler that the setting `sampler` names."""
 
 from pkgutil import resolve_name
 
@@ -17,7 +17,8 @@ _NO_ADAPTERS = LoraConfig()
 
 
 def sampler_class(name: str) -> type[ConfiguredSampler]:
-    """name: as the setting `sampler`. Raises UserError for a user's class that cannot be imported or lacks members."""
+    """Returns the class that the setting `sampler` names. Raises UserError for a user's class that cannot be imported
+    or lacks members."""
     if name in SAMPLERS:
         return resolve_name(SAMPLERS[name].location)
     users = import_named(name, "sampler")
@@ -29,7 +30,7 @@ def sampler_class(name: str) -> type[ConfiguredSampler]:
 def load_sampler(
     config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, *, lora: LoraConfig = _NO_ADAPTERS
 ) -> LoadedSampler:
-    """The sampler with the weights of config.model. Arguments and errors: see ConfiguredSampler.from_config."""
+    """Creates the sampler with the weights of config.model. Arguments and errors: see ConfiguredSampler.from_config."""
     return sampler_class(config.sampler).from_config(config, tokenizer, on_wait, lora)
 
 

@@ -1,4 +1,4 @@
-"""The sampler protocol, and the parameters of one call."""
+"""The protocols of samplers, and the sampling parameters of one call."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +36,7 @@ class SamplingParams:
 def sampling_params(
     config: SamplingConfig, *, num_generations: int | None = None, temperature: float | None = None
 ) -> SamplingParams:
-    """The configured parameters. The two arguments override them; only an argument can set temperature 0."""
+    """Returns the configured parameters. The arguments override them; only an argument can set temperature to 0."""
     return SamplingParams(
         num_generations=config.num_generations if num_generations is None else num_generations,
         max_completion_length=config.max_completion_length,
@@ -55,58 +55,60 @@ class WeightsLost(UserError):
 
 
 class RunningBatch(Protocol):
-    """Rows that are sampled together. Rows join and leave at any time."""
+    """A batch of sequences that are sampled together. Each sequence is a row; rows join and leave at any time."""
 
     def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
-        """Starts a completion of at most max_tokens >= 1 tokens for each row. They share the prompt, which is computed
-        once. rows: the caller's numbers, none of them in the batch."""
+        """Starts a completion of at most max_tokens >= 1 tokens for each row. The rows share one prefill of the prompt.
+        rows: numbers that the caller chooses, none of which is in the batch yet."""
         ...
 
     def advance(self) -> list[tuple[int, Completion]]:
-        """Samples on, and returns the rows that have ended, each with what was sampled since `add`.
+        """Continues sampling, and returns the finished rows, each with what was sampled since `add`.
 
-        Returns at once if there are no rows, and otherwise soon, perhaps without any: the caller has other work, too.
+        It returns at once if there are no rows, and otherwise soon, perhaps with an empty list: the caller has other
+        work to do in between.
         """
         ...
 
     def __len__(self) -> int:
-        """Rows that have not ended."""
+        """The number of unfinished rows."""
         ...
 
 
 class Sampler(Protocol):
     def load(self, model: Path) -> None:
-        """Loads the published weights in a Hugging Face model directory. Raises OSError if it cannot be read."""
+        """Loads published weights from a Hugging Face model directory. Raises OSError if it cannot be read."""
         ...
 
     def logps(self, group: TokenGroup) -> np.ndarray:
-        """(C,) float32 log-probs of a group's completion tokens under the loaded weights, at temperature 1."""
+        """Returns float32 (C,): log-probs of a group's completion tokens under the loaded weights, at temperature 1."""
         ...
 
     def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        """num_generations completions for each prompt, in the prompts' order."""
+        """Samples num_generations completions for each prompt. Returns them in the order of the prompts."""
         ...
 
     def running_batch(self, params: SamplingParams, seed: int) -> AbstractContextManager[RunningBatch]:
-        """An empty batch. num_generations and max_completion_length are not used."""
+        """Opens an empty batch. It ignores num_generations and max_completion_length of the parameters."""
         ...
 
 
-# The sampler, and the sampled model; its weights are on the meta device if another program or library has them.
+# The sampler, and the model that it samples from, on the meta device if another process or library holds the weights.
 LoadedSampler: TypeAlias = tuple[Sampler, PreTrainedModel]
 
 
 class ConfiguredSampler(Sampler, Protocol):
-    """A sampler that the setting `sampler` can name, in `config/samplers.py` or as `module:Class`."""
+    """A sampler that the setting `sampler` can name: one from `config/samplers.py`, or a `module:Class`."""
 
     @classmethod
     def from_config(
         cls, config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora: LoraConfig
     ) -> LoadedSampler:
-        """The sampler, with the weights of config.model.
+        """Creates the sampler, with the weights of config.model.
 
-        on_wait: called while a server does not answer; it may raise to give up. lora: of the adapters that will be
-        loaded; its rank is 0 if whole models will be. Raises UserError for a model or an engine that cannot be used.
+        on_wait: called while a server does not answer; it may raise to give up. lora: settings of the adapters that
+        will be loaded; their rank is 0 if whole models will be. Raises UserError if the model or the engine cannot be
+        used.
         """
         ...
 
@@ -118,11 +120,12 @@ class ConfiguredSampler(Sampler, Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """A sampler whose engine can release its memory on the device for a while. It keeps its weights."""
+    """A sampler whose engine can release its device memory for a while (vLLM's sleep mode), and keeps its weights."""
 
     @classmethod
     def free_device(cls, config: CommonConfig) -> None:
-        """The trainer calls it before its turn on the device: no worker may have put the engine to sleep."""
+        """Releases the engine's device memory before the trainer's turn on the device. The trainer calls it, since
+        perhaps no worker has put the engine to sleep."""
         ...
 
     def sleep(self) -> None: ...

@@ -1,6 +1,6 @@
-"""Surrogates: what each token's loss is, before the KL penalty and the average over tokens. One file for each.
+"""Surrogates: the loss of each token before the KL penalty and the aggregation. Each has its own file.
 
-To add one, write its file and its line in `Surrogates`; the rest of the program reads what the file says.
+To add one, write its file and add a line to `Surrogates`: the rest of the program learns about it from there.
 """
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -15,7 +15,7 @@ from shared.settings import Section
 
 
 class Surrogates(Section):
-    """The settings of each surrogate, by its name."""
+    """The settings of all surrogates, each in the table of its name."""
 
     clip: Clip = Clip()
     reinforce: Reinforce = Reinforce()
@@ -24,7 +24,7 @@ class Surrogates(Section):
     vespo: Vespo = Vespo()
 
 
-# The names, for the setting loss.surrogate.
+# The names that the setting loss.surrogate accepts.
 if TYPE_CHECKING:
     SurrogateName: TypeAlias = str
 else:

@@ -1,5 +1,5 @@
-"""CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): the ratio is a truncated weight without gradient. Its float64 twin is
-`cispo` in tests/policy_trainer/proofs/oracle.py."""
+"""CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): REINFORCE, weighted by the truncated ratio, which has no gradient. Its
+float64 twin is `cispo` in tests/policy_trainer/proofs/oracle.py."""
 
 from typing import Any
 

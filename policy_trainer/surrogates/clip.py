@@ -1,5 +1,5 @@
-"""PPO's clipped surrogate (DeepSeekMath, arXiv 2402.03300, eq. 3), with a separate upper bound (DAPO, 2503.14476) and
-dual clip (1912.09729). Its float64 twin is `clip` in tests/policy_trainer/proofs/oracle.py."""
+"""PPO's clipped surrogate (DeepSeekMath, arXiv 2402.03300, eq. 3), optionally with a separate upper bound (DAPO,
+2503.14476) and dual clip (1912.09729). Its float64 twin is `clip` in tests/policy_trainer/proofs/oracle.py."""
 
 from typing import Any, ClassVar
 
@@ -7,7 +7,7 @@ from policy_trainer.surrogates.surrogate import Surrogate, SurrogateInputs, Surr
 
 
 class Clip(Surrogate):
-    """Its bounds are loss.epsilon, loss.epsilon_high and loss.delta, which your own surrogate may use too."""
+    """Takes its bounds from loss.epsilon, loss.epsilon_high and loss.delta, which your own surrogate may read too."""
 
     has_two_bounds: ClassVar[bool] = True
 

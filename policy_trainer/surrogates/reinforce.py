@@ -1,5 +1,5 @@
-"""The policy gradient: no ratio, no clip (nano-aha-moment, GRPO:Zero). Its float64 twin is `reinforce` in
-tests/policy_trainer/proofs/oracle.py."""
+"""REINFORCE, the plain policy gradient without ratio or clipping (nano-aha-moment, GRPO:Zero). Its float64 twin is
+`reinforce` in tests/policy_trainer/proofs/oracle.py."""
 
 from policy_trainer.surrogates.surrogate import Surrogate, SurrogateInputs, SurrogateLoss
 

@@ -1,5 +1,5 @@
-"""SAPO (arXiv 2511.20347): a soft gate, which closes sooner for negative advantages. Its float64 twin is `sapo` in
-tests/policy_trainer/proofs/oracle.py."""
+"""SAPO (arXiv 2511.20347): a soft gate on the ratio instead of a clip; it closes sooner for negative advantages. Its
+float64 twin is `sapo` in tests/policy_trainer/proofs/oracle.py."""
 
 from typing import Any
 

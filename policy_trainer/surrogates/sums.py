@@ -1,5 +1,5 @@
-"""Sums over completions: in float64 where the device has it, since the order of summation then makes no difference in
-float32."""
+"""Sums over the tokens of each completion. They are computed in float64 where the device supports it: the order of
+summation then makes no difference after rounding to float32."""
 
 import torch
 from torch import Tensor
@@ -8,9 +8,9 @@ from shared.devices import widest_float
 
 
 def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """(C,) -> (C,) of `widest_float`: element i is the sum over completion i, and 0 past the last.
+    """(C,) -> (C,) in the dtype of `widest_float`: element i is the sum over completion i; the rest are 0.
 
-    There are at most C completions; reading their number would wait for the device.
+    There are at most C completions. Reading their exact number would synchronise with the device.
     """
     zeros = torch.zeros(len(sequence_ids), dtype=widest_float(sequence_ids.device), device=sequence_ids.device)
     return zeros.index_add(0, sequence_ids, values.to(zeros.dtype))

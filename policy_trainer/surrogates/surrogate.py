@@ -1,6 +1,7 @@
-"""What a surrogate is: its settings, its formula, and what others must know about it.
+"""The interface of a surrogate: its settings, its formula, and what the rest of the program must know about it.
 
-The settings of every command import these files, and need no PyTorch: a file imports it where it computes.
+The settings of every command import the files of this package, but need no PyTorch: import it inside the function that
+uses it.
 """
 
 from collections.abc import Mapping
@@ -15,13 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SurrogateInputs:
-    """Per token, (C,); floating point unless said otherwise, and 0 where masked.
+    """The inputs of a surrogate: one value per token, (C,), floating point unless stated otherwise.
 
-    logps: log-probs of the current policy, with a gradient. old_logps: by loss.old_logps, without one. ratio: exp(logps
-    - old_logps) at loss.importance_sampling_level, with a gradient. mask: bool, tokens that train. sequence_ids: int64,
-    the completion of each token, counted through the micro-batch. ref_logps: None without a reference. sampler_logps:
-    NaN or None where unknown. importance_weights: of loss.importance_sampling_correction, or None. config: LossConfig,
-    the settings of `loss`.
+    logps: log-probs under the current policy, with a gradient. old_logps: log-probs in the denominator of the ratio,
+    which loss.old_logps chooses, without a gradient. ratio: exp(logps - old_logps) at loss.importance_sampling_level,
+    with a gradient. mask: bool, tokens that train. sequence_ids: int64, the index of the token's completion in the
+    micro-batch. ref_logps: log-probs under the reference; None without one. sampler_logps: log-probs under the sampler;
+    NaN or None where unknown. importance_weights: weights of loss.importance_sampling_correction; None without it.
+    config: the settings under `loss`, a LossConfig.
+
+    Where masked, logps, old_logps, advantages and ref_logps are 0, and ratio is 1; sampler_logps and importance_weights
+    may have any value there.
     """
 
     logps: "Tensor"
@@ -38,9 +43,12 @@ class SurrogateInputs:
 
 @dataclass(frozen=True)
 class SurrogateLoss:
-    """Per token, (C,). values: what is minimised. clipped_low, clipped_high: bool, where the lower and the upper bound
-    removed the gradient, or truncated a weight; None for nowhere. metrics: numbers or bools by the name of a metric,
-    which is their mean over the tokens that train."""
+    """What a surrogate returns: one value per token, (C,).
+
+    values: the loss, which is minimised. clipped_low, clipped_high: bool, True where the lower or the upper bound
+    removed the gradient or truncated a weight; None if there is no such bound. metrics: numbers or bools by the
+    metric's name. What is logged is their mean over the tokens that train.
+    """
 
     values: "Tensor"
     clipped_low: "Tensor | None" = None
@@ -49,17 +57,18 @@ class SurrogateLoss:
 
 
 class Surrogate(Section):
-    """The settings of a surrogate, which are the table `loss.NAME`. One without settings has an empty table."""
+    """Base class of surrogates. Its fields are the settings in the table `loss.NAME`; there may be none."""
 
     has_two_bounds: ClassVar[bool] = False
-    """Whether it clips the ratio from below and above, so that a clip ratio of 0 means that the clip is idle."""
+    """Whether it clips the ratio from below and above: then a clip_ratio of 0 means that the clip has no effect."""
     weighs_completions: ClassVar[bool] = False
-    """Whether it weighs whole completions by their tokens' ratios and importance weights. Then the importance weights
-    are not applied again, loss.importance_sampling_level does not matter, and loss.aggregation must be token_mean."""
+    """Whether it weights whole completions by their tokens' ratios and importance weights. Then the importance weights
+    are not applied again, loss.importance_sampling_level has no effect, and loss.aggregation must be token_mean."""
 
     def loss(self, tokens: SurrogateInputs) -> SurrogateLoss:
         raise NotImplementedError
 
     def summary(self, loss: Any) -> str:
-        """The settings that differ between recipes, in a few characters. loss: LossConfig."""
+        """Returns the settings that differ between recipes, as a short suffix to the surrogate's name. It begins with a
+        comma or a space. loss: a LossConfig."""
         return ""

@@ -1,5 +1,5 @@
-"""VESPO (arXiv 2602.10693): REINFORCE, weighted by how likely a completion has become. Its float64 twin is `vespo` in
-tests/policy_trainer/proofs/oracle.py."""
+"""VESPO (arXiv 2602.10693): REINFORCE, weighted by a smooth function of the completion's ratio. Its float64 twin is
+`vespo` in tests/policy_trainer/proofs/oracle.py."""
 
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +11,7 @@ from policy_trainer.surrogates.surrogate import Surrogate, SurrogateInputs, Surr
 if TYPE_CHECKING:
     from torch import Tensor
 
-# As in the paper's code and in TRL: bounds of a token's log-ratio, and of a completion's weight.
+# Bounds of a token's log-ratio and of a completion's weight, as in the paper's code and in TRL.
 _MAX_TOKEN_LOG_RATIO = 20.0
 _MIN_WEIGHT, _MAX_LOG_WEIGHT = 1e-8, 20.0
 
@@ -34,10 +34,11 @@ class Vespo(Surrogate):
         return SurrogateLoss(-tokens.advantages * tokens.logps * self._weights(tokens))
 
     def _weights(self, tokens: SurrogateInputs) -> "Tensor":
-        """(C,), without a gradient: exp(lambda + k S - lambda e^S). It is 1 at S = 0, and small for completions that
-        have become much more or much less likely. k and lambda depend on the advantage's sign.
+        """Returns the weight of each token, (C,), without a gradient: exp(lambda + k S - lambda e^S). It is 1 at S = 0,
+        and small for completions that have become much more or much less likely. k and lambda depend on the advantage's
+        sign.
 
-        S is the sum of l - l_old over a completion's tokens, and of the logarithms of their importance weights.
+        S is the sum of l - l_old over a completion's tokens, plus the sum of the logs of their importance weights.
         """
         import torch
 
@@ -46,7 +47,7 @@ class Vespo(Surrogate):
         difference = tokens.logps.detach() - tokens.old_logps
         log_ratios = difference.clamp(-_MAX_TOKEN_LOG_RATIO, _MAX_TOKEN_LOG_RATIO)
         if tokens.importance_weights is not None:
-            # A weight may be 0.
+            # A weight may be 0, which has no logarithm.
             log_ratios = log_ratios + tokens.importance_weights.clamp(min=_MIN_WEIGHT).log().clamp(max=_MAX_LOG_WEIGHT)
         log_weight = sequence_sums(masked(log_ratios, tokens.mask), tokens.sequence_ids)[tokens.sequence_ids]
         log_weight = log_weight.clamp(math.log(_MIN_WEIGHT), _MAX_LOG_WEIGHT)

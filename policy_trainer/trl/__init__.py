@@ -1,4 +1,4 @@
-"""`GRPOConfig` and `GRPOTrainer` with TRL's interface, on top of `GRPO`: a script for TRL changes only its import.
+"""`GRPOConfig` and `GRPOTrainer` with TRL's interface, on top of `GRPO`: a TRL script has to change only its import.
 
 Other names imported from here, such as `TrlParser`, come from the installed TRL.
 """

@@ -1,4 +1,4 @@
-"""Warnings and errors for arguments that contradict each other, as in TRL; and a warning for unrewarded completions."""
+"""Warnings and errors for conflicting arguments, as in TRL, and a warning for completions without a reward."""
 
 import logging
 import math
@@ -11,7 +11,7 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from policy_trainer.trainer.observer import Groups, Metrics
 
-log = logging.getLogger(__name__)  # the standard library's, as in TRL: a script may filter it
+log = logging.getLogger(__name__)  # from the standard library, as in TRL, so that scripts can filter it
 
 
 def cautions(args: GRPOConfig) -> Iterator[str]:
@@ -28,8 +28,8 @@ def cautions(args: GRPOConfig) -> Iterator[str]:
 
 
 def refuse_contradictions(args: GRPOConfig, *, adapts: bool, in_4bit: bool, held_out: bool) -> None:
-    """Raises UserError, with TRL's argument names. adapts: whether adapters are trained. in_4bit: whether the weights
-    are quantised. held_out: whether there is an eval_dataset."""
+    """Raises UserError for arguments that contradict each other, by TRL's names. adapts: whether adapters are trained.
+    in_4bit: whether the weights are quantised. held_out: whether there is an eval_dataset."""
     if in_4bit and not adapts:
         raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
     if args.eval_strategy != "no" and not held_out:
@@ -46,7 +46,7 @@ def refuse_contradictions(args: GRPOConfig, *, adapts: bool, in_4bit: bool, held
 
 
 def warn_of_unjudged(record: "Metrics", groups: "Groups") -> None:
-    """Warns if a step has completions for which all reward functions returned None, and shows the first one."""
+    """Warns if all reward functions returned None for any completion of a step, and shows the first of these."""
     if not record.get("unrewarded"):
         return
     for group in groups():

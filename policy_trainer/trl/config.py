@@ -15,14 +15,14 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-# Fields without a setting of which some values are supported: mapping.py checks them.
+# Fields without an equivalent setting, some of whose values are supported: mapping.py checks them.
 _PARTLY_SUPPORTED = {
     "accelerator_config", "cast_lm_head_to_fp32", "eval_strategy", "greater_is_better", "hub_always_push",
     "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token", "load_best_model_at_end",
     "logging_first_step", "logging_steps", "logging_strategy", "metric_for_best_model", "project", "push_to_hub",
     "save_strategy", "trackio_space_id",
 }  # fmt: skip
-# What is as in transformers' TrainingArguments: it follows from the fields.
+# Members taken from transformers' TrainingArguments, which compute them from the fields.
 _OF_TRANSFORMERS = {
     "to_dict", "to_json_string", "to_sanitized_dict", "_dict_dtype_to_str", "get_process_log_level",
     "main_process_first", "train_batch_size", "eval_batch_size",
@@ -30,11 +30,11 @@ _OF_TRANSFORMERS = {
 
 
 def _field(name: str, default: Any) -> tuple[str, Any, Field[Any]]:
-    """A field with the metadata that transformers' HfArgumentParser reads: TrlParser makes it an option."""
+    """Creates a field with the metadata that transformers' HfArgumentParser reads: TrlParser makes it an option."""
     ours, note = TRL_ENTRIES[name]
     meaning = ": ".join(part for part in (ours.strip("-*"), note) if part)
     more: Any = {"default_factory": partial(copy, default)} if isinstance(default, list) else {"default": default}
-    kind = TRL_TYPES.get(name) or type(default).__name__  # as text, which get_type_hints evaluates
+    kind = TRL_TYPES.get(name) or type(default).__name__  # a string, which get_type_hints evaluates
     flag = {"nargs": "?", "const": True} if kind == "bool | None" and default is None else {}
     secret = name.endswith("_token")
     return name, kind, field(metadata={"help": meaning.replace("%", "%%"), **flag}, repr=not secret, **more)
@@ -44,10 +44,10 @@ _Fields: Any = make_dataclass("_Fields", [_field(*each) for each in TRL_DEFAULTS
 
 
 class GRPOConfig(_Fields):
-    """TRL's configuration of GRPO training, a dataclass. Raises UserError for a field that TRL does not have, and for a
-    value other than TRL's default where Tandem has no equivalent."""
+    """TRL's GRPOConfig, a dataclass. Raises UserError for a field that TRL does not have, and for a value other than
+    TRL's default where Tandem has no equivalent."""
 
-    # Of the script, which is one process.
+    # The script is a single process.
     world_size, process_index, local_process_index = 1, 0, 0
     should_log = should_save = True
 
@@ -64,7 +64,7 @@ class GRPOConfig(_Fields):
         self._choose_batch()
 
     def _choose_batch(self) -> None:
-        """generation_batch_size and steps_per_generation follow from each other, as in TRL."""
+        """Computes generation_batch_size and steps_per_generation from each other, as TRL does."""
         size = self.per_device_train_batch_size
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
             raise UserError("generation_batch_size and steps_per_generation: set only one; it determines the other")
@@ -89,7 +89,7 @@ class GRPOConfig(_Fields):
 
     @property
     def device(self) -> "torch.device":
-        """Of the model's weights."""
+        """The device of the model's weights."""
         from shared.devices import choose_device
 
         return choose_device("cpu" if self.use_cpu else "auto")
@@ -113,17 +113,17 @@ def refuse_unknown(given: Mapping[str, Any]) -> None:
 
 
 def checked_config(args: Any) -> GRPOConfig:
-    """A trainer's GRPOConfig, checked again, since a script may have changed its fields. TRL's own is converted.
+    """Checks a trainer's GRPOConfig again, since a script may have changed its fields, and converts TRL's own class.
 
-    Raises UserError, as GRPOConfig does.
+    Raises UserError as GRPOConfig does.
     """
     if isinstance(args, GRPOConfig):
         refuse_unknown(vars(args))
         return args
     if not is_dataclass(args) or isinstance(args, type) or not hasattr(args, "num_generations"):
         raise UserError(f"args: must be a GRPOConfig, got {type(args).__name__}")
-    # TRL's config replaces some fields when it is made, such as None by a default: the script has set only those that
-    # differ from the fields of a default config. generation_batch_size determines steps_per_generation.
+    # TRL's config changes some fields on creation, such as None to a default: the script has set only those that differ
+    # from the fields of a default config. generation_batch_size determines steps_per_generation.
     resolved: Any = args
     always = {name: getattr(args, name) for name in ("output_dir", "use_cpu", "bf16", "generation_batch_size")}
     with warnings.catch_warnings():
@@ -135,7 +135,7 @@ def checked_config(args: Any) -> GRPOConfig:
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """Parses the JSON with which command lines and YAML files set a dict."""
+    """Parses a dict that a command line or a YAML file gives as JSON. Other values stay as they are."""
     if not isinstance(value, str) or not value.startswith("{") or "dict" not in TRL_TYPES.get(name, ""):
         return value
     try:

@@ -1,5 +1,5 @@
-"""A run's files where scripts for TRL expect them in `output_dir`: links `checkpoint-N` to checkpoints, which contain
-`trainer_state.json`. An earlier run is moved out of the way; models that a run was given stay."""
+"""Puts a run's files where TRL scripts expect them in `output_dir`: links `checkpoint-N` lead to the checkpoints, which
+contain `trainer_state.json`. An earlier run is moved out of the way; models that were passed to a run stay."""
 
 import hashlib
 import tomllib
@@ -22,10 +22,11 @@ _CHECKPOINT = "checkpoint-"
 
 
 def show_checkpoint(saved: Path, state: "TrainerState", updates_after: Callable[[int], int]) -> Path:
-    """Links a checkpoint of the run as `checkpoint-N`, N being the optimizer updates so far, and writes the state.
+    """Links `checkpoint-N` to a checkpoint of the run, and writes `trainer_state.json` into it. N is TRL's global step:
+    the number of optimizer updates so far.
 
-    Removes links to checkpoints that no longer exist, and renames anything else of that name. updates_after: N after so
-    many steps. Returns the link, or the checkpoint if the file system has no links.
+    Removes links to checkpoints that no longer exist, and renames anything else of that name. updates_after: converts
+    Tandem's steps to N. Returns the link, or the checkpoint itself if the file system does not support links.
     """
     from policy_trainer.ranks.export import DESCRIPTION
     from shared.models import is_adapter
@@ -33,7 +34,7 @@ def show_checkpoint(saved: Path, state: "TrainerState", updates_after: Callable[
     output_dir = saved.parent.parent
     link = output_dir / f"{_CHECKPOINT}{updates_after(_step(saved) or 0)}"
     _unlink(old for old in _links(output_dir) if old == link or not old.exists())
-    if link.exists() or link.is_symlink():  # such as a checkpoint of TRL's, which would overwrite it
+    if link.exists() or link.is_symlink():  # such as a checkpoint that TRL wrote; TRL would overwrite it
         aside = _free(output_dir / f"earlier-{link.name}")
         link.rename(aside)
         warnings.warn(f"output_dir: {link} was renamed to {aside.name}", stacklevel=3)
@@ -43,7 +44,7 @@ def show_checkpoint(saved: Path, state: "TrainerState", updates_after: Callable[
         warnings.warn(f"output_dir: {link} cannot be a link ({error}): the checkpoint is {saved}", stacklevel=3)
         link = saved
     if is_adapter(saved) and (saved / "config.json").exists():
-        # Else transformers would take the directory for that of a whole model.
+        # Otherwise transformers would take the directory for a full model.
         (saved / DESCRIPTION).parent.mkdir(exist_ok=True)
         (saved / "config.json").replace(saved / DESCRIPTION)
         (saved / "generation_config.json").unlink(missing_ok=True)
@@ -54,9 +55,9 @@ def show_checkpoint(saved: Path, state: "TrainerState", updates_after: Callable[
 
 
 def move_earlier_run(config: TrainConfig) -> None:
-    """Moves an earlier run in output_dir to output_dir/earlier-run-K, where TRL would overwrite its files.
+    """Moves an earlier run in output_dir to output_dir/earlier-run-K. TRL would overwrite its files instead.
 
-    Raises UserError if another trainer is running there, and for a model that would be moved.
+    Raises UserError if another trainer is running there, or if a model that this run needs would be moved.
     """
     output_dir = config.run_dir
     directory = RunDirectory(output_dir)
@@ -77,7 +78,7 @@ def move_earlier_run(config: TrainConfig) -> None:
 
 
 def _is_replaced(model: Path, directory: RunDirectory) -> bool:
-    """Whether a run in the directory writes where the model is."""
+    """Whether a run in the directory would write to the model's path."""
     root = directory.root.resolve()
     if not model.exists() or not model.resolve().is_relative_to(root):
         return False
@@ -88,8 +89,8 @@ def _is_replaced(model: Path, directory: RunDirectory) -> bool:
 def resume_from(wanted: Any, config: TrainConfig) -> None:
     """Removes the checkpoints after the one to resume from. wanted: its path, or True for the newest.
 
-    config: of the run that resumes. Raises UserError if there is no such checkpoint, and, before any is removed, for
-    what the run would be refused for.
+    config: that of the resumed run. Raises UserError if there is no such checkpoint, or, before any is removed, if the
+    run could not resume with this config.
     """
     from policy_trainer.run_files.checkpoint import Checkpoints
 
@@ -113,9 +114,9 @@ def resume_from(wanted: Any, config: TrainConfig) -> None:
 
 
 def as_begun(config: TrainConfig) -> TrainConfig:
-    """The configuration of a run that resumes, with the model that it began with.
+    """Returns the configuration of a resumed run, with the model that the run started from.
 
-    As in TRL, the weights of a model object play no part then: they may have been trained since.
+    As in TRL, the weights of a model object are ignored on resuming: they may have been trained since.
     """
     file, given = RunDirectory(config.run_dir).config, Path(config.model)
     if not file.exists() or not _is_initial(given, config.run_dir):
@@ -132,14 +133,15 @@ def _is_initial(model: Path, run_dir: Path) -> bool:
 
 
 def _description(model: Path) -> dict[str, bytes]:
-    """All files but the weights."""
+    """The content of all files except the weights, by name."""
     return {file.name: file.read_bytes() for file in model.iterdir() if ".safetensors" not in file.name}
 
 
 def keep(target: Path, write: Callable[[Path], object]) -> Path:
-    """A directory next to `target` with a hash of its content in its name, so that what earlier runs were given stays.
+    """Writes a directory next to `target`, with a hash of its content in its name so that nothing that was passed to
+    earlier runs is replaced. Returns its path.
 
-    write: makes the directory at a path.
+    write: creates the directory at the path that it is given.
     """
     return keep_directory(target.parent, write, lambda directory: f"{target.name}-{_content_hash(directory)[:12]}")
 
@@ -158,7 +160,7 @@ def _file_hash(path: Path) -> str:
 
 
 def merge(adapters: Path, run_dir: Path) -> str:
-    """The directory of the whole model with these adapters of a checkpoint."""
+    """Merges a checkpoint's adapters into their base model. Returns the directory of the merged model."""
     from policy_trainer.ranks.export import export
 
     return str(keep(run_dir / "merged-model", lambda directory: export(adapters, directory)))
@@ -170,12 +172,12 @@ def _step(saved: Path) -> int | None:
 
 
 def _free(path: Path) -> Path:
-    """The path with the first number that is free."""
+    """Returns the path with the first suffix -1, -2, … that is not taken."""
     return next(free for k in count(1) if not (free := path.with_name(f"{path.name}-{k}")).exists())
 
 
 def _links(output_dir: Path) -> list[Path]:
-    """Those of a run, and none that somebody else made."""
+    """Returns a run's links `checkpoint-N`, and none that lead elsewhere."""
     place = Path(RunDirectory(output_dir).checkpoints.name)
     several = [path for path in output_dir.glob(f"{_CHECKPOINT}*") if path.is_symlink()]
     return [path for path in several if path.readlink().parent == place]

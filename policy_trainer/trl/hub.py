@@ -1,4 +1,4 @@
-"""The trained model on the Hugging Face Hub: its card, its repository, uploads."""
+"""Pushes the trained model to the Hugging Face Hub: its repository, model card and uploads."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ Versions: {versions}.
 def model_card(
     name: str | None, base: str, dataset: str | None, tags: Any, *, adapters: bool, repository: str | None
 ) -> str:
-    """README.md of a model, with the Hub's metadata. base: named in the metadata only if it is a Hub id."""
+    """Returns the model card, README.md, with the Hub's metadata. base: in the metadata only if it is a Hub id."""
     from importlib.metadata import version
 
     from huggingface_hub import ModelCardData
@@ -90,22 +90,23 @@ class Repository:
         self.name = made.repo_id
 
     def upload(self, directory: Path, message: str, *, revision: str | None = None, wait: bool = True) -> Any:
-        """Uploads the model in a directory. Returns the commit, or its Future."""
+        """Uploads the model in a directory. Returns the CommitInfo, or a Future of it with wait=False."""
         return self._api.upload_folder(
             repo_id=self.name, folder_path=str(directory), commit_message=message, token=self._token,
             revision=revision or self._args.hub_revision, ignore_patterns=list(_OF_THE_RUN), run_as_future=not wait,
         )  # type: ignore[call-overload]  # fmt: skip
 
     def upload_checkpoint(self, checkpoint: Path, message: str) -> None:
-        """Uploads in the background, as hub_strategy says; by default not while an earlier upload is still running."""
+        """Uploads in the background, as hub_strategy says. Skips the checkpoint while an earlier one is being uploaded,
+        unless hub_always_push is set."""
         busy = any(not upload.done() for upload in self._uploads)
         if self._strategy == "end" or (busy and not self._args.hub_always_push):
             return
-        copy = _linked_copy(checkpoint)  # the run may remove its own before the upload ends
+        copy = _linked_copy(checkpoint)  # the run may remove the checkpoint before the upload ends
         self._uploads.append(self._api.run_as_future(self._upload_copy, copy, checkpoint.name, message))
 
     def _upload_copy(self, copy: Path, name: str, message: str) -> None:
-        """Uploads a checkpoint of this name, and removes the copy."""
+        """Uploads the copy of a checkpoint of this name, then removes it."""
         try:
             self.upload(copy, message)
             within = {"checkpoint": "last-checkpoint", "all_checkpoints": name}.get(self._strategy)
@@ -118,7 +119,7 @@ class Repository:
             shutil.rmtree(copy, ignore_errors=True)
 
     def finish(self) -> None:
-        """Waits for all uploads of checkpoints. Warns of failed ones."""
+        """Waits for all uploads of checkpoints, and warns of those that failed."""
         uploads, self._uploads = self._uploads, []
         for upload in uploads:
             if error := upload.exception():
@@ -126,7 +127,7 @@ class Repository:
 
 
 def _linked_copy(checkpoint: Path) -> Path:
-    """A directory next to it with the same files: links, or copies if the file system has none."""
+    """Creates a directory next to the checkpoint with hard links to its files, or with copies if links fail."""
     copy = Path(mkdtemp(prefix=".upload-", dir=checkpoint.parent))
     return Path(shutil.copytree(checkpoint, copy, copy_function=_link, dirs_exist_ok=True))
 

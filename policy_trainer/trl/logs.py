@@ -1,4 +1,4 @@
-"""What TRL's trainer logs and when, and what its callbacks see: `state`, `log_history` and `on_log`, in updates."""
+"""Logs what TRL's trainer logs, when it does, and maintains what callbacks see: `state`, `log_history` and `on_log`."""
 
 import math
 import sys
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from policy_trainer.evaluation.results import Evaluation
 
-# Key of an evaluation's metrics under TRL's names, by the prefix of each dataset, in its record in metrics.jsonl.
+# Key in an evaluation's record in metrics.jsonl: its metrics under TRL's names, by the prefix of each dataset.
 _FIGURES = "trl"
 
 
 class Logs(Callbacks):
-    """A run's log and state, as TRL keeps them. The history of a resumed run is rebuilt from metrics.jsonl.
+    """A run's log and TrainerState, as TRL keeps them. The history of a resumed run is rebuilt from metrics.jsonl.
 
-    summary: the last log entry of the run, which `train()` returns; empty until then.
+    summary: the final log entry of the run, which `train()` returns; empty until then.
     """
 
-    must_train = False  # as in TRL, where a run goes on when no group's rewards differ
+    must_train = False  # as in TRL, where a run continues even if no group's rewards differ
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Logs(Callbacks):
         self.entropy_coef = args.entropy_coef
         self._trl, self._steps, self._rows = args, steps, rows
         self._window: list[Named] = []  # metrics since the last log
-        self._losses: list[float] = []  # of this process's updates
+        self._losses: list[float] = []  # those of the updates in this process
         self._rates: Named = {}
         self._measured = 0.0  # seconds of the evaluations logged so far
         self._groups: Groups = list
 
     def attach(self, config: TrainConfig, names: Mapping[str, str], held_out: Mapping[str, int]) -> None:
-        """config: of the run. names: Tandem's name of each reward -> TRL's. held_out: the number of rows of each
-        evaluation dataset, by the prefix of its metrics."""
+        """Sets what is known only once the run is configured. config: the run's settings. names: TRL's name of each
+        reward, by Tandem's. held_out: the number of rows of each evaluation dataset, by the prefix of its metrics."""
         self._config, self._names, self._held_out = config, names, held_out
 
     def begin(self, run: RunStart) -> None:
@@ -77,7 +77,7 @@ class Logs(Callbacks):
             state.eval_steps = self._interval(args.logging_steps if args.eval_steps is None else args.eval_steps)
 
     def _interval(self, steps: float) -> int:
-        """In updates. steps: below 1 a share of all updates."""
+        """Returns an interval in updates. steps: a number of updates, or below 1 a fraction of all updates."""
         return math.ceil(steps * self._steps.max_updates) if steps < 1 else int(steps)
 
     def _replay(self, record: Metrics) -> None:
@@ -106,7 +106,7 @@ class Logs(Callbacks):
                 self._log(self._entry())
 
     def _updates(self, record: Metrics) -> Iterator[Named]:
-        """Counts a generation batch, and returns the metrics of its updates."""
+        """Counts a step's generation batches, and returns the metrics of each of its updates."""
         state, args = self.state, self._trl
         state.global_step = self._steps.after(record["step"] - 1)
         batch = generation_metrics(record, args, self._names)
@@ -132,7 +132,7 @@ class Logs(Callbacks):
         return strategy == "steps" and step % self.state.logging_steps == 0
 
     def _entry(self) -> Metrics:
-        """Means since the last log; grad_norm and learning_rate are those of the last update."""
+        """Returns a log entry: means since the last one, with grad_norm and learning_rate of the latest update."""
         metrics = self._since_last_log()
         return self._dated({"loss": metrics.pop("loss"), **self._rates, **metrics})
 
@@ -146,8 +146,8 @@ class Logs(Callbacks):
         return {**without_nan(metrics), "epoch": self.state.epoch, "step": self.state.global_step}
 
     def figures(self, evaluation: "Evaluation", sizes: Mapping[str, int] | None = None) -> Metrics:
-        """The metrics of each dataset, by their prefix. sizes: the number of rows of each dataset, by prefix; None: of
-        the run's."""
+        """Returns the metrics of each dataset, by its prefix. sizes: the number of rows of each dataset, by prefix; by
+        default those of the run's evaluation datasets."""
         seconds = self.stopwatch.seconds["evaluate"] - self._measured
         self._measured += seconds
         figures, end = {}, 0
@@ -159,7 +159,7 @@ class Logs(Callbacks):
         return {_FIGURES: figures}
 
     def _figures(self, evaluation: "Evaluation", seconds: float) -> Metrics:
-        from policy_trainer.evaluation.results import logged_means, sampled_groups  # late: they load PyTorch
+        from policy_trainer.evaluation.results import logged_means, sampled_groups  # imported late: they load PyTorch
 
         problems = list(sampled_groups(evaluation, None))
         batches = math.ceil(len(problems) / self._trl.per_device_eval_batch_size)
@@ -184,7 +184,7 @@ class Logs(Callbacks):
             self._keep_best(record)
 
     def _evaluations(self, record: Metrics) -> list[Metrics]:
-        """The entry of each dataset."""
+        """Returns the log entry of each evaluation dataset."""
         return [
             self._dated({f"{prefix}_{name}": value for name, value in figures.items()})
             for prefix, figures in record[_FIGURES].items()
@@ -195,7 +195,7 @@ class Logs(Callbacks):
         self.state.best_global_step = self._steps.after(record["step"])
 
     def end(self) -> None:
-        """Logs the final summary, as transformers' Trainer does, with the metrics that are not logged yet."""
+        """Logs the final summary, as transformers' Trainer does, including metrics that have not been logged yet."""
         rest = self._since_last_log()
         rest.pop("loss", None)
         entry = self._dated({**self._speeds(), **rest})
@@ -218,7 +218,7 @@ class Logs(Callbacks):
         }
 
     def completions(self) -> dict[str, Any]:
-        """The completions of the latest generation batch, in TRL's columns."""
+        """Returns the completions of the latest generation batch, in the columns of TRL's table."""
         groups = self._groups()
         answers = [answer for group in groups for answer in group.completions]
         columns = dict.fromkeys(column for answer in answers for column in answer.extras)

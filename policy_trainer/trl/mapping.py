@@ -25,7 +25,7 @@ LOSS_TYPES: Mapping[str, tuple[str, str]] = {
     "sapo": ("sapo", "sequence_mean"),
     "vespo": ("vespo", "token_mean"),
 }
-# Fields whose value is taken over unchanged; None means Tandem's default.
+# Fields whose values are passed on unchanged; None means Tandem's default.
 _SAME = (
     "run_name", "seed", "per_device_eval_batch_size", "ddp_timeout", "gradient_checkpointing", "learning_rate",
     "adam_epsilon", "chat_template_kwargs", "num_generations", "max_tool_calling_iterations",
@@ -47,8 +47,8 @@ _DTYPES = ("dtype", "torch_dtype")
 
 
 def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) -> dict[str, Any]:
-    """Tandem's settings, a dict for each group. in_chat: whether prompts are messages. evaluates: whether there are
-    held-out rows.
+    """Returns Tandem's settings as nested dicts. in_chat: whether prompts are lists of messages. evaluates: whether the
+    run evaluates.
 
     Raises UserError, with TRL's argument name, for a value that Tandem cannot honour.
     """
@@ -81,7 +81,7 @@ def _one_of(args: GRPOConfig, name: str, allowed: Any) -> Any:
 
 
 def tracker_variables(args: GRPOConfig) -> dict[str, str]:
-    """Environment variables that pass TRL's fields to the trackers."""
+    """Returns the environment variables that pass TRL's fields on to the trackers."""
     values = {"TRACKIO_SPACE_ID": args.trackio_space_id}
     if args.project != TRL_DEFAULTS["project"]:
         values |= {"TRACKIO_PROJECT": args.project, "WANDB_PROJECT": args.project}
@@ -142,7 +142,7 @@ def _model(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def model_dtype(args: GRPOConfig) -> str:
-    """The dtype of a model given by name. Raises UserError for an unsupported one."""
+    """Returns the dtype for a model given by name. Raises UserError if it is not supported."""
     given = args.model_init_kwargs or {}
     dtype = str(next((given[name] for name in _DTYPES if given.get(name)), "float32")).removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "auto"):
@@ -154,7 +154,7 @@ def model_dtype(args: GRPOConfig) -> str:
 
 
 def precision(args: GRPOConfig, dtype: str, *, adapters: bool, in_4bit: bool) -> tuple[str, str]:
-    """`dtype` and `optimizer.master_weights` for a model of this dtype.
+    """Returns the settings `dtype` and `optimizer.master_weights` for a model of this dtype.
 
     With bf16, TRL computes in bfloat16 on float32 weights, and saves the float32 weights. peft keeps adapters in
     float32 whatever the model's dtype; TRL keeps adapters on 4-bit weights in bfloat16, whatever bf16 says.
@@ -167,7 +167,7 @@ def precision(args: GRPOConfig, dtype: str, *, adapters: bool, in_4bit: bool) ->
 
 
 def _optimizer(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """The schedule is one of transformers', over updates."""
+    """Uses the learning rate schedules of transformers, which count optimizer updates."""
     _one_of(args, "optim", _ADAMW)
     schedule = _one_of(args, "lr_scheduler_type", _SCHEDULES)
     warmup = args.warmup_steps if args.warmup_steps >= 1 else steps.max_updates * args.warmup_steps
@@ -185,7 +185,7 @@ def _optimizer(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def _check_schedule(peak: float, given: dict[str, Any]) -> None:
-    from policy_trainer.learner.optimizer import lr_factor  # late: it loads PyTorch
+    from policy_trainer.learner.optimizer import lr_factor  # imported late: it loads PyTorch
 
     config = OptimizerConfig(learning_rate=peak, lr_scheduler_type="transformers", lr_scheduler_kwargs=given)
     try:
@@ -195,7 +195,7 @@ def _check_schedule(peak: float, given: dict[str, Any]) -> None:
 
 
 def _sampling(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """TRL never truncates or drops prompts. With vLLM, the length of the longest must be known."""
+    """TRL never truncates or drops prompts. vLLM needs a maximum length: there data.max_prompt_length applies."""
     chosen: dict[str, Any] = {"sampling.prompts_per_round": args.generation_batch_size // args.num_generations}
     if not args.use_vllm:
         return {**chosen, "data.max_prompt_length": NEVER}
@@ -212,7 +212,7 @@ def _sampling(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def _loss(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """With one update per generation batch, TRL's old log-probs are the current ones, and the ratio is 1."""
+    """With one update per generation batch, TRL takes the current log-probs as the old ones, so that the ratio is 1."""
     surrogate, aggregation = LOSS_TYPES[_one_of(args, "loss_type", LOSS_TYPES)]
     apart = _one_of(args, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum")).startswith("n")
     scale = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)
@@ -238,7 +238,7 @@ def _loss(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def _upper_bound(args: GRPOConfig) -> dict[str, Any]:
-    """With cispo, epsilon_high is the upper bound of the ratio itself."""
+    """With loss_type='cispo', TRL's epsilon_high is the upper bound of the ratio itself."""
     if args.loss_type != "cispo":
         return {"loss.epsilon_high": args.epsilon_high}
     return {"loss.cispo.ratio_max": args.epsilon if args.epsilon_high is None else args.epsilon_high}
@@ -276,7 +276,7 @@ def _evaluations(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 
 def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
-    """Reference, samples, and the limits of reward functions, which TRL does not limit."""
+    """Settings of the reference, logged completions, and reward functions, on which TRL sets no limits."""
     prompts = args.num_completions_to_print and math.ceil(args.num_completions_to_print / args.num_generations)
     synced, every = args.sync_ref_model, steps.to_tandem(args.logging_steps, "logging_steps")
     return {
@@ -292,7 +292,7 @@ def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
 
 @contextmanager
 def in_trls_names() -> Iterator[None]:
-    """Replaces Tandem's names in error messages by TRL's."""
+    """Replaces Tandem's names in error messages with TRL's."""
     try:
         yield
     except (UserError, RunFailed) as error:

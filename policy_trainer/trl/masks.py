@@ -1,4 +1,4 @@
-"""TRL's masks of padded completions, which scripts call as methods of GRPOTrainer; by the formulas of the loss."""
+"""TRL's masks over padded completions, which scripts call as methods of GRPOTrainer. They use Tandem's formulas."""
 
 from typing import TYPE_CHECKING
 
@@ -7,9 +7,9 @@ if TYPE_CHECKING:  # imported late: a run imports PyTorch while its children sta
 
 
 def high_entropy_mask(entropies: "Tensor", mask: "Tensor", threshold: float) -> "Tensor":
-    """bool (G, C): tokens in the mask whose entropy is at or above this quantile over all tokens in the mask.
+    """Returns bool (G, C): tokens in the mask whose entropy is at or above a quantile over all of them.
 
-    entropies: (G, C), in nats. mask: (G, C), 0 for padding. threshold: between 0 and 1.
+    entropies: (G, C), in nats. mask: (G, C), 0 for padding. threshold: the quantile, between 0 and 1.
     """
     import torch
 
@@ -27,8 +27,8 @@ def off_policy_mask(
     mask: "Tensor",
     off_policy_threshold: float,
 ) -> "Tensor":
-    """(G, 1) in the mask's dtype: 1 for completions that train, 0 for those with a negative advantage whose log-probs
-    fell on average by more than the threshold since they were sampled (DeepSeek-V3.2, arXiv 2512.02556, eq. 9).
+    """Returns (G, 1) in the mask's dtype: 0 for completions with a negative advantage whose log-probs fell by more than
+    the threshold on average since they were sampled (DeepSeek-V3.2, arXiv 2512.02556, eq. 9), 1 for all others.
 
     advantages: (G, 1). per_token_logps, sampling_per_token_logps, mask: (G, C); padding, where the mask is 0, is
     ignored.

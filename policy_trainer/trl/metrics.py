@@ -1,4 +1,4 @@
-"""Tandem's metrics under TRL's names and in TRL's units: of a generation batch, of each update, of an evaluation."""
+"""Converts Tandem's metrics to TRL's names and units, for generation batches, updates and evaluations."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from policy_trainer.trl.config import GRPOConfig
 Named = dict[str, float]
 # Values of loss_type that clip the ratio at two bounds.
 _CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-# TRL's name -> Tandem's, where the value is the same.
+# Tandem's name by TRL's, for metrics whose values are the same.
 _COPIED = {theirs: ours for theirs, (ours, note) in TRL_METRICS.items() if not note and "NAME" not in theirs}
 # Prefixes of the metrics that TRL logs once per generation batch.
 _OF_BATCH = ("completions/", "reward", "frac_reward_zero_std", "tools/", "sampling/")
 
 
 def generation_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, str]) -> Named:
-    """The metrics that TRL logs once per generation batch; NaN where unknown. num_tokens: of this batch only.
+    """Returns the metrics that TRL logs once per generation batch; NaN where unknown. num_tokens is only this batch's.
 
-    record: of a step, as in metrics.jsonl. names: Tandem's name of each reward -> TRL's.
+    record: a step's, as in metrics.jsonl. names: TRL's name of each reward, by Tandem's.
     """
     lengths = _number(record["prompt_length_mean"]) + _number(record["completion_length_mean"])
     metrics = {
@@ -50,7 +50,7 @@ def generation_metrics(record: Metrics, args: GRPOConfig, names: Mapping[str, st
 
 
 def update_metrics(record: Metrics, args: GRPOConfig, updates: int) -> Iterator[Named]:
-    """The metrics that TRL logs for each update of the step; loss and grad_norm are 0 if no group could train."""
+    """Yields the metrics that TRL logs for each update of a step; loss and grad_norm are 0 if no group could train."""
     seconds = record["training_seconds"] / updates
     for place in range(updates):
         row = record["each_update"][place] if place < len(record["each_update"]) else {}
@@ -78,7 +78,7 @@ def _has_bonus(args: GRPOConfig) -> bool:
 def evaluation_metrics(
     groups: Sequence[SampledGroup], args: GRPOConfig, names: Mapping[str, str], config: TrainConfig
 ) -> Named:
-    """The metrics that TRL logs for an evaluation: means over batches of per_device_eval_batch_size completions.
+    """Returns TRL's metrics of an evaluation: means over batches of per_device_eval_batch_size completions.
 
     kl and entropy are missing, since an evaluation computes no log-probs.
     """
@@ -88,7 +88,7 @@ def evaluation_metrics(
 
 
 def means(parts: Iterable[Mapping[str, float]]) -> Named:
-    """The mean of the known values of each name; NaN if there are none."""
+    """Returns the mean of each metric over the parts that have it, ignoring NaN; NaN if nothing is left."""
     values: dict[str, list[float]] = {}
     for part in parts:
         for name, value in part.items():
@@ -125,7 +125,7 @@ def _evaluated(
 
 
 def _loss(groups: Sequence[SampledGroup], config: TrainConfig) -> float:
-    """The loss where the ratio is 1 and there is no penalty: the mean of -advantage, by loss.aggregation."""
+    """Returns the loss at a ratio of 1 without penalties: the mean of -advantage, by loss.aggregation."""
     import torch
 
     from policy_trainer.learner.micro_batches import join, totals
@@ -137,7 +137,7 @@ def _loss(groups: Sequence[SampledGroup], config: TrainConfig) -> float:
     weights = dict(zip(config.rewards, config.reward_weights or [1.0] * len(config.rewards), strict=True))
 
     def as_group(sampled: SampledGroup) -> Group:
-        """A group with these rewards and lengths, and dummy tokens. Completions take part as they do in training."""
+        """Makes a group with dummy tokens of the right lengths. The same completions are masked as in training."""
         lengths = np.array([max(1, each.tokens) for each in sampled.completions], np.int64)
         tokens = TokenGroup(np.zeros(1, np.int64), np.zeros(lengths.sum(), np.int64), lengths)
         rewards = np.array([each.reward for each in sampled.completions], np.float32)
@@ -158,7 +158,7 @@ def _number(value: Any) -> float:
 
 
 def _unbiased(record: Metrics, name: str) -> float:
-    """A standard deviation over the step's completions, with n - 1 as in TRL; NaN for fewer than two."""
+    """Returns a standard deviation over the step's completions, with n - 1 as in TRL; NaN for fewer than two."""
     judged = record["completions"] - record.get(f"unrewarded{name}", 0)
     deviation = _number(record.get(f"reward_std{name}"))
     return deviation * math.sqrt(judged / (judged - 1)) if judged > 1 else math.nan

@@ -1,4 +1,4 @@
-"""Models, tokenizers and adapters that a script passes as objects, saved for the processes that load them."""
+"""Saves models, tokenizers and adapters that a script passes as objects, so that other processes can load them."""
 
 import json
 import math
@@ -20,16 +20,16 @@ _TAKEN = {"r", "lora_alpha", "target_modules", "use_rslora"}
 _IDLE = {
     "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
 }  # fmt: skip
-# Settings of a tokenizer that matter besides its token ids. Padding does not: nothing is padded.
+# Settings of a tokenizer that matter in addition to its token ids. Padding does not: nothing is padded.
 _tokenizer_settings = attrgetter("chat_template", "eos_token_id", "bos_token_id")
 
 
 def saved_path(model: Any, processing: Any, target: Path, *, revision: str | None = None, scores: bool = False) -> str:
-    """The path of the model with this tokenizer, or with this processor and its tokenizer. Unless a directory has them
-    together, they are written next to `target`, as `keep` does.
+    """Returns the path of a model with this tokenizer, or with this processor and its tokenizer. Unless a directory
+    already has them together, they are written next to `target`, as `keep` does.
 
-    revision: of a model given by name. scores: whether it is a reward model. Raises UserError for a model that needs
-    custom code. PyTorch is imported only where needed: a run imports it while its children start.
+    revision: that of a model given by name. scores: whether it is a reward model. Raises UserError for a model that
+    needs custom code. PyTorch is imported only where it is needed: a run imports it while its child processes start.
     """
     named = isinstance(model, str | Path)
     if named:
@@ -55,12 +55,12 @@ def saved_path(model: Any, processing: Any, target: Path, *, revision: str | Non
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether it is a peft.PeftModel."""
+    """Whether the model is a peft.PeftModel."""
     return hasattr(model, "get_base_model")
 
 
 def load_processing(config: TrainConfig) -> Any:
-    """The model's processor, or its tokenizer."""
+    """Loads the model's processor, or its tokenizer if it has none."""
     from transformers import AutoProcessor
 
     from shared.models import load_tokenizer
@@ -76,7 +76,7 @@ def load_processing(config: TrainConfig) -> Any:
 
 
 def _refuse_custom_code(directory: Path) -> None:
-    """Checks a local model before the run; one on the Hub is checked when it is loaded."""
+    """Raises UserError for a local model that needs custom code. A model on the Hub is checked when it is loaded."""
     file = directory / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if "auto_map" not in config:
@@ -91,7 +91,7 @@ def _refuse_custom_code(directory: Path) -> None:
 
 
 def _is_of(processor: Any, model: str | Path, revision: str | None) -> bool:
-    """Whether loading the model's own files gives the same processor; True if there is none."""
+    """Whether the model's own files give the same processor. True if no processor was passed."""
     from transformers import AutoProcessor
 
     if processor is None:
@@ -111,8 +111,8 @@ def _same(given: Any, saved: Any) -> bool:
 
 
 def adapters(config: Any, quantization: Any, model: Any) -> dict[str, Any]:
-    """The `lora` settings of a peft.LoraConfig, and of a transformers.BitsAndBytesConfig or None. model: the model or
-    its name. Raises UserError for unsupported fields."""
+    """Converts a peft.LoraConfig, and a transformers.BitsAndBytesConfig or None, to the settings of `lora`. model: the
+    model or its name. Raises UserError for unsupported fields."""
     if not hasattr(config, "lora_alpha"):
         name = type(config).__name__
         raise UserError(f"peft_config: must be a peft.LoraConfig, got {name}: prompt-learning is not supported")
@@ -139,7 +139,7 @@ def adapters(config: Any, quantization: Any, model: Any) -> dict[str, Any]:
 
 
 def _modules(wanted: Any, model: Any) -> list[str]:
-    """wanted: target_modules; None means peft's default for the model type."""
+    """Returns target_modules as a list. wanted: peft's field; None means peft's default for the model type."""
     if isinstance(wanted, str) and wanted != "all-linear":
         raise UserError("peft_config.target_modules: must be a list of names, or all-linear, not a pattern")
     if wanted:

@@ -1,4 +1,4 @@
-"""`trainer.model` and `trainer.ref_model`: models in the script's process, with the run's weights."""
+"""Loads `trainer.model` and `trainer.ref_model`: copies of the run's models in the script's process."""
 
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,17 @@ from shared.errors import UserError
 
 
 def load_policy_model(config: TrainConfig, dtype: Any, peft_config: Any, name: str, trained: Path | None) -> Any:
-    """The model that the run starts from, or has trained; with peft_config a peft.PeftModel.
+    """Loads the model that the run starts from, or the trained one; with peft_config, as a peft.PeftModel.
 
-    name: the model's, for the config of its adapters. trained: the directory of the trained weights or adapters.
+    name: the model's name, for the adapters' config. trained: directory of the trained weights or adapters; None before
+    training.
     """
     from policy_trainer.quantised import load_base
     from shared.models import load_model
 
     if trained is not None and peft_config is None:
         return load_model(str(trained), revision=None, device=config.device, dtype=dtype)
-    device = config.device if config.lora.load_in_4bit else "cpu"  # cpu: leaves the GPU's memory to the run
+    device = config.device if config.lora.load_in_4bit else "cpu"  # on the CPU it leaves the GPU's memory to the run
     model: Any = load_base(config.model, config.lora, revision=config.revision, device=device, dtype=dtype)
     if peft_config is None:
         return model
@@ -30,7 +31,7 @@ def load_policy_model(config: TrainConfig, dtype: Any, peft_config: Any, name: s
 
 
 def with_adapters(model: Any, peft_config: Any, name: str) -> Any:
-    """A peft.PeftModel of this model, whose layers get adapters in place."""
+    """Wraps the model in a peft.PeftModel, which adds adapters to its layers in place."""
     from peft import get_peft_model
 
     adapted = get_peft_model(model, peft_config)
@@ -39,7 +40,7 @@ def with_adapters(model: Any, peft_config: Any, name: str) -> Any:
 
 
 def save_adapters(model: Any, run_dir: Path) -> Path:
-    """Writes the adapters for a run that begins with them."""
+    """Writes the adapters that a run starts from. Returns their directory."""
     return keep(
         run_dir / "initial-adapters",
         lambda directory: model.save_pretrained(str(directory), save_embedding_layers=False),
@@ -47,7 +48,7 @@ def save_adapters(model: Any, run_dir: Path) -> Path:
 
 
 def set_weights(model: Any, trained: Path, device: str) -> None:
-    """Sets the object's weights, or adapters, to those in the directory, and moves it to the device, as TRL does."""
+    """Loads weights, or adapters, from a directory into the model, and moves it to the device, as TRL does."""
     import torch
     from safetensors.torch import load_file
 
@@ -70,9 +71,9 @@ def set_weights(model: Any, trained: Path, device: str) -> None:
 
 
 def load_reference(config: TrainConfig, dtype: Any, checkpoint: Path | None) -> Any:
-    """A copy of the reference model: None if there is no KL penalty, or if it is the model without its adapters.
+    """Loads a copy of the reference model. None without a KL penalty, and with adapters, which are turned off for it.
 
-    checkpoint: of the run; sync_ref_model may have replaced the reference.
+    checkpoint: the run's newest one, whose reference sync_ref_model may have replaced.
     """
     if not config.loss.beta or config.lora.rank:
         return None
@@ -104,5 +105,5 @@ def check_adapted(model: Any, peft_config: Any, *, beta: float) -> None:
 
 
 def has_learnt(model: Any) -> bool:
-    """Whether the model has adapters that change it."""
+    """Whether the model has adapters that change its outputs: peft initialises lora_B to 0."""
     return any(bool(weight.any()) for name, weight in model.named_parameters() if ".lora_B." in name)

@@ -1,4 +1,4 @@
-"""TRL's reward functions and reward models: their conversion, their names, and checks of their arguments."""
+"""Converts, names and checks TRL's reward functions and reward models."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], environments: Any) -> None:
-    """Raises UserError, in TRL's words, for missing rewards, lists of different lengths, and a class that is not an
+    """Raises UserError, in TRL's words, if there is no reward, if lists differ in length, or if a class is not an
     environment."""
     several = _factories(environments)
     if any(isclass(each) and not callable(getattr(each, "reset", None)) for each in several):
@@ -43,15 +43,15 @@ def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], e
 
 
 def listed(value: Any) -> list[Any]:
-    """As a list: TRL also accepts a single reward function."""
+    """Returns a list: TRL also accepts a single reward function."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def reward_inputs(rewards: list[Any], tokenizers: list[Any], run_dir: Path, state: "TrainerState") -> list[Any]:
-    """The rewards as `GRPO` accepts them: functions, and `model/DIRECTORY` for reward models. Models that other
-    processes cannot load are written to `run_dir`. state: for functions that take `trainer_state`."""
+    """Converts the rewards to what `GRPO` accepts: functions, and `model/DIRECTORY` for reward models. Models that
+    other processes cannot load are written to `run_dir`. state: passed to functions that take `trainer_state`."""
     pairs = enumerate(zip(rewards, tokenizers or [None] * len(rewards), strict=True))
     return [
         f"model/{saved_path(reward, tokenizer, run_dir / f'reward-model-{number}', scores=True)}"
@@ -62,9 +62,10 @@ def reward_inputs(rewards: list[Any], tokenizers: list[Any], run_dir: Path, stat
 
 
 def _with_state(reward: Any, state: "TrainerState") -> Any:
-    """A function that takes `trainer_state`, by name or through `**kwargs`, gets this process's and is called here.
+    """Binds this process's state to a function that takes `trainer_state`, by name or through `**kwargs`. Such a
+    function is called in this process.
 
-    TRL's own take `**kwargs` but do not use it: they run with the worker.
+    TRL's own functions take `**kwargs` without using it, and run with the worker.
     """
     if getattr(reward, "__module__", "").startswith("trl."):
         return reward
@@ -80,26 +81,26 @@ def _with_state(reward: Any, state: "TrainerState") -> Any:
 
 
 def reward_names(rewards: list[Any], environments: Any) -> list[str]:
-    """TRL's names of the rewards. Rewards that environments compute themselves share the last name, that of the first
-    such environment."""
+    """Returns TRL's names of the rewards. Rewards that environments compute themselves share the last name: that of the
+    first such environment."""
     owners = (each for each in _factories(environments) if _owns_reward(each))
     return [*map(_name, rewards), *(_name(each) for each in islice(owners, 1))]
 
 
 def environment_reward(environments: list[Any], **columns: Any) -> list[float | None]:
-    """The rewards that environments compute themselves; None for an environment that does not. TRL has this function
-    among its reward functions, and calls it so."""
+    """Returns the rewards that environments compute themselves; None for an environment without any. TRL lists this
+    function, under the same name, among its reward functions."""
     return [each.get_reward() if hasattr(each, "get_reward") else None for each in environments]
 
 
 def tool_functions(tools: Any, environments: Any) -> list[Any]:
-    """The tools, and the methods of a single environment's class that are tools."""
+    """Returns the tools, including the tool methods of the environment if there is a single class."""
     methods = [getattr(environments, name) for name in method_names(environments)] if isclass(environments) else []
     return [*(tools or ()), *methods]
 
 
 def _name(reward: Any) -> str:
-    """reward: a function, a model, or an environment's class."""
+    """Returns a reward's name. reward: a function, a model, or an environment's class."""
     while isinstance(reward, partial):
         reward = reward.func
     model = getattr(getattr(reward, "config", None), "_name_or_path", reward)
@@ -115,6 +116,6 @@ def _factories(environments: Any) -> list[Any]:
 
 
 def _owns_reward(factory: Any) -> bool:
-    """factory: a class, or a function that makes an environment."""
+    """Whether an environment computes its own reward. factory: a class, or a function that returns an instance."""
     made = factory() if callable(factory) and not isclass(factory) else factory
     return hasattr(made, "get_reward")

@@ -1,4 +1,4 @@
-"""TRL's datasets as rows, and the environments that they name."""
+"""Converts TRL's datasets to rows, and checks the environments that the rows name."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "tuple[Dataset | None, bool]":
-    """The training rows, None if an environment has the problems; and whether to shuffle them anew in each pass. From a
-    stream as many rows as max_steps can use, in TRL's order.
+    """Returns the training rows, or None if an environment provides the problems; and whether to reshuffle the rows in
+    each epoch. From a streaming dataset it takes as many rows as max_steps can use, in TRL's order.
 
-    Raises UserError, in TRL's words, for a missing dataset, and for an object that is not a dataset.
+    Raises UserError, in TRL's words, if the dataset is missing or is not a dataset.
     """
     if dataset is None:
         _check_environment(args, environments)
@@ -25,7 +25,7 @@ def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "tuple[D
     prompts = args.generation_batch_size // args.num_generations
     if not is_stream(dataset):
         rows = rows_of(dataset, "train_dataset")
-        # Without shuffling, TRL leaves out the last rows of each pass if they do not fill a batch.
+        # Without shuffling, TRL drops the last rows of each epoch if they do not fill a batch.
         whole = len(rows) - len(rows) % prompts
         return rows if args.shuffle_dataset or not whole else rows.select(range(whole)), args.shuffle_dataset
     _read_by_one_process(args)
@@ -40,7 +40,7 @@ def training_rows(dataset: Any, args: GRPOConfig, environments: Any) -> "tuple[D
 
 
 def _read_by_one_process(args: GRPOConfig) -> None:
-    """Sets the fields as TRL does for a stream. Raises UserError if dispatch_batches is True."""
+    """Sets the fields that TRL sets for a streaming dataset. Raises UserError if dispatch_batches is True."""
     from transformers.trainer_pt_utils import AcceleratorConfig  # slow to import
 
     given: Any = args.accelerator_config
@@ -54,11 +54,11 @@ def _read_by_one_process(args: GRPOConfig) -> None:
 
 
 def rows_of(dataset: Any, name: str) -> "Dataset":
-    """The dataset, with its rows as iteration returns them. A stream is read to its end.
+    """Returns a Dataset whose rows are what iteration over the dataset returns. A stream is read to its end.
 
-    Raises UserError for an empty dataset, and for an object that is not a dataset.
+    Raises UserError if the dataset is empty or is not a dataset.
     """
-    from datasets import Dataset  # slow to import; a Dataset's owner has imported it already
+    from datasets import Dataset  # slow to import; a script that has a Dataset has imported it already
 
     if is_stream(dataset):
         dataset = Dataset.from_list(list(dataset), features=dataset.features)
@@ -71,10 +71,11 @@ def rows_of(dataset: Any, name: str) -> "Dataset":
 
 
 def held_out_rows(dataset: Any, prefix: str = "eval") -> "tuple[Dataset, dict[str, int]]":
-    """The rows of a dataset, or of several by name, and the number of rows of each by the prefix of its metrics.
+    """Returns the rows of a dataset, or of all datasets in a dict, and the number of rows of each by the prefix of its
+    metrics.
 
-    A column that only some datasets have is None in the rows of the others. Raises UserError as `rows_of` does, and for
-    datasets with columns of different types.
+    A column that only some datasets have is None in the rows of the others. Raises UserError as `rows_of` does, and if
+    the columns of the datasets have different types.
     """
     from datasets import concatenate_datasets  # slow to import
 
@@ -100,7 +101,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def check_environments(rows: "Dataset | None", environments: Any) -> None:
-    """Raises UserError if a row names an environment that is missing in a dict of environments."""
+    """Raises UserError if a row names an environment that is not in the dict of environments."""
     if rows is None or not isinstance(environments, Mapping):
         return
     names = rows.unique("environment") if "environment" in rows.column_names else [None]

@@ -1,5 +1,5 @@
-"""Conversion of TRL's steps, which are optimizer updates, into Tandem's: a step has one generation batch or several,
-and one update or several."""
+"""Converts TRL's steps, which are optimizer updates, to Tandem's: each has one or more generation batches and one or
+more updates."""
 
 import math
 from typing import NamedTuple
@@ -12,11 +12,12 @@ NEVER = 10**9
 
 
 class Steps(NamedTuple):
-    """The shape of a step. A step has one generation batch, or several that TRL accumulates in one update.
+    """The shape of Tandem's steps. A step has one generation batch, or several that TRL accumulates in one update.
 
-    batches: generation batches in a step. iterations: passes over a step. minibatches: updates in a pass. max_updates:
-    updates in the run, whose last step may have fewer than the others. of_epoch: steps in a pass over the rows; None
-    without rows. epoch: updates in a pass over the rows, a fraction if an update crosses its end; without rows, all.
+    batches: generation batches per step. iterations: passes over a step's batches. minibatches: updates per pass.
+    max_updates: updates in the run, whose last step may have fewer than the others. of_epoch: steps per epoch; None
+    without rows. epoch: updates per epoch, fractional if an update extends into the next; without rows, those of the
+    run.
     """
 
     batches: int
@@ -28,7 +29,7 @@ class Steps(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """Updates in a step."""
+        """Updates per step."""
         return self.iterations * self.minibatches
 
     @property
@@ -37,11 +38,12 @@ class Steps(NamedTuple):
         return math.ceil(self.max_updates / self.updates)
 
     def after(self, step: int) -> int:
-        """Updates after so many of our steps."""
+        """Returns the number of updates in Tandem's first `step` steps."""
         return min(step * self.updates, self.max_updates)
 
     def to_tandem(self, count: float, name: str) -> int:
-        """Tandem's steps for a number of TRL's, or below 1 for a share of all of them; rounded up."""
+        """Converts a number of TRL's steps, or below 1 a fraction of all of them, to Tandem's, rounded up. name: the
+        argument that gives it, for the UserError if it is too small."""
         wanted = math.ceil(count * self.max_updates) if 0 < count < 1 else int(count)
         if wanted < 1:
             raise UserError(f"{name}: must be at least 1, or above 0 as a share of all steps, got {count}")
@@ -49,7 +51,7 @@ class Steps(NamedTuple):
 
 
 def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
-    """rows: number of training rows; None if an environment has the problems."""
+    """Computes the shape of the run's steps. rows: number of training rows; None if an environment has the problems."""
     batches, iterations, minibatches = _shape(args)
     of_epoch = None if rows is None else rows * args.num_generations // args.generation_batch_size  # batches
     epoch = updates_of(args, of_epoch or 0)
@@ -64,13 +66,13 @@ def count_steps(args: GRPOConfig, rows: int | None) -> Steps:
 
 
 def updates_of(args: GRPOConfig, batches: int) -> float:
-    """Updates of this many generation batches; a fraction if an update goes beyond them."""
+    """Returns the number of updates on this many generation batches; fractional if an update needs more of them."""
     return batches * args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
 
 
 def _shape(args: GRPOConfig) -> tuple[int, int, int]:
-    """Generation batches in a step, passes over it, and updates in a pass. An update that goes over a generation batch
-    several times has the gradient of one pass."""
+    """Returns the generation batches per step, the passes over them, and the updates per pass. An update that
+    accumulates several passes over a generation batch has the gradient of one."""
     accumulated, slices = args.gradient_accumulation_steps, args.steps_per_generation
     forwards = slices * args.num_iterations  # of a generation batch
     if accumulated % forwards == 0:

@@ -1,4 +1,4 @@
-"""`GRPOTrainer`: TRL's arguments and the methods that scripts use, on top of `GRPO`."""
+"""`GRPOTrainer`, on top of `GRPO`, with the arguments of TRL's class and the methods that scripts use."""
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class GRPOTrainer:
-    """TRL's GRPOTrainer, as a run of `policy_trainer.GRPO` with its files in args.output_dir.
+    """TRL's GRPOTrainer. It starts a run of `policy_trainer.GRPO` with its files in args.output_dir.
 
     Raises UserError, with TRL's argument name, for arguments that Tandem cannot honour.
     """
@@ -126,7 +126,7 @@ class GRPOTrainer:
     def _policy(
         self, model: Any, processing: Any, peft: Any, quantization: Any, given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The settings of the policy. given: all other settings."""
+        """Returns the settings of the policy. given: all other settings."""
         if is_adapted(model):
             check_adapted(model, peft, beta=self.args.beta)
             peft = model.peft_config["default"]
@@ -146,17 +146,17 @@ class GRPOTrainer:
 
     @cached_property
     def model(self) -> Any:
-        """The model in TRL's precision; with adapters a peft.PeftModel. `train()` sets its weights in place."""
+        """The model in TRL's precision; with adapters, a peft.PeftModel. `train()` updates its weights in place."""
         return load_policy_model(self._grpo.config, self._dtype, self._peft_config, self._name, self._weights)
 
     @cached_property
     def ref_model(self) -> Any:
-        """A copy of the reference model, which the run does not use. None if beta is 0, and with adapters."""
+        """A copy of the reference model, which the run itself does not use. None if beta is 0 or with adapters."""
         return load_reference(self._grpo.config, self._dtype, self._checkpoint())
 
     @property
     def reward_weights(self) -> "Tensor":
-        """float32, the weight of each of `reward_funcs`; that of environments is 1."""
+        """float32, one weight for each of `reward_funcs`; an environment's reward has the weight 1."""
         import torch
 
         given = self.args.reward_weights or []
@@ -182,7 +182,7 @@ class GRPOTrainer:
 
     @cached_property
     def accelerator(self) -> Any:
-        """accelerate's, for scripts that use `print` or `is_main_process`. Training does not use it."""
+        """accelerate's Accelerator, for scripts that use its `print` or `is_main_process`. Training does not use it."""
         from accelerate import Accelerator
 
         return Accelerator(cpu=self.args.use_cpu)
@@ -193,7 +193,8 @@ class GRPOTrainer:
 
     @in_trls_names()
     def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> Any:
-        """Trains to the last step. True resumes from the newest checkpoint in output_dir, a path from that one.
+        """Trains to the last step. resume_from_checkpoint: True for the newest checkpoint in output_dir, or the path of
+        one.
 
         Returns transformers' TrainOutput. Raises UserError and RunFailed, as `GRPO.train` does, and
         KeyboardInterrupt after a Ctrl-C, which writes a checkpoint first.
@@ -206,7 +207,7 @@ class GRPOTrainer:
                 "train: has already run: continue with resume_from_checkpoint=True, or pass the model to a new trainer"
             )
         check_environments(self._rows, self._environments)
-        self.observer.summary = {}  # a run that is stopped while its model loads has none
+        self.observer.summary = {}  # it stays empty if the run is stopped while its model loads
         with environment(tracker_variables(self.args)):
             self._run(wanted)
         if self._repository:
@@ -215,7 +216,7 @@ class GRPOTrainer:
         return TrainOutput(self.state.global_step, summary.get("train_loss", 0.0), summary)
 
     def _run(self, wanted: Any) -> None:
-        """wanted: the checkpoint to resume from, or True."""
+        """Runs the training. wanted: the checkpoint to resume from, or True for the newest."""
         grpo, adapted = self._grpo, self._peft_config is not None
         lora, run_dir = grpo.config.lora, grpo.config.run_dir
         if wanted:
@@ -231,10 +232,11 @@ class GRPOTrainer:
             best = result.best_model if self.args.load_best_model_at_end else None
             self._keep(best or str(self._checkpoint()), result.model if best is None else None)
         if not result.finished and not self.observer.wishes.stop:
-            raise KeyboardInterrupt  # by Ctrl-C: as in TRL, the script does not go on
+            raise KeyboardInterrupt  # after a Ctrl-C the script does not continue, as in TRL
 
     def _keep(self, weights: str, model: str | None) -> None:
-        """weights: the checkpoint whose weights `self.model` gets. model: what is evaluated; None: these weights."""
+        """Records the result of a run. weights: the checkpoint whose weights `self.model` gets. model: the model that
+        evaluations use; by default the one with these weights."""
         self._weights, self._trained = Path(weights), model or weights
         if "model" in vars(self):
             set_weights(self.model, self._weights, self._grpo.config.device)
@@ -259,10 +261,10 @@ class GRPOTrainer:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, Any]:
-        """Evaluates the trained model, or before `train()` the initial one, with the same rewards. Returns the metrics,
-        which callbacks and `state` get, too.
+        """Evaluates the trained model, or before `train()` the initial one, with the same rewards. Returns the metrics;
+        callbacks and `state` get them, too.
 
-        eval_dataset: the trainer's by default. Raises UserError and RunFailed, as `GRPO.evaluate` does.
+        eval_dataset: by default the trainer's. Raises UserError and RunFailed, as `GRPO.evaluate` does.
         """
         given = self.eval_dataset if eval_dataset is None else eval_dataset
         if given is None:
@@ -295,13 +297,13 @@ class GRPOTrainer:
         self.state.save_to_json(str(Path(self.args.output_dir, "trainer_state.json")))
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Prints them as a table. split: train, eval, …"""
+        """Prints metrics as a table. split: train, eval or another name."""
         from transformers.trainer_pt_utils import log_metrics
 
         log_metrics(self, split, metrics)
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
-        """Writes them to args.output_dir, as SPLIT_results.json. combined: adds them to all_results.json, too."""
+        """Writes metrics to SPLIT_results.json in args.output_dir. combined: also adds them to all_results.json."""
         from transformers.trainer_pt_utils import save_metrics
 
         save_metrics(self, split, metrics, combined)
@@ -309,7 +311,7 @@ class GRPOTrainer:
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None
     ) -> None:
-        """Writes README.md to args.output_dir."""
+        """Writes the model card to args.output_dir, as README.md."""
         self._write_card(self._repository, model_name, dataset_name, tags)
 
     def _write_card(
@@ -332,9 +334,9 @@ class GRPOTrainer:
         private: bool | None = None,
         **card: Any,
     ) -> Any:
-        """Uploads the model, or its adapters, with its tokenizer and its card. card: arguments of `create_model_card`.
+        """Uploads the model, or its adapters, with tokenizer and model card. card: arguments of `create_model_card`.
 
-        Returns huggingface_hub's CommitInfo, or with blocking=False its Future.
+        Returns huggingface_hub's CommitInfo, or with blocking=False a Future of it.
         """
         repository = self._repository
         if repository:
@@ -355,7 +357,7 @@ class GRPOTrainer:
         self.observer.callbacks += callback_input([callback])
 
     def pop_callback(self, callback: "AnyCallback") -> "TrainerCallback | None":
-        """Removes and returns the first one that is this, or of this class; None: there is none."""
+        """Removes and returns the first callback that equals this one or is of this class; None if there is none."""
         for each in self.observer.callbacks:
             if isinstance(each, callback) if isinstance(callback, type) else each == callback:
                 self.observer.callbacks.remove(each)

@@ -1,4 +1,4 @@
-"""Asks a server again while it does not answer, or not now."""
+"""Retries of requests to a server that does not answer or is busy."""
 
 import random
 import time
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Called before each retry with the reason and the seconds waited so far. May raise to give up.
+# Called before each retry with the reason and the seconds waited so far. It may raise to give up.
 OnWait = Callable[[str, float], None]
 
 _FIRST_PAUSE = 0.1
@@ -24,11 +24,12 @@ def retried(
     longest: float = _LONGEST_PAUSE,
     progress: Callable[[], int] = lambda: 0,
 ) -> T:
-    """The result of `work`, which is repeated while it raises what may pass and patience lasts.
+    """Calls `work`, again while it fails with errors that may be temporary and patience lasts. Returns its result.
 
-    reason: says of an error why to wait; None if waiting does not help. Other errors, and the last one, are raised.
-    patience: in seconds, None without end; it starts again when `progress` has changed since the last error. longest:
-    seconds of a pause, unless the error has a `retry_after`. No pause ends after patience.
+    reason: returns why an error is worth waiting for, None if it is not. Such an error is raised, as is the last one
+    when patience runs out. patience: in seconds, None for no limit; it starts anew whenever the value of `progress` has
+    changed since the last error. longest: the longest pause in seconds, unless the error has a `retry_after`. No pause
+    ends after patience.
     """
     began, before = time.monotonic(), progress()
     for attempt in count():
@@ -52,8 +53,8 @@ def retried(
 
 
 def pause(error: Exception, attempt: int, longest: float) -> float:
-    """Seconds: what the server asks for, else at random, so that clients that failed together do not return
-    together."""
+    """Returns the seconds to wait: what the server asks for, else an exponential backoff with jitter, so that clients
+    that failed together do not retry together."""
     requested = _retry_after(error)
     if requested:  # 0 would ask without a pause
         return requested
