@@ -187,7 +187,7 @@ class Logs(Callbacks):
         """Returns the log entry of each evaluation dataset."""
         return [
             self._dated({f"{prefix}_{name}": value for name, value in figures.items()})
-            for prefix, figures in record[_FIGURES].items()
+            for prefix, figures in record.get(_FIGURES, {}).items()
         ]
 
     def _keep_best(self, record: Metrics) -> None:

@@ -70,7 +70,7 @@ def rows_of(dataset: Any, name: str) -> "Dataset":
     )
 
 
-def held_out_rows(dataset: Any, prefix: str = "eval") -> "tuple[Dataset, dict[str, int]]":
+def held_out_rows(dataset: Any) -> "tuple[Dataset, dict[str, int]]":
     """Returns the rows of a dataset, or of all datasets in a dict, and the number of rows of each by the prefix of its
     metrics.
 
@@ -81,7 +81,7 @@ def held_out_rows(dataset: Any, prefix: str = "eval") -> "tuple[Dataset, dict[st
 
     if not isinstance(dataset, Mapping):
         rows = rows_of(dataset, "eval_dataset")
-        return rows, {prefix: len(rows)}
+        return rows, {"eval": len(rows)}
     several = {name: rows_of(each, f"eval_dataset[{name!r}]") for name, each in dataset.items()}
     if not several:
         raise UserError("eval_dataset: has no dataset")
@@ -89,9 +89,10 @@ def held_out_rows(dataset: Any, prefix: str = "eval") -> "tuple[Dataset, dict[st
         rows = concatenate_datasets([*several.values()])
     except ValueError as error:
         raise UserError(
-            f"eval_dataset: its datasets are evaluated together, so their columns need the same types: {error}"
+            "eval_dataset: with eval_strategy its datasets are evaluated together, so their columns need the same "
+            f"types; or pass them to evaluate(): {error}"
         ) from None
-    return rows, {f"{prefix}_{name}": len(each) for name, each in several.items()}
+    return rows, {f"eval_{name}": len(each) for name, each in several.items()}
 
 
 def is_stream(dataset: Any) -> bool:

@@ -36,7 +36,7 @@ from policy_trainer.trl.rewards import (
     reward_names,
     tool_functions,
 )
-from policy_trainer.trl.rows import check_environments, held_out_rows, training_rows
+from policy_trainer.trl.rows import check_environments, held_out_rows, rows_of, training_rows
 from policy_trainer.trl.steps import count_steps
 from shared.errors import UserError
 
@@ -271,17 +271,19 @@ class GRPOTrainer:
             raise UserError("eval_dataset: evaluation requires an eval_dataset: pass one to evaluate() or the trainer")
         if self._trained is None and "model" in vars(self) and has_learnt(self.model):
             raise UserError("evaluate: before train() it ignores trained adapters: pass model.merge_and_unload()")
+        if isinstance(given, Mapping):
+            several = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
+            return {name: value for metrics in several for name, value in metrics.items()}
         from shared.models import is_adapter
 
-        rows, sizes = held_out_rows(given, metric_key_prefix)
+        rows = rows_of(given, "eval_dataset")
         if self._trained and is_adapter(Path(self._trained)):
             self._trained = merge(Path(self._trained), self._grpo.config.run_dir)
         with self.observer.stopwatch("evaluate"):
             evaluation = self._make(eval_dataset=rows).evaluate(self._trained)
-        figures = self.observer.figures(evaluation, sizes)
+        figures = self.observer.figures(evaluation, {metric_key_prefix: len(rows)})
         self.observer.evaluated({**evaluation.summary(), **figures}, best=False)
-        logged = self.state.log_history[-len(sizes) :]
-        return {name: value for entry in logged for name, value in entry.items() if name != "step"}
+        return {name: value for name, value in self.state.log_history[-1].items() if name != "step"}
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Writes the model, or its adapters, and the tokenizer or processor, by default to args.output_dir. With

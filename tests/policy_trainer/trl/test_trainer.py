@@ -160,7 +160,7 @@ def test_adapters_without_modules_get_those_of_peft(make_tiny: Any, tokenizer: A
                 "eval_dataset": {"a": ROWS, "b": Dataset.from_list([{"prompt": 1}])},
                 "config": {"eval_strategy": "steps"},
             },
-            "eval_dataset: its datasets are evaluated together",
+            "eval_dataset: with eval_strategy its datasets are evaluated together",
         ),
     ],
 )
