@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Key in an evaluation's record in metrics.jsonl: its metrics under TRL's names, by the prefix of each dataset.
 _FIGURES = "trl"
+# The metrics of an evaluation that transformers' Trainer names.
+_OF_TRAINER = ("loss", "runtime", "samples_per_second", "steps_per_second")
 
 
 class Logs(Callbacks):
@@ -184,11 +186,13 @@ class Logs(Callbacks):
             self._keep_best(record)
 
     def _evaluations(self, record: Metrics) -> list[Metrics]:
-        """Returns the log entry of each evaluation dataset."""
-        return [
-            self._dated({f"{prefix}_{name}": value for name, value in figures.items()})
-            for prefix, figures in record.get(_FIGURES, {}).items()
-        ]
+        """Returns the log entry of each evaluation dataset. With another prefix than `eval`, TRL still names its own
+        metrics `eval_…`: they have both names here."""
+        entries = []
+        for prefix, figures in record.get(_FIGURES, {}).items():
+            of_trl = {f"eval_{name}": value for name, value in figures.items() if name not in _OF_TRAINER}
+            entries.append(self._dated({**of_trl, **{f"{prefix}_{name}": value for name, value in figures.items()}}))
+        return entries
 
     def _keep_best(self, record: Metrics) -> None:
         super()._keep_best(record)

@@ -266,6 +266,7 @@ def test_each_dataset_has_an_entry(tmp_path: Path) -> None:
     a, b, c, d = logs.state.log_history
     assert (a["eval_a_reward"], b["eval_b_reward"], c["eval_c_reward"]) == (1.0, 4.0, 7.0)
     assert (a["eval_a_runtime"], b["eval_b_runtime"]) == (0.5, 1.0) and b["eval_b_mine"] == 1.0
+    assert b["eval_reward"] == 4.0 and "eval_runtime" not in b, "as TRL names its own metrics"
     assert "eval_a_mine" not in a and {*d} == {"epoch", "step"}
     assert callback.logs == [{*entry} - {"step"} for entry in (a, b, c, d)]
 

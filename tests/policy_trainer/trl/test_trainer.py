@@ -406,7 +406,9 @@ def test_a_model_is_measured_before_it_trains(
     named = made.evaluate({"few": ROWS.select([0]), "more": ROWS.select(range(2)).to_iterable_dataset()})
     assert {"eval_few_reward", "eval_more_reward"} <= named.keys()
     assert "eval_few_reward" in made.state.log_history[1] and "eval_more_reward" in made.state.log_history[2]
-    assert {name.partition("_")[0] for name in made.evaluate(ROWS, metric_key_prefix="test")} == {"test", "epoch"}
+    tested = made.evaluate(ROWS, metric_key_prefix="test")
+    assert {name.partition("_")[0] for name in tested} == {"test", "eval", "epoch"}
+    assert tested["test_reward"] == tested["eval_reward"] and "eval_runtime" not in tested, "as TRL names its metrics"
 
     def broken(completions: list[str], **columns: Any) -> list[float]:
         raise KeyError("no such thing")
