@@ -76,7 +76,7 @@ def names_of(names: Iterable[str]) -> set[str]:
 
 
 def of_dataset(ours: Iterable[str], theirs: Iterable[str]) -> set[str]:
-    """Names with a dataset's prefix that TRL's entry lacks: TRL has them without the dataset's name alone."""
+    """Names with a dataset's prefix that TRL's entry lacks: TRL names these metrics without the dataset."""
     return {name for name in ours if _OF_DATASET.sub("eval_", name) in theirs and name not in theirs}
 
 
