@@ -225,9 +225,10 @@ class Logs(Callbacks):
         """Returns the completions of the latest generation batch, in the columns of TRL's table."""
         groups = self._groups()
         answers = [answer for group in groups for answer in group.completions]
+        pictures = [group.images for group in groups if group.images for _ in group.completions]
         columns = dict.fromkeys(column for answer in answers for column in answer.extras)
         return {
-            "images": [group.images for group in groups if group.images for _ in group.completions],
+            "images": pictures if self._trl.log_multimodal else [],
             "prompt": [group.prompt for group in groups for _ in group.completions],
             "completion": [answer.text for answer in answers],
             "rewards": {theirs: [each.parts.get(ours) for each in answers] for ours, theirs in self._names.items()},

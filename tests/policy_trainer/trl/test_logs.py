@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,6 +337,12 @@ def test_the_latest_completions_are_columns(tmp_path: Path) -> None:
     logs.end_step(record(1), lambda: [sampled(0.0, 2.0)])
     table = logs.completions()
     assert table["prompt"] == ["p", "p"] and table["completion"] == ["x", "x"] and table["images"] == []
+    logs.end_step(record(1), lambda: [replace(sampled(0.0, 2.0), images=("data:,",))])
+    assert logs.completions()["images"] == [("data:,",)] * 2
+    logs = make(tmp_path, max_steps=1, log_multimodal=False)
+    begin(logs)
+    logs.end_step(record(1), lambda: [replace(sampled(0.0), images=("data:,",))])
+    assert logs.completions()["images"] == []
     assert table["rewards"]["f"] == [0.0, 2.0] and table["advantages"] == [None, None] and table["extra"] == {}
 
 
