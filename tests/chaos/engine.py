@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from policy_trainer.sampling.vllm_client import Unavailable, ask
-from policy_trainer.weights.publication import version_directory
+from policy_trainer.weights.publication import weights_versions
 from shared import wire
 from shared.atomic_files import write_json
 from shared.batch import RolloutBatch
@@ -136,13 +136,12 @@ class Play:
         """Publishes a version whose file is cut in half."""
         latest = self.run_dir / "weights" / "latest.json"
         fields = json.loads(latest.read_text())
-        name = version_directory(fields["epoch"], fields["version"] + 1)
-        directory = self.run_dir / "weights" / name
-        shutil.copytree(self.run_dir / "weights" / fields["directory"], directory)
+        directory = weights_versions(self.run_dir / "weights").path(fields["epoch"], fields["version"] + 1)
+        shutil.copytree(directory.with_name(fields["directory"]), directory)
         file = directory / "model.safetensors"
         os.truncate(file, file.stat().st_size // 2)
-        write_json(latest, {**fields, "version": fields["version"] + 1, "directory": name})
-        return Ending(name, self.worker.wait(), self.worker.output())
+        write_json(latest, {**fields, "version": fields["version"] + 1, "directory": directory.name})
+        return Ending(directory.name, self.worker.wait(), self.worker.output())
 
     def _until(self, condition: Callable[[], object], what: str) -> None:
         """Fails if a process has ended."""
@@ -203,12 +202,14 @@ def read_batches(directory: Path) -> list[RolloutBatch]:
 def compare(batches: Sequence[RolloutBatch], versions: Path) -> list[Arrived]:
     """Compares each batch with the weights that it names."""
     arrived = []
-    for name in sorted({version_directory(batch.epoch, batch.policy_version) for batch in batches}):
-        of_version = [batch for batch in batches if version_directory(batch.epoch, batch.policy_version) == name]
-        if not (versions / name).exists():
+    for numbers in sorted({(batch.epoch, batch.policy_version) for batch in batches}):
+        of_version = [batch for batch in batches if (batch.epoch, batch.policy_version) == numbers]
+        version = weights_versions(versions).path(*numbers)
+        name = version.name
+        if not version.exists():
             arrived += [Arrived(_index(batch), name, float("inf")) for batch in of_version]
             continue
-        forward = PlainForward(load_model(str(versions / name), revision=None, device="cpu", dtype="float32"))
+        forward = PlainForward(load_model(str(version), revision=None, device="cpu", dtype="float32"))
         for batch in of_version:
             assert batch.sampler_logps is not None
             with torch.inference_mode():
