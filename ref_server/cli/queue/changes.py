@@ -1,6 +1,7 @@
 """The commands `ref-server queue requeue` and `purge`: one operation on batches by name, or on all of a state."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -131,7 +132,9 @@ def _purge_state(client: RefServerClient, options: Purge) -> _Outcomes | None:
 
     What is admitted after the count stays.
     """
-    latest = time.time() - 86_400 * (options.older_than_days or 0)
+    days = options.older_than_days
+    # Without an age all of them: the server's clock may be ahead of this machine's.
+    latest = math.inf if days is None else time.time() - 86_400 * days
     batches, size, until = 0, 0, 0.0
     for batch in _batches_of_state(client, options):
         if batch.admitted_at <= latest:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -343,6 +344,16 @@ def test_an_end_in_the_middle_says_how_far_it_came(
     assert err.endswith("ref-server queue purge: the server has gone; give the URL that `ref-server serve` prints\n")
     assert err.startswith("1 of 3 were purged before this ended\n")
     assert [state(http, id) for id in ids] == ["expired", "dead", "dead"]
+
+
+def test_a_server_whose_clock_is_ahead_has_all_purged(
+    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [ready(http, rollout(run=run)) for _ in range(2)]
+    now = time.time()
+    monkeypatch.setattr("ref_server.cli.queue.changes.time.time", lambda: now - 60)
+    assert command("purge", "--state", "ready", "--run", run, "--yes")[0] == 0
+    assert [state(http, id) for id in ids] == ["expired", "expired"]
 
 
 def test_what_comes_after_the_question_stays(
