@@ -123,7 +123,7 @@ class Evaluator:
         )
 
     def _judged(self, groups: Groups, places: Sequence[int]) -> list[tuple[Transcript, ...]]:
-        """Of each problem its answers. places: of the problems among the held-out ones."""
+        """Judges the answers to each problem. places: the problems' positions in the held-out set."""
         judged = self._judge.judge(groups)
         parts = judged[0].parts
         if not measures_correctness(parts):
@@ -139,9 +139,9 @@ class Evaluator:
     def _encode(
         self, problems: Sequence[Problem], start: int, size: int, on_idle: OnIdle
     ) -> tuple[dict[int, tuple[OpenProblem, EncodedPrompt]], str]:
-        """The problems whose environments can be reset and whose prompts are usable, by their place among the held-out
-        ones, and the error of an unusable prompt, empty if there is none. start: place of the first problem. size:
-        answers per problem."""
+        """Returns the problems whose environments can be reset and whose prompts are usable, by their position in the
+        held-out set, and the error of an unusable prompt, empty if there is none. start: the position of the first
+        problem. size: answers per problem."""
         opened = self._rollouts.open(dict(enumerate(problems, _FIRST_INDEX + start)), size, on_idle)
         encoded, unusable = {}, ""
         for place, each in enumerate(opened, start):

@@ -27,7 +27,7 @@ class Transcript:
     """A held-out problem and an answer to it. prompt: the problem's text. right: 1 or 0, NaN where the answer could not
     be judged. reward: the total. parts: of each reward. images: the problem's image files; none of later problems.
     turns: of a rollout of several, whose last is the answer. logged: numbers that rewards logged for it, by name.
-    place: of the problem among the held-out ones."""
+    place: the problem's position in the held-out set."""
 
     prompt: str
     completion: str
@@ -161,7 +161,7 @@ def summarise(answered: Sequence[Sequence[Transcript]], params: SamplingParams, 
 
 
 def logged_means(items: Sequence[Transcript]) -> dict[str, float]:
-    """The numbers that rewards logged, each a mean over the answers that have it."""
+    """Averages the numbers that rewards logged, each over the answers that have it."""
     return {
         name: _mean([item.logged.get(name, math.nan) for item in items])
         for name in dict.fromkeys(name for item in items for name in item.logged)
@@ -176,7 +176,7 @@ def _mean(scores: Sequence[float]) -> float:
 def transcripts(
     place: int, judgement: Judgement, right: Sequence[float], turns: Sequence[tuple[SampledTurn, ...]]
 ) -> tuple[Transcript, ...]:
-    """The answers to one problem. place: of the problem among the held-out ones."""
+    """Returns the answers to one problem. place: its position in the held-out set."""
     return tuple(
         Transcript(
             sample.problem.prompt or "\n".join(message["content"] for message in sample.problem.messages),

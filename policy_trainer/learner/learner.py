@@ -107,7 +107,7 @@ class Learner:
             of_pass=len(parts),
             learning_rates=rates,
             routed=self._routing is not None,
-            metrics=self._metrics if updates and self._metrics else (),
+            metrics=self._metrics or (),
         )
 
     def _parts(self, groups: Sequence[Group]) -> list[list[Group]]:
@@ -130,7 +130,7 @@ class Learner:
             self.kl([batch])
             groups, training = self._prepare([batch], step)
             updates = [self._gradients(training)[0]] if training else []
-            metrics = self._metrics if updates and self._metrics else ()
+            metrics = self._metrics or ()
             step_stats(groups, training, updates, of_pass=1, learning_rates=[0.0], routed=False, metrics=metrics)
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold the activations

@@ -178,8 +178,9 @@ def step_stats(
 ) -> StepStats:
     """groups: all of the step. trained: those that trained. updates: of all iterations. of_pass: updates of one
     whole iteration. learning_rates: of the updates that the step would have if all groups trained. routed: whether the
-    loss has an aux_loss. metrics: names of those of the surrogate."""
-    total = summed([update.sums for update in updates]) if updates else torch.zeros(_FIXED + len(metrics))
+    loss has an aux_loss. metrics: the names of the surrogate's metrics, which are left out without updates."""
+    total = summed([update.sums for update in updates]) if updates else torch.zeros(_FIXED)
+    names = metrics if updates else ()
     sums, largest = _named(total)
     count = sums["tokens"] or math.nan  # without tokens there is no mean
     means = {name: value / count for name, value in sums.items()}
@@ -218,7 +219,7 @@ def step_stats(
         each_update=tuple(
             _update_stats(update, lr, routed) for update, lr in zip(updates, learning_rates, strict=False)
         ),
-        surrogate_metrics={name: value / count for name, value in zip(metrics, total[_FIXED:].tolist(), strict=True)},
+        surrogate_metrics={name: value / count for name, value in zip(names, total[_FIXED:].tolist(), strict=True)},
     )
 
 

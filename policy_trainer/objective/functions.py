@@ -79,7 +79,7 @@ def call_surrogate(tokens: SurrogateInputs) -> SurrogateLoss:
 
 
 def _metrics(metrics: Mapping[Any, Any], logps: Tensor, name: str) -> Mapping[str, Tensor]:
-    """In the order of their names, which is the same in every process: that of a set is not."""
+    """Checks the metrics and sorts them by name, since ranks add them in order and a set's order differs among them."""
     for metric, value in metrics.items():
         if not isinstance(metric, str) or not re.fullmatch(r"[A-Za-z][\w/.-]*", metric, re.ASCII):
             raise UserError(

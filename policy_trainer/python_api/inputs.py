@@ -207,10 +207,10 @@ def _label(given: str | Function, here: dict[str, Function]) -> str:
 
 
 def importable_name(function: Any) -> str | None:
-    """`module:name`, if another process finds this very function there; else None.
+    """Returns `module:name` if another process would import this very function from there, else None.
 
-    It does not find what a notebook, a script or another function has defined, nor lambdas and methods, nor a module
-    that was loaded from its path.
+    None: what a notebook, a script or another function has defined, lambdas, methods, and functions of a module that
+    was loaded from its path.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name or module == "__main__" or getattr(sys.modules.get(module), name, None) is not function:
@@ -220,7 +220,8 @@ def importable_name(function: Any) -> str | None:
 
 
 def _origin(module: str) -> str | None:
-    """The file that another process would import as this module. `find_spec` would answer from sys.modules."""
+    """Returns the file that another process would import as this module. importlib's find_spec does not tell: it takes
+    the answer from sys.modules."""
     path, spec, parts = None, None, module.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
@@ -239,7 +240,7 @@ def _origin(module: str) -> str | None:
 
 
 def _loaded_origin(module: str) -> str | None:
-    """The file of a module in sys.modules; None if it has none. Anything may be there, also what is no module."""
+    """Returns the file of a module in sys.modules; None if it has none. The entry may be any object."""
     return getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
 
 

@@ -40,6 +40,7 @@ class BatchBuffer:
         return self.lacking(timeout=0) == 0
 
     def hold_ahead(self, ahead: int) -> None:
+        """Changes how many batches are held beyond those that the step needs."""
         with self._changed:
             self._ahead = ahead
             self._changed.notify_all()
@@ -145,7 +146,7 @@ class LeaseFeed:
     def take(self, count: int, *, version: int, on_idle: Callable[[float], None], last: bool = False) -> list[Leased]:
         """Waits for `count` batches that can be trained on at `version`, marked as started on the server.
 
-        last: no step follows, so that nothing is leased in advance, and `finish` need not wait for a long poll.
+        last: no step follows. Then nothing is leased in advance, and `finish` need not wait for a long poll to end.
 
         on_idle is called every half second without a batch, and after each unusable batch, with the seconds since the
         last usable one. If it raises, the wait ends and the batches taken so far are released.

@@ -15,8 +15,8 @@ from policy_trainer.run_files.server_address import read_token
 from shared.api import ListOrder, QueueView, State
 from shared.batch import Array, BatchError, RolloutBatch, Training
 from shared.client import ClientError, RefServerClient
-from shared.client.connection import OnWait
 from shared.client.credentials import choose_token
+from shared.client.retry import OnWait
 from shared.errors import UserError
 
 # Of ref-server serve.

@@ -25,7 +25,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.engines import load_sampler, sampler_class
 from policy_trainer.sampling.sampler import LoadedSampler, RunningBatch, Sampler, SamplingParams, Sleeper
 from shared.batch import TokenGroup
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 
 _LOOK_SECONDS = 0.1
 
@@ -135,7 +135,6 @@ def choose_turns(config: TrainConfig, on_wait: OnWait) -> DeviceTurns | None:
     may raise to give up."""
     if not config.vllm.enable_sleep_mode:
         return None
-
     sampler = sampler_class(config.sampler)
     assert issubclass(sampler, Sleeper)
     begin = partial(sampler.free_device, config)

@@ -31,7 +31,7 @@ from policy_trainer.rewards.registry import part_weights
 from policy_trainer.sampling.sampler import Sampler, sampling_params
 from policy_trainer.weights.publication import Publication
 from shared.batch import StepRewards
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 from shared.errors import UserError
 
 # After this many unusable prompts in a row the worker gives up.

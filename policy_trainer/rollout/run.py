@@ -24,7 +24,7 @@ from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.download import DownloadedWeights
 from policy_trainer.weights.publication import PublishedWeights
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 from shared.devices import describe_device
 from shared.models import embedding_rows, eos_token_ids, load_tokenizer, use_threads
 

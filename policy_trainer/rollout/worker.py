@@ -24,7 +24,7 @@ from shared import wire
 from shared.api import State
 from shared.batch import BatchError, RolloutBatch
 from shared.client import RefServerClient
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 from shared.errors import UserError
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from policy_trainer.config import CommonConfig, LoraConfig
 from policy_trainer.config.samplers import SAMPLERS
 from policy_trainer.data.user_code import import_named
 from policy_trainer.sampling.sampler import ConfiguredSampler, LoadedSampler
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 from shared.errors import UserError
 
 # The members that every ConfiguredSampler must have.

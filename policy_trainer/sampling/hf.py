@@ -25,7 +25,7 @@ from policy_trainer.sampling.kv_cache import prefill
 from policy_trainer.sampling.running import HFRunningBatch
 from policy_trainer.sampling.sampler import LoadedSampler, RunningBatch, SamplingParams
 from shared.batch import TokenGroup
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 from shared.logprobs import LogprobForward, choose_forward
 from shared.logprobs.attention import attention_of
 from shared.logprobs.vision import placeholders_of, vision_of

@@ -13,7 +13,7 @@ from policy_trainer.config import CommonConfig, LoraConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from shared.batch import TokenGroup
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 from shared.errors import UserError
 
 

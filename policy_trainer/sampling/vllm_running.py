@@ -13,7 +13,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.vllm_client import Unavailable, VllmClient, connected, wait_to_retry
 from policy_trainer.sampling.vllm_requests import RowOptions
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 
 T = TypeVar("T")
 

@@ -45,7 +45,7 @@ from policy_trainer.sampling.vllm_requests import (
 from policy_trainer.sampling.vllm_running import Request, ServerRunningBatch
 from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.batch import TokenGroup
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 from shared.errors import UserError
 from shared.logprobs import placeholders_of
 from shared.models import embedding_rows, eos_token_ids, is_adapter, load_outline

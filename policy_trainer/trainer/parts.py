@@ -187,8 +187,7 @@ def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepSt
 
 
 def with_surrogate_metrics(record: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """The record of a step, with the metrics of the surrogate. Raises UserError for one that has a name of the
-    record's."""
+    """Adds the surrogate's metrics to a step's record. Raises UserError if the record has a metric of that name."""
     if taken := sorted(metrics.keys() & record.keys()):
         raise UserError(f"loss.surrogate: every run has a metric {taken[0]}: give yours another name")
     return {**record, **metrics}

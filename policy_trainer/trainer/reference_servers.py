@@ -24,7 +24,7 @@ from policy_trainer.run_files.locks import hold
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import choose_token, read_port, server_file, write_address
 from policy_trainer.trainer.parts import max_waiting
-from shared.client.connection import OnWait
+from shared.client.retry import OnWait
 from shared.devices import choose_device
 from shared.logprobs import vision_of
 

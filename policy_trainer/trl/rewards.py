@@ -88,8 +88,8 @@ def reward_names(rewards: list[Any], environments: Any) -> list[str]:
 
 
 def environment_reward(environments: list[Any], **columns: Any) -> list[float | None]:
-    """Returns the rewards that environments compute themselves; None for an environment without any. TRL lists this
-    function, under the same name, among its reward functions."""
+    """Returns the rewards that environments compute themselves; None for an environment without any. As in TRL, it is
+    one of the trainer's `reward_funcs`."""
     return [each.get_reward() if hasattr(each, "get_reward") else None for each in environments]
 
 

@@ -9,8 +9,8 @@ from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag, Settings
 
 from ref_server.config import ServeConfig
 from shared.client import ClientError, RefServerClient, RefServerError
-from shared.client.connection import OnWait
 from shared.client.credentials import choose_token, remedy, trust
+from shared.client.retry import OnWait
 from shared.errors import printable
 from shared.settings import load_settings, settings_config
 

@@ -9,6 +9,7 @@ from shared.settings.load import (
     Dtype,
     PresetSettings,
     PresetSource,
+    Section,
     Settings,
     from_python,
     from_values,
@@ -16,4 +17,3 @@ from shared.settings.load import (
     settings_config,
 )
 from shared.settings.names import Hints, InHelp
-from shared.settings.section import Section

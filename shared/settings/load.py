@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -94,6 +94,12 @@ Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 PresetSettings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 NESTED_DELIMITER = "__"
+
+
+class Section(BaseModel):
+    """A group of settings."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
 
 
 def settings_config(env_prefix: str) -> SettingsConfigDict:
