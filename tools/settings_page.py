@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_settings import BaseSettings
 
-from policy_trainer.cli.settings import COMMANDS
+from policy_trainer.config.names import COMMANDS
 from ref_server.config import ServeConfig
 from shared.settings.command_line import options
 

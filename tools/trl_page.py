@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-from policy_trainer.cli.settings import TRL, TRL_METRICS
+from policy_trainer.config.names import TRL, TRL_METRICS
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from-trl.md"
 BEGIN, END = "<!-- written by tools/trl_page.py: {} -->\n", "<!-- end of {} -->\n"

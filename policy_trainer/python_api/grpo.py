@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
-from policy_trainer.cli.settings import HINTS
 from policy_trainer.cli.status import tell_device
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.config.functions import CALLER
+from policy_trainer.config.names import HINTS
 from policy_trainer.environments.host import serve_here
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import fork_server

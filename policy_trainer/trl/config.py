@@ -1,4 +1,4 @@
-"""`GRPOConfig`: TRL's fields, with TRL's types and defaults, from the tables in cli/trl.toml."""
+"""`GRPOConfig`: TRL's fields, with TRL's types and defaults, from the tables in config/trl.toml."""
 
 import json
 import warnings
@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES, TRL_TYPES
+from policy_trainer.config.names import TRL_DEFAULTS, TRL_ENTRIES, TRL_TYPES
 from shared.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import OptimizerConfig
+from policy_trainer.config.names import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.steps import NEVER, Steps

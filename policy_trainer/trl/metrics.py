@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.cli.settings import TRL_METRICS
 from policy_trainer.config import TrainConfig
+from policy_trainer.config.names import TRL_METRICS
 from policy_trainer.reporting.metrics import Metrics
 from policy_trainer.reporting.samples import SampledGroup
 from policy_trainer.trl.config import GRPOConfig

@@ -10,8 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from policy_trainer.cli.settings import TRL_ENTRIES
 from policy_trainer.config import TrainConfig
+from policy_trainer.config.names import TRL_ENTRIES
 from policy_trainer.trl.files import keep
 from shared.errors import UserError
 

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policy_trainer.cli.settings import TRL_ENTRIES
+from policy_trainer.config.names import TRL_ENTRIES
 from policy_trainer.lifecycle.processes import prepare_fork_server
 from policy_trainer.python_api.callbacks import callback_input
 from policy_trainer.python_api.grpo import GRPO, environment

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.cli.settings import COMMANDS
+from policy_trainer.config.names import COMMANDS
 from ref_server.config import ServeConfig
 from shared.settings.command_line import options
 from tests.docs.pages import PAGES, PLACEHOLDER, ROOT, Block, Command, all_commands, blocks

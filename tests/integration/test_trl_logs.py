@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.cli.settings import TRL_METRICS
+from policy_trainer.config.names import TRL_METRICS
 
 SCRIPT = """
 import json

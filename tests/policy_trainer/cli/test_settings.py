@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from policy_trainer.cli.settings import COMMANDS, read_settings
+from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import SftConfig, TrainConfig
+from policy_trainer.config.names import COMMANDS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import InHelp, from_values
 from shared.settings.names import nested_model

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO
-from policy_trainer.cli.settings import ABSENT, HINTS, NO_SETTING, RENAMED, TRL, read_settings
+from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import SftConfig, TrainConfig
+from policy_trainer.config.names import ABSENT, HINTS, NO_SETTING, RENAMED, TRL
 from shared.errors import UserError
 from shared.settings.command_line import spell_option
 from shared.settings.names import explain_unknown, setting_names

@@ -11,8 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 import torch
 
-from policy_trainer.cli.settings import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.config import TrainConfig
+from policy_trainer.config.names import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.trl import GRPOConfig
 from policy_trainer.trl.config import checked_config
 from policy_trainer.trl.mapping import model_dtype, precision, settings, tracker_variables
