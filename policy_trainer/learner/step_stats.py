@@ -114,12 +114,12 @@ class Sums:
 def micro_batch_sums(values: Mapping[str, Tensor], mask: Tensor, explored_entropy: Tensor) -> Sums:
     """The sums of one micro-batch, on its device.
 
-    values: by the name of the metric: (C,), numbers or bools; a scalar where the metric's reduction is `update`, of
-    which the update has the sum. mask: bool (C,), tokens that train. explored_entropy: scalar, the micro-batch's part
-    of the mean entropy of the tokens that loss.top_entropy_quantile selects.
+    values: by the name of the metric, `loss` among them: (C,), numbers or bools; a scalar where the metric's reduction
+    is `update`, of which the update has the sum. mask: bool (C,), tokens that train. explored_entropy: scalar, the
+    micro-batch's part of the mean entropy of the tokens that loss.top_entropy_quantile selects.
     """
     parts = [part for name, each in values.items() for part in _reduction(name).part(each, mask)]
-    columns = [part.to(explored_entropy.dtype) for part in (mask.sum(), explored_entropy, *parts)]
+    columns = [part.to(values["loss"].dtype) for part in (mask.sum(), explored_entropy, *parts)]
     return Sums(tuple(values), torch.stack(columns))
 
 
