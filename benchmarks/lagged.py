@@ -129,7 +129,7 @@ def train(
     policy, sampled, first = models
     sampler = LaggedSampler(config, sampled, tokenizer, lag)
     bounded = [
-        stats.clip_ratio + stats.importance_sampling_clip_ratio + stats.masked_ratio
+        stats.metrics["clip_ratio"] + stats.metrics["importance_sampling_clip_ratio"] + stats.metrics["masked_ratio"]
         for stats in _steps(config, policy, sampler, first)
         if stats.updates
     ]

@@ -104,7 +104,7 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
         scored = [ScoredBatch(*both, reference_version="0") for both in zip(sampled, ref_logps, strict=True)]
         stats = learner.step(scored, step=0)
         seconds = referenced - began, time.process_time() - referenced
-        turns.send(Took(*seconds, stats.loss, stats.grad_norm, weights(policy)))
+        turns.send(Took(*seconds, stats.metrics["loss"], stats.metrics["grad_norm"], weights(policy)))
 
 
 def take_trl_steps(turns: Connection, directory: Path, groups: int) -> None:

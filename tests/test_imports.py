@@ -30,7 +30,7 @@ ROOMS = {
         "http", "cli", "__main__",
     ),
     "policy_trainer": (
-        "surrogates",
+        "metrics", "surrogates",
         "config", "lifecycle", "data", "quantised", "adapters", "rewards", "tasks", "sampling", "environments",
         "objective", "learner", "run_files", "ranks", "weights", "reporting", "evaluation", "queue_client", "reference",
         "rollout", "trainer", "doctor", "supervised", "sft", "reward_model", "report", "demo", "presets", "cli",

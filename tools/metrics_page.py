@@ -1,39 +1,54 @@
-"""Writes rows of docs/metrics.md, and shared/viewer/ranges.js: `.venv/bin/python -m tools.metrics_page`."""
+"""Writes the tables of docs/metrics.md, and shared/viewer/ranges.js: `.venv/bin/python -m tools.metrics_page`."""
 
 import json
 import math
 import re
 from pathlib import Path
 
-from policy_trainer.reporting.ranges import METRICS, STEP_METRICS, Metric
+from policy_trainer.metrics import METRICS, STEP_METRICS, Metric
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "metrics.md"
 SCRIPT = ROOT / "shared" / "viewer" / "ranges.js"
-_HEAD = "// Metrics in the order of their plots, written by tools/metrics_page.py from reporting/ranges.py.\n\n"
-# A row of the page's first table, and one of the table of all names.
+_HEAD = "// Metrics in the order of their plots, written by tools/metrics_page.py from policy_trainer/metrics.py.\n\n"
+# A row of the page's first table, and what begins the table of all names.
 _FIRST = re.compile(r"^(\| \[`(\w+)`\][^|]*\| )[^|]*( \|[^|]*\|)$", re.MULTILINE)
-_ROW = re.compile(r"^\| (step|evaluation) \| `(\w+)` \|.*$", re.MULTILINE)
+_NAMES = "| kind | name | meaning | unit | healthy |\n|---|---|---|---|---|\n"
+_KINDS = ("all", "step", "evaluation", "health")
 
 
 def written(page: str) -> str:
-    """The page, with the rows of these metrics rewritten."""
-    rows = {(metric.kind, metric.name): _row(metric) for metric in METRICS if metric.meaning}
+    """The page, with the ranges of the first table and all rows of the table of names rewritten."""
     page = _FIRST.sub(lambda row: f"{row[1]}{STEP_METRICS[row[2]].healthy}{row[3]}", page)
-    return _ROW.sub(lambda row: rows.get((row[1], row[2]), row[0]), page)
+    above, _, below = page.partition(_NAMES)
+    rows = sorted((metric for metric in METRICS if metric.meaning), key=_place)
+    return above + _NAMES + "".join(f"{_row(metric)}\n" for metric in rows) + below[below.index("\n\n") + 1 :]
+
+
+def _place(metric: Metric) -> tuple[int, bool]:
+    return _KINDS.index(metric.kind), bool(metric.when)
 
 
 def _row(metric: Metric) -> str:
-    """Ranges that the trainer watches are bold."""
+    """Ranges that the trainer watches are bold. Metrics with a title have an anchor."""
     anchor = metric.name if metric.kind == "step" else f"{metric.kind}-{metric.name}"
-    healthy = f"**{metric.healthy}**" if metric.too_low or metric.too_high else metric.healthy
-    meaning = metric.meaning.replace("|", "\\|")
-    cells = (metric.kind, f"`{metric.name}`", f'<a id="{anchor}"></a>{meaning}', metric.unit, healthy)
+    healthy = f"**{metric.healthy}**" if metric.watched else metric.healthy
+    meaning = _meaning(metric).replace("|", "\\|")
+    meaning = f'<a id="{anchor}"></a>{meaning}' if metric.title else meaning
+    kind = ", ".join(filter(None, (metric.kind, metric.when)))
+    cells = (kind, f"`{metric.name}`", meaning, metric.unit, healthy)
     return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
 
 
+def _meaning(metric: Metric) -> str:
+    if metric.name != "each_update":
+        return metric.meaning
+    *names, last = (f"`{each.name}`" for each in METRICS if each.each_update)
+    return f"{metric.meaning} {', '.join(names)} and {last}"
+
+
 def script() -> str:
-    rows = "".join(f"  {json.dumps(_fields(metric), ensure_ascii=False)},\n" for metric in METRICS)
+    rows = "".join(f"  {json.dumps(_fields(metric), ensure_ascii=False)},\n" for metric in METRICS if metric.title)
     return f"{_HEAD}export const METRICS = [\n{rows}];\n"
 
 

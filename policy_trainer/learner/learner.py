@@ -20,15 +20,16 @@ from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollou
 from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals
 from policy_trainer.learner.optimizer import clip_gradients, learning_rates, make_weights, step_weights
 from policy_trainer.learner.routing import routing_of
-from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
+from policy_trainer.learner.step_stats import StepStats, Sums, Update, joined, micro_batch_sums, step_stats
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
 from policy_trainer.objective.entropy import EntropyBonus, mean_entropy, with_high_entropy
 from policy_trainer.objective.functions import check_functions
-from policy_trainer.objective.group import Group
+from policy_trainer.objective.group import Group, LossInputs
 from policy_trainer.objective.kl import k3
-from policy_trainer.objective.loss import token_loss
+from policy_trainer.objective.loss import TokenLoss, token_loss
+from policy_trainer.objective.ratios import sequence_means
 from shared.batch import Array, TokenGroup
 from shared.devices import widest_float
 from shared.errors import UserError
@@ -100,15 +101,7 @@ class Learner:
                 "first step: compute on tokens.ratio, which is bounded, and select with torch.where before functions "
                 "that have no finite gradient"
             )
-        return step_stats(
-            groups,
-            training,
-            updates,
-            of_pass=len(parts),
-            learning_rates=rates,
-            routed=self._routing is not None,
-            metrics=self._metrics or (),
-        )
+        return step_stats(groups, training, updates, of_pass=len(parts), learning_rates=rates)
 
     def _parts(self, groups: Sequence[Group]) -> list[list[Group]]:
         """The groups of each update in one pass."""
@@ -130,8 +123,7 @@ class Learner:
             self.kl([batch])
             groups, training = self._prepare([batch], step)
             updates = [self._gradients(training)[0]] if training else []
-            metrics = self._metrics or ()
-            step_stats(groups, training, updates, of_pass=1, learning_rates=[0.0], routed=False, metrics=metrics)
+            step_stats(groups, training, updates, of_pass=1, learning_rates=[0.0])
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold the activations
             return error
@@ -206,7 +198,7 @@ class Learner:
             self.updated = True
             step_weights(self.weights, self._config.optimizer, lr)
             if total.explored:
-                self.bonus.observe(update.explored_entropy)
+                self.bonus.observe(update.sums.explored_entropy)
         return replace(update, entropy_coef=self.bonus.coef)
 
     def _gradients(self, groups: Sequence[Group]) -> tuple[Update, Totals]:
@@ -223,10 +215,11 @@ class Learner:
                 ]
             parts.append(self._accumulate(micro_batch, total))
         self._compare_names()
-        sums = summed(self._ranks.gather(summed(parts)))
+        mine = joined(parts)
+        sums = joined([replace(mine, columns=columns) for columns in self._ranks.gather(mine.columns)])
         return Update(sums, clip_gradients(self.weights, self._config.optimizer), self.bonus.coef), total
 
-    def _accumulate(self, groups: Sequence[Group], total: Totals) -> Tensor:
+    def _accumulate(self, groups: Sequence[Group], total: Totals) -> Sums:
         """Forward and backward of one micro-batch, and its sums for the statistics."""
         loss = self._loss
         tokens = join(groups, self.model.device)
@@ -244,15 +237,21 @@ class Learner:
         explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
-        aux_loss = torch.zeros_like(total_loss)
+        losses = {"policy_loss": policy_loss}
         if self._routing is not None:
-            aux_loss = self._routing.loss(groups, total)
-            total_loss = total_loss + self._routing.coef * aux_loss
+            losses["aux_loss"] = self._routing.loss(groups, total)
+            total_loss = total_loss + self._routing.coef * losses["aux_loss"]
         total_loss.backward()
-        difference = (ours - sampler_logps).abs()
-        scalars = (total_loss, explored_entropy, aux_loss, policy_loss)
-        places = (tokens.mask, tokens.sequence_ids)
-        return micro_batch_sums(*scalars, per_token, entropy, *places, difference, importance)
+        # By the names in policy_trainer/metrics.py.
+        values = {
+            "loss": total_loss,
+            **losses,
+            "entropy": entropy,
+            **_values(per_token, tokens),
+            **_drift(ours, sampler_logps, *importance),
+            **per_token.metrics,
+        }
+        return micro_batch_sums(values, tokens.mask, explored_entropy)
 
     def _keep_names(self, metrics: tuple[str, ...]) -> None:
         """Keeps the names of the surrogate's metrics. Raises UserError if they are not those of earlier calls."""
@@ -332,6 +331,39 @@ class Learner:
                 sampled = torch.cat([_sampled(values, mask) for values, mask in differences])
                 total, count = total + _sum(k3(sampled)), count + len(sampled)
         return total / max(count, 1)
+
+
+def _values(per_token: TokenLoss, tokens: LossInputs) -> dict[str, Tensor]:
+    """Metrics of the loss of each token, (C,)."""
+    low, high = per_token.clipped_low, per_token.clipped_high
+    of_completion = partial(sequence_means, sequence_ids=tokens.sequence_ids, mask=tokens.mask)
+    return {
+        "kl": per_token.kl,
+        "clip_ratio_low": low,
+        "clip_ratio_low_min": of_completion(low),
+        "clip_ratio_high": high,
+        "clip_ratio_high_max": of_completion(high),
+        "ratio_mean": per_token.ratio,
+        "ratio_min": per_token.ratio,
+        "ratio_max": per_token.ratio,
+        "masked_ratio": per_token.untrusted,
+    }
+
+
+def _drift(ours: Tensor, sampler_logps: Tensor, weights: Tensor, clipped: Tensor) -> dict[str, Tensor]:
+    """Metrics of each token, (C,), of how far the learner is from the sampler. ours: the log-probs before the step
+    where old_logps = recomputed or log_linear, else the current ones. weights: of the importance-sampling correction,
+    before truncation. clipped: bool, where a weight was truncated."""
+    difference = (ours - sampler_logps).abs()
+    return {
+        "sampling_logp_difference_mean": difference,
+        "sampling_logp_difference_max": difference,
+        "importance_sampling_ratio_mean": weights,
+        "importance_sampling_ratio_min": weights,
+        "importance_sampling_ratio_max": weights,
+        "importance_sampling_clip_ratio": clipped,
+        "effective_sample_size": weights,
+    }
 
 
 def _inputs(groups: Sequence[Group]) -> tuple[list[TokenGroup], list[float]]:

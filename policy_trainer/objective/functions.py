@@ -34,6 +34,7 @@ from torch import Tensor
 from policy_trainer.config import LossConfig
 from policy_trainer.config.functions import CALLER, function_label, is_function
 from policy_trainer.data.user_code import accepts, explained, import_named
+from policy_trainer.metrics import is_taken
 from policy_trainer.objective.group import Group
 from policy_trainer.surrogates import SurrogateInputs, SurrogateLoss
 from shared.batch import Array
@@ -85,6 +86,11 @@ def _metrics(metrics: Mapping[Any, Any], logps: Tensor, name: str) -> Mapping[st
             raise UserError(
                 f"loss.surrogate: {name} returned a metric called {metric!r}: a name begins with a letter, and has "
                 "only letters, digits and '_', '/', '.', '-'"
+            )
+        if is_taken(metric):
+            raise UserError(
+                f"loss.surrogate: {name} returned a metric {metric}, a name that is taken (docs/metrics.md): give "
+                "yours another one"
             )
         if not isinstance(value, Tensor) or (value.shape, value.device) != (logps.shape, logps.device):
             raise UserError(

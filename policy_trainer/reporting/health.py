@@ -1,4 +1,4 @@
-"""Warnings about a run: which metric has left its healthy range (ranges.py), and what to change."""
+"""Warnings about a run: which metric has left its healthy range (policy_trainer/metrics.py), and what to change."""
 
 import math
 from collections import deque
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from policy_trainer.config import LossConfig
-from policy_trainer.reporting.conversations import limit_of
-from policy_trainer.reporting.ranges import (
+from policy_trainer.metrics import (
     ENTROPY_LEFT,
     ENTROPY_LEFT_LEARNING,
     LONG,
@@ -18,6 +17,7 @@ from policy_trainer.reporting.ranges import (
     UNREWARDED_SHARE,
     WINDOW,
 )
+from policy_trainer.reporting.conversations import limit_of
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -82,7 +82,7 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
         return []
     latest = recent[-WINDOW:]
     return [
-        *(trouble for name in _FIXED for trouble in _out_of_band(name, _mean(latest, name))),
+        *(trouble for name in _SAME_IN_EVERY_RUN for trouble in _out_of_band(name, _mean(latest, name))),
         *_variance(latest, loss),
         *_inert(recent, loss),
         *_advantages(latest, loss),
@@ -93,8 +93,9 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
     ]
 
 
-# Metrics whose range is the same in every run.
-_FIXED = ("clip_ratio", "effective_sample_size", "masked_ratio", "probe_logp_difference", "staleness")
+# Metrics that have a rule of their own below. All others that are watched have the same range in every run.
+_RULED = ("advantage_std", "entropy", "frac_reward_zero_std", "kl", "truncated", "unrewarded")
+_SAME_IN_EVERY_RUN = [name for name, metric in STEP_METRICS.items() if metric.watched and name not in _RULED]
 
 
 def _out_of_band(

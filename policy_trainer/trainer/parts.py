@@ -1,7 +1,7 @@
 """What a trainer works with: where batches come from, the workers, where reports go; and the record of a step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.publisher import BackgroundPublisher
 from shared.batch import RolloutBatch
 from shared.client import Leased
-from shared.errors import UserError
 
 
 class Workers:
@@ -171,23 +170,19 @@ class Reporters:
 def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepStats, step: int) -> dict[str, Any]:
     """step: its number, from 1. groups: one for each batch; those that train have advantages."""
     batches = [lease.rollout for lease in leased]
-    statistics = asdict(stats)
-    del statistics["surrogate_metrics"]
     return {
         "kind": "step",
         "step": step,
         **batch_metrics(leased, version=step - 1),
         **rollout_metrics(batches),
         **logged_metrics(batches),
-        **statistics,
+        **stats.metrics,
+        "each_update": stats.each_update,
+        "groups": stats.groups,
+        "tokens": stats.tokens,
+        "updates": stats.updates,
+        "not_finite": stats.not_finite,
         "teacher_kl": teacher_kl(groups),
         "batch_ids": [lease.id for lease in leased],
         "groups_left_out": len(leased) - stats.groups,
     }
-
-
-def with_surrogate_metrics(record: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Adds the surrogate's metrics to a step's record. Raises UserError if the record has a metric of that name."""
-    if taken := sorted(metrics.keys() & record.keys()):
-        raise UserError(f"loss.surrogate: every run has a metric {taken[0]}: give yours another name")
-    return {**record, **metrics}

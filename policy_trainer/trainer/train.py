@@ -21,7 +21,7 @@ from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
 from policy_trainer.trainer.bad_groups import TOGETHER, BadGroups, Failure, describe, not_finite
 from policy_trainer.trainer.observer import RunStart
-from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record, with_surrogate_metrics
+from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.publication import Publication
 from shared.atomic_files import whole_directory
@@ -319,7 +319,6 @@ class Trainer:
             "server_scoring_seconds": self._source.watch.scoring_seconds,
             **({} if kl_at_step_0 is None else {"kl_at_step_0": kl_at_step_0}),
         }
-        figures = with_surrogate_metrics(figures, stats.surrogate_metrics)
         self._reporters.step(figures, [lease.rollout for lease in leased], groups)
         self._source.workers.delivered()
 

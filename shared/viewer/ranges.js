@@ -1,4 +1,4 @@
-// Metrics in the order of their plots, written by tools/metrics_page.py from reporting/ranges.py.
+// Metrics in the order of their plots, written by tools/metrics_page.py from policy_trainer/metrics.py.
 
 export const METRICS = [
   {"kind": "step", "name": "reward", "title": "Reward", "unit": "", "healthy": "rising", "better": "higher", "low": null, "high": null, "about": "Mean weighted total over the completions that received a reward."},

@@ -14,12 +14,13 @@ import torch
 
 from policy_trainer.__main__ import main
 from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.step_stats import Sums
 
 _accumulate = Learner._accumulate
 
 
 def limit(tokens: int, ending: str) -> None:
-    def accumulate(self: Learner, groups: Any, total: Any) -> torch.Tensor:
+    def accumulate(self: Learner, groups: Any, total: Any) -> Sums:
         if sum(group.tokens.tokens for group in groups) > tokens:
             if ending == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -54,8 +54,7 @@ def assert_near(got: Mapping[str, Any], expected: Mapping[str, Any], **bounds: f
     """Statistics of a step as dicts, with those of its updates; bounds: of pytest.approx."""
     (of_step, updates), (expected_of_step, expected_updates) = (
         (
-            {name: value for name, value in each.items() if name not in ("each_update", "surrogate_metrics")}
-            | each["surrogate_metrics"],
+            {name: value for name, value in each.items() if name not in ("each_update", "metrics")} | each["metrics"],
             each["each_update"],
         )
         for each in (got, expected)

@@ -91,7 +91,7 @@ def test_steps_bring_the_policy_to_the_teacher(old_logps: str, make_tiny: Make, 
             scored, rollout=replace(batch.rollout, sampler_logps=sampled if old_logps == "sampler" else None)
         )
         stats = made.step([fresh], step=step, on_groups=groups.extend)
-        assert stats.groups == 1 and math.isfinite(stats.loss)
+        assert stats.groups == 1 and math.isfinite(stats.metrics["loss"])
         bound = rounding(np.abs(sampled).max())
         np.testing.assert_allclose(groups[0].advantages, scored.teacher_logps - sampled, rtol=0, atol=bound)
         assert teacher_kl(groups) == pytest.approx(float(np.mean(sampled - scored.teacher_logps)), abs=bound)

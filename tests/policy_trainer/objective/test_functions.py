@@ -119,6 +119,17 @@ def test_settings_and_metrics_of_the_users_own() -> None:
     assert [*loss.metrics] == ["lengths/nats", "tapered"], "in an order that all processes have"
 
 
+@pytest.mark.parametrize(
+    "name", ["kl", "step", "staleness", "reward/tags", "logged/x", "eval_loss", "rewards/tags/mean", "tools/failures/a"]
+)
+def test_a_metric_of_the_users_own_takes_no_name_of_another(name: str) -> None:
+    def surrogate(tokens: SurrogateInputs) -> Any:
+        return -tokens.advantages * tokens.logps, {name: tokens.ratio}
+
+    with pytest.raises(UserError, match=rf"caller:surrogate returned a metric {name}, a name that is taken.*: give"):
+        loss_of(surrogate, beta=0.0)
+
+
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if name not in ("process", "gdpo")])  # need more rewards
 def test_a_built_in_advantage_as_a_function_gives_the_same_bits(name: str) -> None:
     groups = [

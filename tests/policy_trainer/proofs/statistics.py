@@ -73,7 +73,7 @@ def _is_cut(weight: float, config: LossConfig) -> bool:
 
 
 def statistics(updates: Sequence[Sequence[Seen]], groups: Sequence[Group], config: LossConfig) -> dict[str, Any]:
-    """By the names of StepStats. updates: the tokens of each. groups: of the step, as it began."""
+    """By the names of the metrics. updates: the tokens of each. groups: of the step, as it began."""
     tokens = [seen for update in updates for seen in update]
 
     def mean(name: str) -> float:

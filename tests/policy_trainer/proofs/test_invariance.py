@@ -120,7 +120,7 @@ def test_masks_take_the_old_policy_where_one_group_has_no_sampler(model: PreTrai
     want, cut = (
         stepped(model, [given, *untold], config, micro_batch_tokens=size, num_iterations=2) for size in (WHOLE, 1)
     )
-    assert 0 < want[0].masked_ratio < 1
+    assert 0 < want[0].metrics["masked_ratio"] < 1
     assert_same(cut, want, config)
 
 
@@ -180,8 +180,8 @@ def assert_as_the_naive_loop_says(
     assert_close(way, naive_way, config, 5e-6)  # ours rounds advantages to float32, the loop does not
     assert stats.updates == len(losses)
     if losses:
-        assert stats.loss == pytest.approx(np.mean(losses), rel=5e-6, abs=1e-7), config
-    got = {name: getattr(stats, name) for name in others}
+        assert stats.metrics["loss"] == pytest.approx(np.mean(losses), rel=5e-6, abs=1e-7), config
+    got = {name: stats.metrics[name] for name in others}
     assert got == pytest.approx(others, rel=5e-6, abs=1e-7, nan_ok=True), config
     return stats
 

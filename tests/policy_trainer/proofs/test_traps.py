@@ -51,7 +51,7 @@ class TestSampling:
         def ratios(temperature: float) -> tuple[float, float]:
             batch = make_scored([3, 4], completions, [0, 1, 0, 1], old_logps=logps, temperature=temperature)
             stats = learner(make_tiny(), beta=0).step([batch], step=0)
-            return stats.ratio_min, stats.ratio_max
+            return stats.metrics["ratio_min"], stats.metrics["ratio_max"]
 
         assert ratios(0.7) == pytest.approx((1, 1), abs=1e-4)
         naive = ratios(1.0)

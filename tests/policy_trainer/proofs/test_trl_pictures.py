@@ -50,9 +50,9 @@ def test_a_step_is_the_same(name: str, loss_type: str, frozen: bool) -> None:
     stats = Learner(ours, forward, config).step(given, step=0)
     their_logps, their_loss = trl_step(theirs, given, loss_type=loss_type, max_completion_length=MAX_TOKENS)
     assert_same(logps, their_logps)
-    assert stats.clip_ratio > 0
+    assert stats.metrics["clip_ratio"] > 0
     # A mean of advantages, which cancel, and of the KL: these are of the size 1.
-    assert stats.loss == pytest.approx(float(their_loss), rel=0, abs=rounding(1.0, layers=0))
+    assert stats.metrics["loss"] == pytest.approx(float(their_loss), rel=0, abs=rounding(1.0, layers=0))
     assert gradients(ours).keys() == gradients(theirs).keys()
     assert any(key.startswith(tuple(vision_tower(ours))) for key in gradients(ours)) != frozen
     assert_same(*(torch.cat([grad.flatten() for grad in gradients(model).values()]) for model in (ours, theirs)))

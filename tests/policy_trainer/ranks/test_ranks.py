@@ -327,7 +327,7 @@ def test_adapters_alone_are_kept_and_published_and_the_whole_model_has_them(
     assert state.keys() == learner.state().keys() and {str(tensor.dtype) for tensor in state.values()} == {
         f"torch.{dtype}"
     }
-    assert results["stats"][0]["kl"] == stats[0]["kl"] == 0
+    assert results["stats"][0]["metrics"]["kl"] == stats[0]["metrics"]["kl"] == 0
     checkpoint = place / "checkpoint-3"
     assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == 3
     keys = set(FileSystemReader(checkpoint / "shards").read_metadata().state_dict_metadata)

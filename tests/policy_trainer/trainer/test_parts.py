@@ -9,8 +9,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer import parts
-from policy_trainer.trainer.parts import choose_workers, with_surrogate_metrics
-from shared.errors import UserError
+from policy_trainer.trainer.parts import choose_workers
 from shared.settings import from_values
 from tests.policy_trainer.children import FakeChild
 
@@ -61,9 +60,3 @@ def test_external_workers_are_only_named(tmp_path: Path, weights: str, command: 
     external.delivered()
     external.stop()
     assert f"`{command.format(place=tmp_path)}`" in external.describe()
-
-
-def test_metrics_of_the_users_surrogate_stand_beside_those_of_the_run() -> None:
-    assert with_surrogate_metrics({"kl": 0.1}, {"tapered": 0.5}) == {"kl": 0.1, "tapered": 0.5}
-    with pytest.raises(UserError, match=r"loss\.surrogate: every run has a metric kl: give yours another name"):
-        with_surrogate_metrics({"kl": 0.1}, {"tapered": 0.5, "kl": 0.2})

@@ -1,9 +1,16 @@
-"""Every route declares a role, and the guard requires it."""
+"""Every route declares a role, and the guard requires it.
 
+`test_every_route_requires_its_role` finds the routes of the application. `_ROUTES` says, independently of what they
+declare, which roles docs/operations.md promises.
+"""
+
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
@@ -84,6 +91,38 @@ def guarded(
     service = make_service(token_file=file, token="the-environment-s-token", host="0.0.0.0")
     with serve(service) as client:
         yield client
+
+
+def test_every_route_requires_its_role(guarded: httpx.Client, make_service: MakeService) -> None:
+    """Lesser roles, and clients without a token, are refused before the route is called."""
+    service = make_service()
+    for route in create_app(service).routes:
+        assert isinstance(route, Route)
+        wanted = requirement_of(route).role
+        lesser = [token for role, token in TOKENS.items() if role < wanted]
+        for method in (route.methods or set()) if wanted is not Role.OPEN else ():
+            url = re.sub(r"\{.*?\}", "1", route.path)
+            assert guarded.request(method, url).status_code == 401, (method, url)
+            assert {guarded.request(method, url, headers=bearer(token)).status_code for token in lesser} <= {403}, url
+    service.close()
+
+
+def test_a_route_without_a_declared_role_is_for_admins_of_all_runs(
+    make_service: MakeService, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgetful(app: FastAPI) -> None:
+        @app.get("/v1/forgotten")
+        def forgotten() -> str:
+            return "secret"
+
+    monkeypatch.setattr("ref_server.dashboard.add", forgetful)
+    confined = "train-0123456789abcdef-of-one-run"
+    (tmp_path / "tokens").write_text(f"{FILE}train {confined} run=mine\n")
+    with serve(make_service(token_file=tmp_path / "tokens")) as http:
+        assert http.get("/v1/forgotten").status_code == 401
+        for token in (*TOKENS.values(), confined):
+            status = http.get("/v1/forgotten", headers=bearer(token)).status_code
+            assert status == (200 if token == TOKENS[Role.ADMIN] else 403)
 
 
 @pytest.mark.parametrize(("method", "path", "wanted"), ROLES)

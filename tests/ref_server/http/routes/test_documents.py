@@ -90,11 +90,11 @@ def test_every_reference_resolves(page: dict[str, Any]) -> None:
             target = target[part]
 
 
-@pytest.mark.parametrize(
-    "path", ["/livez", "/readyz", "/metrics", "/v1/model", "/v1/queue", "/v1/throughput", "/v1/batches"]
-)
-def test_commands_that_read(run_examples: Commands, path: str) -> None:
-    assert run_examples("get", path)
+def test_commands_that_read(run_examples: Commands, operations: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+    """Of every route that reads and takes nothing in its path; a stream does not end by itself."""
+    for method, path in operations:
+        if method == "get" and "{" not in path and path != "/v1/events":
+            assert run_examples("get", path), path
 
 
 def test_commands_of_a_batch(http: httpx.Client, run_examples: Commands, rollout: Rollout, tmp_path: Path) -> None:
