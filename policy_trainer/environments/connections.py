@@ -10,9 +10,10 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
 
-from policy_trainer.lifecycle.user_socket import connect
+from policy_trainer.processes.user_process import end_python, exit_status, start_python
+from policy_trainer.processes.user_socket import connect
 from policy_trainer.rewards.function_server import SESSION, is_gone, read_address
-from policy_trainer.rewards.sandbox import ProcessEnded, end_python, exit_status, read_answer, start_python
+from policy_trainer.rewards.sandbox import ProcessEnded, read_answer
 from shared.errors import UserError
 
 # Time limit for imports, for descriptions and for making an environment, which may start programs.

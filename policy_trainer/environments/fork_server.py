@@ -23,7 +23,7 @@ from numpy import random as numpy_random
 
 from policy_trainer.environments.host import Host, serve
 from policy_trainer.environments.toolbox import Toolbox
-from policy_trainer.lifecycle.keeper import adopt_orphans, children, end_with_creator, kill_children
+from policy_trainer.processes.keeper import adopt_orphans, children, end_with_creator, kill_children
 from shared.errors import UserError
 from shared.process import PARENT_VARIABLE
 

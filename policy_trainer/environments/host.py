@@ -24,8 +24,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from policy_trainer.data.user_code import accepts, user_traceback
 from policy_trainer.environments.toolbox import Toolbox, method_names
-from policy_trainer.lifecycle.keeper import children, kill_children
-from policy_trainer.lifecycle.user_output import UserOutput
+from policy_trainer.processes.keeper import children, kill_children
+from policy_trainer.processes.user_output import UserOutput
 from policy_trainer.rewards.environments import LIVE
 from policy_trainer.rewards.functions import checked
 from shared.errors import UserError

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from socketserver import StreamRequestHandler
 from typing import Any
 
-from policy_trainer.lifecycle.user_socket import UserSocket
+from policy_trainer.processes.user_socket import UserSocket
 
 # Answers the request of a reward to the session of this number.
 Ask = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]

@@ -17,7 +17,7 @@ from policy_trainer.data.problem import EnvironmentReference
 from policy_trainer.environments.connections import START_SECONDS, CallerSessions, Connection, ForkedSessions, Place
 from policy_trainer.environments.relay import relay
 from policy_trainer.environments.toolbox import misfits
-from policy_trainer.lifecycle.user_socket import UserSocket
+from policy_trainer.processes.user_socket import UserSocket
 from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.sandbox import ProcessEnded
 from shared.errors import UserError

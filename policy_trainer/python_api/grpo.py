@@ -19,8 +19,8 @@ from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.config.functions import CALLER
 from policy_trainer.environments.host import serve_here
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.processes import fork_server
 from policy_trainer.presets import SETTINGS
+from policy_trainer.processes.children import fork_server
 from policy_trainer.python_api.callbacks import Callbacks, StepFunction, callback_input, step_input
 from policy_trainer.python_api.inputs import (
     Problems,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from policy_trainer.data.problem import EnvironmentReference
-from policy_trainer.lifecycle.user_socket import connect
+from policy_trainer.processes.user_socket import connect
 
 # The environments that live in this process, by key.
 LIVE: dict[str, Any] = {}

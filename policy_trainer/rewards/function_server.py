@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from policy_trainer.data.problem import Sample, Score
-from policy_trainer.lifecycle.user_socket import UserSocket, connect
+from policy_trainer.processes.user_socket import UserSocket, connect
 from policy_trainer.rewards.call_log import CallLogs
 from policy_trainer.rewards.failures import Failures, too_slow
 from policy_trainer.rewards.functions import RewardFunction

@@ -4,40 +4,27 @@ import json
 import math
 import os
 import pickle
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from policy_trainer.data.problem import Reward, Sample, Score
-from policy_trainer.lifecycle.processes import environment
-from policy_trainer.lifecycle.user_output import pass_on
+from policy_trainer.processes.user_process import end_python, exit_status, start_python
 from policy_trainer.rewards.call_log import CallLogs
 from policy_trainer.rewards.failures import Failures, too_slow
 from shared.errors import UserError
-from shared.process import PARENT_VARIABLE
 
 # Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
-_END_SECONDS = 5.0
-# How long the last that a process wrote may take to reach standard error.
-_READ_SECONDS = 1.0
-_KEEPER = "policy_trainer.lifecycle.keeper"
 # Lines of answers are shorter, unless a function writes to the socket itself.
 _MOST_BYTES = 2**28
-# Prefix of our own variables. Some hold secrets, and no code of the user's needs them.
-_OURS = "TANDEM_"
-
-# The thread that reads the output of a process.
-_READERS: "weakref.WeakKeyDictionary[subprocess.Popen[bytes], threading.Thread]" = weakref.WeakKeyDictionary()
 
 
 class ProcessEnded(Exception):
@@ -235,55 +222,7 @@ def read_answer(line: bytes | bytearray, number: int | None) -> dict[str, Any] |
     return answer if isinstance(answer, dict) and number in (None, answer.get("number")) else None
 
 
-def start_python(module: str, descriptor: int, *arguments: object) -> subprocess.Popen[bytes]:
-    """Runs a module in a new interpreter under a keeper, with the descriptor and the arguments. Its output goes to
-    standard error, since this process's standard output may be piped to a program."""
-    variables = {name: value for name, value in environment().items() if not name.startswith(_OURS)}
-    variables |= {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}
-    process = subprocess.Popen(
-        # -P: do not put the working directory first in sys.path, where a file may shadow a library. -u: output is not
-        # lost when the process is killed.
-        [sys.executable, "-P", "-u", "-m", _KEEPER, str(descriptor), module, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        bufsize=0,
-        pass_fds=[descriptor],
-        env=variables,
-        start_new_session=True,
-    )
-    reader = threading.Thread(target=pass_on, args=(process.stdout,), name="user output", daemon=True)
-    _READERS[process] = reader
-    reader.start()
-    return process
-
-
-def end_python(process: subprocess.Popen[bytes]) -> None:
-    """Ends what `start_python` has started, with all that descends from it."""
-    # On Linux the group is the keeper's, which kills the rest. Elsewhere there is no keeper, and the group has all that
-    # the process has started; its number is not another's until the process is reaped.
-    if sys.platform != "linux" and process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.terminate()  # no effect on a process that has already ended
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    reader = _READERS.get(process)
-    if reader and reader is not threading.current_thread():  # where the garbage collector may call this
-        reader.join(_READ_SECONDS)
-
-
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: BinaryIO) -> None:
     lines.close()
     connection.close()
     end_python(process)
-
-
-def exit_status(code: int | None) -> str:
-    """code: None while another thread is ending the process."""
-    if code is None:
-        return "which was stopped"
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"

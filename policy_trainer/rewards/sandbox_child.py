@@ -17,7 +17,7 @@ from io import BufferedRWPair
 from typing import Any
 
 from policy_trainer.data.problem import Sample
-from policy_trainer.lifecycle.user_output import UserOutput
+from policy_trainer.processes.user_output import UserOutput
 from policy_trainer.rewards.functions import RewardFunction, load_function
 from shared.errors import UserError
 from shared.process import end_with_parent

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from policy_trainer.data.problem import Problem, Sample
-from policy_trainer.lifecycle.user_socket import connect
+from policy_trainer.processes.user_socket import connect
 from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, CallerReward, FunctionServer, judge_request
 from policy_trainer.rewards.functions import reward_function
 from shared.errors import UserError

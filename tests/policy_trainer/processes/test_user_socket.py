@@ -11,7 +11,7 @@ from socketserver import StreamRequestHandler
 
 import pytest
 
-from policy_trainer.lifecycle.user_socket import UserSocket, connect
+from policy_trainer.processes.user_socket import UserSocket, connect
 
 NOBODY = 65534
 PYTHON = "/usr/bin/python3"  # every account may run it

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.fork_server import ForkedProcess, ForkServer
+from policy_trainer.processes.fork_server import ForkedProcess, ForkServer
 from shared.errors import printable
 from shared.process import child_environment
 

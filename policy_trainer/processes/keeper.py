@@ -1,6 +1,6 @@
 """Runs one of our modules that executes the user's code, and kills everything that this code has started.
 
-`python -m policy_trainer.lifecycle.keeper DESCRIPTOR MODULE ARGUMENT…` runs MODULE in a child, which gets the
+`python -m policy_trainer.processes.keeper DESCRIPTOR MODULE ARGUMENT…` runs MODULE in a child, which gets the
 descriptor and the arguments; the keeper waits. It runs none of the user's code, so it survives when the child is
 killed: it then adopts all descendants of the child (Linux), even those in other sessions, and kills them. It exits with
 the child's status. SIGTERM from its parent ends both, and so does the parent's end.
