@@ -1,44 +1,44 @@
 """A process that imports PyTorch and transformers once, and forks the reference servers and workers of runs, which
 start within milliseconds.
 
-It does nothing else and runs no code of the user's: it has no thread and has not touched a GPU when it forks. It ends
-with its parent, and its children notice that as those of `python -m` do. Linux only.
+It runs no code of the user's, has no thread and has not touched a GPU when it forks. It ends with its parent, and its
+children notice that as those of `python -m` do. Linux only.
 """
 
 import atexit
 import ctypes
 import fcntl
 import gc
-import json
-import multiprocessing.connection
 import os
 import runpy
-import select
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from policy_trainer.processes.forking import ForkedProcess, Forks
+from policy_trainer.processes.messages import Connection, ProcessEnded
+from policy_trainer.processes.variables import environment, in_torchrun
 from shared.process import PARENT_VARIABLE, quick_imports
 
-# Seconds between looks whether its parent is there.
-_TICK = 0.5
+if TYPE_CHECKING:  # the settings load late: starting a process does not wait for them
+    from policy_trainer.config import TrainConfig
+
 # After so many seconds a child is started by `python -m`: imports on a slow disk may hang.
 _IMPORT_SECONDS = 120.0
-# The most bytes of a request: an environment, mostly. A larger one is refused.
-_MOST_BYTES = 2**20
 # PyTorch, transformers and their libraries read these when they are imported.
 _READ_AT_IMPORT = (
     "ATEN_", "GOMP_", "HF_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_",
     "TRANSFORMERS_",
 )  # fmt: skip
 _PATH = "PYTHONPATH"  # which a forked child takes over
+# Devices of NVIDIA's and AMD's drivers.
+_GPUS = ("nvidia[0-9]*", "kfd", "dxg")
 # Modules that the children need. Importing them reads no environment variables and starts no thread.
 _MODULES = ("shared.models", "policy_trainer.cli.training", "policy_trainer.rollout.run", "ref_server.cli.serve")
 # Room for the command line of a child, as `ps` shows it.
@@ -52,7 +52,7 @@ class ForkServer:
         self._imported = _read_at_import(environment)
         self._owner = os.getpid()
         self._forked: list[ForkedProcess] = []
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), " " * _ROOM],
@@ -63,6 +63,7 @@ class ForkServer:
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
+        self._connection = Connection(control, self._kill)
         atexit.register(self.close)
 
     def fork(
@@ -72,7 +73,7 @@ class ForkServer:
         log: int,
         environment: Mapping[str, str],
         inherited: Sequence[int],
-    ) -> "ForkedProcess | None":
+    ) -> ForkedProcess | None:
         """Runs `python -m module` in a new process, with a session of its own. Returns once it has begun.
 
         log: a file descriptor, for its output. inherited: file descriptors that it gets under the same numbers.
@@ -87,20 +88,11 @@ class ForkServer:
             "directory": os.getcwd(),
             "inherited": [*inherited],
         }
-        life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, suppress(OSError):  # it is gone, or the request too large
-            socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno(), log, *inherited])
-        life.settimeout(_IMPORT_SECONDS)
-        try:
-            pid = life.recv(32)
-        except TimeoutError:  # it must not begin later, when another has been started
-            pid = b""
-            self._process.kill()
-        if pid:
-            life.settimeout(None)
-            self._forked.append(child := ForkedProcess(int(pid), life))
+        # If it does not answer in time it is killed: a child must not begin later, when another has been started.
+        with suppress(OSError, ProcessEnded):
+            child = ForkedProcess(self._connection.ask, _IMPORT_SECONDS, [log, *inherited], **request)
+            self._forked.append(child)
             return child
-        life.close()
         return None
 
     def serves(self, environment: Mapping[str, str]) -> bool:
@@ -119,132 +111,88 @@ class ForkServer:
         if self._owner != os.getpid():  # a fork of the process that started it
             return
         atexit.unregister(self.close)
+        self._connection.close()
+
+    def _kill(self) -> str:
         self._process.kill()
         self._process.wait()
-        self._control.close()
+        return "ended the process"
 
 
-class ForkedProcess:
-    """What the fork server has started, with the methods of `subprocess.Popen` that a parent uses. Thread-safe."""
+# The fork server of this process, between runs.
+_kept: list[ForkServer] = []
 
-    def __init__(self, pid: int, life: socket.socket) -> None:
-        """life: brings the exit status. It is closed once the process and the fork server are gone."""
-        self.pid = pid
-        self._life = life
-        self._status: int | None = None
-        self._lock = threading.Lock()
 
-    def poll(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
-        return self._look(0)
+@contextmanager
+def fork_server(config: "TrainConfig") -> Iterator[ForkServer | None]:
+    """The fork server, which forks the run's children if they use PyTorch on the CPU. It stays for the next run, until
+    this process ends. Enter before PyTorch is imported here, so that both processes import it at the same time."""
+    from policy_trainer.config import INLINE
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Raises TimeoutExpired."""
-        if (status := self._look(timeout)) is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-        return status
+    scores = config.server == INLINE and config.scored_by_server
+    samples = config.rollout == INLINE and config.sampler_traits.can_fork
+    reference_on_cpu = config.reference.device in ("cpu", "auto")  # auto: where the policy is
+    if not (_can_fork(config.device) and reference_on_cpu and (scores or samples)):
+        yield None
+        return
+    server = _take()
+    try:
+        yield server
+    finally:
+        if server.idle and not _kept:
+            _kept.append(server)
+        else:  # one is enough; closing it ends children that could not be stopped
+            server.close()
 
-    def terminate(self) -> None:
-        self._send(signal.SIGTERM)
 
-    def kill(self) -> None:
-        self._send(signal.SIGKILL)
+def prepare_fork_server(device: str) -> None:
+    """Starts the fork server for a later run on the device, so that it imports PyTorch in the meantime."""
+    if _can_fork(device):
+        _kept.append(_take())
 
-    def _send(self, number: int) -> None:
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
 
-    def _look(self, timeout: float | None) -> int | None:
-        with self._lock:
-            if self._status is None and multiprocessing.connection.wait([self._life], timeout):
-                status = self._life.recv(32)
-                self._status = int(status) if status else -signal.SIGKILL  # the fork server was killed first
-                self._life.close()
-            return self._status
+def _can_fork(device: str) -> bool:
+    on_cpu = device == "cpu" or (device == "auto" and not _may_have_gpu())
+    return sys.platform == "linux" and not in_torchrun() and on_cpu
+
+
+def _may_have_gpu() -> bool:
+    return any(any(Path("/dev").glob(names)) for names in _GPUS)
+
+
+def _take() -> ForkServer:
+    """The kept fork server if it suits the current environment, else a new one."""
+    while _kept:
+        if (server := _kept.pop()).serves(environment()):
+            return server
+        server.close()
+    return ForkServer(environment())
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT) and name != _PATH}
 
 
-class _Server:
-    """In the process itself."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._parent = os.getppid()
-        self._children: dict[int, tuple[int, int]] = {}  # by a descriptor of the process: its pid and its life
-
-    def serve(self) -> list[str] | None:
-        """Until the parent is gone; then None. Returns also in each child, with the command that it has to run."""
-        while os.getppid() == self._parent:
-            ready, _, _ = select.select([self._control, *self._children], [], [], _TICK)
-            if self._control in ready:
-                message, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 64)
-                if not message:
-                    break
-                if command := self._fork(json.loads(message), descriptors):
-                    return command
-            for child in self._children.keys() & {*ready}:
-                self._bury(child)
-        return None
-
-    def _fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> list[str] | None:
-        """In the child, the command."""
-        pid = -1
-        with suppress(OSError):  # no memory: the parent sees that the life ends
-            pid = os.fork()
-        if pid == 0:
-            self._become_child(request, descriptors)
-            return request["command"]
-        life, *others = descriptors
-        for descriptor in others:
-            os.close(descriptor)
-        if pid < 0:
-            os.close(life)
-        else:
-            self._children[os.pidfd_open(pid)] = pid, life
-            _tell(life, pid)
-        return None
-
-    def _bury(self, child: int) -> None:
-        pid, life = self._children.pop(child)
-        _, status = os.waitpid(pid, 0)
-        _tell(life, os.waitstatus_to_exitcode(status))
-        os.close(life)
-        os.close(child)
-
-    def _become_child(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """What `python -m` would find: its session, descriptors, environment, directory and random numbers."""
-        os.setsid()
-        self._control.close()
-        for child, (_, life) in self._children.items():
-            os.close(child)
-            os.close(life)
-        places = [1, 2, *request["inherited"]]
-        above = max(*places, *descriptors) + 1
-        _, log, *others = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in descriptors]  # its life stays
-        for descriptor in descriptors:
-            os.close(descriptor)
-        for descriptor, place in zip([log, log, *others], places, strict=True):
-            os.dup2(descriptor, place)
-        for descriptor in (log, *others):
-            os.close(descriptor)
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        os.chdir(request["directory"])
-        paths = os.environ.get(_PATH, "").split(os.pathsep)
-        sys.path[:] = dict.fromkeys([os.getcwd(), *filter(None, paths), *sys.path[1:]])
-        # Otherwise all children would draw the same numbers. Python seeds its own at the fork.
-        import_module("numpy").random.seed()
-        import_module("torch").seed()
-        _show(request["command"])
-
-
-def _tell(life: int, number: int) -> None:
-    with suppress(OSError):  # the parent is gone, or does not listen any more
-        os.write(life, str(number).encode())
+def _become_child(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Makes this process what `python -m` would find: its descriptors, environment, directory and random numbers."""
+    places = [1, 2, *request["inherited"]]
+    above = max(*places, *descriptors) + 1
+    log, *others = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, place in zip([log, log, *others], places, strict=True):
+        os.dup2(descriptor, place)
+    for descriptor in (log, *others):
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    paths = os.environ.get(_PATH, "").split(os.pathsep)
+    sys.path[:] = dict.fromkeys([os.getcwd(), *filter(None, paths), *sys.path[1:]])
+    # Otherwise all children would draw the same numbers. Python seeds its own at the fork.
+    import_module("numpy").random.seed()
+    import_module("torch").seed()
+    _show(request["command"])
 
 
 def _show(command: Sequence[str]) -> None:
@@ -278,9 +226,12 @@ def main(descriptor: int) -> None:
                 import_module(module)
         assert not import_module("torch").cuda.is_initialized() and threading.active_count() == 1
         gc.freeze()  # the children share the memory of all current objects
-        command = _Server(control).serve()
-    if command is None:
-        os._exit(0)
+        begun = Forks(control).serve()
+    if begun is None:
+        os._exit(0)  # its children notice that, and may finish what they do
+    request, descriptors = begun
+    _become_child(request, descriptors)
+    command = request["command"]
     sys.argv[1:] = command[1:]
     try:
         runpy.run_module(command[0], run_name="__main__", alter_sys=True)

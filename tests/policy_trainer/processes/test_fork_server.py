@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from policy_trainer.processes.children import Child, environment
+from policy_trainer.processes.children import Child
 from policy_trainer.processes.fork_server import ForkedProcess, ForkServer
+from policy_trainer.processes.variables import environment
 from tests.waiting import until
 
 OpenChild = Callable[[str], Child]
@@ -164,7 +165,8 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from policy_trainer.processes.fork_server import ForkServer
-from policy_trainer.processes.children import Child, environment
+from policy_trainer.processes.children import Child
+from policy_trainer.processes.variables import environment
 
 server = ForkServer(environment())
 child = Child("child", "sleeps", [], Path(sys.argv[1]), forks=server)

@@ -89,7 +89,8 @@ def test_an_account_has_a_limit_of_processes() -> None:
     """Root has none; the limit applies to the account that owns the process."""
     script = f"""
 import os, resource, subprocess
-from policy_trainer.processes.keeper import kill_children, limit_tasks
+from policy_trainer.processes.keeper import kill_children
+from policy_trainer.processes.limits import limit_tasks
 os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
 limit_tasks(20)
 started = 0

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from socketserver import StreamRequestHandler
 
 import pytest
 
@@ -26,9 +25,9 @@ for line in sys.argv[1:]:
 """
 
 
-def echo(client: StreamRequestHandler) -> None:
-    for line in client.rfile:
-        client.wfile.write(line)
+def echo(client: socket.socket) -> None:
+    while data := client.recv(100):
+        client.sendall(data)
 
 
 @pytest.fixture
