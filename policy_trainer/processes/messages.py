@@ -96,7 +96,7 @@ class Connection:
     def _answer(self, number: int, deadline: float) -> dict[str, Any]:
         while (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(None if left == math.inf else left)
-            part = self._socket.recv(2**20)
+            part = self._socket.recv(_PART)
             if not part or len(self._received) > _MOST_BYTES:
                 raise EOFError
             self._received += part

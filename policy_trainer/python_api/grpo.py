@@ -189,7 +189,7 @@ class GRPO:
     def _environment(self, stack: ExitStack) -> dict[str, str]:
         """Variables for the run's processes: where this process's modules are, and the address of its functions."""
         modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
-        if not self._functions.functions and self._functions.serve_session is None:
+        if not self._functions.functions and self._functions.session is None:
             return modules
         server = stack.enter_context(self._functions)
         return {**modules, ADDRESS_VARIABLE: server.address}

@@ -103,7 +103,7 @@ class FunctionServer:
         the sessions share; None if there are none."""
         self.errors: dict[str, BaseException] = {}
         self.functions = functions
-        self._session = session
+        self.session = session
 
     @property
     def address(self) -> str:
@@ -138,8 +138,8 @@ class FunctionServer:
             nonlocal session
             if request["do"] == "judge":
                 return self._judged(request["name"], request["samples"], client)
-            if session is None and self._session:
-                session = ending.enter_context(self._session(self.resets))
+            if session is None and self.session:
+                session = ending.enter_context(self.session(self.resets))
             return session(request) if session else None
 
         with ExitStack() as ending:
