@@ -41,7 +41,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     name, run = choose_command("policy-trainer", DESCRIPTION, COMMANDS, "policy_trainer.cli", arguments, MODULES)
     from policy_trainer.cli.status import exit_status  # not for --help, which answers at once
-    from policy_trainer.lifecycle.processes import in_torchrun
+    from policy_trainer.processes.variables import in_torchrun
 
     if in_torchrun() and name not in RANKED:
         sys.exit(f"policy-trainer {name}: torchrun is only for train and doctor: start {name} without it")

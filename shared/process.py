@@ -1,15 +1,13 @@
-"""The process itself: ending with its parent, even a killed one; time limits; memory, Python's and glibc's."""
+"""The process itself: ending with its parent, even a killed one; memory, Python's and glibc's."""
 
 import ctypes
-import faulthandler
 import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from types import FrameType
+from contextlib import contextmanager, suppress
 
 PARENT_VARIABLE = "TANDEM_PARENT"
 
@@ -39,38 +37,6 @@ def _watch(parent: int, act: Callable[[], None]) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     act()
-
-
-@contextmanager
-def limit_seconds(seconds: float, error: Exception) -> Iterator[None]:
-    """Raises `error` in a block that takes longer than this.
-
-    Native code and threads other than the main thread cannot be interrupted: after twice the time the process writes a
-    traceback and ends.
-    """
-    faulthandler.dump_traceback_later(2 * seconds, exit=True, file=2)  # runs in a C thread that needs no GIL
-    try:
-        with _alarm(seconds, error) if threading.current_thread() is threading.main_thread() else nullcontext():
-            yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-@contextmanager
-def _alarm(seconds: float, error: Exception) -> Iterator[None]:
-    """Raises `error` in the block after so many seconds. An alarm that was set before is restored afterwards."""
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise error
-
-    handler = signal.signal(signal.SIGALRM, ring)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)  # None: not installed from Python
-        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 @contextmanager

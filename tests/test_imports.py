@@ -30,8 +30,8 @@ ROOMS = {
         "http", "cli", "__main__",
     ),
     "policy_trainer": (
-        "metrics", "surrogates",
-        "config", "lifecycle", "data", "quantised", "adapters", "rewards", "tasks", "sampling", "environments",
+        "metrics", "surrogates", "config", "lifecycle", "processes",
+        "data", "quantised", "adapters", "rewards", "tasks", "sampling", "environments",
         "objective", "learner", "run_files", "ranks", "weights", "reporting", "evaluation", "queue_client", "reference",
         "rollout", "trainer", "doctor", "supervised", "sft", "reward_model", "report", "demo", "presets", "cli",
         "python_api", "trl", "__main__",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
 
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.processes import Child
+from policy_trainer.processes.children import Child
 from policy_trainer.run_files.locks import hold_to_read
 from shared.errors import UserError
 

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.cli.training import run_as_rank
 from policy_trainer.config import DoctorConfig
-from policy_trainer.lifecycle.processes import in_torchrun
+from policy_trainer.processes.variables import in_torchrun
 
 if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
     from policy_trainer.ranks.world import World

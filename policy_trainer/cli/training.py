@@ -26,7 +26,8 @@ from policy_trainer.config import (
     SftConfig,
     TrainConfig,
 )
-from policy_trainer.lifecycle.processes import fork_server, in_torchrun
+from policy_trainer.processes.fork_server import fork_server
+from policy_trainer.processes.variables import in_torchrun
 from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
 from shared.process import quick_imports, when_parent_is_gone
 

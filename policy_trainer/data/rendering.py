@@ -12,8 +12,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from policy_trainer.processes.limits import limit_seconds
 from shared.errors import UserError
-from shared.process import limit_seconds
 
 # A typical conversation takes milliseconds.
 _SECONDS = 10.0

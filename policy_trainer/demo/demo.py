@@ -46,7 +46,7 @@ from policy_trainer.demo.tool_model import cached_tool_model, make_tool_base_mod
 from policy_trainer.demo.vision_model import cached_vision_model, make_vision_base_model
 from policy_trainer.evaluation.results import Evaluation
 from policy_trainer.evaluation.standalone import evaluate_with_progress
-from policy_trainer.lifecycle.processes import fork_server
+from policy_trainer.processes.fork_server import fork_server
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train

@@ -1,22 +1,19 @@
-"""One session, where the user's code runs: requests and answers are lines of JSON.
+"""One session, where the user's code runs.
 
 It runs in a process of its own, or in a thread of the process that began the run.
 """
 
 import asyncio
-import faulthandler
 import inspect
 import json
 import os
 import random
-import resource
 import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from io import BufferedIOBase
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from numpy import random as numpy_random  # numpy itself would import it in each process
@@ -24,17 +21,16 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from policy_trainer.data.user_code import accepts, user_traceback
 from policy_trainer.environments.toolbox import Toolbox, method_names
-from policy_trainer.lifecycle.keeper import children, kill_children
-from policy_trainer.lifecycle.user_output import UserOutput
+from policy_trainer.processes.keeper import children, kill_children
+from policy_trainer.processes.limits import limit_memory
+from policy_trainer.processes.messages import Answer
+from policy_trainer.processes.user_output import UserOutput
 from policy_trainer.rewards.environments import LIVE
 from policy_trainer.rewards.functions import checked
 from shared.errors import UserError
 
 # Of what a call printed or raised, only the end is kept.
 _MOST_LOG = 2000
-# The client ends a session that takes too long. A watchdog ends its process after this many time limits, in case the
-# client does not.
-_WATCHDOG_LIMITS = 3
 
 
 class _Refused(Exception):
@@ -46,21 +42,20 @@ class _Refused(Exception):
 
 
 class Host:
-    """The tools, and perhaps an environment. A request names one of the methods in `do`, and has its arguments and its
-    time limit, `seconds`.
+    """The tools, and perhaps an environment. A request names one of the methods in `do`, and has its arguments.
 
     An answer has `value`, or `error` with the exception's text and `raised` with its type; `kind` of the failure, empty
     if there was none; and `log`, the end of what was printed or raised.
     """
 
-    def __init__(self, toolbox: Toolbox, resets: threading.Lock, *, separate: bool) -> None:
-        """resets: held while random numbers are seeded and used. separate: whether the process has no other session."""
+    def __init__(self, toolbox: Toolbox, resets: threading.Lock, output: UserOutput | None = None) -> None:
+        """resets: held while random numbers are seeded and used. output: of this process, if it has no other
+        session."""
         self._toolbox = toolbox
         self._resets = resets
-        self._separate = separate
-        self._output = UserOutput() if separate else None
+        self._output = output
         self._home, self._recursion = os.getcwd(), sys.getrecursionlimit()
-        if separate:
+        if output:
             os.umask(umask := os.umask(0o077))
             self._umask = umask
         self._kept: set[int] = set()  # processes that live as long as the environment
@@ -73,32 +68,21 @@ class Host:
             self.describe, self.open, self.reset, self.call, self.reward, self.get, self.invoke, self.clear
         )}  # fmt: skip
 
-    def answer(self, line: bytes) -> bytes:
-        """Never raises the user's exceptions. Raises OSError if an earlier call has left this process unable to
-        continue."""
-        if self._output:
-            self._output.begin()
-            sys.setrecursionlimit(self._recursion)
-        request = json.loads(line)
-        number = request.pop("number")
+    def answer(self, request: dict[str, Any]) -> Mapping[str, Any]:
+        """Never raises the user's exceptions."""
         try:
-            self.watch(request.pop("seconds"))
+            if self._output:
+                sys.setrecursionlimit(self._recursion)
             answer = {"kind": "", **self._methods[request.pop("do")](**request)}
-            return _line({"number": number, "log": self._printed, **answer})
+            json.dumps(answer)
+            return {"log": self._printed, **answer}
         except BaseException as error:  # the user's code may raise anything, SystemExit too
-            return _line({"number": number, **self._failure(error)})
+            return self._failure(error)
 
     @property
     def _printed(self) -> str:
         """The end of the call's output."""
         return _encodable(self._output.tail) if self._output else ""
-
-    def watch(self, seconds: float) -> None:
-        """Starts the watchdog of a call with this time limit; 0 ends it."""
-        if self._output and seconds:
-            faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds, exit=True, file=self._output.descriptor)
-        elif self._output:
-            faulthandler.cancel_dump_traceback_later()
 
     def _failure(self, error: BaseException) -> Mapping[str, str]:
         kind = {UserError: "refused", _Refused: getattr(error, "kind", "")}.get(type(error), "exception")
@@ -119,14 +103,13 @@ class Host:
         memory: bytes that this process may take from now on, 0 for no limit; of no effect if others share it.
         """
         self._most = most_characters
-        if memory and self._separate:
-            limit = memory + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        if self._output:
+            limit_memory(memory, more=True)
         tools = [*self._toolbox.tools.values()]
         if environment is not None:
             self._label, self._environment = environment, self._toolbox.make(environment)
             tools += [getattr(self._environment, name) for name in method_names(type(self._environment))]
-            if not self._separate:
+            if not self._output:
                 self._key = secrets.token_hex()
                 LIVE[self._key] = self._environment
         self._tools = {tool.__name__: tool for tool in tools}
@@ -135,7 +118,7 @@ class Host:
 
     def clear(self) -> Mapping[str, None]:
         """Called after a rollout: kills all processes that it started, including those in other sessions."""
-        if self._separate:
+        if self._output:
             kill_children(but=self._kept)
         return {"value": None}
 
@@ -196,7 +179,7 @@ class Host:
 
     def _go_home(self) -> None:
         """Restores the state in which rollouts begin: a call may have changed the working directory or set an alarm."""
-        if self._separate:
+        if self._output:
             os.chdir(self._home)
             os.umask(self._umask)
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -209,24 +192,14 @@ class Host:
         return f"{text[: self._most]}\n[{left_out} more characters were left out]", left_out
 
 
-def serve(requests: BufferedIOBase, answers: BufferedIOBase, host: Host) -> None:
-    """Answers until the client disconnects."""
-    process = os.getpid()
+@contextmanager
+def session_here(toolbox: Toolbox, resets: threading.Lock) -> Iterator[Answer]:
+    """A session in a thread of the process that began the run."""
+    host = Host(toolbox, resets)
     try:
-        for line in requests:
-            answer = host.answer(line)
-            if os.getpid() != process:  # a tool has forked; only the original process may answer
-                os._exit(0)
-            host.watch(0)
-            answers.write(b"\n" + answer)  # ends a line that a tool may have written to the socket
-            answers.flush()
+        yield host.answer
     finally:
         host.close()
-
-
-def serve_here(toolbox: Toolbox, requests: BufferedIOBase, answers: BufferedIOBase, resets: threading.Lock) -> None:
-    """In a thread of the process that began the run."""
-    serve(requests, answers, Host(toolbox, resets, separate=False))
 
 
 async def _wait(result: Any) -> Any:
@@ -254,7 +227,3 @@ def _plain(value: Any, name: str) -> Any:
         return to_jsonable_python(value, fallback=lambda array: array.tolist())
     except (PydanticSerializationError, AttributeError, ValueError):
         raise TypeError(f"{name} is {type(value).__name__}, which is no JSON value: rewards get only those") from None
-
-
-def _line(answer: Mapping[str, Any]) -> bytes:
-    return json.dumps(answer).encode() + b"\n"

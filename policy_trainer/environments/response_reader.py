@@ -6,7 +6,8 @@ from typing import Any
 
 from policy_trainer.config import TurnsConfig
 from policy_trainer.data.problem import Tools
-from policy_trainer.rewards.sandbox import ProcessEnded, SandboxProcess
+from policy_trainer.processes.messages import ProcessEnded
+from policy_trainer.processes.user_process import UserProcess
 from shared.errors import UserError
 
 _CHILD = "policy_trainer.environments.response_reader_child"
@@ -59,11 +60,10 @@ class ResponseReader:
 
     def _ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         self._wait_until_ready()
-        self._process.send(request, seconds=self._seconds)
-        return self._process.receive(seconds=self._seconds)
+        return self._process.ask("read", self._seconds, **request)
 
-    def _start(self) -> SandboxProcess:
-        return SandboxProcess(memory=self._memory, seconds=self._seconds, module=_CHILD)
+    def _start(self) -> UserProcess:
+        return UserProcess(_CHILD, memory=self._memory)
 
     def _wait_until_ready(self) -> None:
         if self._ready and self._process.alive:
@@ -71,7 +71,7 @@ class ResponseReader:
         if self._ready:
             self._process = self._start()
         try:
-            answer = self._process.receive(seconds=_START_SECONDS)
+            answer = self._process.ask("ready", _START_SECONDS)
         except ProcessEnded as ended:
             raise UserError(f"tools: the process that reads the model's calls {ended}") from None
         if "refused" in answer:

@@ -1,43 +1,21 @@
-"""The process of ResponseReader. It does not import PyTorch, so it starts within a second.
+"""The process of ResponseReader. It does not import PyTorch, so it starts within a second."""
 
-Requests are pickles from the parent, over a socket that no other process can reach. Answers are lines of JSON.
-"""
-
-import faulthandler
 import json
-import pickle
-import resource
-import socket
-import sys
 from collections.abc import Mapping
-from io import BufferedRWPair
 from typing import Any
 
 import regex
 
-from shared.process import end_with_parent
-
-# The parent kills this process when reading takes too long. A watchdog ends it after this many time limits, in case
-# the parent has died while a pattern holds the GIL.
-_WATCHDOG_LIMITS = 3
+from policy_trainer.processes.user_code import serve_parent
 
 
-def main(descriptor: int, memory: int, seconds: float) -> None:
-    """Answers until the socket is closed. memory: bytes of address space, 0 for no limit. seconds: time limit."""
-    end_with_parent()
-    if memory:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
-        try:
-            from transformers.utils.chat_parsing import parse_response  # noqa: F401
-        except ImportError:
-            _send(stream, {"refused": "tools: transformers 5.15 or newer is needed to read the model's calls"})
-            return
-        _send(stream, {})
-        while request := _receive(stream):
-            faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds, exit=True)
-            _send(stream, read(**request))
-            faulthandler.cancel_dump_traceback_later()
+def ready() -> Mapping[str, Any]:
+    """Answers once the process can read."""
+    try:
+        from transformers.utils.chat_parsing import parse_response  # noqa: F401
+    except ImportError:
+        return {"refused": "tools: transformers 5.15 or newer is needed to read the model's calls"}
+    return {}
 
 
 def read(text: str, template: dict[str, Any], prefix: str, tools: list[Any], call_begins: str) -> Mapping[str, Any]:
@@ -55,17 +33,10 @@ def read(text: str, template: dict[str, Any], prefix: str, tools: list[Any], cal
     return {"message": message, "problem": reason if regex.search(call_begins, rest) else ""}
 
 
-def _receive(stream: BufferedRWPair) -> dict[str, Any] | None:
-    try:
-        return pickle.load(stream)
-    except EOFError:
-        return None
-
-
-def _send(stream: BufferedRWPair, message: Mapping[str, Any]) -> None:
-    stream.write(json.dumps(message).encode() + b"\n")
-    stream.flush()
+def main() -> None:
+    ready()  # imports while the parent does other things
+    serve_parent(ready=ready, read=read)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main()

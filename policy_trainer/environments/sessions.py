@@ -14,12 +14,11 @@ from pydantic_core import to_jsonable_python
 from policy_trainer.config import CommonConfig
 from policy_trainer.config.functions import CALLER
 from policy_trainer.data.problem import EnvironmentReference
-from policy_trainer.environments.connections import START_SECONDS, CallerSessions, Connection, ForkedSessions, Place
-from policy_trainer.environments.relay import relay
+from policy_trainer.environments.connections import START_SECONDS, CallerSessions, ForkedSessions, Place
 from policy_trainer.environments.toolbox import misfits
-from policy_trainer.lifecycle.user_socket import UserSocket
+from policy_trainer.processes.messages import Connection, ProcessEnded, serve
+from policy_trainer.processes.user_socket import UserSocket
 from policy_trainer.rewards.failures import Failures
-from policy_trainer.rewards.sandbox import ProcessEnded
 from shared.errors import UserError
 
 _GIB = 2**30
@@ -65,7 +64,7 @@ class Sessions:
         try:
             self._describe(config.tools)
             if self._labels:
-                self._relay = relay(self._inspect)
+                self._relay = UserSocket(lambda reward: serve(reward, self._inspect), "relay")
         except BaseException:
             self.close()
             raise
@@ -151,9 +150,9 @@ class Sessions:
         if self._here:
             self._here.close()
 
-    def _inspect(self, number: int, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _inspect(self, request: dict[str, Any]) -> Mapping[str, Any]:
         """The answer to a reward's request."""
-        session = self._used.get(number)
+        session = self._used.get(request.pop("session"))
         return session.inspect(**request) if session else {"error": "its rollout has ended"}
 
 

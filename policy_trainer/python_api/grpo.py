@@ -17,10 +17,10 @@ from policy_trainer.cli.status import tell_device
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.config.functions import CALLER
 from policy_trainer.config.names import HINTS
-from policy_trainer.environments.host import serve_here
+from policy_trainer.environments.host import session_here
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.processes import fork_server
 from policy_trainer.presets import SETTINGS
+from policy_trainer.processes.fork_server import fork_server
 from policy_trainer.python_api.callbacks import Callbacks, StepFunction, callback_input, step_input
 from policy_trainer.python_api.inputs import (
     Problems,
@@ -106,7 +106,7 @@ class GRPO:
             raise UserError("environment_factory: leave it out, or leave out the setting environment")
         self.observer = _observer(on_step, callbacks)
         served = toolbox.tools or toolbox.environments
-        self._functions = FunctionServer(functions, partial(serve_here, toolbox) if served else None)
+        self._functions = FunctionServer(functions, partial(session_here, toolbox) if served else None)
         values = {
             **loss_input(with_data(settings, self._data)),
             **({} if model is None else {"model": str(model)}),
@@ -189,7 +189,7 @@ class GRPO:
     def _environment(self, stack: ExitStack) -> dict[str, str]:
         """Variables for the run's processes: where this process's modules are, and the address of its functions."""
         modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
-        if not self._functions.functions and self._functions.serve_session is None:
+        if not self._functions.functions and self._functions.session is None:
             return modules
         server = stack.enter_context(self._functions)
         return {**modules, ADDRESS_VARIABLE: server.address}

@@ -1,11 +1,10 @@
 """The environments of rollouts, for rewards: they live in other processes, and are reached through the worker."""
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from policy_trainer.data.problem import EnvironmentReference
-from policy_trainer.lifecycle.user_socket import connect
+from policy_trainer.processes.messages import Connection, ProcessEnded
+from policy_trainer.processes.user_socket import connect
 
 # The environments that live in this process, by key.
 LIVE: dict[str, Any] = {}
@@ -31,13 +30,12 @@ class EnvironmentProxy:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{name}: rewards get only the public attributes of an environment")
-        answer = self._ask({"do": "get", "name": name})
+        answer = self._ask("get", name=name)
         if "method" not in answer:
             return answer["value"]
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            request = {"do": "invoke", "name": name, "arguments": arguments, "keywords": keywords}
-            return self._ask(request)["value"]
+            return self._ask("invoke", name=name, arguments=arguments, keywords=keywords)["value"]
 
         async def call_async(*arguments: Any, **keywords: Any) -> Any:
             return call(*arguments, **keywords)
@@ -47,12 +45,13 @@ class EnvironmentProxy:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name}: a reward cannot change the attributes of an environment")
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, do: str, **request: Any) -> dict[str, Any]:
         reference: EnvironmentReference = object.__getattribute__(self, "_reference")
-        with connect(reference.relay) as connection, connection.makefile("rwb") as stream:
-            stream.write(json.dumps({"session": reference.session, **request}).encode() + b"\n")
-            stream.flush()
-            answer = json.loads(stream.readline() or b'{"error": "the worker does not answer"}')
+        with connect(reference.relay) as relay:
+            try:  # the worker limits the time
+                answer = Connection(relay).ask(do, None, session=reference.session, **request)
+            except ProcessEnded:
+                answer = {"error": "the worker does not answer"}
         if "error" in answer:
             error = AttributeError if answer.get("raised") == "AttributeError" else RuntimeError
             raise error(f"environment: {answer['error']}")

@@ -1,18 +1,16 @@
 """Functions of the process that began the training: rewards of a notebook, closures, lambdas; tools, environments.
 
-No other process can import them. So the worker and evaluations send samples to this server, and get answers, as lines
-of JSON. Its address is in an environment variable that the process gives its children.
+No other process can import them. So the worker and evaluations send samples to this server, and get answers. Its
+address is in an environment variable that the process gives its children.
 """
 
-import json
 import math
 import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from io import BufferedIOBase
-from socketserver import StreamRequestHandler
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +18,8 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from policy_trainer.data.problem import Sample, Score
-from policy_trainer.lifecycle.user_socket import UserSocket, connect
+from policy_trainer.processes.messages import Answer, Connection, ProcessEnded, is_gone, serve
+from policy_trainer.processes.user_socket import UserSocket, connect
 from policy_trainer.rewards.call_log import CallLogs
 from policy_trainer.rewards.failures import Failures, too_slow
 from policy_trainer.rewards.functions import RewardFunction
@@ -28,9 +27,6 @@ from shared.errors import UserError
 
 # Path of the caller's socket.
 ADDRESS_VARIABLE = "TANDEM_CALLER"
-
-# This request turns its connection into a session, whose further requests environments/host.py answers.
-SESSION = b'{"session": true}\n'
 
 _SAMPLES = TypeAdapter(list[Sample])
 
@@ -44,12 +40,6 @@ def read_address(name: str, setting: str = "rewards") -> str:
             f"continue with policy_trainer.GRPO there, or name other --{setting}"
         )
     return address
-
-
-def judge_request(name: str, samples: Sequence[Sample]) -> bytes:
-    """A line of JSON. In columns of the data, dates become ISO strings, and bytes URL-safe base64."""
-    values = to_jsonable_python(list(samples), bytes_mode="base64", inf_nan_mode="constants")
-    return json.dumps({"judge": name, "samples": values}).encode() + b"\n"
 
 
 class CallerReward:
@@ -74,30 +64,27 @@ class CallerReward:
             return []
         try:
             answers = self._ask(samples, self._seconds * len(samples))
-        except TimeoutError:
+        except ProcessEnded as ended:
+            if not ended.too_slow:
+                raise self._unanswered(f"it {ended}") from None
             self.failures.lost(self._name, too_slow(self._seconds, len(samples)), count=len(samples))
             return [math.nan] * len(samples)
         except OSError as error:
-            raise UserError(
-                f"rewards: the program that began the run does not answer for {self._name}: {error}"
-            ) from error
+            raise self._unanswered(str(error)) from error
         self.logs.add(samples, answers)
         return self.failures.scores(self._name, answers)
 
     def _ask(self, samples: Sequence[Sample], seconds: float) -> list[dict[str, Any]]:
-        with connect(self._address) as connection, connection.makefile("rb") as answers:
-            connection.settimeout(seconds)
-            connection.sendall(judge_request(self._name.partition(":")[2], samples))
-            line = answers.readline()
-        if not line:
-            raise ConnectionError("it closed the connection")
-        answer = json.loads(line)
+        """In columns of the data, dates become ISO strings, and bytes URL-safe base64."""
+        values = to_jsonable_python(list(samples), bytes_mode="base64", inf_nan_mode="constants")
+        with connect(self._address) as caller:
+            answer = Connection(caller).ask("judge", seconds, name=self._name.partition(":")[2], samples=values)
         if "error" in answer:
-            raise ConnectionError(answer["error"])
+            raise self._unanswered(answer["error"])
         return answer["answers"]
 
-
-ServeSession = Callable[[BufferedIOBase, BufferedIOBase, threading.Lock], None]
+    def _unanswered(self, reason: str) -> UserError:
+        return UserError(f"rewards: the program that began the run does not answer for {self._name}: {reason}")
 
 
 class FunctionServer:
@@ -107,12 +94,16 @@ class FunctionServer:
     of each function that has failed since the block was entered last.
     """
 
-    def __init__(self, functions: Mapping[str, RewardFunction], serve_session: ServeSession | None = None) -> None:
-        """serve_session: called in a thread for each session with tools or environments of this process, with the
-        streams of its requests and answers, and a lock that the sessions share; None if there are none."""
+    def __init__(
+        self,
+        functions: Mapping[str, RewardFunction],
+        session: Callable[[threading.Lock], AbstractContextManager[Answer]] | None = None,
+    ) -> None:
+        """session: entered in a thread for each session with tools or environments of this process, with a lock that
+        the sessions share; None if there are none."""
         self.errors: dict[str, BaseException] = {}
         self.functions = functions
-        self.serve_session = serve_session
+        self.session = session
 
     @property
     def address(self) -> str:
@@ -123,7 +114,7 @@ class FunctionServer:
         # New locks: a function that hangs may hold the last run's forever.
         self._turn, self.resets = threading.Lock(), threading.Lock()
         self.errors.clear()
-        self._socket = UserSocket(self._answer, "reward functions")
+        self._socket = UserSocket(self._serve, "reward functions")
         return self
 
     def __exit__(
@@ -139,29 +130,23 @@ class FunctionServer:
                 return None
             return [answer for call in function.split(samples) for answer in function.answers(call, note)]
 
-    def _answer(self, client: StreamRequestHandler) -> None:
-        line = client.rfile.readline()
-        if not line.endswith(b"\n"):
-            return  # a worker that was killed
-        request = json.loads(line)
-        if "session" in request:
-            if self.serve_session:
-                self.serve_session(client.rfile, client.wfile, self.resets)
-        elif (answer := self._judged(request, client.connection)) is not None:
-            client.wfile.write(json.dumps(answer).encode() + b"\n")
+    def _serve(self, client: socket.socket) -> None:
+        """A connection asks for rewards, or is a session."""
+        session: Answer | None = None
 
-    def _judged(self, request: Mapping[str, Any], client: socket.socket) -> Mapping[str, Any] | None:
-        name = request["judge"]
+        def answer(request: dict[str, Any]) -> Mapping[str, Any] | None:
+            nonlocal session
+            if request["do"] == "judge":
+                return self._judged(request["name"], request["samples"], client)
+            if session is None and self.session:
+                session = ending.enter_context(self.session(self.resets))
+            return session(request) if session else None
+
+        with ExitStack() as ending:
+            serve(client, answer)
+
+    def _judged(self, name: str, samples: Sequence[Any], client: socket.socket) -> Mapping[str, Any] | None:
         if name not in self.functions:
             return {"error": f"this program has no function {name}"}
-        answers = self.judge(name, _SAMPLES.validate_python(request["samples"]), client)
+        answers = self.judge(name, _SAMPLES.validate_python(samples), client)
         return None if answers is None else {"answers": answers}
-
-
-def is_gone(client: socket.socket) -> bool:
-    try:
-        return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True

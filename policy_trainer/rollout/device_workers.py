@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from policy_trainer.config import RolloutConfig
-from policy_trainer.lifecycle.processes import Child, RestartedChild
+from policy_trainer.processes.children import Child, RestartedChild
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.devices import choose_device
 

@@ -10,7 +10,7 @@ from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.marks import public_settings, settings_as_json
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
-from policy_trainer.lifecycle.fork_server import ForkServer
+from policy_trainer.processes.fork_server import ForkServer
 from policy_trainer.quantised import check_quantisation
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger

@@ -10,10 +10,10 @@ from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.evaluation.results import Evaluation, sampled_groups
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.lifecycle.fork_server import ForkServer
-from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import teacher_kl
+from policy_trainer.processes.children import Child, RestartedChild
+from policy_trainer.processes.fork_server import ForkServer
 from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.server import KeptSamples, QueueWatch, token_of
 from policy_trainer.reference.renewal import Renewal

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.fork_server import ForkServer
-from policy_trainer.lifecycle.processes import Child, RestartedChild
+from policy_trainer.processes.children import Child, RestartedChild
+from policy_trainer.processes.fork_server import ForkServer
 from policy_trainer.queue_client.server import configured_token
 from policy_trainer.run_files.locks import hold
 from policy_trainer.run_files.run_directory import RunDirectory

@@ -11,7 +11,7 @@ from rich.console import Console
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
-from policy_trainer.lifecycle.fork_server import ForkServer
+from policy_trainer.processes.fork_server import ForkServer
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.config.names import TRL_ENTRIES
-from policy_trainer.lifecycle.processes import prepare_fork_server
+from policy_trainer.processes.fork_server import prepare_fork_server
 from policy_trainer.python_api.callbacks import callback_input
 from policy_trainer.python_api.grpo import GRPO, environment
 from policy_trainer.run_files.run_directory import RunDirectory

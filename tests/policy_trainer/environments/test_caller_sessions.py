@@ -10,7 +10,7 @@ import pytest
 
 from policy_trainer.config import TrainConfig, TurnsConfig
 from policy_trainer.data.problem import Problem, Sample
-from policy_trainer.environments.host import serve_here
+from policy_trainer.environments.host import session_here
 from policy_trainer.environments.sessions import Sessions
 from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.python_api.inputs import turns_input
@@ -57,7 +57,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
         here = Toolbox({f"caller:{tool.__name__}": tool for tool in tools}, {})
         here.environments.update({f"caller:{cls.__name__}": cls for cls in environments.values()})
         functions = {"f": reward_function("f", rewards)} if rewards else {}
-        server = FunctionServer(functions, partial(serve_here, here)).__enter__()
+        server = FunctionServer(functions, partial(session_here, here)).__enter__()
         closing.append(lambda: server.__exit__(None, None, None))
         monkeypatch.setenv(ADDRESS_VARIABLE, server.address)
         names = [f"{name}=caller:{cls.__name__}".removeprefix("=") for name, cls in environments.items()]

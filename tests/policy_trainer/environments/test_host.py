@@ -19,13 +19,13 @@ TOOLBOX = Toolbox({"m:add": add, "m:do": do, "m:add_slowly": add_slowly}, {"m:Co
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    host = Host(TOOLBOX, threading.Lock(), separate=False)
+    host = Host(TOOLBOX, threading.Lock())
     yield host
     host.close()
 
 
 def ask(host: Host, do: str, **arguments: Any) -> dict[str, Any]:
-    return json.loads(host.answer(json.dumps({"number": 0, "do": do, "seconds": 60, **arguments}).encode()))
+    return json.loads(json.dumps(host.answer({"do": do, **arguments})))
 
 
 def opened(host: Host, environment: str | None = None) -> Host:
@@ -95,7 +95,7 @@ def test_reset_gets_the_columns_that_it_takes_and_the_seed_if_it_names_one() -> 
         def reset(self, **columns: Any) -> str:
             return str(columns)
 
-    host = Host(Toolbox({}, {"s": Seeded, "p": Plain}), threading.Lock(), separate=False)
+    host = Host(Toolbox({}, {"s": Seeded, "p": Plain}), threading.Lock())
     opened(host, "s")
     assert ask(host, "reset", columns={"level": 2, "prompt": "x"}, seed=7)["value"] == "7 2"
     assert ask(host, "reset", columns={"seed": 3}, seed=7)["value"] == "3 0"

@@ -11,7 +11,7 @@ from policy_trainer.environments.response_reader import ResponseReader
 
 # A reader whose process ends by itself on as many texts as a file says.
 CHILD = """
-import os, sys
+import os
 from pathlib import Path
 from policy_trainer.environments import response_reader_child
 
@@ -23,7 +23,7 @@ def read(**request):
     return {"message": {"content": request["text"]}, "problem": ""}
 
 response_reader_child.read = read
-response_reader_child.main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+response_reader_child.main()
 """
 
 

@@ -1,6 +1,7 @@
-"""Functions of this process judge for other processes of its user: lines of JSON, a time limit."""
+"""Functions of this process judge for other processes of its user: a time limit."""
 
 import datetime
+import json
 import math
 import socket
 import threading
@@ -10,10 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
+from pydantic_core import to_jsonable_python
 
 from policy_trainer.data.problem import Problem, Sample
-from policy_trainer.lifecycle.user_socket import connect
-from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, CallerReward, FunctionServer, judge_request
+from policy_trainer.processes.messages import Connection
+from policy_trainer.processes.user_socket import connect
+from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, CallerReward, FunctionServer
 from policy_trainer.rewards.functions import reward_function
 from shared.errors import UserError
 
@@ -36,6 +39,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CallerRewar
 
 def samples(*texts: str, **extras: Any) -> list[Sample]:
     return [Sample(Problem("4", prompt="2+2=", extras=extras), text, ids=(7, 8)) for text in texts]
+
+
+def judge_request(*texts: str) -> bytes:
+    values = to_jsonable_python(samples(*texts))
+    return json.dumps({"number": 5, "do": "judge", "seconds": 60, "name": "f", "samples": values}).encode() + b"\n"
 
 
 def test_many_completions_in_one_call_with_all_columns(serve: Callable[..., CallerReward]) -> None:
@@ -115,7 +123,7 @@ def test_it_ends_silently_while_functions_hang(capfd: pytest.CaptureFixture[str]
     server = FunctionServer({"f": reward_function("f", lambda completion: release.wait())})
     with server, connect(server.address) as first, connect(server.address) as second:
         for connection in (first, second):
-            connection.sendall(judge_request("f", samples("a")))
+            connection.sendall(judge_request("a"))
     release.set()
     output = capfd.readouterr()
     assert output.out + output.err == ""
@@ -147,13 +155,12 @@ def test_a_missing_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_is_killed_in_a_request_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with FunctionServer({"f": reward_function("f", lambda completion: 1.0)}) as server:
         with connect(server.address) as client:
-            client.sendall(judge_request("f", samples("a"))[:-2])
+            client.sendall(judge_request("a")[:-2])
         with connect(server.address) as client:  # it does not wait for its answer
-            client.sendall(judge_request("f", samples("a")))
+            client.sendall(judge_request("a"))
             client.shutdown(socket.SHUT_RD)
-        with connect(server.address) as client, client.makefile() as answers:
-            client.sendall(judge_request("f", []))
-            assert answers.readline() == '{"answers": []}\n'
+        with connect(server.address) as client:
+            assert Connection(client).ask("judge", 60, name="f", samples=[])["answers"] == []
         for thread in threading.enumerate():
             if thread.name.endswith("(process_request_thread)"):
                 thread.join()

@@ -168,7 +168,7 @@ def test_no_process_is_started_that_no_reward_needs(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr("policy_trainer.rewards.sandbox.SandboxProcess", lambda **limits: started.append(limits))
+    monkeypatch.setattr("policy_trainer.rewards.sandbox.UserProcess", lambda *what, **limits: started.append(what))
     judge = Judge(tokenizer, FakeTask(equal_math), TrainConfig(model="m", rewards=["format"]))
     without = Problem(answer="", messages=(USER,))
     assert judge.judge([(PROBLEM, [completed(tokenizer, RIGHT)])])[0].rewards.tolist() == [1]

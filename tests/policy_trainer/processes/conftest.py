@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.lifecycle.fork_server import ForkServer
-from policy_trainer.lifecycle.processes import environment
+from policy_trainer.processes.fork_server import ForkServer
+from policy_trainer.processes.variables import environment
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
+from socketserver import BaseRequestHandler, ThreadingUnixStreamServer
 from typing import Any
 
 # An address has at most 104 bytes on macOS and 108 on Linux, including a zero byte at its end.
@@ -18,15 +18,15 @@ _CONNECT_SECONDS, _RETRY_SECONDS = 5.0, 0.05
 
 
 class UserSocket:
-    """Calls `answer` for each connection, in a daemon thread, until it is closed. Only processes of this user and of
+    """Calls `serve` for each connection, in a daemon thread, until it is closed. Only processes of this user and of
     root can connect: the directory of the socket has mode 0700."""
 
-    def __init__(self, answer: Callable[[StreamRequestHandler], None], name: str) -> None:
-        """answer: reads requests from its argument's `rfile` and writes to `wfile`. name: the thread's name."""
+    def __init__(self, serve: Callable[[socket.socket], None], name: str) -> None:
+        """name: the thread's."""
         self._directory = _directory()
         self.path = os.path.join(self._directory.name, _NAME)
         try:
-            self._server = _Server(self.path, partial(_Handler, answer))
+            self._server = _Server(self.path, partial(_Handler, serve))
         except BaseException:
             self._directory.cleanup()
             raise
@@ -39,13 +39,13 @@ class UserSocket:
         self._directory.cleanup()
 
 
-class _Handler(StreamRequestHandler):
-    def __init__(self, answer: Callable[[StreamRequestHandler], None], *connection: Any) -> None:
-        self._answer = answer
+class _Handler(BaseRequestHandler):
+    def __init__(self, serve: Callable[[socket.socket], None], *connection: Any) -> None:
+        self._serve = serve
         super().__init__(*connection)
 
     def handle(self) -> None:
-        self._answer(self)
+        self._serve(self.request)
 
 
 class _Server(ThreadingUnixStreamServer):

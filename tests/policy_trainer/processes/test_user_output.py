@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.lifecycle import user_output
-from policy_trainer.lifecycle.user_output import pass_on
-from policy_trainer.rewards.sandbox import end_python, start_python
+from policy_trainer.processes import user_output
+from policy_trainer.processes.user_output import pass_on
+from policy_trainer.processes.user_process import end_python, start_python
 
 
 def passed_on(descriptor: int, data: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,13 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from policy_trainer.config import TrainConfig
-from policy_trainer.lifecycle import processes
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.fork_server import ForkServer
-from policy_trainer.lifecycle.processes import Child, RestartedChild
+from policy_trainer.processes import children
+from policy_trainer.processes.children import Child, RestartedChild
+from policy_trainer.processes.fork_server import ForkServer
 from tests.policy_trainer.children import Clock, FakeChild
 from tests.waiting import until
 
@@ -27,14 +25,14 @@ def forks(request: pytest.FixtureRequest) -> ForkServer | None:
 
 @pytest.fixture
 def open_child(tmp_path: Path, forks: ForkServer | None) -> Iterator[OpenChild]:
-    children: list[Child] = []
+    made: list[Child] = []
 
     def make(module: str, *arguments: str, **settings: Any) -> Child:
-        children.append(Child("child", module, arguments, tmp_path / "logs" / "child.log", forks=forks, **settings))
-        return children[-1]
+        made.append(Child("child", module, arguments, tmp_path / "logs" / "child.log", forks=forks, **settings))
+        return made[-1]
 
     yield make
-    for child in children:
+    for child in made:
         child.stop()
 
 
@@ -82,8 +80,8 @@ class TestChild:
         monkeypatch: pytest.MonkeyPatch,
         tmp_path: Path,
     ) -> None:
-        monkeypatch.setattr(processes, "_MOST_LOG", 10_000)
-        monkeypatch.setattr(processes, "_KEPT_LOG", 100)
+        monkeypatch.setattr(children, "_MOST_LOG", 10_000)
+        monkeypatch.setattr(children, "_KEPT_LOG", 100)
         modules("talks", "for number in range(5000): print(number, flush=True)\ninput()\nprint('end')\n")
         child, log = open_child("talks"), tmp_path / "logs" / "child.log"
         child.start()
@@ -99,7 +97,7 @@ class TestChild:
     def test_a_stubborn_child_is_killed(
         self, modules: Callable[[str, str], None], open_child: OpenChild, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("policy_trainer.lifecycle.processes._STOP_SECONDS", 0.2)
+        monkeypatch.setattr("policy_trainer.processes.children._STOP_SECONDS", 0.2)
         modules("stubborn", STUBBORN)
         child = open_child("stubborn")
         child.start()
@@ -158,76 +156,10 @@ def test_a_child_that_is_stopped_gets_one_signal(modules: Callable[[str, str], N
     assert child.exit_status == 0 and "1 signals" in child.last_lines()
 
 
-@pytest.mark.parametrize(
-    ("settings", "gpu", "starts"),
-    [
-        ({}, False, True),
-        ({}, True, False),
-        ({"device": "cpu"}, True, True),
-        ({"device": "cpu", "reference": {"device": "cuda:0"}}, True, False),
-        ({"device": "cuda:0"}, True, False),
-        ({"loss": {"beta": 0}}, False, True),  # for the worker
-        ({"sampler": "vllm"}, False, True),  # for the reference server
-        ({"sampler": "vllm", "loss": {"beta": 0}}, False, False),
-        ({"rollout": "external"}, False, True),
-        ({"rollout": "external", "server": "http://gpu1:8400"}, False, False),
-    ],
-)
-def test_a_fork_server_is_for_children_that_use_pytorch_on_the_cpu(
-    made_servers: list[Mock], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], gpu: bool, starts: bool
-) -> None:
-    monkeypatch.setattr(processes, "_may_have_gpu", lambda: gpu)
-    with processes.fork_server(TrainConfig(**{"model": "m", **settings})) as forks:
-        assert (forks is not None) is starts and len(made_servers) == starts
-
-
-@pytest.fixture
-def made_servers(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
-    """All fork servers that are started."""
-    servers: list[Mock] = []
-    monkeypatch.setattr(processes, "ForkServer", lambda environment: servers.append(Mock()) or servers[-1])
-    monkeypatch.setattr(processes, "_kept", [])
-    return servers
-
-
-def test_a_fork_server_stays_for_the_next_run(made_servers: list[Mock]) -> None:
-    config = TrainConfig(model="m", device="cpu")
-    processes.prepare_fork_server("cpu")
-    for _ in range(2):
-        with processes.fork_server(config) as forks:
-            assert forks is made_servers[0]
-    made_servers[0].serves.return_value = False  # it was killed, or a variable that PyTorch reads has changed
-    with processes.fork_server(config) as forks:
-        assert forks is made_servers[1] and made_servers[0].close.called
-
-
-def test_one_fork_server_stays(made_servers: list[Mock]) -> None:
-    """Another trainer is made during a run."""
-    with processes.fork_server(TrainConfig(model="m", device="cpu")):
-        processes.prepare_fork_server("cpu")
-    assert [server.close.called for server in made_servers] == [True, False]
-
-
-def test_a_fork_server_ends_with_a_run_that_leaves_children(made_servers: list[Mock]) -> None:
-    with pytest.raises(KeyboardInterrupt), processes.fork_server(TrainConfig(model="m", device="cpu")):
-        made_servers[0].idle = False
-        raise KeyboardInterrupt  # while they were being stopped
-    assert made_servers[0].close.called
-    with processes.fork_server(TrainConfig(model="m", device="cpu")) as forks:
-        assert forks is made_servers[1]
-
-
-def test_ranks_of_torchrun_have_no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with processes.fork_server(TrainConfig(model="m", device="cpu")) as forks:
-        assert forks is None
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(processes, "time", made)
+    monkeypatch.setattr(children, "time", made)
     return made
 
 

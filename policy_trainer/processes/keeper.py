@@ -1,6 +1,6 @@
 """Runs one of our modules that executes the user's code, and kills everything that this code has started.
 
-`python -m policy_trainer.lifecycle.keeper DESCRIPTOR MODULE ARGUMENT…` runs MODULE in a child, which gets the
+`python -m policy_trainer.processes.keeper DESCRIPTOR MODULE ARGUMENT…` runs MODULE in a child, which gets the
 descriptor and the arguments; the keeper waits. It runs none of the user's code, so it survives when the child is
 killed: it then adopts all descendants of the child (Linux), even those in other sessions, and kills them. It exits with
 the child's status. SIGTERM from its parent ends both, and so does the parent's end.
@@ -14,8 +14,8 @@ import signal
 import sys
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
 
+from policy_trainer.processes.limits import limit_tasks
 from shared.process import PARENT_VARIABLE
 
 # Seconds between checks that the parent is alive.
@@ -90,20 +90,6 @@ def kill_children(but: Collection[int] = ()) -> None:
                 os.waitpid(pid, 0)
             except ChildProcessError:  # reaped by a thread of the user's code
                 spared.add(pid)
-
-
-def limit_tasks(more: int) -> None:
-    """This process and its descendants can start no process or thread once the account has `more` more than now.
-    No effect for root, which Linux does not limit."""
-    account = f"\nUid:\t{os.getuid()}\t"
-    tasks = 0
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with suppress(OSError):  # it has ended
-            text = status.read_text(errors="replace")
-            tasks += int(text.partition("\nThreads:")[2].split()[0]) if account in text else 0
-    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    limit = tasks + more if hard == resource.RLIM_INFINITY else min(hard, tasks + more)
-    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
 
 def _ended(child: int) -> bool:

@@ -1,4 +1,4 @@
-"""Child processes of the trainer and of the demo, and restarts of those that die."""
+"""Child processes that run our programs, and restarts of those that die."""
 
 import math
 import os
@@ -6,32 +6,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.fork_server import ForkedProcess, ForkServer
+from policy_trainer.processes.fork_server import ForkServer
+from policy_trainer.processes.forking import ForkedProcess
+from policy_trainer.processes.variables import environment
 from shared.errors import printable
-from shared.process import child_environment
-
-if TYPE_CHECKING:  # the settings load late: starting a process does not wait for them
-    from policy_trainer.config import TrainConfig
 
 _LAST_LINES = 12
 # A log that exceeds the first size is cut to the second: a user's code may print a lot.
 _MOST_LOG, _KEPT_LOG = 2**26, 2**20
-# What torchrun sets for each rank (torch.distributed.elastic of PyTorch 2.8 to 2.13): a child that had these
-# would take itself for that rank.
-_TORCHRUN = {
-    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
-    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_TIMER_FILE",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE",
-}  # fmt: skip
-# Devices of NVIDIA's and AMD's drivers.
-_GPUS = ("nvidia[0-9]*", "kfd", "dxg")
 # Longer than a reference server takes to shut down.
 _STOP_SECONDS = 35.0
 
@@ -39,60 +26,6 @@ _STOP_SECONDS = 35.0
 _MAX_DEATHS = 5
 # Exit status of a command that refuses its settings or data: another start would end the same way.
 _REFUSED = 2
-
-
-def in_torchrun() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-# The fork server of this process, between runs.
-_kept: list[ForkServer] = []
-
-
-@contextmanager
-def fork_server(config: "TrainConfig") -> Iterator[ForkServer | None]:
-    """The fork server, which forks the run's children if they use PyTorch on the CPU. It stays for the next run, until
-    this process ends. Enter before PyTorch is imported here, so that both processes import it at the same time."""
-    from policy_trainer.config import INLINE
-
-    scores = config.server == INLINE and config.scored_by_server
-    samples = config.rollout == INLINE and config.sampler_traits.can_fork
-    reference_on_cpu = config.reference.device in ("cpu", "auto")  # auto: where the policy is
-    if not (_can_fork(config.device) and reference_on_cpu and (scores or samples)):
-        yield None
-        return
-    server = _take()
-    try:
-        yield server
-    finally:
-        if server.idle and not _kept:
-            _kept.append(server)
-        else:  # one is enough; closing it ends children that could not be stopped
-            server.close()
-
-
-def prepare_fork_server(device: str) -> None:
-    """Starts the fork server for a later run on the device, so that it imports PyTorch in the meantime."""
-    if _can_fork(device):
-        _kept.append(_take())
-
-
-def _can_fork(device: str) -> bool:
-    on_cpu = device == "cpu" or (device == "auto" and not _may_have_gpu())
-    return sys.platform == "linux" and not in_torchrun() and on_cpu
-
-
-def _may_have_gpu() -> bool:
-    return any(any(Path("/dev").glob(names)) for names in _GPUS)
-
-
-def _take() -> ForkServer:
-    """The kept fork server if it suits the current environment, else a new one."""
-    while _kept:
-        if (server := _kept.pop()).serves(environment()):
-            return server
-        server.close()
-    return ForkServer(environment())
 
 
 class Child:
@@ -188,18 +121,6 @@ def _run(
         start_new_session=True,
         pass_fds=inherited,
     )
-
-
-def environment() -> dict[str, str]:
-    """For a child: this process's environment without settings, which would override the child's configuration file,
-    and under torchrun without the variables of this rank. Threads of PyTorch's that wait leave the core to the other
-    processes of the run, unless the user wants them to spin."""
-    of_rank = _TORCHRUN if in_torchrun() else set[str]()
-    return {"OMP_WAIT_POLICY": "PASSIVE"} | {
-        name: value
-        for name, value in child_environment().items()
-        if name not in of_rank and not name.startswith(("POLICY_TRAINER_", "REF_SERVER_"))
-    }
 
 
 class RestartedChild:

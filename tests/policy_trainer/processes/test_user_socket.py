@@ -7,11 +7,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from socketserver import StreamRequestHandler
 
 import pytest
 
-from policy_trainer.lifecycle.user_socket import UserSocket, connect
+from policy_trainer.processes.user_socket import UserSocket, connect
 
 NOBODY = 65534
 PYTHON = "/usr/bin/python3"  # every account may run it
@@ -26,9 +25,9 @@ for line in sys.argv[1:]:
 """
 
 
-def echo(client: StreamRequestHandler) -> None:
-    for line in client.rfile:
-        client.wfile.write(line)
+def echo(client: socket.socket) -> None:
+    while data := client.recv(100):
+        client.sendall(data)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from policy_trainer.rewards.sandbox import end_python, start_python
+from policy_trainer.processes.user_process import end_python, start_python
 
 # Starts a grandchild in a session of its own, sends its pid, and executes the argument.
 SCRIPT = """
@@ -89,7 +89,8 @@ def test_an_account_has_a_limit_of_processes() -> None:
     """Root has none; the limit applies to the account that owns the process."""
     script = f"""
 import os, resource, subprocess
-from policy_trainer.lifecycle.keeper import kill_children, limit_tasks
+from policy_trainer.processes.keeper import kill_children
+from policy_trainer.processes.limits import limit_tasks
 os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
 limit_tasks(20)
 started = 0
@@ -114,7 +115,7 @@ def test_only_where_all_processes_of_the_account_can_be_counted(way: list[str], 
     """Containers with namespaces of their own share its processes."""
     script = """
 import os, resource
-from policy_trainer.lifecycle.keeper import keep
+from policy_trainer.processes.keeper import keep
 before = resource.getrlimit(resource.RLIMIT_NPROC)
 keep(os.dup(0))
 print(resource.getrlimit(resource.RLIMIT_NPROC) != before)
@@ -128,7 +129,7 @@ print(resource.getrlimit(resource.RLIMIT_NPROC) != before)
 def test_a_child_whose_keeper_ended_before_it_was_bound_ends() -> None:
     script = """
 import os
-from policy_trainer.lifecycle import keeper
+from policy_trainer.processes import keeper
 bound = keeper.end_with_creator
 def killed_first():
     os.kill(os.getppid(), 9)

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from policy_trainer.lifecycle.fork_server import ForkedProcess, ForkServer
-from policy_trainer.lifecycle.processes import Child, environment
+from policy_trainer.processes.children import Child
+from policy_trainer.processes.fork_server import ForkedProcess, ForkServer
+from policy_trainer.processes.variables import environment
 from tests.waiting import until
 
 OpenChild = Callable[[str], Child]
@@ -163,8 +164,9 @@ def test_a_killed_parent_leaves_nothing(modules: Modules, tmp_path: Path) -> Non
 PARENT = """
 import sys, time
 from pathlib import Path
-from policy_trainer.lifecycle.fork_server import ForkServer
-from policy_trainer.lifecycle.processes import Child, environment
+from policy_trainer.processes.fork_server import ForkServer
+from policy_trainer.processes.children import Child
+from policy_trainer.processes.variables import environment
 
 server = ForkServer(environment())
 child = Child("child", "sleeps", [], Path(sys.argv[1]), forks=server)
