@@ -29,8 +29,9 @@ const LIMITS = {
  */
 export async function readWaits({ run, lineage, step, first_at: first, updated_at: updated }, signal) {
   const query = { lineage, kind: "step", names: NAMES, after: Math.max(-1, step - NEWEST_STEPS - 1) };
+  /** @type {Api["RunMetrics"]} */
   const { steps, values } = await get(path("v1", "runs", run, "metrics"), query, signal);
-  const total = (name) => (values[name] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
+  const total = (name) => sumOf(values[name] ?? []);
   const share = (working, waiting) => shareOf(total(working), total(waiting));
   const seconds = total("training_seconds") + total("waiting_seconds");
   return {
@@ -40,14 +41,15 @@ export async function readWaits({ run, lineage, step, first_at: first, updated_a
   };
 }
 
-/** The share of the last minute in which scoring waited, or null. throughput: of GET /v1/throughput, or null. */
+/** The share of the last minute in which scoring waited, or null. @param {Api["ThroughputView"] | null} throughput */
 export function scorerWaits(throughput) {
-  const times = throughput?.times ?? [];
-  const begin = times.findIndex((each) => each > times.at(-1) - MINUTE);
-  const total = (column) => throughput[column].slice(begin).reduce((sum, value) => sum + value, 0);
-  return times.length ? shareOf(total("working"), total("waiting")) : null;
+  if (!throughput?.times.length) return null;
+  const { times, working, waiting } = throughput;
+  const begin = times.findIndex((each) => each > times[times.length - 1] - MINUTE);
+  return shareOf(sumOf(working.slice(begin)), sumOf(waiting.slice(begin)));
 }
 
+const sumOf = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
 const shareOf = (working, waiting) => (working + waiting > 0 ? waiting / (working + waiting) : null);
 
 /** The known shares, for display: [{ name, share }…]. */
