@@ -1,6 +1,6 @@
 """Prints the records that the server answers as an OpenAPI document, from which the types of the pages are made.
 
-    python -m tools.api_schema > tools/javascript/build/api.json
+python -m tools.api_schema > tools/javascript/build/api.json
 """
 
 import inspect

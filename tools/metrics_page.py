@@ -5,12 +5,14 @@ import math
 import re
 from pathlib import Path
 
+from policy_trainer.report.story import BUSY, CLEAR
 from policy_trainer.reporting.ranges import METRICS, STEP_METRICS, Metric
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "metrics.md"
 SCRIPT = ROOT / "shared" / "viewer" / "ranges.js"
 _HEAD = "// Metrics in the order of their plots, written by tools/metrics_page.py from reporting/ranges.py.\n\n"
+_BOUNDS = f"// From report/story.py.\nexport const BUSY = {BUSY};\nexport const CLEAR = {CLEAR};\n"
 # A row of the page's first table, and one of the table of all names.
 _FIRST = re.compile(r"^(\| \[`(\w+)`\][^|]*\| )[^|]*( \|[^|]*\|)$", re.MULTILINE)
 _ROW = re.compile(r"^\| (step|evaluation) \| `(\w+)` \|.*$", re.MULTILINE)
@@ -34,7 +36,7 @@ def _row(metric: Metric) -> str:
 
 def script() -> str:
     rows = "".join(f"  {json.dumps(_fields(metric), ensure_ascii=False)},\n" for metric in METRICS)
-    return f"{_HEAD}export const METRICS = [\n{rows}];\n"
+    return f"{_HEAD}export const METRICS = [\n{rows}];\n\n{_BOUNDS}"
 
 
 def _fields(metric: Metric) -> dict[str, str | float | None]:

@@ -1,12 +1,10 @@
 // The shares of time that the parts of a run work and wait, and the part that limits it.
 
 import { get, path } from "./api.js";
+import { BUSY, CLEAR } from "./ranges.js";
 
 const NEWEST_STEPS = 20;
 const NAMES = ["training_seconds", "waiting_seconds", "sampling_seconds", "sampler_waiting_seconds"];
-// The bottleneck waits for at most this share of its time, and the others for clearly more.
-const BUSY = 0.3;
-const CLEAR = 0.15;
 // A run whose next step is so late has stopped: nothing limits it.
 const STOPPED_SECONDS = 60;
 const STOPPED_STEPS = 3;
@@ -58,7 +56,7 @@ export function rowsOf(waits) {
   return known.map((part) => ({ name: PARTS[part], share: waits[part] }));
 }
 
-/** The bottleneck in a sentence. waits: { workers, server, trainer }, each the share of time it waits, or null. */
+/** The bottleneck in a sentence: it waits for at most BUSY of its time, and the others for clearly more. waits: { workers, server, trainer }, each the share of time it waits, or null. */
 export function verdictOf(waits) {
   const known = Object.keys(PARTS).filter((part) => typeof waits[part] === "number").sort((a, b) => waits[a] - waits[b]);
   if (known.length < 2) return "Not enough data yet: the shares appear with a run's first steps.";

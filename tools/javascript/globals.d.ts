@@ -1,4 +1,4 @@
-// What the pages find in the browser beside the standard: the records of the server's API, and the plotting library.
+// Types of the server's records, and of the plotting library.
 
 /** The answers of the server by the names of their classes in shared/api/, from which `make lint-js` generates them. */
 type Api = import("./build/api").components["schemas"];
