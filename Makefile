@@ -37,7 +37,10 @@ CASES ?= 10000
 # every worker and every process of a test would compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test processor lint types pytest pages test-all test-long test-numbers test-ranges test-range test-vllm test-trl bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+# What checks the pages' JavaScript.
+NODE_MODULES := tools/javascript/node_modules/.package-lock.json
+
+.PHONY: help demo test processor lint lint-js lint-js-with-npm types pytest pages test-all test-long test-numbers test-ranges test-range test-vllm test-trl bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -47,7 +50,7 @@ demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1, VISION
 
 test: processor lint types pytest  ## ruff, pyright on the product, then pytest: four minutes
 
-test-all: processor $(TO_TEST)  ## pyright on tests, benchmarks and tools, and the tests that `make test` leaves out, marked slow: half an hour more
+test-all: processor $(TO_TEST) lint-js  ## pyright on tests, benchmarks and tools, the pages' JavaScript, and the tests that `make test` leaves out, marked slow: half an hour more
 	$(BIN)/pyright tests benchmarks tools
 	$(PYTEST) -m "slow and not long"
 
@@ -89,6 +92,17 @@ processor: $(TO_TEST)
 lint: $(TO_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# The types of the server's records are made of shared/api/, so that a page that reads an unknown field fails.
+lint-js: $(TO_TEST)  ## ESLint and tsc on the pages' JavaScript; skipped without npm, which Tandem itself does not need
+	@if command -v npm >/dev/null; then $(MAKE) lint-js-with-npm; else echo "make lint-js: skipped, as npm is not installed"; fi
+
+lint-js-with-npm: $(NODE_MODULES)
+	mkdir -p tools/javascript/build
+	$(BIN)/python -m tools.api_schema >tools/javascript/build/api.json
+	npm --prefix tools/javascript run --silent types
+	npm --prefix tools/javascript run --silent check
+	npm --prefix tools/javascript run --silent lint
 
 types: $(TO_TEST)
 	$(BIN)/pyright shared ref_server policy_trainer
@@ -140,7 +154,7 @@ fuzz: $(TO_TEST)  ## N=n changed bodies for each decoder, SEED=n
 	$(BIN)/python -m tests.fuzz --inputs $(N) --seed $(SEED)
 
 clean:
-	rm -rf .venv .venv-*
+	rm -rf .venv .venv-* tools/javascript/node_modules tools/javascript/build
 
 $(TO_RUN): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -151,6 +165,10 @@ $(TO_RUN): pyproject.toml $(CONSTRAINTS)
 
 $(TO_TEST): $(TO_RUN)
 	$(INSTALL) --editable '.[test]'
+	touch $@
+
+$(NODE_MODULES): tools/javascript/package.json tools/javascript/package-lock.json
+	npm ci --prefix tools/javascript --ignore-scripts --no-audit --no-fund
 	touch $@
 
 $(TRL)/.installed: $(TO_TEST)

@@ -35,7 +35,8 @@ def files() -> Iterator[Path]:
     for place in PLACES:
         path = ROOT / place
         within = [path] if path.is_file() else path.rglob("*")
-        yield from (file for file in within if file.suffix in SUFFIXES and file != Path(__file__))
+        ours = (file for file in within if "node_modules" not in file.parts)
+        yield from (file for file in ours if file.suffix in SUFFIXES and file != Path(__file__))
 
 
 def defined(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 from policy_trainer.metrics import METRICS, STEP_METRICS, Metric
+from policy_trainer.report.story import BUSY, CLEAR
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "metrics.md"
 SCRIPT = ROOT / "shared" / "viewer" / "ranges.js"
 _HEAD = "// Metrics in the order of their plots, written by tools/metrics_page.py from policy_trainer/metrics.py.\n\n"
+_BOUNDS = f"// From report/story.py.\nexport const BUSY = {BUSY};\nexport const CLEAR = {CLEAR};\n"
 # A row of the page's first table, and what begins the table of all names.
 _FIRST = re.compile(r"^(\| \[`(\w+)`\][^|]*\| )[^|]*( \|[^|]*\|)$", re.MULTILINE)
 _NAMES = "| kind | name | meaning | unit | healthy |\n|---|---|---|---|---|\n"
@@ -49,7 +51,7 @@ def _meaning(metric: Metric) -> str:
 
 def script() -> str:
     rows = "".join(f"  {json.dumps(_fields(metric), ensure_ascii=False)},\n" for metric in METRICS if metric.title)
-    return f"{_HEAD}export const METRICS = [\n{rows}];\n"
+    return f"{_HEAD}export const METRICS = [\n{rows}];\n\n{_BOUNDS}"
 
 
 def _fields(metric: Metric) -> dict[str, str | float | None]:

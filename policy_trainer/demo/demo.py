@@ -34,7 +34,6 @@ from policy_trainer.data.pictures import require_pillow
 from policy_trainer.demo.base_model import OnProgress, cached_base_model, make_base_model
 from policy_trainer.demo.demo_report import (
     MAX_KL_AT_STEP_0,
-    plot_curves,
     print_summary,
     summarise,
     write_pictures,
@@ -47,6 +46,7 @@ from policy_trainer.demo.vision_model import cached_vision_model, make_vision_ba
 from policy_trainer.evaluation.results import Evaluation
 from policy_trainer.evaluation.standalone import evaluate_with_progress
 from policy_trainer.processes.fork_server import fork_server
+from policy_trainer.report.report import write_report
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
@@ -151,7 +151,7 @@ def demo(config: DemoConfig, console: Console) -> int:
     records = read_metrics(directory.metrics)
     summary = summarise(config, result, before, after, records, time.monotonic() - began, blank)
     write_json(directory.root / "summary.json", summary)
-    plot_curves(records, directory.root / "curves.png")
+    write_report(directory.root, directory.root / "report.html")
     if config.vision:
         write_pictures(directory.root / "transcripts.html", before[0], after[0], summary)
     else:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from policy_trainer.report.run import RecordedRun, names_of, read_run
 from policy_trainer.report.story import figure, limit_of, story, times_of, waits_of
-from policy_trainer.report.viewer import document, numbers, one_page
+from policy_trainer.report.viewer import document, numbers, one_page, spread
 from policy_trainer.reporting.sample_views import by_reward
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from shared.atomic_files import write_text
@@ -25,7 +25,6 @@ _STEPS = 5
 _PROBLEMS = 4
 _HEAD, _TAIL = 3000, 1000
 
-T = TypeVar("T")
 # A title, and completions, each with a label and its group, which has the prompt.
 Chapter = tuple[str, list[tuple[str, SampledGroup, SampledCompletion]]]
 
@@ -113,13 +112,6 @@ def _ends(groups: Sequence[SampledGroup]) -> list[tuple[str, SampledGroup, Sampl
     ranked = by_reward([item for group in groups for item in group.completions])
     ends = {"best": ranked[-1]} | ({"worst": ranked[0]} if len(ranked) > 1 else {})
     return [(label, owner[id(item)], item) for label, item in ends.items()]
-
-
-def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` items: the first, the last, and evenly spaced ones in between."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def _newest(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

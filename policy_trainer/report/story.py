@@ -7,8 +7,9 @@ from typing import Any
 from policy_trainer.report.run import RecordedRun, number
 from policy_trainer.reporting.metrics import Metrics, scoring_seconds
 
-# The bottleneck waits for at most this share of its time, the others for clearly more. As in shared/viewer/waits.js.
-_BUSY, _CLEAR = 0.3, 0.15
+# The bottleneck waits for at most this share of its time, and the others for clearly more. tools/metrics_page.py writes
+# them into the dashboard's ranges.js.
+BUSY, CLEAR = 0.3, 0.15
 _LIMITS: Mapping[str, str] = {
     "Rollout workers": "Sampling limited this run: more workers (policy-trainer rollout, --devices), or "
     "--sampler vllm, would make it faster.",
@@ -127,9 +128,9 @@ def limit_of(waits: Mapping[str, float]) -> str:
     if len(known) < 2:
         return ""
     first, second = known[:2]
-    if waits[first] > _BUSY:
+    if waits[first] > BUSY:
         return "Every part waited: the run shared one device in turns, or had just started."
-    if waits[second] - waits[first] >= _CLEAR:
+    if waits[second] - waits[first] >= CLEAR:
         return _LIMITS[first]
     return "The run was balanced: no part waited much longer than the others."
 

@@ -1,16 +1,16 @@
 """Builds the viewer's pages as one HTML file with the data of runs inside, which needs no server and loads nothing.
 
-Its content security policy allows exactly its own scripts and styles, by hash.
+It is the page that the dashboard serves, with the contents of its files in the place of their addresses.
 """
 
 import json
 import math
-import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Any, TypeVar
 
 from markupsafe import Markup, escape
 
@@ -18,32 +18,39 @@ from policy_trainer.report.run import RecordedRun, number
 from policy_trainer.reporting.metrics import Metrics
 from policy_trainer.reporting.server_metrics import settings_record
 
-# Of a run with more than _MOST records, the newest and evenly spaced older ones are kept, about _MOST in total.
+_VIEWER = files("shared") / "viewer"
+# Of a run with more than _MOST records, the newest and evenly spaced older ones are kept, _MOST in total.
 _NEWEST, _MOST = 256, 1000
 _NO_SCRIPT = "<noscript>This page needs JavaScript.</noscript>"
-_STYLE = re.compile(r'<link rel="stylesheet" href="dashboard/(\S+)">')
-_SCRIPT = re.compile(r'<script src="dashboard/(\S+)"( defer| type="module")?></script>')
-_IMPORT = re.compile(r'^import (\{ [\w, ]+ \}) from "\./(\w+\.js)";$', re.MULTILINE)
-_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+_MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# Modules import each other by a relative address, which an address that is the content itself does not have.
+_RELATIVE, _NAMED = ' from "./', ' from "viewer/'
+
+T = TypeVar("T")
 
 
 def one_page(title: str, sections: Markup, data: Mapping[str, Any]) -> str:
-    """The page. sections: HTML shown until the scripts run, which then move its parts. data: see `document`."""
-    # The run's texts are inserted last, so that no replacement is applied to them.
-    icon = f"data:image/svg+xml;base64,{_base64(_read('icon.svg').encode())}"
-    page = _read("index.html").replace('"dashboard/icon.svg"', f'"{icon}"')
-    page = _STYLE.sub(lambda match: f"<style>{_read(match[1])}</style>", page)
-    page = page.replace("</head>", f"<style>{_read('report.css')}</style>\n</head>")
-    page = _SCRIPT.sub(_inline_script, page)
-    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{_policy(page)}')
-    head, tail = page.replace("</body>", '<script id="recorded" type="application/json">\n</script>\n</body>').split(
-        _NO_SCRIPT
-    )
-    head = head.replace("<title>Tandem</title>", f"<title>{escape(title)}</title>")
+    """The page. sections: HTML shown until the scripts run, which then move its parts. data: see `document`.
+
+    Its content security policy allows its own scripts and styles, which have a nonce that no text of a run can know.
+    """
+    nonce, page = token_urlsafe(16), _read("index.html")
+    addresses = {name: _address(name) for name in _names()}
+    linked = {name for name in addresses if f'"dashboard/{name}"' in page}
+    modules = {f"viewer/{name}": url for name, url in addresses.items() if name.endswith(".js") and name not in linked}
+    first = f'{_policy(nonce)}\n<script type="importmap">{json.dumps({"imports": modules})}</script>'
+    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{first}')
+    for tag in ("<script ", '<link rel="stylesheet" '):
+        page = page.replace(tag, f'{tag}nonce="{nonce}" ')
+    for name in linked:
+        page = page.replace(f'"dashboard/{name}"', f'"{addresses[name]}"')
+    page = page.replace("<title>Tandem</title>", f"<title>{escape(title)}</title>")
     # ASCII without `<`, which could end the script element.
     recorded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    tail = tail.replace('json">\n', f'json">{recorded}')
-    return f"{head}{sections}{tail}"
+    # The run's texts are inserted last, so that no replacement is applied to them.
+    head, tail = page.split(_NO_SCRIPT)
+    tail, end = tail.split("</body>")
+    return f'{head}{sections}{tail}<script id="recorded" type="application/json">{recorded}</script>\n</body>{end}'
 
 
 def _last_step(run: RecordedRun) -> int:
@@ -78,7 +85,8 @@ def _metrics(run: RecordedRun) -> dict[str, Any]:
     """The metrics of each kind of record, as columns."""
     columns = {}
     for kind, records in {"step": run.steps, "evaluation": run.evaluations, "health": run.warnings}.items():
-        kept = _thinned(sorted({record["step"]: record for record in records}.items()))
+        by_step = sorted({record["step"]: record for record in records}.items())
+        kept = [*spread(by_step[:-_NEWEST], _MOST - _NEWEST), *by_step[-_NEWEST:]]
         rows = [dict(numbers(record)) for _, record in kept]
         names = dict.fromkeys(name for row in rows for name in row)
         values = {name: [_short(row.get(name)) for row in rows] for name in names}
@@ -91,11 +99,11 @@ def _warning(record: Metrics) -> dict[str, Any]:
     return {"kind": "health", "step": record["step"], "seen": _short(number(record, "seen")), **texts}
 
 
-def _thinned(records: Sequence[tuple[int, Metrics]]) -> Sequence[tuple[int, Metrics]]:
-    if len(records) <= _MOST:
-        return records
-    old, new = records[:-_NEWEST], records[-_NEWEST:]
-    return [*old[:: math.ceil(len(old) / (_MOST - _NEWEST))], *new]
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` items: the first, the last, and evenly spaced ones in between."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def _short(value: float | None) -> float | int | None:
@@ -105,37 +113,9 @@ def _short(value: float | None) -> float | int | None:
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.8g}")
 
 
-def _inline_script(match: re.Match[str]) -> str:
-    name, kind = match[1], match[2]
-    if kind == ' type="module"':
-        return f'<script type="module">{_bundle(name)}</script>'
-    return f"<script>{_read(name)}</script>"
-
-
-def _bundle(entry: str) -> str:
-    """A module and its imports as one script: each module becomes a function that returns its exports."""
-    parts: dict[str, str] = {}
-
-    def add(name: str) -> None:
-        source = _read(name)
-        for _, imported in _IMPORT.findall(source):
-            if imported not in parts:
-                add(imported)
-        exported = ", ".join(name for _, name in _EXPORT.findall(source))
-        body = _EXPORT.sub(r"\1", _IMPORT.sub(r'const \1 = modules["\2"];', source))
-        parts[name] = f'modules["{name}"] = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();\n'
-
-    add(entry)
-    return "const modules = {};\n" + "".join(parts.values())
-
-
-def _policy(page: str) -> str:
-    def hashes(tag: str) -> str:
-        contents = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", page, re.DOTALL)
-        return " ".join(f"'sha256-{_base64(sha256(content.encode()).digest())}'" for content in contents)
-
+def _policy(nonce: str) -> str:
     policy = (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; img-src data:; "
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return (
@@ -143,9 +123,16 @@ def _policy(page: str) -> str:
     )
 
 
-def _base64(content: bytes) -> str:
-    return b64encode(content).decode()
+def _address(name: str) -> str:
+    """A data: URL, the content of a file as its address."""
+    content = b64encode(_read(name).replace(_RELATIVE, _NAMED).encode()).decode()
+    return f"data:{_MEDIA_TYPES[Path(name).suffix]};base64,{content}"
+
+
+def _names() -> list[str]:
+    """The viewer's files, but for its page."""
+    return sorted(file.name for file in _VIEWER.iterdir() if Path(file.name).suffix in _MEDIA_TYPES)
 
 
 def _read(name: str) -> str:
-    return (files("shared") / "viewer" / name).read_text(encoding="utf-8")
+    return (_VIEWER / name).read_text(encoding="utf-8")

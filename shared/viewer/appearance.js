@@ -7,6 +7,7 @@ const SIGNS = { auto: "◐", light: "☀", dark: "☾" };
 const changes = new EventTarget();
 const system = matchMedia("(prefers-color-scheme: dark)");
 const probe = document.createElement("span");
+/** @type {Record<string, string>} */
 let resolved = {};
 
 function changed() {
@@ -16,14 +17,16 @@ function changed() {
 
 export function startSwitch(button) {
   const show = () => {
-    const theme = document.documentElement.dataset.theme;
-    button.textContent = SIGNS[theme];
+    const { theme } = document.documentElement.dataset;
+    button.textContent = SIGNS[theme ?? "auto"];
     button.title = `Theme: ${theme} (t)`;
     button.setAttribute("aria-label", button.title);
   };
   button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = NEXT[document.documentElement.dataset.theme];
-    localStorage.setItem(KEY, document.documentElement.dataset.theme);
+    const { dataset } = document.documentElement;
+    const theme = NEXT[dataset.theme ?? "auto"];
+    dataset.theme = theme;
+    localStorage.setItem(KEY, theme);
     show();
     changed();
   });

@@ -13,22 +13,28 @@ export async function showBatch(root, parts, query, signal) {
   const list = placeOf(id);
   const heading = el("h1", { class: "two-lines" }, "Group");
   add(root, heading, el("p", { class: "id quiet" }, id), neighbours(list, signal));
+  /** @type {Api["BatchDetails"]} */
   const batch = await get(path("v1", "batches", id), {}, signal);
   const place = el("div", {}, el("p", { class: "quiet" }, "reading tokens …"));
   add(root, place);
-  const [problem, tokens] = await Promise.all([batch.payload_bytes ? readProblem(id, signal) : null, readTokens(batch, signal)]);
+  const [problem, { tokens, reason }] = await Promise.all([batch.payload_bytes ? readProblem(id, signal) : null, readTokens(batch, signal)]);
   if (problem?.prompt) fill(heading, problem.prompt);
-  const sidebar = el("aside", {}, factsOf(batch, tokens, problem), historyOf(batch), sampleOf(tokens));
-  fill(place, el("div", { class: "group-view" }, tokens.rows ? showGroup(tokens, query, signal) : gone(tokens.reason), sidebar));
+  const sidebar = el("aside", {}, factsOf(batch, tokens, problem), historyOf(batch), sampleOf(tokens?.sample));
+  fill(place, el("div", { class: "group-view" }, tokens ? showGroup(tokens, query, signal) : gone(reason), sidebar));
 }
 
-/** The tokens of a batch, or { reason } if there are none. */
+/**
+ * The tokens of a batch, or the reason why there are none.
+ * @param {Api["BatchDetails"]} batch
+ * @param {AbortSignal} signal
+ * @returns {Promise<{ tokens: Api["TokensView"] | null, reason: string }>}
+ */
 async function readTokens(batch, signal) {
-  if (!batch.payload_bytes) return { reason: "its payload is gone" };
+  if (!batch.payload_bytes) return { tokens: null, reason: "its payload is gone" };
   try {
-    return await get(path("v1", "batches", batch.id, "tokens"), {}, signal);
+    return { tokens: await get(path("v1", "batches", batch.id, "tokens"), {}, signal), reason: "" };
   } catch (error) {
-    if (error instanceof ApiError && [404, 422].includes(error.status)) return { reason: error.message };
+    if (error instanceof ApiError && [404, 422].includes(error.status)) return { tokens: null, reason: error.message };
     throw error;
   }
 }
@@ -43,7 +49,7 @@ function neighbours(list, signal) {
   if (!list) return null;
   const chosen = () => Object.fromEntries(SETTINGS.map((name) => [name, here().query.get(name)]));
   const to = (at) => (at in list.ids ? link(["batch", list.ids[at]], chosen()) : null);
-  const go = (at) => () => to(at) && (location.hash = to(at));
+  const go = (at) => () => (location.hash = to(at) ?? location.hash);
   key("j", "next group", go(list.at + 1), signal);
   key("k", "previous group", go(list.at - 1), signal);
   key("u", "back to the list", () => (location.hash = list.back), signal);
@@ -53,17 +59,21 @@ function neighbours(list, signal) {
     el("a", { href: list.back }, list.name)), way(list.at + 1, "next (j) →"));
 }
 
+/**
+ * @param {Api["BatchDetails"]} batch
+ * @param {Api["TokensView"] | null} tokens
+ */
 function factsOf(batch, tokens, problem) {
-  const step = tokens.trained_step ?? null;
+  const step = tokens?.trained_step ?? null;
   const facts = {
     run: el("a", { href: link(["run", batch.run], { lineage: batch.lineage }), class: "name" }, batch.run),
-    task: tokens.task,
+    task: tokens?.task,
     "gold answer": problem?.answer,
     state: el("span", { class: `tag ${batch.state}` }, batch.state),
     reason: batch.reason,
     "sampled by": `version ${batch.epoch}.${batch.policy_version}`,
     "trained in": step === null ? null : el("a", { href: link(["run", batch.run, "step", step], { lineage: batch.lineage }) }, `step ${number(step)}`),
-    temperature: tokens.temperature === undefined ? null : number(tokens.temperature),
+    temperature: tokens && number(tokens.temperature),
     shape: `${count(batch.completions, "completion")}, ${count(batch.completion_tokens, "token")}; prompt ${number(batch.prompt_tokens)}`,
     payload: batch.payload_bytes ? bytes(batch.payload_bytes) : "gone",
     attempts: batch.deliveries + batch.scoring_attempts ? `${batch.deliveries} deliveries, ${batch.scoring_attempts} failed scorings` : null,
@@ -73,6 +83,7 @@ function factsOf(batch, tokens, problem) {
   return el("section", {}, el("h2", {}, "Batch"), el("dl", { class: "sheet" }, known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
 }
 
+/** @param {Api["BatchDetails"]} batch */
 function historyOf(batch) {
   const event = ({ at, state, detail }) => el("li", {}, el("span", { class: `tag ${state}` }, state),
     el("span", { class: "quiet", title: moment(at) }, ` after ${age(at - batch.admitted_at)} `), detail);
@@ -80,7 +91,7 @@ function historyOf(batch) {
     el("ol", { class: "history" }, batch.history.map(event)));
 }
 
-function sampleOf({ sample }) {
+function sampleOf(sample) {
   if (sample === null || sample === undefined) return null;
   return el("section", {}, el("h2", {}, "Sample"), el("pre", {}, multiline(JSON.stringify(sample, null, 2))));
 }

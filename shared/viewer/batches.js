@@ -1,15 +1,18 @@
 // The table of batches: filter, sort, search, requeue. Only visible rows are drawn.
 
-import { get, path, post } from "./api.js";
+import { ApiError, get, path, post } from "./api.js";
 import { add, agreed, announce, el, fill, labelled } from "./dom.js";
 import { ago, bytes, count, number } from "./format.js";
 import { key } from "./keys.js";
-import { link, note, remember } from "./place.js";
+import { link, note, remember, valuesOf } from "./place.js";
 import { atMost, on } from "./live.js";
 import { anotherToken } from "./token.js";
 import { groupLink, promptReader } from "./problems.js";
 import { virtualTable } from "./virtual_table.js";
 
+/** @typedef {Api["BatchSummary"]} Batch */
+
+/** @type {Api["State"][]} */
 const STATES = ["queued", "scoring", "ready", "leased", "done", "expired", "dead"];
 const PAGE = 1000;
 const MOST = 10000;
@@ -19,6 +22,7 @@ const SECONDS_BETWEEN_READS = 3;
 // Reasons of expired batches that no trainer will lease any more.
 const ENDED = new Set(["finished", "abandoned"]);
 
+/** @type {{ name: string, number?: boolean, of?: (batch: Batch) => string | number, cell: (batch: Batch, open: () => void, readPrompt: (link: Element, id: string) => void) => import("./dom.js").Child }[]} */
 const COLUMNS = [
   { name: "prompt", cell: promptCell },
   { name: "run", of: (batch) => batch.run, cell: (batch) => el("a", { class: "name", href: link(["run", batch.run], { lineage: batch.lineage }) }, batch.run) },
@@ -38,12 +42,14 @@ function promptCell({ id, payload_bytes: kept }, open, readPrompt) {
   return element;
 }
 
+/** @param {Batch} batch */
 function tokensOf(batch) {
   return batch.prompt_tokens + batch.completion_tokens;
 }
 
 export async function showBatches(root, parts, query, signal) {
-  const chosen = Object.fromEntries(["state", "run", "kept", "order", "q", "sort"].map((name) => [name, query.get(name) ?? ""]));
+  const chosen = valuesOf(query, ["state", "run", "kept", "order", "q", "sort"]);
+  /** @type {Api["BatchSummary"][]} */
   let batches = [];
   let more = false;
   const status = el("p", { class: "quiet", role: "status" });
@@ -65,10 +71,12 @@ export async function showBatches(root, parts, query, signal) {
     table.draw();
   };
   const load = async () => {
+    /** @type {Api["BatchSummary"][]} */
     const loaded = [];
     const filters = { state: chosen.state || null, run: chosen.run || null, kept: chosen.kept || null, order: chosen.order || "newest" };
     let cursor = null;
     do {
+      /** @type {Api["BatchPage"]} */
       const page = await get("v1/batches", { ...filters, limit: PAGE, cursor }, signal);
       loaded.push(...page.batches);
       cursor = page.next_cursor;
@@ -111,31 +119,35 @@ function filterFields(chosen, change) {
   };
 }
 
+/** @param {Batch} batch @param {string} text */
 const matches = (batch, text) =>
   !text || [batch.id, batch.run, batch.lineage, batch.reason, batch.consumer].some((each) => each?.toLowerCase().includes(text.toLowerCase()));
 
 /** sort: the name of a column, with a leading minus for descending order; empty: the server's order. */
 function sorted(batches, sort) {
-  const column = COLUMNS.find(({ name }) => name === sort.replace(/^-/, ""));
-  if (!column?.of) return batches;
+  const { of } = COLUMNS.find(({ name }) => name === sort.replace(/^-/, "")) ?? {};
+  if (!of) return batches;
   const sign = sort.startsWith("-") ? -1 : 1;
-  const keyed = batches.map((batch) => [column.of(batch), batch]);
+  const keyed = batches.map((batch) => [of(batch), batch]);
   keyed.sort(([a], [b]) => sign * (a < b ? -1 : a > b ? 1 : 0));
   return keyed.map(([, batch]) => batch);
 }
 
+/** @param {Batch} batch */
 function requeueButton(batch, status, load) {
   if (!["dead", "expired"].includes(batch.state)) return "";
   if (!batch.payload_bytes) return el("span", { class: "quiet" }, "payload deleted");
   const ask = async () => {
     const about = `Batch ${batch.id} of run ${batch.run} is ${batch.state}${batch.reason ? ` (${batch.reason})` : ""}. It returns to the queue with its attempt counts reset.`;
-    const ended = ENDED.has(batch.reason) ? " Its training has ended: resume it first, or the batch expires again." : "";
+    const ended = ENDED.has(batch.reason ?? "") ? " Its training has ended: resume it first, or the batch expires again." : "";
     if (!(await agreed("Requeue this batch?", about + ended, "Requeue"))) return;
     try {
+      /** @type {Api["Admitted"]} */
       const { state } = await post(path("v1", "batches", batch.id, "requeue"));
       await load();
       announce(`Batch ${batch.id} is ${state} again.`);
     } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
       const refused = error.status === 403;
       fill(status, `Batch ${batch.id} was not requeued: ${error.message}${refused ? " (roles are set in the server's --token-file) " : ""}`, refused && anotherToken(ask));
       status.classList.add("wrong");

@@ -14,8 +14,14 @@ export class Columns {
   constructor({ run, lineage }, kind, names = []) {
     this.query = { lineage, kind, names, limit: PAGE };
     this.route = path("v1", "runs", run, "metrics");
+    /** @type {Promise<void> | null} */
     this.reading = null;
-    this.#forget();
+    /** @type {number[]} */
+    this.steps = [];
+    /** @type {number[]} */
+    this.at = [];
+    /** @type {Record<string, (number | null)[]>} */
+    this.values = {};
   }
 
   /** Calls that come meanwhile share the requests. */
@@ -29,6 +35,7 @@ export class Columns {
     if (this.steps.length > MOST) this.#forget();
     for (let more = true; more; ) {
       const last = this.steps.at(-1);
+      /** @type {Api["RunMetrics"]} */
       const page = await get(this.route, { ...this.query, after: (last ?? 0) - 1 }, signal);
       const tail = last === undefined ? 0 : this.steps.indexOf(last);
       if (last !== undefined && (page.steps[0] !== last || page.at?.[0] !== this.at[tail])) {
@@ -46,7 +53,7 @@ export class Columns {
     this.values = {};
   }
 
-  /** Puts a page in the place of the rows from `begin` on. */
+  /** Puts a page in the place of the rows from `begin` on. @param {Api["RunMetrics"]} page @param {number} begin */
   #append(page, begin) {
     for (const name of Object.keys(page.values)) this.values[name] ??= new Array(this.steps.length).fill(null);
     for (const [name, column] of Object.entries(this.values)) {
@@ -57,12 +64,14 @@ export class Columns {
   }
 }
 
-/** Runs with metrics, newest first; null if the server stores no metrics. */
+/** Runs with metrics, newest first; null if the server stores no metrics. @param {AbortSignal} signal */
 export async function readRuns(signal) {
+  /** @type {Api["RunSummary"][]} */
   const runs = [];
   try {
     let cursor = null;
     do {
+      /** @type {Api["RunPage"]} */
       const page = await get("v1/runs", { cursor, limit: 1000 }, signal);
       runs.push(...page.runs);
       cursor = page.next_cursor;
@@ -74,7 +83,17 @@ export async function readRuns(signal) {
   return runs;
 }
 
-/** The complete records of a step, of all kinds or of one. */
-export async function readStep(run, lineage, step, signal, kind = null) {
-  return (await get(path("v1", "runs", run, "metrics", String(step)), { lineage, kind }, signal)).records;
+/**
+ * The complete records of a step, of all kinds or of one.
+ * @param {string} run
+ * @param {string | null} lineage
+ * @param {number | string} step
+ * @param {AbortSignal} signal
+ * @param {Api["Kind"]} [kind]
+ * @returns {Promise<Record<string, any>[]>} as the run reported them
+ */
+export async function readStep(run, lineage, step, signal, kind) {
+  /** @type {Api["StepRecords"]} */
+  const { records } = await get(path("v1", "runs", run, "metrics", String(step)), { lineage, kind }, signal);
+  return records;
 }

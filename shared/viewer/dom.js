@@ -3,11 +3,18 @@
 import { ago } from "./format.js";
 import { visible, visibleLines } from "./text.js";
 
+/** @typedef {Node | string | number | boolean | null | undefined} Child false, null and undefined are left out */
+
 /**
  * el("a", { class: "name", href: "#/runs" }, "Runs", otherElement)
  *
  * Strings become visible text. Attributes that are null, undefined or false are omitted; a function becomes a listener
  * for the event of that name: { click: () => … }.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, any>} attributes
+ * @param {...(Child | Child[])} children
+ * @returns {HTMLElementTagNameMap[Tag]}
  */
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -19,13 +26,25 @@ export function el(tag, attributes = {}, ...children) {
   return fill(element, ...children);
 }
 
-/** Replaces the children of an element. */
+/**
+ * Replaces the children of an element.
+ * @template {Element} E
+ * @param {E} element
+ * @param {...(Child | Child[])} children
+ * @returns {E}
+ */
 export function fill(element, ...children) {
   element.replaceChildren(...children.flat().filter(isThere).map(node));
   return element;
 }
 
-/** The same, but children that would be equal stay, so that the keyboard's focus and a begun click are not lost there. */
+/**
+ * The same, but children that would be equal stay, so that the keyboard's focus and a begun click are not lost there.
+ * @template {Element} E
+ * @param {E} element
+ * @param {...(Child | Child[])} children
+ * @returns {E}
+ */
 export function update(element, ...children) {
   const fresh = children.flat().filter(isThere).map(node);
   fresh.forEach((each, i) => {
@@ -33,7 +52,7 @@ export function update(element, ...children) {
     if (!old) element.append(each);
     else if (!old.isEqualNode(each)) old.replaceWith(each);
   });
-  while (element.childNodes.length > fresh.length) element.lastChild.remove();
+  while (element.childNodes.length > fresh.length) element.lastChild?.remove();
   return element;
 }
 
@@ -44,8 +63,22 @@ export function arrange(element, children) {
   children.forEach((child, i) => element.children[i] === child || element.insertBefore(child, element.children[i] ?? null));
 }
 
+/**
+ * Appends children to an element.
+ * @template {Element} E
+ * @param {E} element
+ * @param {...(Child | Child[])} children
+ * @returns {E}
+ */
 export function add(element, ...children) {
   element.append(...children.flat().filter(isThere).map(node));
+  return element;
+}
+
+/** An element of index.html. @param {string} id @returns {HTMLElement} */
+export function byId(id) {
+  const element = document.getElementById(id);
+  if (!element) throw new Error(`index.html has no element with the id ${id}`);
   return element;
 }
 
@@ -70,12 +103,12 @@ export function since(at) {
 
 /** Writes anew how long ago each time on the page was. */
 export function writeAges() {
-  for (const each of document.querySelectorAll("time[data-at]")) each.textContent = ago(Number(each.dataset.at));
+  for (const each of document.querySelectorAll("time[data-at]")) each.textContent = ago(Number(each.getAttribute("data-at")));
 }
 
 /** Announces a message to screen readers. */
 export function announce(message) {
-  document.getElementById("announcer").textContent = visible(message);
+  byId("announcer").textContent = visible(message);
 }
 
 /** Asks for confirmation; resolves to whether the user agreed. */

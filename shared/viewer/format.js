@@ -2,6 +2,7 @@
 
 const GROUPED = new Intl.NumberFormat("en-US");
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+/** @type {[number, string][]} */
 const AGES = [[86400, "d"], [3600, "h"], [60, "min"]];
 
 /** Four significant digits: 0.1234, 12,346, 1.2e-7. */

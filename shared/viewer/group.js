@@ -1,18 +1,22 @@
 // The prompt and the completions of a group, with their controls.
 
-import { add, el, fill, labelled, multiline } from "./dom.js";
+import { el, fill, labelled, multiline } from "./dom.js";
 import { count, number, percent } from "./format.js";
 import { key } from "./keys.js";
 import { markdown } from "./markdown.js";
-import { note } from "./place.js";
+import { note, valuesOf } from "./place.js";
 import { picturesOf } from "./pictures.js";
 import { legendOf, scalesOf } from "./scales.js";
 import { readable, shortened } from "./text.js";
 import { pieceWatcher, tokenText } from "./tokens.js";
 import { tokenTip } from "./tip.js";
 
+/** @typedef {Api["RowView"]} Row */
+
 /** What the user chooses, by its names in the address. */
+/** @type {("color" | "sort" | "show" | "q" | "view")[]} */
 export const SETTINGS = ["color", "sort", "show", "q", "view"];
+/** @type {Record<string, { title: string, of?: (row: Row) => number | null }>} */
 const SORTS = {
   "": { title: "sampling order" },
   reward: { title: "highest reward", of: (row) => row.reward },
@@ -23,43 +27,44 @@ const SORTS = {
   "-advantage": { title: "lowest advantage", of: (row) => negative(advantageOf(row)) },
 };
 const VIEWS = { "": { title: "tokens" }, text: { title: "plain text" }, markdown: { title: "Markdown" } };
+/** @type {Record<string, { title: string, of: (row: Row) => boolean }>} */
 const FILTERS = {
   "": { title: "all", of: () => true },
   finished: { title: "finished", of: (row) => row.finished },
   cut: { title: "cut off", of: (row) => !row.finished },
-  positive: { title: "advantage above 0", of: (row) => advantageOf(row) > 0 },
-  negative: { title: "advantage below 0", of: (row) => advantageOf(row) < 0 },
+  positive: { title: "advantage above 0", of: (row) => (advantageOf(row) ?? 0) > 0 },
+  negative: { title: "advantage below 0", of: (row) => (advantageOf(row) ?? 0) < 0 },
   unjudged: { title: "without a reward", of: (row) => row.reward === null },
 };
 
-/** tokens: the response of GET /v1/batches/{id}/tokens. Returns the element. */
+/** The prompt and the completions as an element. @param {Api["TokensView"]} tokens @param {URLSearchParams} query @param {AbortSignal} signal */
 export function showGroup(tokens, query, signal) {
   const { rows, prompt } = tokens;
   const scales = scalesOf(rows);
-  const chosen = Object.fromEntries(SETTINGS.map((name) => [name, query.get(name) ?? ""]));
+  const chosen = valuesOf(query, SETTINGS);
   const hasTexts = rows.some((row) => row.text !== null); // a server without a model has no tokenizer
   const asked = chosen.color;
-  if (!Object.hasOwn(scales, asked)) chosen.color = ["kl", "logp", "none"].find((name) => name in scales);
+  if (!Object.hasOwn(scales, asked)) chosen.color = ["kl", "logp"].find((name) => name in scales) ?? "none";
   const watcher = pieceWatcher(signal);
-  const classOf = (number) => (i) => scales[chosen.color].classOf(scales[chosen.color].columns[number]?.[i]);
-  const texts = rows.map((row, number) => tokenText(row, watcher, classOf(number)));
-  const cards = rows.map((row, number) => card(row, number, texts[number], rolloutOf(tokens.sample, number)));
+  const classOf = (index) => (i) => scales[chosen.color].classOf(scales[chosen.color].columns[index]?.[i]);
+  const texts = rows.map((row, index) => tokenText(row, watcher, classOf(index)));
+  const cards = rows.map((row, index) => card(row, index, texts[index], rolloutOf(tokens.sample, index)));
   const legend = el("div", { class: "legend" });
   const grid = el("div", { class: "completions" });
   const status = el("p", { class: "quiet", role: "status" });
 
   const arrange = () => {
     const order = arranged(rows, chosen);
-    fill(grid, order.map((number) => cards[number]));
+    fill(grid, order.map((index) => cards[index]));
     status.textContent = order.length === rows.length ? count(rows.length, "completion") : `${order.length} of ${count(rows.length, "completion")}`;
   };
-  const search = () => texts.forEach((text, number) => text.mark(hitsOf(rows[number], chosen.q)));
+  const search = () => texts.forEach((text, index) => text.mark(hitsOf(rows[index], chosen.q)));
   const paint = () => {
-    texts.forEach((text, number) => text.paint(classOf(number)));
+    texts.forEach((text, index) => text.paint(classOf(index)));
     const unknown = asked && !Object.hasOwn(scales, asked) && el("p", { class: "wrong" }, `This group has no values for the colour “${asked}”.`);
     fill(legend, unknown, legendItems(scales[chosen.color], rows));
   };
-  const look = () => cards.forEach((each, number) => showText(each, (hasTexts && wholeText(chosen.view, rows[number])) || texts[number].element));
+  const look = () => cards.forEach((each, index) => showText(each, (hasTexts && wholeText(chosen.view, rows[index])) || texts[index].element));
   const change = (changes) => {
     Object.assign(chosen, changes);
     note(chosen);
@@ -94,16 +99,17 @@ function wholeText(view, row) {
 }
 
 /** Shows a completion's tokens, or its text in their place. */
-function showText(card, shown) {
-  card.querySelector(".tokens, .whole")?.remove();
-  card.append(shown);
+function showText(element, shown) {
+  element.querySelector(".tokens, .whole")?.remove();
+  element.append(shown);
 }
 
 /** Copies whole tokens of a completion as their text: marks of white space are not part of it. */
 function copyTokens(event, element, rows, texts) {
-  const spans = [...element.querySelectorAll(".tokens span")].filter((each) => getSelection().containsNode(each, true));
-  const row = spans[0]?.closest(".completion").dataset.row;
-  if (!spans.length || spans.at(-1).closest(".completion").dataset.row !== row) return;
+  const spans = [...element.querySelectorAll(".tokens span")].filter((each) => getSelection()?.containsNode(each, true));
+  const rowOf = (span) => span?.closest(".completion").dataset.row;
+  const row = rowOf(spans[0]);
+  if (!spans.length || rowOf(spans.at(-1)) !== row) return;
   const [first, last] = [spans[0], spans.at(-1)].map((each) => texts[row].indexOf(each));
   const { text, starts } = readable(rows[row]);
   event.clipboardData.setData("text/plain", text.slice(starts[first], starts[last + 1] ?? text.length));
@@ -115,29 +121,29 @@ function promptText({ text, ids }) {
 }
 
 /** What the worker says of a completion of several turns; null without any. Clients may put any JSON into a sample. */
-function rolloutOf(sample, number) {
+function rolloutOf(sample, index) {
   const report = sample?.rollouts;
-  const rollout = report?.rollouts?.[number];
+  const rollout = report?.rollouts?.[index];
   if (!Array.isArray(rollout?.calls) || !Array.isArray(report.tools)) return null;
   const described = (call) => (Array.isArray(call) ? `${report.tools[call[0]] ?? "?"} ${format(Number(call[1]))} ms${call[2] ? ` (${call[2]})` : ""}` : "?");
   const turns = rollout.calls.map((turn) => (Array.isArray(turn) ? turn.map(described).join(", ") : "?"));
   return { end: String(rollout.end), text: turns.length > 0 && `calls ${turns.join("; ")}` };
 }
 
-/** One completion: its rewards and length, then its tokens. rollout: as `rolloutOf` returns it. */
-function card(row, number, text, rollout) {
+/** One completion: its rewards and length, then its tokens. rollout: as `rolloutOf` returns it. @param {Row} row */
+function card(row, index, text, rollout) {
   const reward = row.reward === null ? "none" : format(row.reward);
   const parts = Object.entries(row.rewards).map(([name, value]) => el("span", { class: "part" }, `${name} `, el("b", {}, format(value))));
   const advantage = advantageOf(row);
-  text.element.setAttribute("aria-label", `Completion ${number}: ${count(row.ids.length, "token")}. Arrow keys move from token to token.`);
-  return el("article", { class: "card completion", "data-row": String(number) },
-    el("header", {}, el("h3", {}, `${number}`), el("span", {}, "reward ", el("b", {}, reward)), parts,
+  text.element.setAttribute("aria-label", `Completion ${index}: ${count(row.ids.length, "token")}. Arrow keys move from token to token.`);
+  return el("article", { class: "card completion", "data-row": String(index) },
+    el("header", {}, el("h3", {}, `${index}`), el("span", {}, "reward ", el("b", {}, reward)), parts,
       advantage !== null && el("span", {}, "advantage ", el("b", {}, format(advantage))),
       el("span", {}, count(row.ids.length, "token")),
       el("span", { class: row.finished ? "tag" : "tag expired" }, row.finished ? "finished" : rollout?.end.replaceAll("_", " ") ?? "cut off"),
-      row.text !== null && el("button", { type: "button", class: "plain quiet", "aria-label": `Copy the text of completion ${number}`, click: (event) => copyText(readable(row).text, event.currentTarget) }, "copy"),
+      row.text !== null && el("button", { type: "button", class: "plain quiet", "aria-label": `Copy the text of completion ${index}`, click: (event) => copyText(readable(row).text, event.currentTarget) }, "copy"),
       rollout?.text && el("span", { class: "part" }, rollout.text),
-      row.step_rewards?.length > 0 && el("span", { class: "part" }, `steps ${row.step_rewards.map(format).join(", ")}`)));
+      !!row.step_rewards?.length && el("span", { class: "part" }, `steps ${row.step_rewards.map(format).join(", ")}`)));
 }
 
 /** Copies a text, where the browser lets a page: over https, and on this machine. */
@@ -186,8 +192,9 @@ function arranged(rows, { sort, show, q }) {
   const wanted = q.toLowerCase();
   const shown = [...rows.keys()].filter((i) => filter.of(rows[i]) && (!wanted || readable(rows[i]).text.toLowerCase().includes(wanted)));
   const by = Object.hasOwn(SORTS, sort) ? SORTS[sort].of : undefined;
+  if (!by) return shown;
   const value = (i) => by(rows[i]) ?? -Infinity;
-  return by ? shown.sort((a, b) => value(b) - value(a)) : shown;
+  return shown.sort((a, b) => value(b) - value(a));
 }
 
 /** The indexes of the tokens that contain a match. */
@@ -205,9 +212,10 @@ function hitsOf(row, wanted) {
 }
 
 const format = (value) => (value === null || value === undefined ? "–" : number(value));
+/** @param {number | null} value */
 const negative = (value) => (value === null ? null : -value);
 
-/** The mean advantage of the tokens that were trained on; null before training. */
+/** The mean advantage of the tokens that were trained on; null before training. @param {Row} row */
 function advantageOf(row) {
   if (!row.advantages) return null;
   const trained = row.advantages.filter((_, i) => row.loss_mask?.[i] !== false);

@@ -18,7 +18,7 @@ export function heldOut(run, signal) {
   const show = () => {
     const problems = new Map([...known.values()].flatMap(({ records }) => records).map((record) => [problemOf(record), record]));
     element.hidden = problems.size === 0;
-    const chosen = problems.has(select.value) ? select.value : problems.keys().next().value;
+    const chosen = problems.has(select.value) ? select.value : (problems.keys().next().value ?? "");
     fill(select, [...problems].map(([problem, { prompt }]) => el("option", { value: problem, selected: problem === chosen }, titleOf(prompt))));
     const answered = [...known].sort(([a], [b]) => b - a).flatMap(([, { records }]) => records.filter((record) => problemOf(record) === chosen));
     fill(place, problems.has(chosen) && [question(problems.get(chosen)), el("div", { class: "answers" }, answered.map((record) => answersOf(run, record)))]);

@@ -4,8 +4,14 @@ import { el } from "./dom.js";
 
 const shortcuts = new Map();
 
-/** Registers a shortcut until the signal aborts: key("j", "next group", call, signal). */
-export function key(name, meaning, call, signal = undefined) {
+/**
+ * Registers a shortcut until the signal aborts: key("j", "next group", call, signal).
+ * @param {string} name
+ * @param {string} meaning
+ * @param {() => unknown} call
+ * @param {AbortSignal} [signal]
+ */
+export function key(name, meaning, call, signal) {
   const entry = { meaning, call };
   shortcuts.set(name, entry);
   signal?.addEventListener("abort", () => shortcuts.get(name) === entry && shortcuts.delete(name));
@@ -16,7 +22,7 @@ export function startKeys(button) {
   button.addEventListener("click", showKeys);
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (event.target.closest("input, select, textarea, dialog")) return;
+    if (event.target instanceof Element && event.target.closest("input, select, textarea, dialog")) return;
     const entry = shortcuts.get(event.key);
     if (!entry) return;
     event.preventDefault();

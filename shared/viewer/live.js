@@ -11,12 +11,18 @@ const SILENT_SECONDS = 40;
 
 const events = new EventTarget();
 let connections = 0;
+/** @type {Api["QueueView"] | null} */
 let queue = null;
 let state = "";
 
-/** Calls `call` with each event's detail until the signal aborts; a known queue or state is passed at once. */
+/**
+ * Calls `call` with each event's detail until the signal aborts; a known queue or state is passed at once.
+ * @param {"queue" | "metrics" | "state"} kind
+ * @param {(detail: any) => void} call
+ * @param {AbortSignal} [signal]
+ */
 export function on(kind, call, signal) {
-  events.addEventListener(kind, (event) => call(event.detail), { signal });
+  events.addEventListener(kind, (event) => call(/** @type {CustomEvent} */ (event).detail), { signal });
   if (kind === "queue" && queue) call(queue);
   if (kind === "state" && state) call(state);
 }
@@ -44,6 +50,11 @@ export function atMost(seconds, call, signal) {
 /**
  * Runs `call` now, and again after each event that concerns it, at most once every so many seconds. It listens before it
  * reads, so nothing that happens meanwhile is missed. concerns: gets the event's detail.
+ * @param {"queue" | "metrics"} kind
+ * @param {number} seconds
+ * @param {() => Promise<unknown>} call
+ * @param {AbortSignal} signal
+ * @param {(detail: any) => boolean} concerns
  */
 export async function keep(kind, seconds, call, signal, concerns = () => true) {
   const again = atMost(seconds, call, signal);
@@ -81,11 +92,12 @@ export async function follow() {
   }
 }
 
-/** Reads server-sent events until the stream ends. */
+/** Reads server-sent events until the stream ends. @param {() => void} opened */
 async function readEvents(opened) {
   const stop = new AbortController();
   const leave = () => document.hidden && stop.abort();
-  let silence = null;
+  /** @type {number | undefined} */
+  let silence;
   const listen = () => {
     clearTimeout(silence);
     silence = setTimeout(() => stop.abort(), 1000 * SILENT_SECONDS);
@@ -102,7 +114,7 @@ async function readEvents(opened) {
     for await (const text of texts(answer.body)) {
       listen();
       const parts = (rest + text).split("\n\n");
-      rest = parts.pop();
+      rest = parts.pop() ?? "";
       parts.forEach(read);
     }
   } finally {

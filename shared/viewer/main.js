@@ -4,7 +4,7 @@ import { ApiError } from "./api.js";
 import { startSwitch } from "./appearance.js";
 import { showBatch } from "./batch.js";
 import { showBatches } from "./batches.js";
-import { add, el, fill, writeAges } from "./dom.js";
+import { add, byId, el, fill, writeAges } from "./dom.js";
 import { key, startKeys } from "./keys.js";
 import { follow, on } from "./live.js";
 import { here, link } from "./place.js";
@@ -23,7 +23,7 @@ const STATES = {
   live: "live", polling: "polling every few seconds", refused: "no access", away: "server unreachable, retrying",
 };
 
-const content = document.getElementById("content");
+const content = byId("content");
 let leaving = new AbortController();
 
 function nameOf(parts) {
@@ -67,15 +67,15 @@ function failure(error, again) {
 }
 
 setInterval(writeAges, 1000);
-startSwitch(document.getElementById("theme"));
-startKeys(document.getElementById("help"));
-document.getElementById("skip").addEventListener("click", () => content.focus());
+startSwitch(byId("theme"));
+startKeys(byId("help"));
+byId("skip").addEventListener("click", () => content.focus());
 const links = [...document.querySelectorAll("nav a")];
 const reached = recorded ? links.filter((each) => recorded.view === "runs" && each.getAttribute("href") === "#/runs") : links;
 links.filter((each) => !reached.includes(each)).forEach((each) => each.remove());
-reached.forEach((each, i) => key(String(i + 1), each.textContent, () => (location.hash = each.getAttribute("href"))));
-key("t", "light, dark or system colours", () => document.getElementById("theme").click());
-const state = document.getElementById("state");
+reached.forEach((each, i) => key(String(i + 1), each.textContent ?? "", () => (location.hash = each.getAttribute("href") ?? "")));
+key("t", "light, dark or system colours", () => byId("theme").click());
+const state = byId("state");
 if (recorded) state.remove(); // no server is followed
 on("state", (name) => {
   state.dataset.state = name;
@@ -86,7 +86,7 @@ addEventListener("unhandledrejection", (event) => {
   const { reason } = event;
   if (reason?.name !== "AbortError" && !(reason instanceof ApiError)) return;
   event.preventDefault();
-  if (reason instanceof ApiError && reason.status !== 0) add(content.firstChild, failure(reason, show));
+  if (reason instanceof ApiError && reason.status !== 0) add(content.firstElementChild ?? content, failure(reason, show));
 });
 addEventListener("hashchange", show);
 show();

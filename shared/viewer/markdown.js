@@ -26,15 +26,18 @@ export function markdown(text) {
     const line = lines[at];
     if (!line.trim()) at++;
     else if (RULE.test(line)) blocks.push(take((each) => RULE.test(each)) && el("hr"));
-    else if (FENCE.test(line)) blocks.push(code(take(within(FENCE.exec(line)[1]))));
-    else if (HEADING.test(line)) blocks.push(el("h4", {}, inline(HEADING.exec(lines[at++])[1].trim())));
+    else if (FENCE.test(line)) blocks.push(code(take(within(groupOf(FENCE, line)))));
+    else if (HEADING.test(line)) blocks.push(el("h4", {}, inline(groupOf(HEADING, lines[at++]).trim())));
     else if (ROW.test(line)) blocks.push(table(take((each) => ROW.test(each))));
-    else if (QUOTE.test(line)) blocks.push(el("blockquote", {}, inline(take((each) => QUOTE.test(each)).map((each) => QUOTE.exec(each)[1]).join("\n"))));
+    else if (QUOTE.test(line)) blocks.push(el("blockquote", {}, inline(take((each) => QUOTE.test(each)).map((each) => groupOf(QUOTE, each)).join("\n"))));
     else if (ITEM.test(line)) blocks.push(list(take((each) => ITEM.test(each))));
     else blocks.push(el("p", {}, inline([lines[at++], ...take(continues)].join("\n"))));
   }
   return blocks;
 }
+
+/** What the first group of an expression matches in a line that it matches. @param {RegExp} expression @param {string} line */
+const groupOf = (expression, line) => expression.exec(line)?.[1] ?? "";
 
 const continues = (line) => line.trim() && ![FENCE, RULE, HEADING, ROW, QUOTE, ITEM].some((each) => each.test(line));
 

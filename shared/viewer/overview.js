@@ -34,6 +34,7 @@ export async function showOverview(root, parts, query, signal) {
       el("section", {}, el("h2", {}, "Who waits for whom"), waits),
       el("section", {}, el("h2", {}, "Throughput"), rates)),
     el("section", {}, el("h2", {}, "Batches by run"), runs));
+  /** @type {{ queue: Api["QueueView"], at: number } | null} */
   let newest = null;
   const show = () => {
     if (!newest) return;
@@ -62,13 +63,13 @@ function stateCard(state, { batches, bytes: size }) {
     el("span", { class: "quiet" }, size ? `${bytes(size)}; ${MEANINGS[state]}` : MEANINGS[state]));
 }
 
-/** since: seconds since the queue was read. The passing of time causes no event. */
-function aboutQueue(queue, since) {
+/** later: seconds since the queue was read. The passing of time causes no event. @param {Api["QueueView"]} queue */
+function aboutQueue(queue, later) {
   const { limits } = queue;
   const waiting = WAITING.reduce((sum, state) => sum + queue.states[state].batches, 0);
   const oldest = queue.oldest_age_seconds;
   return [
-    el("p", {}, oldest === null ? "No batches are waiting." : `The oldest batch has been waiting for ${age(oldest + since)}.`),
+    el("p", {}, oldest === null ? "No batches are waiting." : `The oldest batch has been waiting for ${age(oldest + later)}.`),
     meter("waiting batches", waiting, limits.max_batches, number),
     meter("stored", queue.stored_bytes, limits.max_stored_bytes, bytes),
     meter("leased", queue.states.leased.batches, limits.max_in_flight, number),
@@ -82,6 +83,7 @@ function meter(name, used, most, format) {
     el("progress", { value: String(Math.min(1, share)), max: "1", "aria-label": `${name}, ${percent(share)} of the limit` }));
 }
 
+/** @param {Api["QueueView"]} queue */
 function runsTable(queue) {
   const names = Object.keys(queue.runs);
   if (!names.length) return nothingYet();
@@ -121,6 +123,7 @@ function followThroughput(place, query, signal) {
   let latest = null;
   const read = async () => {
     const seconds = select.value;
+    /** @type {Api["ThroughputView"]} */
     const rates = await get("v1/throughput", { seconds }, signal);
     if (select.value !== seconds) return;
     latest = rates;
@@ -142,6 +145,7 @@ function followWaits(place, throughput, signal) {
   const show = () => update(place, newest.length ? newest.map((run) => waitsOfRun(run, throughput())) : el("p", { class: "quiet" }, "No run has reported a step yet."));
   const refresh = atMost(SECONDS_BETWEEN_READS, async () => {
     try {
+      /** @type {Api["RunPage"]} */
       const { runs } = await get("v1/runs", { limit: RUNS_SHOWN }, signal);
       const waits = await Promise.all(runs.map((run) => readWaits(run, signal)));
       newest = runs.map((run, i) => ({ ...run, waits: waits[i] }));

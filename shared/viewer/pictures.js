@@ -1,15 +1,15 @@
 // The pictures of a prompt.
 
-import { ApiError, getBlob, path } from "./api.js";
+import { ApiError, getBlob, isAbort, path } from "./api.js";
 import { add, el } from "./dom.js";
 
-/** tokens: the response of GET /v1/batches/{id}/tokens. Returns an element that fills as pictures arrive; null without any. */
+/** An element that fills as pictures arrive; null without any. @param {Api["TokensView"]} tokens @param {AbortSignal} signal */
 export function picturesOf({ id, images }, signal) {
   if (!images) return null;
   const list = el("ol", { class: "pictures", "aria-label": "Pictures of the prompt" });
   show(list, id, images, signal).catch((error) => {
     if (error instanceof ApiError) add(list, el("li", { class: "quiet" }, `Not all pictures can be shown: ${error.message}`));
-    else if (error.name !== "AbortError") throw error;
+    else if (!isAbort(error)) throw error;
   });
   return list;
 }

@@ -36,14 +36,25 @@ export function note(changes) {
   history.replaceState(null, "", link(parts, Object.fromEntries([...old, ...changed])));
 }
 
+/**
+ * What the address says of a view's settings; "" where it says nothing.
+ * @template {string} Name
+ * @param {URLSearchParams} query
+ * @param {Name[]} names
+ * @returns {Record<Name, string>}
+ */
+export function valuesOf(query, names) {
+  return /** @type {Record<Name, string>} */ (Object.fromEntries(names.map((name) => [name, query.get(name) ?? ""])));
+}
+
 /** The zoom of a view's plots, which is kept in the address: { range, set }. */
 export function zoomOf(query) {
   const range = ["from", "to"].map((name) => Number(query.get(name) ?? Number.NaN));
   return {
     range: range[0] < range[1] ? range : null,
-    set(range) {
-      this.range = range;
-      note({ from: range && Number(range[0].toPrecision(6)), to: range && Number(range[1].toPrecision(6)) });
+    set(next) {
+      this.range = next;
+      note({ from: next && Number(next[0].toPrecision(6)), to: next && Number(next[1].toPrecision(6)) });
     },
   };
 }

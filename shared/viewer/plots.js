@@ -86,7 +86,7 @@ function options({ lines, along, low = null, high = null, log = false, marks = [
     cursor: { sync: { key: along, scales: ["x", null] }, points: { size: 7 }, y: false },
     scales: {
       x: { time: along === "clock", auto: () => !zoom.range, min: zoom.range?.[0], max: zoom.range?.[1], range: (chart, first, last) => across(chart, first, last, around) },
-      y: log ? { distr: 3, range: logRange } : { range },
+      y: log ? { distr: 3, range: logRange } : { range: linearRange },
     },
     axes: [{ ...axis, ...ticks, size: 26, space: 60 }, { ...axis, size: widthOf, values: (_, labels) => labels.map((each) => (each === null ? "" : short(each))) }],
     series: [{}, ...lines.map(series)],
@@ -111,7 +111,7 @@ function widthOf(_, labels) {
 }
 
 /** The y range: some space around the values, with a constant in the middle, and hardly below 0 if no value is. */
-function range(_, low, high) {
+function linearRange(_, low, high) {
   if (low === null || high === null) return [-0.1, 1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
   return [low >= 0 && low < pad ? -pad / 3 : low - pad, high + pad];

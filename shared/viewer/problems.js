@@ -12,6 +12,7 @@ const problems = new Map();
 
 /** The response of GET /v1/batches/{id}/rewards; null if the server has no completions of this group to show. */
 export async function readGroup(id, signal) {
+  /** @type {Api["RewardsView"] | null} */
   let group = null;
   try {
     group = await get(path("v1", "batches", id, "rewards"), {}, signal);

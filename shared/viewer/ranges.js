@@ -28,3 +28,7 @@ export const METRICS = [
   {"kind": "step", "name": "unrewarded", "title": "Completions without a reward", "unit": "completions", "healthy": "at most 5% of the completions", "better": "", "low": null, "high": null, "about": "Completions whose reward, or the reward of one of their steps, is missing. Above its range, completions without a reward do not train: see the worker's log, raise judging.seconds, or fix a reward that returns NaN."},
   {"kind": "step", "name": "teacher_kl", "title": "KL to the teacher", "unit": "nats/token", "healthy": "falling", "better": "lower", "low": null, "high": null, "about": "Mean of log policy - log teacher over the tokens that train, of loss.old_logps: estimates KL(policy to the teacher); null without a teacher."},
 ];
+
+// From report/story.py.
+export const BUSY = 0.3;
+export const CLEAR = 0.15;

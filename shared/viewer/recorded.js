@@ -11,28 +11,32 @@ const data = document.getElementById("recorded");
  */
 export const recorded = data && JSON.parse(data.textContent);
 
-// The parts of the report that are plain HTML, placed before and after its first view.
-const summary = document.getElementById("summary");
-const details = document.getElementById("details");
+// The parts of the report that are plain HTML, placed before and after its first view: by their ids.
+const [summary, details] = ["summary", "details"].map((id) => document.getElementById(id) ?? el("div"));
 
-/** Moves them into that view, with buttons at its top that jump to its sections. */
+/** Moves them into that view, with buttons at its top that jump to its sections. @param {Element} root */
 export function addSections(root) {
   root.querySelector("h1")?.after(summary);
   root.append(details);
-  const heads = [...root.querySelectorAll("section > h2")];
+  /** @type {HTMLElement[]} */
+  const heads = [...root.querySelectorAll("section > h2")].filter((head) => head instanceof HTMLElement);
   // Buttons rather than links, since the address after # names the view.
   const jumps = heads.map((head) => el("button", { type: "button", click: () => (head.scrollIntoView(), head.focus()) }, head.textContent));
   for (const head of heads) head.tabIndex = -1;
   if (heads.length > 1) summary.after(el("nav", { class: "fields sections", "aria-label": "Sections" }, jumps));
 }
 
-/** What the server would return for a GET, or undefined. */
-export function recordedAnswer(path, { kind, after = -1 }) {
-  const [, route, run, , step] = path.split("/").map(decodeURIComponent);
+/**
+ * What the server would return for a GET, or undefined.
+ * @param {string} address
+ * @param {{ kind?: Api["Kind"], after?: number }} query
+ */
+export function recordedAnswer(address, { kind, after = -1 }) {
+  const [, route, run, , step] = address.split("/").map(decodeURIComponent);
   if (route !== "runs") return undefined;
   if (run === undefined) return { runs: recorded.runs, next_cursor: null };
   if (!Object.hasOwn(recorded.metrics, run)) return undefined;
-  return step === undefined ? laterThan(recorded.metrics[run][kind], after) : recordsOf(run, Number(step), kind);
+  return step === undefined ? laterThan(recorded.metrics[run][kind ?? ""], after) : recordsOf(run, Number(step), kind);
 }
 
 function laterThan({ steps, values }, after) {

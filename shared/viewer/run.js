@@ -54,6 +54,7 @@ function noMetrics(name) {
   return el("div", { class: "box" }, el("p", {}, why), el("p", {}, "Look at ", batchesOf(name), "."));
 }
 
+/** @param {Api["RunSummary"]} run @param {Api["RunSummary"][]} lineages */
 function aboutRun(run, lineages) {
   const others = lineages.filter((each) => each !== run);
   return [
@@ -64,7 +65,7 @@ function aboutRun(run, lineages) {
   ];
 }
 
-/** The latest health records, newest first. */
+/** The latest health records, newest first. @param {Api["RunSummary"]} run @param {AbortSignal} signal */
 async function readWarnings(run, signal) {
   const columns = new Columns(run, "health");
   await columns.read(signal);
@@ -73,19 +74,22 @@ async function readWarnings(run, signal) {
   return records.flat().filter(({ kind }) => kind === "health");
 }
 
+/** @param {Record<string, any>} record of the kind "health" */
 function warning({ step, name, seen, band, remedy }) {
   return el("li", {}, el("b", {}, `Step ${number(step)}: ${name}`), ` is ${number(seen)} (healthy: ${band}): ${remedy}`);
 }
 
+/** @param {Api["RunSummary"]} run @param {AbortSignal} signal */
 async function stepsTable(run, signal) {
   const wanted = ["reward", "kl", "completion_length_mean", "staleness", "tokens_per_second"];
   const query = { lineage: run.lineage, kind: "step", names: wanted, after: Math.max(-1, run.step - STEPS_SHOWN), limit: STEPS_SHOWN };
+  /** @type {Api["RunMetrics"]} */
   const { steps, values } = await get(path("v1", "runs", run.run, "metrics"), query, signal);
   const names = wanted.filter((name) => name in values); // a report has only those that the run recorded
-  const rows = names.length === 0 ? [] : steps.map((step, i) => [step, names.map((name) => values[name][i])]).reverse();
+  const rows = names.length === 0 ? [] : steps.map((step, i) => ({ step, row: names.map((name) => values[name][i]) })).reverse();
   return rows.length > 0 && el("section", {}, el("h2", {}, "Newest steps"), el("div", { class: "scrolls" }, el("table", {},
     el("thead", {}, el("tr", {}, ["step", ...names].map((name) => el("th", { scope: "col", class: "number" }, name)))),
-    el("tbody", {}, rows.map(([step, values]) => el("tr", {},
+    el("tbody", {}, rows.map(({ step, row }) => el("tr", {},
       el("th", { scope: "row", class: "number" }, el("a", { href: link(["run", run.run, "step", step], { lineage: run.lineage }) }, number(step))),
-      values.map((value) => el("td", { class: "number" }, number(value)))))))));
+      row.map((value) => el("td", { class: "number" }, number(value)))))))));
 }

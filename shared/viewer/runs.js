@@ -88,7 +88,7 @@ export async function showRuns(root, parts, query, signal) {
     for (const name of rows.keys()) if (!now.has(name)) rows.delete(name); // the server keeps them for a while only
     for (const run of fresh) rows.set(keyOf(run), makeRow(run, choose, isolate, signal));
     if (!chosen.length && !runs.length && summaries.length) chosen = [keyOf(summaries[0])];
-    runs = [...fresh, ...runs].map((run) => now.get(keyOf(run))).filter(Boolean);
+    runs = [...fresh, ...runs].flatMap((run) => now.get(keyOf(run)) ?? []);
     for (const run of runs) rows.get(keyOf(run)).run = run;
     all.hidden = !runs.length;
     fill(nothing, !runs.length && nothingYet());
@@ -110,6 +110,7 @@ function makeRow(run, choose, isolate, signal) {
   const only = el("button", { type: "button", class: "plain name", title: "Show only this run; click again to restore the others", click: () => isolate(name) });
   const hide = el("button", { type: "button", class: "plain", "aria-label": `Hide ${run.run}`, click: () => choose(name, false) }, "×");
   const item = el("li", {}, el("span", { class: "swatch" }), only, hide);
+  /** @type {{ values: Columns | null, [part: string]: any }} */
   const row = { run, head, box, label, only, item, line: el("tr"), settings: null, values: null, metric: "", readAt: 0, text: "" };
   const setSettings = (settings) => {
     row.settings = settings;
@@ -121,7 +122,7 @@ function makeRow(run, choose, isolate, signal) {
     if (row.metric === metric && now !== undefined && row.readAt === now) return;
     if (row.metric !== metric) [row.metric, row.values] = [metric, columnsOf(run, metric)];
     try {
-      await Promise.all([row.values.read(signal), !row.settings && readSettings(run, signal).then(setSettings)]);
+      await Promise.all([row.values?.read(signal), !row.settings && readSettings(run, signal).then(setSettings)]);
       row.readAt = now;
     } catch (error) {
       if (!(error instanceof ApiError && error.status === 404)) throw error; // the server has dropped the run
@@ -154,7 +155,7 @@ function runsTable(sortBy) {
   const body = el("tbody");
   let names = [];
   const showHeads = (sort) => {
-    if (heads.children.length !== names.length || names.some((name, i) => heads.children[i].dataset.name !== name)) {
+    if (heads.children.length !== names.length || names.some((name, i) => heads.children[i].getAttribute("data-name") !== name)) {
       fill(heads, names.map((name) => el("th", { scope: "col", "data-name": name, class: NUMBERS.has(name) ? "number" : "" }, el("button", { type: "button", class: "plain", click: () => sortBy(name) }, name))));
     }
     markSorted(heads.children, names, sort);

@@ -10,6 +10,7 @@ import { recorded } from "./recorded.js";
 export async function readSettings({ run, lineage }, signal) {
   try {
     if (!recorded) { // the browser's console would show the missing record as an error
+      /** @type {Api["RunMetrics"]} */
       const { steps } = await get(path("v1", "runs", run, "metrics"), { lineage, kind: "settings" }, signal);
       if (!steps.length) return null;
     }

@@ -3,7 +3,7 @@
 import { ApiError, get, path } from "./api.js";
 import { readRuns, readStep } from "./columns.js";
 import { add, announce, el, fill, labelled } from "./dom.js";
-import { count, moment, number } from "./format.js";
+import { count, number } from "./format.js";
 import { barsOf, histogram, holds } from "./histogram.js";
 import { key } from "./keys.js";
 import { here, link, remember } from "./place.js";
@@ -19,15 +19,15 @@ export async function showStep(root, parts, query, signal) {
   const [, run, , text] = parts;
   const step = Number(text);
   const lineage = query.get("lineage");
-  const to = (number) => link(["run", run, "step", number], { lineage, part: here().query.get("part") });
+  const to = (other) => link(["run", run, "step", other], { lineage, part: here().query.get("part") });
   const place = el("div", {});
   const ways = el("p", { class: "fields" });
   add(root, el("h1", {}, el("a", { class: "name", href: link(["run", run], { lineage }) }, run), ` · step ${text}`), ways, place);
   const known = ((await readRuns(signal)) ?? []).find((each) => each.run === run && (lineage === null || each.lineage === lineage));
   const next = await neighboursOf(known, step, signal);
-  const way = (number, name) => (number === undefined ? el("span", { class: "quiet" }, name) : el("a", { href: to(number) }, name));
+  const way = (other, name) => (other === undefined ? el("span", { class: "quiet" }, name) : el("a", { href: to(other) }, name));
   fill(ways, way(next.before, "← previous step"), way(next.after, "next step →"));
-  const go = (number, end) => () => (number === undefined ? announce(end) : (location.hash = to(number)));
+  const go = (other, end) => () => (other === undefined ? announce(end) : (location.hash = to(other)));
   key("j", "next step", go(next.after, "This is the newest step."), signal);
   key("k", "previous step", go(next.before, "This is the first step."), signal);
   if (!known) return add(place, el("p", { class: "box" }, "This run has reported no metrics to this server."));
@@ -48,6 +48,7 @@ export async function showStep(root, parts, query, signal) {
 async function neighboursOf(run, step, signal) {
   if (!run || !Number.isInteger(step)) return {};
   const query = { lineage: run.lineage, kind: "step", names: ["reward"], after: Math.max(-1, step - NEIGHBOURS), limit: 2 * NEIGHBOURS };
+  /** @type {Api["RunMetrics"]} */
   const { steps } = await get(path("v1", "runs", run.run, "metrics"), query, signal);
   return { before: steps.findLast((each) => each < step), after: steps.find((each) => each > step) };
 }
@@ -95,7 +96,8 @@ async function showGroups(place, run, ids, query, signal) {
   const bars = barsOf(all);
   const chosen = query.get("bar") === null ? null : Number(query.get("bar"));
   const href = (changes) => link(here().parts, { lineage: query.get("lineage"), part: name === "reward" ? null : name, bar: chosen, ...changes });
-  const shown = chosen in bars ? groups.filter((group) => rewardsOf(group).some((value) => holds(bars[chosen], value))) : groups;
+  const selected = chosen === null ? undefined : bars[chosen];
+  const shown = selected ? groups.filter((group) => rewardsOf(group).some((value) => holds(selected, value))) : groups;
   const select = el("select", { change: () => (location.hash = href({ part: select.value, bar: null })) },
     names.map((each) => el("option", { value: each, selected: each === name }, each)));
   fill(place, el("h2", {}, "Groups"),
@@ -110,6 +112,7 @@ async function keptOf(run, ids, signal) {
   const kept = new Set();
   let cursor = null;
   do {
+    /** @type {Api["BatchPage"]} */
     const page = await get("v1/batches", { run, kept: true, order: "newest", limit: 1000, cursor }, signal);
     page.batches.forEach(({ id }) => kept.add(id));
     cursor = page.next_cursor;
@@ -127,6 +130,7 @@ async function readRewards(ids, signal) {
   return rewards.filter(Boolean);
 }
 
+/** @param {Api["RewardsView"][]} groups @param {(group: Api["RewardsView"]) => number[]} rewardsOf */
 function groupsTable(groups, rewardsOf) {
   const ids = groups.map(({ id }) => id);
   const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);

@@ -14,10 +14,10 @@ export function takeToken() {
   if (!value) return;
   sessionStorage.setItem(KEY, value);
   history.replaceState(null, "", `#${place || "/"}`);
-  document.getElementById("token")?.closest("dialog").close("stored"); // the page may be asking for a token
+  document.getElementById("token")?.closest("dialog")?.close("stored"); // the page may be asking for a token
 }
 
-/** The headers of a request with this token. */
+/** The headers of a request with this token. @param {string} value @returns {Record<string, string>} */
 export const headersOf = (value) => (value ? { Authorization: `Bearer ${value}` } : {});
 
 /** Asks for a token until the server accepts one. False if the user cancels, and then also on later calls. */

@@ -80,7 +80,10 @@ export function pieceWatcher(signal) {
 
 class Piece {
   constructor(state, begin, end) {
-    Object.assign(this, { state, begin, end, isDrawn: false });
+    this.state = state;
+    this.begin = begin;
+    this.end = end;
+    this.isDrawn = false;
     this.element = document.createElement("div");
     this.reserve(LINE_HEIGHT * linesOf(state.row, begin, end));
   }

@@ -1,12 +1,10 @@
 // The shares of time that the parts of a run work and wait, and the part that limits it.
 
 import { get, path } from "./api.js";
+import { BUSY, CLEAR } from "./ranges.js";
 
 const NEWEST_STEPS = 20;
 const NAMES = ["training_seconds", "waiting_seconds", "sampling_seconds", "sampler_waiting_seconds"];
-// The bottleneck waits for at most this share of its time, and the others for clearly more.
-const BUSY = 0.3;
-const CLEAR = 0.15;
 // A run whose next step is so late has stopped: nothing limits it.
 const STOPPED_SECONDS = 60;
 const STOPPED_STEPS = 3;
@@ -29,8 +27,9 @@ const LIMITS = {
  */
 export async function readWaits({ run, lineage, step, first_at: first, updated_at: updated }, signal) {
   const query = { lineage, kind: "step", names: NAMES, after: Math.max(-1, step - NEWEST_STEPS - 1) };
+  /** @type {Api["RunMetrics"]} */
   const { steps, values } = await get(path("v1", "runs", run, "metrics"), query, signal);
-  const total = (name) => (values[name] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
+  const total = (name) => sumOf(values[name] ?? []);
   const share = (working, waiting) => shareOf(total(working), total(waiting));
   const seconds = total("training_seconds") + total("waiting_seconds");
   return {
@@ -40,14 +39,15 @@ export async function readWaits({ run, lineage, step, first_at: first, updated_a
   };
 }
 
-/** The share of the last minute in which scoring waited, or null. throughput: of GET /v1/throughput, or null. */
+/** The share of the last minute in which scoring waited, or null. @param {Api["ThroughputView"] | null} throughput */
 export function scorerWaits(throughput) {
-  const times = throughput?.times ?? [];
-  const begin = times.findIndex((each) => each > times.at(-1) - MINUTE);
-  const total = (column) => throughput[column].slice(begin).reduce((sum, value) => sum + value, 0);
-  return times.length ? shareOf(total("working"), total("waiting")) : null;
+  if (!throughput?.times.length) return null;
+  const { times, working, waiting } = throughput;
+  const begin = times.findIndex((each) => each > times[times.length - 1] - MINUTE);
+  return shareOf(sumOf(working.slice(begin)), sumOf(waiting.slice(begin)));
 }
 
+const sumOf = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
 const shareOf = (working, waiting) => (working + waiting > 0 ? waiting / (working + waiting) : null);
 
 /** The known shares, for display: [{ name, share }…]. */
@@ -56,7 +56,7 @@ export function rowsOf(waits) {
   return known.map((part) => ({ name: PARTS[part], share: waits[part] }));
 }
 
-/** The bottleneck in a sentence. waits: { workers, server, trainer }, each the share of time it waits, or null. */
+/** The bottleneck in a sentence: it waits for at most BUSY of its time, and the others for clearly more. waits: { workers, server, trainer }, each the share of time it waits, or null. */
 export function verdictOf(waits) {
   const known = Object.keys(PARTS).filter((part) => typeof waits[part] === "number").sort((a, b) => waits[a] - waits[b]);
   if (known.length < 2) return "Not enough data yet: the shares appear with a run's first steps.";

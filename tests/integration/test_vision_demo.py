@@ -44,4 +44,5 @@ def test_it_trains_on_pictures_and_shows_them(run_dir: Path, start: Callable[...
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["accuracy_blank"] <= 0.05 and summary["accuracy_of_guessing"] < 0.05
     assert (run_dir / "transcripts.html").read_text().count("data:image/png;base64,") == 20
+    assert "8 steps are done" in (run_dir / "report.html").read_text()
     assert (run_dir / "model" / "preprocessor_config.json").exists()

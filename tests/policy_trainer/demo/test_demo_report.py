@@ -4,9 +4,7 @@ import re
 from base64 import b64decode
 from pathlib import Path
 
-import pytest
-
-from policy_trainer.demo.demo_report import plot_curves, write_pictures
+from policy_trainer.demo.demo_report import write_pictures
 from policy_trainer.demo.drawn_sums import DrawnSums
 from policy_trainer.evaluation.results import Evaluation, Transcript
 
@@ -28,14 +26,3 @@ def test_the_page_shows_each_picture_beside_what_was_answered(tmp_path: Path) ->
     assert shown == [problem.images[0] for problem in problems]
     assert page.count("wrong<br><code>&lt;b&gt;7</code>") == page.count("right<br><code>{8}</code>") == 3
     assert page.count("0.125") == 3 and "with blank pictures: 0.000" in page
-
-
-@pytest.mark.slow
-def test_curves_are_drawn_of_few_records(tmp_path: Path) -> None:
-    step = {"kind": "step", "step": 1, "reward": 0.5, "reward/tags": None, "kl": 0.0, "completion_length_mean": 5.0}
-    whole = {**step, "entropy": 1.0, "clip_ratio": 0.1, "completion_length_min": 1, "completion_length_max": 9}
-    evaluation = {"kind": "evaluation", "step": 1, "accuracy": 0.5}
-    for records in ([], [step], [step, evaluation], [{"kind": "health", "step": 1}, whole, evaluation]):
-        plot_curves(records, tmp_path / "curves.png")
-        assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-        (tmp_path / "curves.png").unlink()

@@ -110,7 +110,28 @@ def test_markup_is_shown_and_nothing_runs(tmp_path: Path, open_tab: Callable[...
     expect(page.locator(".warnings")).to_contain_text("alert(1)")
     shown = page.content().partition("<main")[2].partition("</main>")[0] + page.locator("main").inner_text()
     assert not set("\u2028\u202e\x1b") & set(shown)
-    assert (page.locator("script").count(), page.locator("main img").count()) == (4, 0)
+    assert (page.locator("script").count(), page.locator("main img").count()) == (5, 0)
+
+
+INJECTED = (
+    "<script>alert(1)</script><script src='data:text/javascript,alert(2)'></script><img src=x onerror='alert(3)'>"
+    "<script type='module'>import 'data:text/javascript,alert(4)'</script><script nonce='a'>alert(5)</script>"
+)
+
+
+def test_the_policy_refuses_scripts_that_are_not_the_page_s_own(tmp_path: Path, open_tab: Callable[..., Tab]) -> None:
+    """Should a text ever become markup."""
+    file = file_of(learning_run(tmp_path / "sums"))
+    written = file.read_text()
+    file.write_text(written.replace("<p>", f'<p class="injected">{INJECTED}', 1))
+    tab = open_tab(file)
+    page = tab.at("")
+    expect(page.locator(".injected script")).to_have_count(4)
+    expect(page.get_by_role("group", name=re.compile("^Reward;"))).to_contain_text("step 10")
+    page.wait_for_timeout(500)
+    refused = [message for message in tab.wrong if "Content Security Policy" in message]
+    assert len(refused) >= 5 and not [message for message in tab.wrong if "a script ran" in message], tab.wrong
+    tab.wrong.clear()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
