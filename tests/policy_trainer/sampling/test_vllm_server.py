@@ -65,8 +65,8 @@ def values(groups: list[list[Completion]]) -> list[Any]:
 
 def assert_of_requests(group: list[Completion], bodies: Sequence[dict[str, Any]], reference: HFSampler) -> None:
     """Each completion is what the model of `reference` samples for one of the requests."""
-    one = replace(PARAMS, num_generations=1)
-    expected = [sample(reference, texts([body["prompt"]]), one, body["seed"])[0] for body in bodies]
+    single = replace(PARAMS, num_generations=1)
+    expected = [sample(reference, texts([body["prompt"]]), single, body["seed"])[0] for body in bodies]
     assert sorted(values([[completion] for completion in group])) == sorted(values(expected))
 
 
