@@ -177,6 +177,24 @@ def test_a_turn_ends_and_goes_on_as_one_long_completion(make_tiny: Make, tokeniz
     assert ids == generate(model, [5, 6], 53)
 
 
+@pytest.mark.parametrize("copied", [0, 64])
+def test_short_rows_join_after_a_long_one_has_left(
+    make_tiny: Make, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, copied: int
+) -> None:
+    """Its columns are no longer computed."""
+    monkeypatch.setattr(decoders, "_COPIED_TOKENS", copied)
+    model = make_tiny(eos=NO_TOKEN)
+    long, short = [5 + place % 20 for place in range(80)], [[5], [7, 8, 9], [40, 41], [6]]
+    with HFSampler(model, tokenizer).running_batch(GREEDY, 0) as batch:
+        batch.add([9], EncodedPrompt(long), 1)
+        batch.add([0], EncodedPrompt(short[0]), 20)
+        assert [row for row, _ in batch.advance()] == [9]
+        for row in (1, 2, 3):
+            batch.add([row], EncodedPrompt(short[row]), 20)
+        ended = finish(batch)
+    assert [ended[row].ids.tolist() for row in range(4)] == [generate(model, ids, 20) for ids in short]
+
+
 def test_there_are_few_batches_of_rows_that_cannot_join_others(tokenizer: PreTrainedTokenizerFast) -> None:
     """16 rows that join one by one, of a model with sliding windows; each is what it is by itself."""
     model = made("gemma2", eos=20)
