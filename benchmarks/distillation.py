@@ -17,7 +17,7 @@ from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.models import load_model, load_tokenizer, use_threads
 from shared.settings import from_values
@@ -75,7 +75,7 @@ def _imitated(student: Path, teacher: Path, samples: int, run_dir: Path) -> Row:
         for first in range(0, samples, GROUPS * COMPLETIONS):
             problems = [Arithmetic(0).problem(index) for index in range(first, first + GROUPS * COMPLETIONS)]
             prompts = [encoder.encode(problem) for problem in problems]
-            sampled = sampler.sample(prompts, SamplingParams(1, LENGTH, temperature=1), seed=first)
+            sampled = sample(sampler, prompts, SamplingParams(1, LENGTH, temperature=1), seed=first)
             for problem, (completion,) in zip(problems, sampled, strict=True):
                 ids = completion.ids.tolist()
                 text = tokenizer.decode(ids[:-1] if completion.eos else ids)

@@ -24,7 +24,7 @@ from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.kl import k3
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import sampling_params
+from policy_trainer.sampling.sampler import sample, sampling_params
 from policy_trainer.tasks.registry import make_task
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward
@@ -58,7 +58,8 @@ class LaggedSampler:
         config, count = self._config, self._config.groups_per_step
         problems = [self._task.problem(step * count + place) for place in range(count)]
         prompts = [self._encoder.encode(problem) for problem in problems]
-        sampled = self._sampler.sample(prompts, sampling_params(config.sampling), config.seed * 1_000_003 + step)
+        seed = config.seed * 1_000_003 + step
+        sampled = sample(self._sampler, prompts, sampling_params(config.sampling), seed)
         judged = self._judge.judge(list(zip(problems, sampled, strict=True)))
         batches = []
         for place, (prompt, completions, judgement) in enumerate(zip(prompts, sampled, judged, strict=True)):

@@ -23,7 +23,7 @@ from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
 from policy_trainer.demo.base_model import cached_base_model, make_tokenizer
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.logprobs import PlainForward
 from shared.models import load_model
@@ -75,7 +75,7 @@ class Ours:
     def _sample(self, params: SamplingParams, seed: int) -> list[Completion]:
         return [
             completion
-            for group in self._sampler.sample(list(map(EncodedPrompt, self._prompts)), params, seed)
+            for group in sample(self._sampler, list(map(EncodedPrompt, self._prompts)), params, seed)
             for completion in group
         ]
 
@@ -84,20 +84,6 @@ class Ours:
 
     def greedy(self) -> list[Completion]:
         return self._sample(SamplingParams(1, self._shape.max_completion_length, 0.0), 0)
-
-
-class Running(Ours):
-    """Rows in a running batch, all added at the start."""
-
-    def _sample(self, params: SamplingParams, seed: int) -> list[Completion]:
-        size, ended = params.num_generations, dict[int, Completion]()
-        with self._sampler.running_batch(params, seed) as batch:
-            for place, prompt in enumerate(self._prompts):
-                rows = range(place * size, (place + 1) * size)
-                batch.add(rows, EncodedPrompt(prompt), params.max_completion_length)
-            while len(batch):
-                ended |= dict(batch.advance())
-        return [ended[row] for row in sorted(ended)]
 
 
 class Generate:
@@ -141,7 +127,6 @@ class GenerateWithLogps(Generate):
 
 SIDES: dict[str, Callable[[Shape], Side]] = {
     "ours": Ours,
-    "ours, running batch": Running,
     "generate": GenerateWithLogps,
     "generate, no log-probs": Generate,
 }

@@ -163,27 +163,6 @@ class Trl(Side):
         return turns
 
 
-class OneTurn(Side):
-    """Completions of one turn. running: by a running batch, as rollouts sample, else as runs without tools do."""
-
-    def __init__(self, directory: str, running: bool) -> None:
-        super().__init__(directory, 0.0)
-        self._sampler, self._running = HFSampler(self.model, self.tokenizer), running
-
-    def round(self, seed: int) -> Figures:
-        prompts, params = [self.encoder.encode(each) for each in self.problems], sampling_params(self.config.sampling)
-        began, completions = time.monotonic(), list[Completion]()
-        if self._running:
-            with self._sampler.running_batch(params, seed) as batch:
-                for number, prompt in enumerate(prompts):
-                    batch.add(range(number * SIZE, (number + 1) * SIZE), prompt, params.max_completion_length)
-                while len(batch):
-                    completions += [completion for _, completion in batch.advance()]
-        else:
-            completions = [each for group in self._sampler.sample(prompts, params, seed) for each in group]
-        return sum(len(each.ids) for each in completions), time.monotonic() - began, 0.0
-
-
 _sides: dict[str, Side] = {}
 
 
@@ -218,7 +197,6 @@ def run() -> None:
         for seconds, rounds in LATENCIES:
             sides = {"ours": (Ours, seconds), "TRL's loop": (Trl, seconds)}
             rows += _compare(directory, f"a tool of {seconds:g} s", sides, rounds)
-        rows += _compare(directory, "one turn", {"sample()": (OneTurn, False), "running batch": (OneTurn, True)}, 20)
     measure.show(
         f"Rollouts of several turns, {PROMPTS} x {SIZE}, float32, one thread",
         ["", "side", "tokens/s", "the first is", "idle"],

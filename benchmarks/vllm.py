@@ -18,7 +18,7 @@ from benchmarks import measure
 from policy_trainer.config import EvalConfig
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.sampling.engines import load_sampler
-from policy_trainer.sampling.sampler import Sampler, SamplingParams
+from policy_trainer.sampling.sampler import Sampler, SamplingParams, sample
 from shared.models import load_tokenizer, save_model
 from shared.settings import from_values
 from tests.policy_trainer.sampling.architectures import texts
@@ -47,7 +47,7 @@ def _rate(sequences: int, seed: int) -> float:
     shape = (sequences // _GROUP, _PROMPT)
     prompts = np.random.default_rng(seed).integers(5, 99, shape).tolist()
     began = time.perf_counter()
-    groups = _sampler["this"].sample(texts(prompts), SamplingParams(_GROUP, _COMPLETION, temperature=1.0), seed)
+    groups = sample(_sampler["this"], texts(prompts), SamplingParams(_GROUP, _COMPLETION, temperature=1.0), seed)
     return sum(len(completion.ids) for group in groups for completion in group) / (time.perf_counter() - began)
 
 

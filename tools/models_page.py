@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared.errors import UserError
 from shared.logprobs import choose_forward, placeholders_of
 from tests.rounding import rounding
@@ -87,7 +87,7 @@ def _unless_refused(call: Callable[[], T]) -> T | None:
 
 def _rounds(sampler: HFSampler) -> list[tuple[list[int], Completion]]:
     prompts = [EncodedPrompt(ids) for ids in _PROMPTS]
-    groups = sampler.sample(prompts, SamplingParams(3, _LIMIT, temperature=0), seed=0)
+    groups = sample(sampler, prompts, SamplingParams(3, _LIMIT, temperature=0), seed=0)
     return [(prompt, completion) for prompt, group in zip(_PROMPTS, groups, strict=True) for completion in group]
 
 

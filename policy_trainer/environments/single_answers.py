@@ -7,7 +7,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
 from policy_trainer.environments.sessions import Session
-from policy_trainer.sampling.sampler import Sampler, SamplingParams
+from policy_trainer.sampling.sampler import Sampler, SamplingParams, sample
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SingleAnswers:
         *,
         in_step: bool = False,
     ) -> list[list[Completion]]:
-        return sampler.sample([prompt for _, prompt in problems], params, seed)
+        return sample(sampler, [prompt for _, prompt in problems], params, seed)
 
     def release(self) -> None:
         """There is nothing to give back."""

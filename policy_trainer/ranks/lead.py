@@ -7,6 +7,7 @@ pickles.
 import json
 import signal
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -173,25 +174,20 @@ class Lead:
 
 
 class LeadSampler:
-    """Samples with all ranks, each its share of the prompts; for evaluations, whose sampling is greedy."""
+    """Samples with all ranks, each its share of the rows; for evaluations, whose sampling is greedy."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
 
-    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        fields = [_prompt_fields(prompt) for prompt in prompts]
-        return _execute(self._rank, "sample", prompts=fields, params=asdict(params), seed=seed)
-
     @contextmanager
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
-        """This rank samples all rows, and the others wait: they cannot know when rows join."""
         world = self._rank.world
         with world.together():
-            _send(self._rank, "stay_whole", ())
+            _send(self._rank, "sample", (), params=asdict(params), seed=seed)
             with whole_weights(self._rank.learner.model):
                 try:
                     with self._rank.sampler.running_batch(params, seed) as batch:
-                        yield batch
+                        yield LeadBatch(world, batch)
                 finally:
                     world.send("returned", {})
 
@@ -200,6 +196,37 @@ class LeadSampler:
 
     def logps(self, group: TokenGroup) -> np.ndarray:
         raise NotImplementedError("the learner has them")
+
+
+class LeadBatch:
+    """A running batch in parts, one on each rank. New rows go to the rank that has the fewest."""
+
+    def __init__(self, world: World, part: RunningBatch) -> None:
+        """part: of this rank."""
+        self._world = world
+        self._part = part
+        self._ranks: dict[int, int] = {}  # of each unfinished row
+        self._added: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def add(self, rows: Sequence[int], prompt: EncodedPrompt, max_tokens: int) -> None:
+        counts = Counter(self._ranks.values())
+        rank = min(range(self._world.size), key=counts.__getitem__)
+        self._ranks |= dict.fromkeys(rows, rank)
+        fields = {"rows": [*rows], "max_tokens": max_tokens, **_prompt_fields(prompt)}
+        self._added.append({"rank": rank, **fields})
+
+    def advance(self) -> list[tuple[int, Completion]]:
+        if not self._ranks:
+            return []
+        added, self._added = self._added, []
+        self._world.send("advance", {"added": added})
+        ended = _advance(self._world, self._part, added)
+        for row, _ in ended:
+            del self._ranks[row]
+        return ended
 
 
 def load_lead(
@@ -268,23 +295,24 @@ def _parameters(rank: Rank) -> dict[str, Tensor]:
     return {name: weight for name, weight in whole.items() if name in names}
 
 
-def _sample(rank: Rank, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-    """All completions, on every rank. Rank k samples for prompts k, k + n, …"""
-    world = rank.world
-    share = prompts[world.rank :: world.size]
-    with whole_weights(rank.learner.model):
-        sampled = rank.sampler.sample(share, params, seed) if share else []
-    written = json.dumps([[_fields(completion) for completion in group] for group in sampled]).encode()
-    completions: list[list[Completion]] = [[]] * len(prompts)
-    for number, part in enumerate(world.gather_bytes(written)):
-        completions[number :: world.size] = [[_completion(**fields) for fields in group] for group in json.loads(part)]
-    return completions
+def _sample(rank: Rank, params: SamplingParams, seed: int) -> None:
+    """Samples this rank's rows of a LeadBatch."""
+    with whole_weights(rank.learner.model), rank.sampler.running_batch(params, seed) as part:
+        while True:
+            command, header, _ = rank.world.receive()
+            if command == "returned":
+                return
+            _advance(rank.world, part, header["added"])
 
 
-def _stay_whole(rank: Rank) -> None:
-    """Has all weights until rank 0 has sampled from them."""
-    with whole_weights(rank.learner.model):
-        rank.world.receive()
+def _advance(world: World, part: RunningBatch, added: Sequence[Mapping[str, Any]]) -> list[tuple[int, Completion]]:
+    """The rows that have ended on any rank. Called on all ranks, each of which has its part of the batch."""
+    for each in added:
+        if each["rank"] == world.rank:
+            part.add(each["rows"], _prompt(each["ids"], each["images"]), each["max_tokens"])
+    written = json.dumps([(row, _fields(completion)) for row, completion in part.advance()]).encode()
+    parts = [json.loads(gathered) for gathered in world.gather_bytes(written)]
+    return [(row, _completion(**fields)) for gathered in parts for row, fields in gathered]
 
 
 def _prompt_fields(prompt: EncodedPrompt) -> dict[str, Any]:
@@ -318,11 +346,7 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "whole": lambda rank, batches: _whole(rank),
     "parameters": lambda rank, batches: _parameters(rank),
     "write": lambda rank, batches, directory: write_shards(rank.learner, Path(directory), rank.world.files),
-    "stay_whole": lambda rank, batches: _stay_whole(rank),
-    "sample": lambda rank, batches, prompts, params, seed: _sample(
-        rank,
-        [_prompt(**fields) for fields in prompts],
-        SamplingParams(**{**params, "stop": tuple(params["stop"])}),
-        seed,
+    "sample": lambda rank, batches, params, seed: _sample(
+        rank, SamplingParams(**{**params, "stop": tuple(params["stop"])}), seed
     ),
 }

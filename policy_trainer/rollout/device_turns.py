@@ -7,7 +7,7 @@ turns with its workers: a worker's engine loads and samples in its turns, and sl
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import RolloutConfig, TrainConfig
-from policy_trainer.data.completion import Completion
-from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.run_files.locks import hold, is_held, let_go
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.engines import load_sampler, sampler_class
@@ -156,10 +154,6 @@ class SamplerInTurns:
     def logps(self, group: TokenGroup) -> np.ndarray:
         with self._turns.turn():
             return self._sampler.logps(group)
-
-    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        with self._turns.turn():
-            return self._sampler.sample(prompts, params, seed)
 
     @contextmanager
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:

@@ -58,7 +58,8 @@ def _decoded(
     heat = torch.tensor(temperatures, device=model.device).repeat_interleave(size)[:, None]
     prompts = [EncodedPrompt(group.prompt_ids.tolist(), group.images) for group in groups]
     prefilled = prefill(model, prompts, vision_of(model))
-    decoder = make_decoder(model, prefilled, size, decoding_attention=attention)
+    each_prompt = torch.arange(len(prompts), device=model.device)
+    decoder = make_decoder(model, prefilled, each_prompt.repeat_interleave(size), decoding_attention=attention)
     logps = torch.zeros(len(rows), max(map(len, rows)), device=model.device)
     active, logits = torch.arange(len(rows), device=model.device), prefilled.logits.repeat_interleave(size, 0)
     with use_attention(model, decoder.attention):

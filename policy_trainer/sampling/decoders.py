@@ -1,7 +1,7 @@
 """Decoders: compute the logits of one token per row and step, after prompts that were prefilled once per group.
 
-Most use a custom attention function, over keys and values that grow in place. Rows that began together have sampled
-equally many tokens, so their only mask is that of the prompts' padding.
+Most use a custom attention function, over keys and values that grow in place. All rows end at the same column, so
+their only mask is that of the columns before a row's first token.
 """
 
 from abc import ABC, abstractmethod
@@ -17,8 +17,7 @@ from policy_trainer.sampling.kv_cache import (
     ATTENTION_CACHE,
     GrowableLayer,
     PrefilledPrompts,
-    RowLengths,
-    SlotLayer,
+    padding_bias,
     select_rows,
 )
 from shared.logprobs import attends_fully
@@ -35,13 +34,19 @@ def supports_decoding_attention(model: PreTrainedModel) -> bool:
 
 
 def make_decoder(
-    model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int, *, decoding_attention: bool
+    model: PreTrainedModel, prompts: PrefilledPrompts, groups: Tensor, *, decoding_attention: bool
 ) -> "Decoder":
-    """The fastest decoder for these prompts. decoding_attention: whether the model supports it, see choice.py."""
+    """The fastest decoder for a row after each of the prompts in `groups`, int64 (B,) in ascending order.
+
+    decoding_attention: whether the model supports it, see choice.py. Other models have sliding windows or recurrent
+    layers, which only transformers' own cache keeps.
+    """
     if not decoding_attention:
-        return RepeatedCacheDecoder(model, prompts, num_generations)
-    short = prompts.mask.shape[1] <= _COPIED_TOKENS
-    return (CopiedPromptDecoder if short else SharedPromptDecoder)(model, prompts, num_generations)
+        return RepeatedCacheDecoder(model, prompts, groups)
+    if prompts.mask.shape[1] > _COPIED_TOKENS:
+        return SharedPromptDecoder(model, prompts, groups)
+    copies = [(layer.keys[groups], layer.values[groups]) for layer in prompts.cache.layers]
+    return CopiedPromptDecoder(model, copies, prompts.positions[groups], prompts.starts[groups])
 
 
 @contextmanager
@@ -69,19 +74,18 @@ def fill_slots(kept: Tensor, count: int) -> Tensor:
 class AttentionDecoder(ABC):
     """Decodes with models that support decoding attention.
 
-    B rows in the order of their prompts, at first num_generations for each. Rows can be dropped; only JoiningDecoder
-    adds some.
+    B rows, which can be dropped.
     attention: name of the attention implementation that the model must use while decoding.
     """
 
     attention = ATTENTION
 
-    def __init__(self, model: PreTrainedModel, positions: Tensor, layers: Sequence[GrowableLayer | SlotLayer]) -> None:
+    def __init__(self, model: PreTrainedModel, positions: Tensor, layers: Sequence[GrowableLayer]) -> None:
         """positions: int64 (B, 1) of each row's last token. layers: the rows' keys and values."""
         self._model = model
         self._positions = positions
-        self._layers: list[Any] = [*layers]
-        self._cache = Cache(layers=self._layers)
+        self._layers = [*layers]
+        self._cache = Cache(layers=[*self._layers])
 
     def select(self, rows: Tensor) -> None:
         """Keeps only these rows, int64 (B',), in this order."""
@@ -133,13 +137,12 @@ class RepeatedCacheDecoder:
     Attributes and methods are those of AttentionDecoder.
     """
 
-    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
+    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, groups: Tensor) -> None:
         self.attention = attention_of(model)
         self._model = model
         self._cache, self._cache_name = prompts.cache, prompts.cache_name
         self._mask, self._positions = prompts.mask, prompts.positions
-        groups = torch.arange(len(prompts.mask), device=prompts.mask.device)
-        self.select(groups.repeat_interleave(num_generations))
+        self.select(groups)
 
     def select(self, rows: Tensor) -> None:
         select_rows(self._cache, rows)
@@ -160,69 +163,42 @@ class RepeatedCacheDecoder:
         return output.logits[:, -1]
 
 
-Decoder = AttentionDecoder | RepeatedCacheDecoder
-
-
 class CopiedPromptDecoder(AttentionDecoder):
-    """Each row has a copy of its prompt's keys and values: fastest for short prompts."""
+    """Each row has a copy of its prompt's keys and values: fastest for short prompts. Rows may join at any time."""
 
-    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
-        def copied(part: Tensor) -> Tensor:
-            return part.repeat_interleave(num_generations, 0)
+    def __init__(
+        self, model: PreTrainedModel, parts: Sequence[tuple[Tensor, Tensor]], positions: Tensor, starts: Tensor
+    ) -> None:
+        """parts: of each layer the rows' keys and values, (B, K, T, D). positions: int64 (B, 1), of each row's last
+        token. starts: int64 (B,), the column of its first."""
+        super().__init__(model, positions, [GrowableLayer(keys, values) for keys, values in parts])
+        self._width = parts[0][0].shape[2]
+        self._starts = starts
+        self._padding = padding_bias(starts, self._width, model.dtype)
 
-        layers = [GrowableLayer(copied(layer.keys), copied(layer.values)) for layer in prompts.cache.layers]
-        super().__init__(model, copied(prompts.positions), layers)
-        padding = prompts.padding_bias()
-        self._padding = None if padding is None else copied(padding)
+    def join(self, prompts: PrefilledPrompts, groups: Tensor) -> None:
+        """Adds a row after each of the prompts in `groups`, int64 (R,). The longest of all rows begins at column 0."""
+        width = max(self._width - int(self._starts.min()), prompts.mask.shape[1])
+        for layer, prompt in zip(self._layers, prompts.cache.layers, strict=True):
+            layer.join(prompt.keys[groups], prompt.values[groups], width)
+        added = prompts.starts[groups] + (width - prompts.mask.shape[1])
+        self._starts = torch.cat([self._starts + (width - self._width), added])
+        self._positions = torch.cat([self._positions, prompts.positions[groups]])
+        self._width = width
+        self._padding = padding_bias(self._starts, width, self._model.dtype)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
+        self._starts = self._starts[rows]
         if self._padding is not None:
             self._padding = self._padding[rows]
 
+    def step(self, tokens: Tensor) -> Tensor:
+        self._width += 1
+        return super().step(tokens)
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return _attend(query, key, value, self._padding)
-
-
-class JoiningDecoder(AttentionDecoder):
-    """Rows may join at any time: each has a copy of its prompt's keys and values, and a length.
-
-    A step computes as many columns as the longest row has.
-    """
-
-    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts) -> None:
-        """Without rows. prompts: for the shapes of the layers."""
-        self._lengths = RowLengths(prompts.positions.new_empty(0))
-        layers = [SlotLayer(self._lengths, layer.keys, layer.values) for layer in prompts.cache.layers]
-        super().__init__(model, prompts.positions[:0], layers)
-        self._beyond: Tensor | None = None
-
-    def join(self, prompts: PrefilledPrompts, groups: Tensor) -> None:
-        """Adds a row after each of the prompts in `groups`, int64 (R,)."""
-        lengths = prompts.mask.sum(1)
-        for layer, prompt in zip(self._layers, prompts.cache.layers, strict=True):
-            layer.join(prompt.keys, prompt.values, lengths, groups)
-        self._lengths.rows = torch.cat([self._lengths.rows, lengths[groups]])
-        self._lengths.longest = max(self._lengths.longest, prompts.mask.shape[1])
-        self._positions = torch.cat([self._positions, prompts.positions[groups]])
-
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self._lengths.rows = self._lengths.rows[rows]
-        self._lengths.longest = int(self._lengths.rows.max())
-
-    def step(self, tokens: Tensor) -> Tensor:
-        ends = self._lengths.rows[:, None, None]
-        columns = torch.arange(self._lengths.longest + 1, device=ends.device)
-        bias = torch.zeros(len(ends), 1, len(columns), dtype=self._model.dtype, device=ends.device)
-        self._beyond = bias.masked_fill(columns > ends, -torch.inf)
-        logits = super().step(tokens)
-        self._lengths.rows = self._lengths.rows + 1
-        self._lengths.longest += 1
-        return logits
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return _attend(query, key, value, self._beyond)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
@@ -241,8 +217,9 @@ class SharedPromptDecoder(AttentionDecoder):
     Attention over two parts, prompt and completion, as in Hydragen (Juravsky et al., 2024).
     """
 
-    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
-        self._groups = torch.arange(len(prompts.positions), device=model.device).repeat_interleave(num_generations)
+    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, groups: Tensor) -> None:
+        """A row for each of `groups`, int64 (B,), in which every prompt occurs."""
+        self._groups = groups
         # Of each layer the prompts' keys and values, (n, K, P, D).
         self._prompts = [(layer.keys.contiguous(), layer.values.contiguous()) for layer in prompts.cache.layers]
         width = prompts.mask.shape[1]
@@ -251,14 +228,26 @@ class SharedPromptDecoder(AttentionDecoder):
             no_keys, no_values = keys[self._groups, :, :0], values[self._groups, :, :0]
             layers.append(GrowableLayer(no_keys, no_values, before=width))
         super().__init__(model, prompts.positions[self._groups], layers)
-        self._padding = prompts.padding_bias()
+        self._starts = prompts.starts
+        self._padding = padding_bias(self._starts, width, model.dtype)
         self._layouts = self._make_layouts()
+
+    def copied(self) -> CopiedPromptDecoder:
+        """A decoder of the same rows that others can join."""
+        parts = [
+            (torch.cat([keys[self._groups], own_keys], dim=2), torch.cat([values[self._groups], own_values], dim=2))
+            for (keys, values), (own_keys, own_values) in zip(
+                self._prompts, (layer.kept() for layer in self._layers), strict=True
+            )
+        ]
+        return CopiedPromptDecoder(self._model, parts, self._positions, self._starts[self._groups])
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         prompts, self._groups = self._groups[rows].unique(return_inverse=True)
         if len(prompts) < len(self._prompts[0][0]):
             self._prompts = [(keys[prompts], values[prompts]) for keys, values in self._prompts]
+            self._starts = self._starts[prompts]
         if self._padding is not None:
             self._padding = self._padding[prompts]
         self._layouts = self._make_layouts()
@@ -281,6 +270,9 @@ class SharedPromptDecoder(AttentionDecoder):
         prompt_weights, row_weights = weights.split([prompt_scores.shape[2], row_scores.shape[2]], dim=2)
         from_prompt = layout.by_row(torch.bmm(layout.by_group(prompt_weights), prompt_values.flatten(0, 1)))
         return torch.baddbmm(from_prompt, row_weights, value).view(rows, 1, heads, -1)
+
+
+Decoder = RepeatedCacheDecoder | CopiedPromptDecoder | SharedPromptDecoder
 
 
 class GroupLayout:

@@ -12,7 +12,7 @@ from shared.client.retry import OnWait
 from shared.errors import UserError
 
 # The members that every ConfiguredSampler must have.
-MEMBERS = ("from_config", "check_engine", "load", "logps", "sample", "running_batch")
+MEMBERS = ("from_config", "check_engine", "load", "logps", "running_batch")
 _NO_ADAPTERS = LoraConfig()
 
 

@@ -1,13 +1,15 @@
 """Keys and values of prompts, computed once for all their completions, and of sampled tokens, in a cache that grows in
 place."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
@@ -39,112 +41,79 @@ class _KeptLayer(CacheLayerMixin):
 
 
 class GrowableLayer(_KeptLayer):
-    """Keys and values of one layer, (B, K, T, D), with room for more tokens.
+    """Keys and values of one layer, (S, K, C, D), of B rows in the first slots, with room for more rows and tokens.
 
+    All rows end at the same column. What precedes a row's first token is zeros, or what an earlier row left there.
     before: number of earlier tokens whose keys and values are kept elsewhere.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, *, before: int = 0) -> None:
         super().__init__()
-        self._before, self._length = before, keys.shape[2]
-        self._keys, self._values = (_with_room(part, part.shape[2] + _FREE_TOKENS) for part in (keys, values))
+        self._before, self._width = before, keys.shape[2]
+        self._keys, self._values = keys, values  # of the B rows: the first slots
+        self._end = self._width
+        self._move(len(keys), self._width, self._width + _FREE_TOKENS)
         self.is_initialized = True
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """The rows' keys and values, (B, K, T, D)."""
+        start = self._end - self._width
+        return self._keys[:, :, start : self._end], self._values[:, :, start : self._end]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends the next token's (B, K, 1, D). Returns all as (B K, T, D), as decoding attention takes them."""
-        if self._length == self._keys.shape[2]:
-            room = self._length + self._length // 2
-            self._keys, self._values = _with_room(self._keys, room), _with_room(self._values, room)
-        self._keys[:, :, self._length] = key_states[:, :, 0]
-        self._values[:, :, self._length] = value_states[:, :, 0]
-        self._length += 1
-        return self._keys.flatten(0, 1)[:, : self._length], self._values.flatten(0, 1)[:, : self._length]
+        if self._end == self._keys.shape[2]:
+            self._move(len(self._keys), self._width, self._width + self._width // 2)
+        self._keys[:, :, self._end] = key_states[:, :, 0]
+        self._values[:, :, self._end] = value_states[:, :, 0]
+        self._end += 1
+        self._width += 1
+        keys, values = self.kept()
+        return keys.flatten(0, 1), values.flatten(0, 1)
+
+    def join(self, keys: Tensor, values: Tensor, width: int) -> None:
+        """Adds rows with these keys and values, (R, K, P, D). width: the columns that are in use from now on."""
+        first, after = len(self._keys), len(self._keys) + len(keys)
+        self._width = min(self._width, width)
+        if after > len(self._slots[0]) or width > self._end:
+            end = width + width // 4
+            self._move(max(len(self._slots[0]), after + first // 4), end, end + _FREE_TOKENS)
+        self._keys, self._values = (part[:after] for part in self._slots)
+        for part, added in ((self._keys, keys), (self._values, values)):
+            part[first:, :, self._end - added.shape[2] : self._end] = added
+        self._width = width
 
     def select(self, count: int, source: Tensor, target: Tensor) -> None:
         """Copies the rows at `source` to the rows `target`, then keeps the first `count` rows."""
-        for part in (self._keys, self._values):
-            part[target, :, : self._length] = part[source, :, : self._length]
+        for part in self.kept():
+            part[target] = part[source]
         self._keys, self._values = self._keys[:count], self._values[:count]
 
     def get_seq_length(self) -> int:
-        return self._before + self._length
+        return self._before + self._width
 
-
-def _with_room(part: Tensor, tokens: int) -> Tensor:
-    """The same keys or values in a tensor with room for this many tokens."""
-    rows, heads, length, width = part.shape
-    grown = part.new_empty(rows, heads, tokens, width)
-    grown[:, :, :length] = part
-    return grown
-
-
-@dataclass(eq=False)
-class RowLengths:
-    """How many tokens the layers of a cache have of each row, int64 (B,), and of the longest row."""
-
-    rows: Tensor
-    longest: int = 0
-
-
-class SlotLayer(_KeptLayer):
-    """Keys and values of one layer, (S, K, W, D), of rows that join and leave: row i fills slot i from column 0 on.
-
-    Beyond a row's end are zeros, or what an earlier row has left there. lengths: those before the next token, which all
-    layers share and their decoder maintains.
-    """
-
-    def __init__(self, lengths: RowLengths, keys: Tensor, values: Tensor) -> None:
-        """keys, values: (n, K, P, D) of prompts, whose shapes the layer takes; `join` adds their rows."""
-        super().__init__()
-        self._lengths = lengths
-        self._keys, self._values = keys[:0, :, :0], values[:0, :, :0]
-        self.is_initialized = True
-
-    def join(self, keys: Tensor, values: Tensor, lengths: Tensor, groups: Tensor) -> None:
-        """Adds a row for each of `groups`, int64 (R,): its prompt among n. keys, values: (n, K, P, D), left-padded.
-        lengths: int64 (n,), tokens of the prompts."""
-        first, width = len(self._lengths.rows), keys.shape[2]
-        after = first + len(groups)
-        slots, room = len(self._keys), self._keys.shape[2]
-        if after > slots or width > room:
-            slots = slots if after <= slots else after + first // 4
-            self._resize(slots, room if width <= room else width + _FREE_TOKENS)
-        columns = torch.arange(width, device=keys.device) + (width - lengths)[:, None]
-        columns = columns.clamp(max=width - 1)[:, None, :, None]
-        for part, added in ((self._keys, keys), (self._values, values)):
-            aligned = added.gather(2, columns.expand(-1, added.shape[1], -1, added.shape[3]))
-            part[first:after, :, :width] = aligned[groups]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Appends each row's next token, (B, K, 1, D). Returns all as (B K, T, D), where T is the longest row's."""
-        ends, width = self._lengths.rows, self._lengths.longest + 1
-        if width > self._keys.shape[2]:
-            self._resize(len(ends), width + width // 2)
-        rows = torch.arange(len(ends), device=ends.device)
-        self._keys[rows, :, ends] = key_states[:, :, 0]
-        self._values[rows, :, ends] = value_states[:, :, 0]
-        keys, values = self._keys[: len(rows)], self._values[: len(rows)]
-        return keys.flatten(0, 1)[:, :width], values.flatten(0, 1)[:, :width]
-
-    def select(self, count: int, source: Tensor, target: Tensor) -> None:
-        """Copies the rows at `source` to the rows `target`. The slots after the first `count` are free."""
-        width = self._lengths.longest
-        for part in (self._keys, self._values):
-            part[target, :, :width] = part[source, :, :width]
-
-    def get_seq_length(self) -> int:
-        return self._lengths.longest
-
-    def _resize(self, slots: int, columns: int) -> None:
-        count, width = len(self._lengths.rows), self._lengths.longest
+    def _move(self, slots: int, end: int, columns: int) -> None:
+        """Copies the rows to new tensors with so many slots and columns, where they end before the column `end`."""
 
         def moved(part: Tensor) -> Tensor:
             # Zeros: what no row has written has the weight 0, and 0 times an arbitrary number can be NaN.
-            wider = part.new_zeros(slots, part.shape[1], columns, part.shape[3])
-            wider[:count, :, :width] = part[:count, :, :width]
+            make = part.new_zeros if slots > len(part) or end > self._width else part.new_empty
+            wider = make(slots, part.shape[1], columns, part.shape[3])
+            wider[: len(part), :, end - self._width : end] = part
             return wider
 
-        self._keys, self._values = moved(self._keys), moved(self._values)
+        rows = len(self._keys)
+        self._slots = [moved(part) for part in self.kept()]
+        self._keys, self._values = (part[:rows] for part in self._slots)
+        self._end = end
+
+
+@dataclass(frozen=True, eq=False)
+class PromptLayer:
+    """Keys and values of one layer, (n, K, P, D)."""
+
+    keys: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,12 +131,40 @@ class PrefilledPrompts:
     positions: Tensor
     cache_name: str = ATTENTION_CACHE
 
-    def padding_bias(self) -> Tensor | None:
-        """(n, 1, P) to add to attention scores: -inf at padding. None where all prompts are equally long."""
-        if self.mask.all():
-            return None
-        bias = torch.zeros(self.mask.shape, dtype=self.logits.dtype, device=self.mask.device)
-        return bias.masked_fill(self.mask == 0, -torch.inf)[:, None]
+    @property
+    def starts(self) -> Tensor:
+        """int64 (n,): the column of each prompt's first token."""
+        return self.mask.shape[1] - self.mask.sum(1)
+
+
+def together(parts: Sequence[PrefilledPrompts]) -> PrefilledPrompts:
+    """The prompts of several forwards, whose caches have keys and values only, as of one."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.mask.shape[1] for part in parts)
+
+    def stacked(tensors: Iterable[Tensor], dim: int) -> Tensor:
+        """Stacks tensors whose columns, the dimension `dim` from the end, are padded on the left."""
+        return torch.cat([pad(each, (0, 0) * (dim - 1) + (width - each.shape[-dim], 0)) for each in tensors])
+
+    layers = [
+        PromptLayer(stacked((each.keys for each in layer), 2), stacked((each.values for each in layer), 2))
+        for layer in zip(*(part.cache.layers for part in parts), strict=True)
+    ]
+    return PrefilledPrompts(
+        torch.cat([part.logits for part in parts]),
+        SimpleNamespace(layers=layers),
+        stacked((part.mask for part in parts), 1),
+        torch.cat([part.positions for part in parts]),
+    )
+
+
+def padding_bias(starts: Tensor, width: int, dtype: torch.dtype) -> Tensor | None:
+    """(n, 1, width) to add to attention scores: -inf before the columns `starts`, int64 (n,). None if all are 0."""
+    if not starts.any():
+        return None
+    padding = torch.arange(width, device=starts.device) < starts[:, None]
+    return torch.zeros(padding.shape, dtype=dtype, device=starts.device).masked_fill(padding, -torch.inf)[:, None]
 
 
 def select_rows(cache: Any, rows: Tensor) -> None:

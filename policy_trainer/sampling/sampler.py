@@ -76,6 +76,21 @@ class RunningBatch(Protocol):
 
 
 class Sampler(Protocol):
+    """Samples rows that join and leave a running batch; `sample` is a function on top of it.
+
+    An engine that only completes whole prompts can complete all rows of its batch in one `advance`:
+
+        class Batch:
+            def __init__(self): self.rows = []
+            def __len__(self): return len(self.rows)
+            def add(self, rows, prompt, max_tokens): self.rows += [(row, prompt, max_tokens) for row in rows]
+            def advance(self):
+                rows, self.rows = self.rows, []
+                return [(row, complete(prompt, max_tokens)) for row, prompt, max_tokens in rows]
+
+    and its `running_batch` returns `contextlib.nullcontext(Batch())`.
+    """
+
     def load(self, model: Path) -> None:
         """Loads published weights from a Hugging Face model directory. Raises OSError if it cannot be read."""
         ...
@@ -84,13 +99,23 @@ class Sampler(Protocol):
         """Returns float32 (C,): log-probs of a group's completion tokens under the loaded weights, at temperature 1."""
         ...
 
-    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        """Samples num_generations completions for each prompt. Returns them in the order of the prompts."""
-        ...
-
     def running_batch(self, params: SamplingParams, seed: int) -> AbstractContextManager[RunningBatch]:
         """Opens an empty batch. It ignores num_generations and max_completion_length of the parameters."""
         ...
+
+
+def sample(
+    sampler: Sampler, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int
+) -> list[list[Completion]]:
+    """Samples num_generations completions for each prompt. Returns them in the order of the prompts."""
+    size = params.num_generations
+    ended: dict[int, Completion] = {}
+    with sampler.running_batch(params, seed) as batch:
+        for place, prompt in enumerate(prompts):
+            batch.add(range(place * size, (place + 1) * size), prompt, params.max_completion_length)
+        while len(batch):
+            ended |= dict(batch.advance())
+    return [[ended[place * size + row] for row in range(size)] for place in range(len(prompts))]
 
 
 # The sampler, and the model that it samples from, on the meta device if another process or library holds the weights.

@@ -24,9 +24,7 @@ from policy_trainer.sampling.vllm_requests import (
     engine_options,
     longest_sequence,
     make_completion,
-    make_group,
     other_pictures,
-    sampling_options,
     scoring_options,
     sequences,
     weights_mark,
@@ -139,25 +137,10 @@ class VllmSampler:
         self._engine.reset_prefix_cache()  # frees memory
         self._engine.llm_engine.reset_encoder_cache()  # what the vision tower had made of pictures
 
-    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        """Raises UserError if the engine makes other tokens of pictures than the run's processor does."""
-        options = [
-            sampling_options(params, self._eos, seed, number, self._placeholders) for number in range(len(prompts))
-        ]
-        answers = self._engine.generate(
-            [self._input(prompt) for prompt in prompts],
-            [self._make_params(**option, detokenize=bool(params.stop)) for option in options],
-            use_tqdm=False,
-            lora_request=self._adapter,
-        )
-        for prompt, answer in zip(prompts, answers, strict=True):
-            _check_pictures(prompt, answer)
-        groups = [[_completion(output, self._eos) for output in answer.outputs] for answer in answers]
-        return [make_group(group, params) for group in groups]
-
     @contextmanager
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
-        """The engine must not be used otherwise within the block. It raises UserError as `sample` does."""
+        """The engine must not be used otherwise within the block. It raises UserError if the engine makes other tokens
+        of pictures than the run's processor does."""
         options = RowOptions(params, self._eos, seed, self._placeholders)
 
         def request(row: int, prompt: EncodedPrompt, max_tokens: int) -> str:

@@ -21,9 +21,11 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 _CONNECT_SECONDS = 5.0
-# The server answers once the last completion of a prompt has ended. Nothing takes longer than this.
+# The server answers once a completion has ended. Nothing takes longer than this.
 _READ_SECONDS = 3600.0
 _RETRY_SECONDS = 1.0
+# Each row is a request of its own, and a process may often open only 1,024 files. Further requests wait here.
+_CONNECTIONS = 512
 # A sampled token takes some 100 bytes of JSON.
 _ANSWER_BYTES = 2**30
 # Tolerance for a log-prob of 0, in float32; the raw log-prob of an unlikely token is far below.
@@ -119,7 +121,7 @@ def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:
 async def connected(url: str) -> AsyncIterator[VllmClient]:
     """A client with connections of its own. Nothing is sent yet. Raises UnusableProxy."""
     timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
-    limits = httpx.Limits(max_connections=None)
+    limits = httpx.Limits(max_connections=_CONNECTIONS)
     plain = {"Accept-Encoding": "identity"}  # see `_ANSWER_BYTES`: no answer is decompressed
     options = {"headers": plain, "timeout": timeout, "limits": limits, **connection_options(url)}
     async with httpx.AsyncClient(base_url=url, **options) as http:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,52 +90,42 @@ def completion_request(prompt: EncodedPrompt, options: Mapping[str, Any]) -> tup
     }
 
 
-def sampling_options(
-    params: SamplingParams, eos: Sequence[int], seed: int, number: int, placeholders: Sequence[int] = ()
-) -> dict[str, Any]:
-    """The options for prompt `number` of a call, by the names of vLLM's SamplingParams and of its HTTP API.
-
-    All that a model's generation_config.json could change is given. eos: the ids that end a completion; vLLM would
-    also end at others. vLLM adds the completion's number to the seed. placeholders: ids of pictures, which are not
-    sampled; the log-probs are those of the other tokens among themselves, where hf's are among all.
-    """
-    forbidden = {"logit_bias": dict.fromkeys(placeholders, -100.0)} if placeholders else {}
-    return {
-        "n": params.num_generations if params.temperature else 1,  # greedy completions are all the same
-        "max_tokens": params.max_completion_length,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
-        "repetition_penalty": params.repetition_penalty,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "seed": int(np.random.SeedSequence((seed, number)).generate_state(1)[0]),
-        "stop": list(params.stop),
-        "stop_token_ids": [*eos, *params.stop_token_ids],
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-        "logprobs": 0,  # of the sampled tokens only
-        **forbidden,
-    }
-
-
 class RowOptions:
     """The options of requests for a completion of one row. A row has another seed each time."""
 
-    def __init__(self, params: SamplingParams, eos: Sequence[int], seed: int, placeholders: Sequence[int]) -> None:
-        """Arguments as of `sampling_options`."""
-        self._params = replace(params, num_generations=1)
+    def __init__(self, params: SamplingParams, eos: Sequence[int], seed: int, placeholders: Sequence[int] = ()) -> None:
+        """eos: the ids that end a completion; vLLM would also end at others. placeholders: ids of pictures, which are
+        not sampled; the log-probs are those of the other tokens among themselves, where hf's are among all."""
+        self._params = params
         self._eos = eos
         self._seed = seed
-        self._placeholders = placeholders
+        self._forbidden = {"logit_bias": dict.fromkeys(placeholders, -100.0)} if placeholders else {}
         self._requests: Counter[int] = Counter()
 
     def of(self, row: int, max_tokens: int) -> dict[str, Any]:
+        """By the names of vLLM's SamplingParams and of its HTTP API. All that a model's generation_config.json could
+        change is given."""
         self._requests[row] += 1
         seed = int(np.random.SeedSequence((self._seed, row)).generate_state(1)[0])
-        params = replace(self._params, max_completion_length=max_tokens)
-        return sampling_options(params, self._eos, seed, self._requests[row], self._placeholders)
+        params = self._params
+        return {
+            "n": 1,
+            "max_tokens": max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": int(np.random.SeedSequence((seed, self._requests[row])).generate_state(1)[0]),
+            "stop": list(params.stop),
+            "stop_token_ids": [*self._eos, *params.stop_token_ids],
+            "ignore_eos": True,
+            "skip_special_tokens": False,
+            "logprobs": 0,  # of the sampled tokens only
+            **self._forbidden,
+        }
 
 
 def scoring_options() -> dict[str, Any]:
@@ -154,11 +143,6 @@ def completion_logps(group: TokenGroup, scored: Iterable[Sequence[float]]) -> np
     """(C,) float32. scored: the log-probs of the tokens of each of `sequences`, but for the first token."""
     lengths = group.completion_lengths
     return np.concatenate([np.array(row[-n:], np.float32) for row, n in zip(scored, lengths, strict=True)])
-
-
-def make_group(completions: Sequence[Completion], params: SamplingParams) -> list[Completion]:
-    """num_generations completions of a prompt, in vLLM's answer to sampling_options."""
-    return list(completions) if params.temperature else list(completions) * params.num_generations
 
 
 def make_completion(ids: Sequence[int], logps: Sequence[float], reason: str, eos: Sequence[int]) -> Completion:

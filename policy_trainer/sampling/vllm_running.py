@@ -34,8 +34,7 @@ Complete = Callable[[VllmClient, Request, Callable[[int, Completion], None]], Co
 
 
 class ServerRunningBatch:
-    """If a request fails because the server is unavailable, all rows that have not ended are repeated, like the
-    prompts of `sample`."""
+    """If a request fails because the server is unavailable, all rows that have not ended are repeated."""
 
     def __init__(self, url: str, complete: Complete, options: RowOptions, on_wait: OnWait) -> None:
         self._url = url
@@ -56,7 +55,7 @@ class ServerRunningBatch:
         self._send(request)
 
     def advance(self) -> list[tuple[int, Completion]]:
-        """Waits up to _WAIT_SECONDS for an answer. Raises what `sample` raises."""
+        """Waits up to _WAIT_SECONDS for an answer. Raises WeightsLost and UserError."""
         if not self._running:
             return []
         answers = self._arrived(_WAIT_SECONDS)

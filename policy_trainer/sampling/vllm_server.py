@@ -35,9 +35,7 @@ from policy_trainer.sampling.vllm_requests import (
     completion_request,
     longest_sequence,
     make_completion,
-    make_group,
     other_pictures,
-    sampling_options,
     scoring_options,
     sequences,
     weights_mark,
@@ -168,18 +166,10 @@ class VllmServerSampler:
         self._adapters = [*older[-1:], name]
         return name, _FIRST_VERSION
 
-    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        """Raises WeightsLost if the server does not have the weights that were loaded last, UserError if it makes other
-        tokens of pictures than the run's processor does."""
-        options = [
-            sampling_options(params, self._eos, seed, number, self._placeholders) for number in range(len(prompts))
-        ]
-        answers = self._complete(prompts, options)
-        return [make_group([self._completion(choice) for choice in answer], params) for answer in answers]
-
     @contextmanager
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
-        """Raises what `sample` raises."""
+        """Raises WeightsLost if the server does not have the weights that were loaded last, UserError if it makes other
+        tokens of pictures than the run's processor does."""
 
         async def complete(client: VllmClient, request: Request, ended: Callable[[int, Completion], None]) -> None:
             async def complete_row(row: int, options: Mapping[str, Any]) -> None:
@@ -199,7 +189,7 @@ class VllmServerSampler:
             batch.close()
 
     def logps(self, group: TokenGroup) -> np.ndarray:
-        """Raises WeightsLost like `sample`."""
+        """Raises WeightsLost like a running batch."""
         rows = sequences(group)
         answers = self._complete([EncodedPrompt(row) for row in rows], [scoring_options()] * len(rows))
         with self._explained():
@@ -277,8 +267,8 @@ class VllmServerSampler:
 
     def _check(self, choices: Sequence[Choice], options: Mapping[str, Any]) -> None:
         """Raises Refused for an answer that does not fit the request."""
-        if len(choices) != options.get("n", 1):
-            raise Refused(f"its answer has {len(choices)} completions instead of {options.get('n', 1)}")
+        if len(choices) != 1:
+            raise Refused(f"its answer has {len(choices)} completions instead of 1")
         for choice in choices:
             length, known = len(choice.token_ids), len(choice.logps)
             if not 0 < length <= options["max_tokens"]:

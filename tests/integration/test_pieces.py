@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import Completion
-from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling import sampler
 from ref_server.service.service import Service
 from shared.batch import ScoredBatch
 from shared.client import RefServerClient
@@ -66,7 +66,7 @@ def test_its_gradient_is_that_of_the_learners_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of samples whose log-probs are off by 0.3, so that ratios are clipped."""
-    sample, score, batches = HFSampler.sample, RefServerClient.score, list[ScoredBatch]()
+    sample, score, batches = sampler.sample, RefServerClient.score, list[ScoredBatch]()
 
     def off(*args: Any, **options: Any) -> list[list[Completion]]:
         return [[replace(item, logps=item.logps - 0.3) for item in group] for group in sample(*args, **options)]
@@ -75,7 +75,7 @@ def test_its_gradient_is_that_of_the_learners_step(
         batches.append(score(*args))
         return batches[-1]
 
-    monkeypatch.setattr(HFSampler, "sample", off)
+    monkeypatch.setattr(sampler, "sample", off)
     monkeypatch.setattr(RefServerClient, "score", recorded)
     save_model(model, tokenizer, tmp_path)
     one_step = EXAMPLE.replace("range(10)", "range(1)").replace("optimizer.zero_grad()", "pass")

@@ -18,7 +18,7 @@ from policy_trainer.demo.base_model import make_model, make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.rewards.reward_model import RewardModel
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from policy_trainer.sft import sft
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint
@@ -76,7 +76,7 @@ def test_a_supervised_model(train: Callable[..., Any], tokenizer: PreTrainedToke
     assert choose_forward(model).name == "packed"
     greedy = SamplingParams(num_generations=1, max_completion_length=8, temperature=0.0, top_p=1.0, top_k=0)
     prompts = [EncodedPrompt(loaded.encode(row["prompt"])) for row in ROWS]
-    samples = HFSampler(model, loaded).sample(prompts, greedy, seed=0)
+    samples = sample(HFSampler(model, loaded), prompts, greedy, seed=0)
     texts = [loaded.decode(group[0].ids.tolist(), skip_special_tokens=True) for group in samples]
     assert texts == [row["completion"] for row in ROWS]
     assert all(group[0].finished for group in samples), "both end a completion with the same token"

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import Sampler, SamplingParams
+from policy_trainer.sampling.sampler import Sampler, SamplingParams, sample
 from shared.models import load_model, load_tokenizer
 from tests.policy_trainer.sampling.architectures import texts
 from tests.vllm.models import EOS, PROMPTS, distance, save_adapted, save_tiny, scoring_distance
@@ -29,7 +29,7 @@ def plain(groups: Sequence[Sequence[Completion]]) -> list[Any]:
 
 def check_sampling(sampler: Sampler, model: Path) -> None:
     """A seed, ends, log-probs, and greedy tokens that are those of transformers."""
-    first, again, other = (sampler.sample(texts(PROMPTS), PARAMS, seed) for seed in (5, 5, 6))
+    first, again, other = (sample(sampler, texts(PROMPTS), PARAMS, seed) for seed in (5, 5, 6))
     assert plain(first) == plain(again) != plain(other)
     assert plain([first[0]]) != plain([first[-1]]), "the same prompt has the same seed twice"
     assert len({tuple(item.ids.tolist()) for item in first[0]}) > 1, "a group's completions are all the same"
@@ -37,8 +37,8 @@ def check_sampling(sampler: Sampler, model: Path) -> None:
     tokenizer = load_tokenizer(str(model))
     reference = HFSampler(load_model(str(model), revision=None, device="cpu", dtype="float32"), tokenizer)
     greedy = SamplingParams(2, 24, temperature=0)
-    expected = reference.sample(texts(PROMPTS), greedy, 0)
-    sampled = sampler.sample(texts(PROMPTS), greedy, 0)
+    expected = sample(reference, texts(PROMPTS), greedy, 0)
+    sampled = sample(sampler, texts(PROMPTS), greedy, 0)
     assert [[item.ids.tolist() for item in group] for group in sampled] == [
         [item.ids.tolist() for item in group] for group in expected
     ]
@@ -50,7 +50,7 @@ def check_sampling(sampler: Sampler, model: Path) -> None:
 def check_many(sampler: Sampler) -> None:
     """More tokens of prompts than vLLM reads in one step."""
     prompts = [[*range(5 + number, 99), *range(5, 99)] for number in range(60)]
-    groups = sampler.sample(texts(prompts), SamplingParams(2, 3, temperature=1.0), 1)
+    groups = sample(sampler, texts(prompts), SamplingParams(2, 3, temperature=1.0), 1)
     assert [len(group) for group in groups] == [2] * len(prompts)
 
 
@@ -71,7 +71,7 @@ def check_running(sampler: Sampler, model: Path, expected: Sequence[Sequence[Com
     with sampler.running_batch(PARAMS, 5) as batch:
         batch.add([0, 1], texts(PROMPTS)[0], 24)
         batch.advance()
-    assert distance(model, sampler.sample(texts(PROMPTS), PARAMS, 5), 0.7) < TOLERANCE
+    assert distance(model, sample(sampler, texts(PROMPTS), PARAMS, 5), 0.7) < TOLERANCE
 
 
 def running_turns(sampler: Sampler, seed: int) -> list[Completion]:
@@ -88,7 +88,7 @@ def running_turns(sampler: Sampler, seed: int) -> list[Completion]:
 def check_ends(sampler: Sampler, tokenizer: PreTrainedTokenizerBase) -> None:
     stops = ("a", "4", "</answer>")
     params = SamplingParams(32, 24, temperature=1.5, stop=stops)
-    completions = [completion for group in sampler.sample(texts(PROMPTS), params, 1) for completion in group]
+    completions = [completion for group in sample(sampler, texts(PROMPTS), params, 1) for completion in group]
     for item in completions:
         text = str(tokenizer.decode(item.ids.tolist()))
         before = str(tokenizer.decode(item.ids[:-1].tolist()))
@@ -110,7 +110,7 @@ def update_distances(sampler: Sampler, directory: Path, *, tied: bool) -> list[f
     for seed in range(1, UPDATES + 1):
         model = save_tiny(directory / str(seed), tied=tied, seed=seed)
         sampler.load(model)
-        groups = sampler.sample(texts(PROMPTS), PARAMS, seed)
+        groups = sample(sampler, texts(PROMPTS), PARAMS, seed)
         distances.append(max(distance(model, groups, 0.7), scoring_distance(model, sampler, PROMPTS[2], groups[2])))
     return distances
 
@@ -122,7 +122,7 @@ def check_adapters(sampler: Sampler, base: Path, directory: Path) -> None:
         adapter, merged = save_adapted(base, directory, seed=seed)
         sampler.load(adapter)
         shutil.rmtree(adapter)
-        groups = sampler.sample(texts(PROMPTS), PARAMS, 5)
+        groups = sample(sampler, texts(PROMPTS), PARAMS, 5)
         assert distance(merged, groups, 0.7) < MERGED_TOLERANCE
         assert scoring_distance(merged, sampler, PROMPTS[2], groups[2]) < MERGED_TOLERANCE
         assert distance(base, groups, 0.7) > 0.1
@@ -130,4 +130,4 @@ def check_adapters(sampler: Sampler, base: Path, directory: Path) -> None:
     assert outputs[1] != outputs[2] != outputs[3]
     again, _ = save_adapted(base, directory / "again", seed=1)
     sampler.load(again)
-    assert plain(sampler.sample(texts(PROMPTS), PARAMS, 5)) == outputs[1]
+    assert plain(sample(sampler, texts(PROMPTS), PARAMS, 5)) == outputs[1]

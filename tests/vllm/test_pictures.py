@@ -18,7 +18,7 @@ from policy_trainer.data.prompts import EncodedPrompt, prompt_encoder
 from policy_trainer.learner.adapters import adapt, save_policy
 from policy_trainer.learner.optimizer import trained
 from policy_trainer.sampling.engines import load_sampler
-from policy_trainer.sampling.sampler import Sampler, SamplingParams
+from policy_trainer.sampling.sampler import Sampler, SamplingParams, sample
 from shared.errors import UserError
 from shared.logprobs import vision_of
 from shared.models import load_model, load_tokenizer
@@ -112,13 +112,13 @@ def running(sampler: Sampler, prompts: Sequence[EncodedPrompt]) -> list[list[Com
 def check(config: TrainConfig, other: Path) -> None:
     """Samples about pictures are those of transformers, before and after an update of the weights."""
     sampler, prompts = sampler_of(config), prompts_of(config)
-    before = sampler.sample(prompts, PARAMS, 5)
+    before = sample(sampler, prompts, PARAMS, 5)
     assert distance(loaded(Path(config.model)), prompts, running(sampler, prompts)) < TOLERANCE
     base, updated = loaded(Path(config.model)), loaded(other)
     assert distance(base, prompts, before) < TOLERANCE
     sampler.load(other)
     shutil.rmtree(other)  # as those of a run are, once a worker has read them
-    after = sampler.sample(prompts, PARAMS, 5)
+    after = sample(sampler, prompts, PARAMS, 5)
     assert distance(updated, prompts, after) < TOLERANCE < distance(base, prompts, after)
     assert not any(np.isin(item.ids, PLACEHOLDERS).any() for group in (*before, *after) for item in group)
 
@@ -131,7 +131,7 @@ def test_sizes_that_were_set_are_the_engines_too(model: Path) -> None:
     config = configured(model, sampler="vllm", data={"max_pixels": 28 * 28 * 4})
     prompts = prompts_of(config)
     assert len(prompts[0]) < len(prompts_of(configured(model))[0])
-    assert distance(loaded(model), prompts, sampler_of(config).sample(prompts, PARAMS, 5)) < TOLERANCE
+    assert distance(loaded(model), prompts, sample(sampler_of(config), prompts, PARAMS, 5)) < TOLERANCE
 
 
 def test_adapters_of_the_language_model(model: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_adapters_of_the_language_model(model: Path, tmp_path: Path) -> None:
     save_policy(policy, load_tokenizer(config.model), tmp_path / "adapter")
     sampler = sampler_of(config)
     sampler.load(tmp_path / "adapter")
-    groups = sampler.sample(prompts, PARAMS, 5)
+    groups = sample(sampler, prompts, PARAMS, 5)
     assert distance(policy, prompts, groups) < TOLERANCE < distance(loaded(model), prompts, groups)
 
 
@@ -151,5 +151,5 @@ def test_a_server(model: Path, tmp_path: Path, serve: Callable[..., VllmServe]) 
     config = configured(model, sampler="vllm-server", vllm_url=serve(model, "--enable-scale-out").url)
     smaller = prompts_of(configured(model, data={"max_pixels": 28 * 28 * 4}))
     with pytest.raises(UserError, match=r"turns a prompt with pictures into other tokens .*--mm-processor-kw"):
-        sampler_of(config).sample(smaller, PARAMS, 5)
+        sample(sampler_of(config), smaller, PARAMS, 5)
     check(config, save_tiny_vision(tmp_path / "other", seed=1))

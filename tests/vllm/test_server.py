@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from policy_trainer.data.completion import Completion
-from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.sampler import SamplingParams, WeightsLost, sample
 from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters, server_flags
 from policy_trainer.sampling.vllm_server import VllmServerSampler
 from shared.errors import UserError
@@ -52,13 +52,13 @@ def test_a_server_that_was_killed_is_waited_for_and_has_lost_its_weights(
     waits: list[str] = []
     sampler = sampler_of(server, waits)
     sampler.load(second)
-    expected = sampler.sample(texts(PROMPTS), PARAMS, 5)
+    expected = sample(sampler, texts(PROMPTS), PARAMS, 5)
     long = SamplingParams(64, 60, temperature=0.7)
     outcome: list[object] = []
 
     def work() -> None:
         try:
-            outcome.append(sampler.sample(texts(PROMPTS), long, 5))
+            outcome.append(sample(sampler, texts(PROMPTS), long, 5))
         except WeightsLost as error:
             outcome.append(error)
 
@@ -70,7 +70,7 @@ def test_a_server_that_was_killed_is_waited_for_and_has_lost_its_weights(
     sampling.join()
     assert isinstance(outcome[0], WeightsLost) and waits
     sampler.load(second)
-    assert plain(sampler.sample(texts(PROMPTS), PARAMS, 5)) == plain(expected)
+    assert plain(sample(sampler, texts(PROMPTS), PARAMS, 5)) == plain(expected)
 
 
 def test_completions_under_way_outlive_an_update(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_completions_under_way_outlive_an_update(serve: Callable[..., VllmServe]
     under_way.load(first)
     params = SamplingParams(32, 60, temperature=1.0)
     groups: list[list[Completion]] = []
-    sampling = threading.Thread(target=lambda: groups.extend(under_way.sample(texts(PROMPTS), params, 5)))
+    sampling = threading.Thread(target=lambda: groups.extend(sample(under_way, texts(PROMPTS), params, 5)))
     sampling.start()
     time.sleep(0.3)
     other.load(second)
     sampling.join()
     assert [len(group) for group in groups] == [32] * len(PROMPTS)
     with pytest.raises(WeightsLost):
-        under_way.sample(texts(PROMPTS), PARAMS, 5)
+        sample(under_way, texts(PROMPTS), PARAMS, 5)
 
 
 def test_adapters_are_sampled_from_as_their_merged_copies(
@@ -101,19 +101,19 @@ def test_adapters_are_sampled_from_as_their_merged_copies(
     waits: list[str] = []
     sampler = sampler_of(server, waits, sleep_mode=True)
     check_adapters(sampler, base, tmp_path)
-    expected = plain(sampler.sample(texts(PROMPTS), PARAMS, 5))
+    expected = plain(sample(sampler, texts(PROMPTS), PARAMS, 5))
     sampler.sleep()
-    assert plain(sampler.sample(texts(PROMPTS), PARAMS, 5)) == expected
-    assert sampler_of(server).sample(texts(PROMPTS), PARAMS, 5) != expected, "the server itself is the base"
+    assert plain(sample(sampler, texts(PROMPTS), PARAMS, 5)) == expected
+    assert sample(sampler_of(server), texts(PROMPTS), PARAMS, 5) != expected, "the server itself is the base"
     adapter, _ = save_adapted(base, tmp_path / "late", seed=1)
     with pytest.raises(UserError, match=r"cannot load the adapter: 500: .*rank 16 "):
         sampler.load(save_adapted(base, tmp_path, seed=9, rank=16)[0])
     server.kill()
     start(server.again()).until_ready()
     with pytest.raises(WeightsLost):
-        sampler.sample(texts(PROMPTS), PARAMS, 5)
+        sample(sampler, texts(PROMPTS), PARAMS, 5)
     sampler.load(adapter)
-    assert plain(sampler.sample(texts(PROMPTS), PARAMS, 5)) == expected
+    assert plain(sample(sampler, texts(PROMPTS), PARAMS, 5)) == expected
 
 
 def test_completions_under_way_keep_their_adapter(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
@@ -127,19 +127,19 @@ def test_completions_under_way_keep_their_adapter(serve: Callable[..., VllmServe
     shutil.rmtree(adapter)
     params = SamplingParams(32, 60, temperature=0.7)
     groups: list[list[Completion]] = []
-    sampling = threading.Thread(target=lambda: groups.extend(under_way.sample(texts(PROMPTS), params, 5)))
+    sampling = threading.Thread(target=lambda: groups.extend(sample(under_way, texts(PROMPTS), params, 5)))
     sampling.start()
     time.sleep(0.3)
     for seed in (2, 3, 4):
         newer, _ = save_adapted(base, tmp_path, seed=seed)
         other.load(newer)
         shutil.rmtree(newer)
-        other.sample(texts(PROMPTS), SamplingParams(2, 4, temperature=0.7), seed)
+        sample(other, texts(PROMPTS), SamplingParams(2, 4, temperature=0.7), seed)
     sampling.join()
     assert [len(group) for group in groups] == [32] * len(PROMPTS)
     assert distance(merged, groups, 0.7) < TOLERANCE
     with pytest.raises(WeightsLost):
-        under_way.sample(texts(PROMPTS), PARAMS, 5)
+        sample(under_way, texts(PROMPTS), PARAMS, 5)
 
 
 def test_a_server_that_sleeps_is_woken_and_has_its_weights(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ def test_a_server_that_sleeps_is_woken_and_has_its_weights(serve: Callable[..., 
     waits: list[str] = []
     sampler = sampler_of(server, waits, sleep_mode=True)
     sampler.load(second)
-    expected = plain(sampler.sample(texts(PROMPTS), PARAMS, 5))
+    expected = plain(sample(sampler, texts(PROMPTS), PARAMS, 5))
     sampler.sleep()
     sampler.sleep()
     assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": True}
     assert check_server(server.url, str(first), CONTEXT) == str(first)
-    assert plain(sampler.sample(texts(PROMPTS), PARAMS, 5)) == expected and not waits
+    assert plain(sample(sampler, texts(PROMPTS), PARAMS, 5)) == expected and not waits
     sampler.sleep()
     sampler.load(first)
     sampler.load(second)
@@ -162,7 +162,7 @@ def test_a_server_that_sleeps_is_woken_and_has_its_weights(serve: Callable[..., 
     with pytest.raises(httpx.ReadTimeout):  # a worker that is killed
         httpx.post(f"{server.url}/v1/completions", json=long, timeout=0.3)
     sampler.sleep()
-    assert plain(sampler.sample(texts(PROMPTS), PARAMS, 5)) == expected and not waits
+    assert plain(sample(sampler, texts(PROMPTS), PARAMS, 5)) == expected and not waits
     with pytest.raises(UserError, match=r"cannot sleep: .*--enable-sleep-mode on a GPU"):
         check_sleep_mode(server.url)
 

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ from policy_trainer.evaluation.standalone import evaluation_table
 from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
-from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.errors import UserError
+from tests.policy_trainer.sampling.whole_prompts import WholePrompts
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ class FakeTask:
         return self.problems
 
 
-class Parrot:
+class Parrot(WholePrompts):
     """Answers each prompt with the prompt itself; a second answer lacks its first token. One to a prompt that ends
     in a dot is cut off."""
 
@@ -72,10 +72,7 @@ class Parrot:
     def logps(self, group: TokenGroup) -> np.ndarray:
         raise AssertionError
 
-    def running_batch(self, params: SamplingParams, seed: int) -> AbstractContextManager[RunningBatch]:
-        raise AssertionError
-
-    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def answer_all(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         self.calls.append((len(prompts), seed))
         return [
             [self.completion(prompt.ids[number:]) for number in range(params.num_generations)] for prompt in prompts

@@ -27,7 +27,7 @@ from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.learner.learner import Learner
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from tests.policy_trainer.learner.steps import make_learner
 from tests.policy_trainer.sampling.architectures import texts
 
@@ -44,7 +44,7 @@ class TestSampling:
     ) -> None:
         """Sampled at 0.7: at this temperature every ratio is 1, at temperature 1 hardly any."""
         model = make_tiny()
-        (group,) = HFSampler(model, tokenizer).sample(texts([[3, 4]]), SamplingParams(4, 8, temperature=0.7), seed=0)
+        (group,) = sample(HFSampler(model, tokenizer), texts([[3, 4]]), SamplingParams(4, 8, temperature=0.7), seed=0)
         _, logps, _ = group_tokens(EncodedPrompt([3, 4]), group)
         completions = [completion.ids.tolist() for completion in group]
 
@@ -62,7 +62,7 @@ class TestSampling:
     ) -> None:
         pad = eos = 0
         model = make_tiny(eos=eos, vocabulary=4)
-        (group,) = HFSampler(model, tokenizer).sample(texts([[2, 3]]), SamplingParams(6, 8, temperature=1.0), seed=0)
+        (group,) = sample(HFSampler(model, tokenizer), texts([[2, 3]]), SamplingParams(6, 8, temperature=1.0), seed=0)
         ended = [completion for completion in group if completion.finished]
         assert ended and all(completion.ids[-1] == eos for completion in ended)
         rows = [completion.ids.tolist() for completion in ended]

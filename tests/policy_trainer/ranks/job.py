@@ -14,7 +14,7 @@ import safetensors.torch
 from policy_trainer.config import TrainConfig
 from policy_trainer.ranks.lead import follow, load_lead
 from policy_trainer.ranks.world import World, join_world
-from policy_trainer.sampling.sampler import Sampler, SamplingParams
+from policy_trainer.sampling.sampler import Sampler, SamplingParams, sample
 from shared import wire
 from shared.models import load_tokenizer
 from tests.policy_trainer.sampling.architectures import texts
@@ -33,7 +33,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         bodies = sorted((directory / f"step-{step}").iterdir())
         stats.append(asdict(loaded.learner.step([wire.decode(body.read_bytes()) for body in bodies], step=step)))
     batches = [wire.decode(body.read_bytes()) for body in sorted((directory / "step-0").iterdir())]
-    sampled = loaded.sampler.sample(texts([[1, 2, 3], [4, 5], [6]]), SamplingParams(1, 6, 0.0), 0)
+    sampled = sample(loaded.sampler, texts([[1, 2, 3], [4, 5], [6]]), SamplingParams(1, 6, 0.0), 0)
     running = sample_running(loaded.sampler)
     (checkpoint := directory / f"checkpoint-{last}{'-again' * (first == last)}").mkdir()
     writing = loaded.write(checkpoint)

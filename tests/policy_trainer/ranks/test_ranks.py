@@ -24,7 +24,7 @@ from policy_trainer.ranks.export import export
 from policy_trainer.ranks.sharded_checkpoint import load_from_shards, restore_from_shards
 from policy_trainer.run_files.checkpoint import write_weights
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared import wire
 from shared.batch import ScoredBatch
 from shared.logprobs import choose_forward
@@ -159,7 +159,7 @@ def test_twenty_steps_on_several_ranks_are_those_of_one_process(
     assert results["probe"] == pytest.approx(learner.probe(steps[0]).logps, abs=rounding(16))
     for got, expected in zip(results["logps"], learner.logps(steps[0]), strict=True):
         assert got == pytest.approx(expected, abs=rounding(16))
-    greedy = HFSampler(model, tokenizer).sample(texts([[1, 2, 3], [4, 5], [6]]), SamplingParams(1, 6, 0.0), 0)
+    greedy = sample(HFSampler(model, tokenizer), texts([[1, 2, 3], [4, 5], [6]]), SamplingParams(1, 6, 0.0), 0)
     assert results["sampled"] == results["running"] == [group[0].ids.tolist() for group in greedy]
 
 

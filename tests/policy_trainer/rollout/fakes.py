@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,13 @@ from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.rounds import Rounds
-from policy_trainer.sampling.sampler import RunningBatch, Sampler, SamplingParams
+from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from policy_trainer.weights.publication import Publication
 from shared.api import QueueView, State, Uploaded
 from shared.batch import TokenGroup
 from shared.client import RefServerError
 from tests.policy_trainer.queues import queue_of
+from tests.policy_trainer.sampling.whole_prompts import WholePrompts
 
 
 class Counting:
@@ -38,7 +38,7 @@ class Counting:
         raise AssertionError
 
 
-class Scripted:
+class Scripted(WholePrompts):
     """Right half of the time for problems in `mixed`, always for others; two completions each."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, mixed: set[int]) -> None:
@@ -52,10 +52,7 @@ class Scripted:
     def logps(self, group: TokenGroup) -> np.ndarray:
         raise AssertionError
 
-    def running_batch(self, params: SamplingParams, seed: int) -> AbstractContextManager[RunningBatch]:
-        raise AssertionError
-
-    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def answer_all(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         self.seeds.append(seed)
         numbers = [int(str(self.tokenizer.decode(prompt.ids))) for prompt in prompts]
         return [[self.answer(n), self.answer(-1 if n in self.mixed else n)] for n in numbers]

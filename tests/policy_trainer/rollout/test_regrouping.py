@@ -29,7 +29,7 @@ class ByRound(Scripted):
         self.script = script
         self.rounds: list[list[int]] = []
 
-    def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    def answer_all(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
         self.seeds.append(seed)
         numbers = [int(str(self.tokenizer.decode(prompt.ids))) for prompt in prompts]
         earlier = [sum(number in round for round in self.rounds) for number in numbers]

@@ -135,7 +135,9 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
     text = f"<think>{a % 10}+{b % 10}={a % 10 + b % 10},1+1=3</think><answer>{a + b}</answer>"
 
     class Worked(Scripted):
-        def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        def answer_all(
+            self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int
+        ) -> list[list[Completion]]:
             ids = np.array([*tokenizer.encode(text), tokenizer.eos_token_id])
             blurted = np.array([*tokenizer.encode("<answer>-1</answer>"), tokenizer.eos_token_id])
             return [[Completion(i, np.zeros(len(i), dtype=np.float32), True) for i in (ids, blurted)]]
@@ -159,7 +161,9 @@ def test_gdpo_compares_rewards_separately(tokenizer: PreTrainedTokenizerFast, ad
     """A right answer without tags and a wrong one with them: 1 each."""
 
     class Either(Scripted):
-        def sample(self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        def answer_all(
+            self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int
+        ) -> list[list[Completion]]:
             return [[self.say("<answer>7</answer>"), self.say("<think>7</think><answer>1</answer>")] for _ in prompts]
 
         def say(self, text: str) -> Completion:

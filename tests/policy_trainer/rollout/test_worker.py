@@ -60,9 +60,9 @@ class Counted(Scripted):
         assert (group.prompt_ids.tolist(), group.completion_ids.tolist()) == ([5], [6, 7])
         return np.array(self.known, np.float32)
 
-    def sample(self, prompts: Any, params: Any, seed: int) -> Any:
+    def answer_all(self, prompts: Any, params: Any, seed: int) -> Any:
         assert len(self.seeds) < self.most, "a round was sampled for which there was no room"
-        return super().sample(prompts, params, seed)
+        return super().answer_all(prompts, params, seed)
 
 
 @pytest.fixture
@@ -136,8 +136,8 @@ class Worsening(Counted):
 
     after_first: Callable[[], None]
 
-    def sample(self, prompts: Any, params: Any, seed: int) -> Any:
-        answers = super().sample(prompts, params, seed)
+    def answer_all(self, prompts: Any, params: Any, seed: int) -> Any:
+        answers = super().answer_all(prompts, params, seed)
         if len(self.seeds) == 1:
             self.after_first()
         return answers
@@ -271,7 +271,7 @@ def test_an_engine_that_lost_its_weights_gets_the_newest_and_samples_the_same_pr
 ) -> None:
     server.open.set()
     publish(max_waiting=ROUND + 1)
-    sample, loads, seeds = sampler.sample, [], []
+    answer, loads, seeds = sampler.answer_all, [], []
 
     def load(model: Path) -> None:
         loads.append((model / "model.safetensors").stat().st_ino)
@@ -281,9 +281,9 @@ def test_an_engine_that_lost_its_weights_gets_the_newest_and_samples_the_same_pr
         if len(seeds) == 2:
             publish(max_waiting=ROUND + 1, version=3)
             raise WeightsLost("it was restarted")
-        return sample(prompts, params, seed)
+        return answer(prompts, params, seed)
 
-    sampler.load, sampler.sample = load, lose
+    sampler.load, sampler.answer_all = load, lose
     with pytest.raises(Enough):
         work(lambda: len(server.bodies) == 2 * ROUND)
     batches = sorted((rollout_of(body) for body in server.bodies), key=lambda batch: batch.id)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.sampling.hf import HFSampler, load_weights
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared.batch import TokenGroup
 from tests.policy_trainer.sampling.architectures import texts
 from tests.site import Answer, Request, Site
@@ -153,7 +153,7 @@ class FakeVllm:
             body["n"], body["max_tokens"], body["temperature"], body["top_p"], body["top_k"], body["min_p"],
             body["repetition_penalty"], tuple(body["stop"]),
         )  # fmt: skip
-        (group,) = sampler.sample(texts([body["prompt"]]), params, body["seed"])
+        (group,) = sample(sampler, texts([body["prompt"]]), params, body["seed"])
         choices = [
             _choice(i, item.ids.tolist(), item.logps.tolist(), "stop" if item.finished else "length")
             for i, item in enumerate(group)

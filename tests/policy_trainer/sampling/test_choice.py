@@ -13,7 +13,7 @@ from policy_trainer.sampling import choice
 from policy_trainer.sampling.choice import takes_decoding_attention
 from policy_trainer.sampling.engines import load_sampler
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared.errors import UserError
 from shared.logprobs.attention import attention_of
 from tests.policy_trainer.sampling.architectures import texts
@@ -51,7 +51,7 @@ def test_a_model_that_cannot_be_sampled_is_refused_by_name(
     refusal = rf"{type(model).__name__} cannot be sampled with transformers.*{why}.*--sampler vllm.*docs/models.md"
     for call in (
         sampler.check,
-        lambda: sampler.sample(texts([[5, 6]]), SamplingParams(1, 4, 1.0), 0),
+        lambda: sample(sampler, texts([[5, 6]]), SamplingParams(1, 4, 1.0), 0),
         sampler.running_batch(SamplingParams(1, 4, 1.0), 0).__enter__,
     ):
         with pytest.raises(UserError, match=refusal):
@@ -72,5 +72,5 @@ def test_a_model_is_tested_once(make_tiny: Make, tokenizer: PreTrainedTokenizerF
     monkeypatch.setattr(choice, "self_test_difference", lambda *given: tested.append(given) or difference(*given))
     sampler = HFSampler(make_tiny(), tokenizer)
     for seed in range(2):
-        sampler.sample(texts([[5, 6]]), SamplingParams(2, 4, 1.0), seed)
+        sample(sampler, texts([[5, 6]]), SamplingParams(2, 4, 1.0), seed)
     assert len(tested) == 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, texts
 
 Make = Callable[..., Any]
@@ -41,7 +41,7 @@ def count(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, **params: 
     """How often each completion was drawn for each prompt."""
     wanted = SamplingParams(DRAWS, TOKENS, **params)
     counts: list[Counts] = []
-    for group in HFSampler(model, tokenizer).sample(texts(PROMPTS), wanted, seed=11):
+    for group in sample(HFSampler(model, tokenizer), texts(PROMPTS), wanted, seed=11):
         counts.append({})
         for completion in group:
             ids = tuple(completion.ids.tolist())

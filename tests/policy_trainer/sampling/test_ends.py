@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared.errors import UserError
 from tests.device import DEVICE
 from tests.policy_trainer.sampling.architectures import texts
@@ -88,7 +88,7 @@ class TestEnds:
         model: Any = Scripted(scripts, vocabulary=len(tokenizer), eos=eos)
         prompts = [prompt] * len(scripts)
         params = SamplingParams(1, limit, temperature=0, stop=stop, stop_token_ids=stop_token_ids)
-        groups = HFSampler(model, tokenizer).sample(texts(prompts), params, seed=0)
+        groups = sample(HFSampler(model, tokenizer), texts(prompts), params, seed=0)
         completions = [completion for (completion,) in groups]
         again: Any = Scripted(scripts, vocabulary=len(tokenizer), eos=eos)
         ended = self.run(HFSampler(again, tokenizer), texts(prompts), params)

@@ -15,7 +15,7 @@ from policy_trainer.config.samplers import SAMPLERS
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rollout.device_turns import load_rollout_sampler
 from policy_trainer.sampling.engines import MEMBERS, check_engine, load_sampler, sampler_class
-from policy_trainer.sampling.sampler import SamplingParams, Sleeper
+from policy_trainer.sampling.sampler import SamplingParams, Sleeper, sample
 from shared.errors import UserError
 from shared.models import load_model, save_model
 from shared.settings import from_values
@@ -56,7 +56,7 @@ def test_a_worker_whose_engine_is_a_server_loads_no_weights(
         config = configured(base, sampler="vllm-server", vllm_url=f"{fake.url}/")
         sampler, model = load_sampler(config, tokenizer, never)
         assert {parameter.device for parameter in model.parameters()} == {torch.device("meta")}
-        sampler.sample(texts([[3]]), SAMPLING, seed=0)
+        sample(sampler, texts([[3]]), SAMPLING, seed=0)
         assert fake.bodies[-1]["stop_token_ids"] == [1, 9]
 
 
@@ -97,19 +97,29 @@ def test_an_engine_is_made_for_the_runs_adapters(
 
 # A subclass, which answers "9" to everything; and a class that is no sampler.
 _MINE = """
+from contextlib import nullcontext
+
 import numpy as np
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
 
+class Nines:
+    def __init__(self, ids):
+        self.one = Completion(ids, np.zeros(len(ids), np.float32), True, True)
+        self.rows = []
+    def __len__(self): return len(self.rows)
+    def add(self, rows, prompt, max_tokens): self.rows += rows
+    def advance(self):
+        rows, self.rows = self.rows, []
+        return [(row, self.one) for row in rows]
+
 class Nine(HFSampler):
-    def sample(self, prompts, params, seed):
-        ids = np.array([*self._tokenizer.encode("9", add_special_tokens=False), int(self._eos[0])])
-        one = Completion(ids, np.zeros(len(ids), np.float32), True, True)
-        return [[one] * params.num_generations for _ in prompts]
+    def running_batch(self, params, seed):
+        ids = [*self._tokenizer.encode("9", add_special_tokens=False), int(self._eos[0])]
+        return nullcontext(Nines(np.array(ids)))
 
 class Half:
     def load(self, model): ...
-    def sample(self, prompts, params, seed): ...
 """
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import group_tokens
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared.logprobs import PlainForward, choose_forward
 from shared.models import save_model
 from tests.policy_trainer.sampling.architectures import PROMPTS, texts
@@ -30,7 +30,7 @@ class TestLogps:
     ) -> None:
         """Before top-p, top-k, min-p and the penalty of repetitions, and at temperature 1 where tokens are greedy."""
         params = SamplingParams(4, 20, temperature, top_p=0.95, top_k=40, min_p=0.001, repetition_penalty=1.3)
-        groups = HFSampler(model, tokenizer).sample(texts(PROMPTS), params, seed=1)
+        groups = sample(HFSampler(model, tokenizer), texts(PROMPTS), params, seed=1)
         packed = [group_tokens(prompt, group) for prompt, group in zip(texts(PROMPTS), groups, strict=True)]
         assert len({len(c.ids) for group in groups for c in group}) > 2, "the rows must end at different times"
         captured = np.concatenate([logps for _, logps, _ in packed])
@@ -45,7 +45,7 @@ class TestLogps:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
     ) -> None:
         (prompt,) = texts(PROMPTS[:1])
-        (group,) = HFSampler(model, tokenizer).sample([prompt], SAMPLED, seed=1)
+        (group,) = sample(HFSampler(model, tokenizer), [prompt], SAMPLED, seed=1)
         tokens, _, _ = group_tokens(prompt, group)
         sampler = HFSampler(copy.deepcopy(model), tokenizer)
         before = sampler.logps(tokens)

@@ -15,7 +15,7 @@ from policy_trainer.adapters import MergedAdapters, read_adapter
 from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared.errors import UserError
 from shared.logprobs import PlainForward
 from tests.policy_trainer.adapters.adapters import MODELS, ignore_peft, save_adapter
@@ -52,7 +52,7 @@ def test_log_probs_are_those_of_pefts_forward(
     drawn = []
     for seed in (1, 2, 1):
         sampler.load(tmp_path / str(seed))
-        (group,) = sampler.sample(texts(PROMPTS[2:3]), SAMPLED, seed=5)
+        (group,) = sample(sampler, texts(PROMPTS[2:3]), SAMPLED, seed=5)
         tokens, captured, _ = group_tokens(EncodedPrompt(PROMPTS[2]), group)
         with ignore_peft():
             adapted = PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path / str(seed))).eval()

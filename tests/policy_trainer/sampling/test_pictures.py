@@ -14,7 +14,7 @@ from policy_trainer.data.pictures import encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, prompt_encoder
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared.logprobs import PackedForward
 from shared.logprobs.vision import vision_of
 from shared.models import load_model, load_tokenizer
@@ -50,7 +50,7 @@ def prompts(directory: Path, question: str) -> list[EncodedPrompt]:
 def test_log_probs_are_the_kernels(directory: Path, sampler: HFSampler, question: str) -> None:
     """float32: at temperature 1, prompts of different lengths in one call."""
     given = prompts(directory, question or "?")
-    groups = sampler.sample(given, SamplingParams(3, 12, temperature=1.0), seed=0)
+    groups = sample(sampler, given, SamplingParams(3, 12, temperature=1.0), seed=0)
     for prompt, completions in zip(given, groups, strict=True):
         group, logps, _ = group_tokens(prompt, completions)
         assert set(group.images) == set(prompt.images)
@@ -60,7 +60,7 @@ def test_log_probs_are_the_kernels(directory: Path, sampler: HFSampler, question
 def test_pictures_are_seen(directory: Path, sampler: HFSampler) -> None:
     """The same prompt with another picture of the same size has other log-probs."""
     prompt = prompts(directory, "?")[1]
-    (completions,) = sampler.sample([prompt], SamplingParams(1, 12, temperature=1.0), seed=0)
+    (completions,) = sample(sampler, [prompt], SamplingParams(1, 12, temperature=1.0), seed=0)
     other = {name: tensor * 0.5 if name == "pixel_values" else tensor for name, tensor in prompt.images.items()}
     group, logps, _ = group_tokens(EncodedPrompt(prompt.ids, other), completions)
     assert np.abs(sampler.logps(group) - logps).max() > 1e-3
@@ -108,7 +108,7 @@ def test_greedy_completions_equal_generates(directory: Path, sampler: HFSampler)
     model = load_model(str(directory), revision=None, device=str(DEVICE), dtype="float32")
     model.generation_config = GenerationConfig(eos_token_id=0, pad_token_id=0)
     given = prompts(directory, LONG)
-    groups = sampler.sample(given, SamplingParams(2, 10, temperature=0), seed=0)
+    groups = sample(sampler, given, SamplingParams(2, 10, temperature=0), seed=0)
     for prompt, group in zip(given, groups, strict=True):
         expected = generated(model, prompt, 10)
         assert [completion.ids.tolist() for completion in group] == [expected] * 2
@@ -127,7 +127,7 @@ def test_placeholders_are_never_sampled(directory: Path) -> None:
     model.lm_head = head  # type: ignore[assignment]
     sampler = HFSampler(model, load_tokenizer(str(directory)))
     for temperature in (0.0, 1.0):
-        (completions,) = sampler.sample(prompts(directory, "?")[1:2], SamplingParams(4, 8, temperature), seed=1)
+        (completions,) = sample(sampler, prompts(directory, "?")[1:2], SamplingParams(4, 8, temperature), seed=1)
         for completion in completions:
             assert not np.isin(completion.ids, vision.placeholders).any()
             assert completion.logps.max() < -5, "those of the model, which prefers placeholders"
@@ -139,9 +139,9 @@ def test_the_model_can_be_one_in_training(directory: Path, sampler: HFSampler) -
         pytest.skip("it has a sliding window")
     given = prompts(directory, LONG)
     params = SamplingParams(2, 10, temperature=0)
-    expected = sampler.sample(given, params, seed=0)
+    expected = sample(sampler, given, params, seed=0)
     model = load_model(str(directory), revision=None, device=str(DEVICE), dtype="float32")
     PackedForward(model)
-    groups = HFSampler(model, load_tokenizer(str(directory))).sample(given, params, seed=0)
+    groups = sample(HFSampler(model, load_tokenizer(str(directory))), given, params, seed=0)
     for group, other in zip(groups, expected, strict=True):
         assert [each.ids.tolist() for each in group] == [each.ids.tolist() for each in other]

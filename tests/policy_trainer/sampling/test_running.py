@@ -14,9 +14,9 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.sampling import running
+from policy_trainer.sampling import decoders, running
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
+from policy_trainer.sampling.sampler import RunningBatch, SamplingParams, sample
 from shared.logprobs import PlainForward
 from shared.logprobs.attention import attention_of
 from tests.policy_trainer.sampling.architectures import (
@@ -40,22 +40,6 @@ def finish(batch: RunningBatch) -> dict[int, Completion]:
     while len(batch):
         ended |= dict(batch.advance())
     return ended
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_greedy_tokens_of_rows_that_begin_together_are_those_of_sample(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, size: int
-) -> None:
-    sampler = HFSampler(model, tokenizer)
-    expected = sampler.sample(texts(PROMPTS), SamplingParams(size, 24, temperature=0), seed=0)
-    with sampler.running_batch(GREEDY, 0) as batch:
-        for place, prompt in enumerate(texts(PROMPTS)):
-            batch.add(range(place * size, (place + 1) * size), prompt, 24)
-        assert len(batch) == size * len(PROMPTS)
-        ended = finish(batch)
-    for row, completion in enumerate(each for group in expected for each in group):
-        assert ended[row].ids.tolist() == completion.ids.tolist()
-        assert (ended[row].finished, ended[row].eos) == (completion.finished, completion.eos)
 
 
 @dataclass(frozen=True)
@@ -125,12 +109,15 @@ def made(architecture: str, eos: int) -> PreTrainedModel:
 
 @pytest.mark.parametrize("architecture", ["qwen2", "gpt2", "gemma2"])
 @settings(max_examples=8)
-@given(schedule=joins, seed=st.integers(0, 3))
+@given(schedule=joins, seed=st.integers(0, 3), copied=st.sampled_from([0, 64]), prefill=st.sampled_from([10, 2**16]))
 def test_log_probs_are_those_of_each_row_by_itself(
-    tokenizer: PreTrainedTokenizerFast, architecture: str, schedule: list[Join], seed: int
+    tokenizer: PreTrainedTokenizerFast, architecture: str, schedule: list[Join], seed: int, copied: int, prefill: int
 ) -> None:
+    """copied: prompts that are longer are shared by their rows until others join. prefill: its limit of tokens."""
     model = made(architecture, eos=20)
-    with HFSampler(model, tokenizer).running_batch(SAMPLED, seed) as batch:
+    with pytest.MonkeyPatch.context() as patch, HFSampler(model, tokenizer).running_batch(SAMPLED, seed) as batch:
+        patch.setattr(decoders, "_COPIED_TOKENS", copied)
+        patch.setattr(running, "_PREFILL_TOKENS", prefill)
         turns = Schedule(batch, schedule).turns
     groups = [group_tokens(prompt, [completion]) for prompt, completion in turns]
     with torch.no_grad():
@@ -190,6 +177,24 @@ def test_a_turn_ends_and_goes_on_as_one_long_completion(make_tiny: Make, tokeniz
     assert ids == generate(model, [5, 6], 53)
 
 
+@pytest.mark.parametrize("copied", [0, 64])
+def test_short_rows_join_after_a_long_one_has_left(
+    make_tiny: Make, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, copied: int
+) -> None:
+    """Its columns are no longer computed."""
+    monkeypatch.setattr(decoders, "_COPIED_TOKENS", copied)
+    model = make_tiny(eos=NO_TOKEN)
+    long, short = [5 + place % 20 for place in range(80)], [[5], [7, 8, 9], [40, 41], [6]]
+    with HFSampler(model, tokenizer).running_batch(GREEDY, 0) as batch:
+        batch.add([9], EncodedPrompt(long), 1)
+        batch.add([0], EncodedPrompt(short[0]), 20)
+        assert [row for row, _ in batch.advance()] == [9]
+        for row in (1, 2, 3):
+            batch.add([row], EncodedPrompt(short[row]), 20)
+        ended = finish(batch)
+    assert [ended[row].ids.tolist() for row in range(4)] == [generate(model, ids, 20) for ids in short]
+
+
 def test_there_are_few_batches_of_rows_that_cannot_join_others(tokenizer: PreTrainedTokenizerFast) -> None:
     """16 rows that join one by one, of a model with sliding windows; each is what it is by itself."""
     model = made("gemma2", eos=20)
@@ -217,10 +222,12 @@ def test_an_empty_batch(make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> 
         assert (len(batch), batch.advance()) == (0, [])
 
 
+@pytest.mark.parametrize("copied", [0, 64])
 def test_a_prefill_has_a_limit(
-    make_tiny: Make, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    make_tiny: Make, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, copied: int
 ) -> None:
-    """What does not fit joins in the next calls; a prompt that is longer than the limit joins by itself."""
+    """What does not fit is prefilled next; a prompt that is longer than the limit by itself. All are one batch."""
+    monkeypatch.setattr(decoders, "_COPIED_TOKENS", copied)
     model = make_tiny(eos=NO_TOKEN)
     widths: list[tuple[int, int]] = []
 
@@ -256,6 +263,6 @@ def test_the_seed_decides_and_the_model_is_as_before(make_tiny: Make, tokenizer:
         batch.add([0], texts([[5]])[0], 10)
         batch.advance()
         batch.advance()
-        sampler.sample(texts([[5]]), SAMPLED, 0)
+        sample(sampler, texts([[5]]), SAMPLED, 0)
     assert attention_of(model) == before
-    sampler.sample(texts([[5]]), SAMPLED, 0)
+    sample(sampler, texts([[5]]), SAMPLED, 0)

@@ -12,6 +12,7 @@ from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import sample
 from policy_trainer.sampling.vllm_client import check_server, check_takes_adapters
 from policy_trainer.sampling.vllm_requests import engine_options, engine_rank
 from shared.batch import TokenGroup
@@ -24,6 +25,7 @@ from tests.policy_trainer.sampling.test_vllm_server import (
     PARAMS,
     PROMPTS,
     assert_a_restart_is_detected,
+    assert_of_requests,
     sampler_of,
     values,
 )
@@ -66,9 +68,8 @@ class TestLoading:
         for seed in (1, 2):
             sampler.load(published(seed))
             reference = reference_of(make_tiny, tokenizer, published(seed))
-            (group_of_server,) = sampler.sample(texts([[6, 7]]), PARAMS, seed=5)
-            (expected,) = reference.sample(texts([[6, 7]]), PARAMS, fake.bodies[-1]["seed"])
-            assert values([group_of_server]) == values([expected])
+            (group_of_server,) = sample(sampler, texts([[6, 7]]), PARAMS, seed=5)
+            assert_of_requests(group_of_server, fake.bodies[-4:], reference)
             logps = reference.logps(group)
             np.testing.assert_allclose(sampler.logps(group), logps, rtol=0, atol=rounding(np.abs(logps).max()))
         assert len({body["model"] for body in fake.bodies} - {fake.name}) == 2
@@ -84,7 +85,7 @@ class TestLoading:
             first.load(weights)
             names.append(next(reversed(fake.adapters)))
             second.load(shutil.copytree(weights, tmp_path / f"downloaded-{seed}"))
-            assert values(first.sample(texts(PROMPTS), PARAMS, 5)) == values(second.sample(texts(PROMPTS), PARAMS, 5))
+            assert values(sample(first, texts(PROMPTS), PARAMS, 5)) == values(sample(second, texts(PROMPTS), PARAMS, 5))
             assert list(fake.adapters) == names[-2:]
         with pytest.raises(FileNotFoundError):
             first.load(tmp_path / "gone")

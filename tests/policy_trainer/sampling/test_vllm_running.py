@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import RunningBatch, SamplingParams, WeightsLost
+from policy_trainer.sampling.sampler import RunningBatch, SamplingParams, WeightsLost, sample
 from policy_trainer.sampling.vllm_server import put_to_sleep
 from shared.errors import UserError
 from tests.policy_trainer.sampling.architectures import texts
@@ -51,7 +51,7 @@ def test_completions_are_the_servers(fake: FakeVllm, make_tiny: Make, tokenizer:
     assert len({body["seed"] for body in fake.bodies}) == 4 and again != {7: ended[7]}
     (body,) = (body for body in fake.bodies if body["prompt"] == [6, 7])
     params = SamplingParams(1, 3, temperature=0.7)
-    ((expected,),) = HFSampler(make_tiny(), tokenizer).sample(texts([[6, 7]]), params, body["seed"])
+    ((expected,),) = sample(HFSampler(make_tiny(), tokenizer), texts([[6, 7]]), params, body["seed"])
     assert ended[9] == (expected.ids.tolist(), expected.logps.tolist(), expected.finished, expected.eos)
 
 

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.sampler import SamplingParams, WeightsLost, sample
 from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters
-from policy_trainer.sampling.vllm_requests import completion_request, other_pictures, sampling_options
+from policy_trainer.sampling.vllm_requests import RowOptions, completion_request, other_pictures
 from policy_trainer.sampling.vllm_server import VllmServerSampler, put_to_sleep
 from shared.batch import TokenGroup
 from shared.errors import UserError
@@ -62,33 +63,38 @@ def values(groups: list[list[Completion]]) -> list[Any]:
     return [[(item.ids.tolist(), item.logps.tolist(), item.finished, item.eos) for item in group] for group in groups]
 
 
+def assert_of_requests(group: list[Completion], bodies: Sequence[dict[str, Any]], reference: HFSampler) -> None:
+    """Each completion is what the model of `reference` samples for one of the requests."""
+    single = replace(PARAMS, num_generations=1)
+    expected = [sample(reference, texts([body["prompt"]]), single, body["seed"])[0] for body in bodies]
+    assert sorted(values([[completion] for completion in group])) == sorted(values(expected))
+
+
 def assert_a_restart_is_detected(fake: FakeVllm, weights: Path, other: PreTrainedModel) -> None:
     sampler = sampler_of(fake)
     sampler.load(weights)
-    expected = sampler.sample(texts(PROMPTS), PARAMS, seed=5)
+    expected = sample(sampler, texts(PROMPTS), PARAMS, seed=5)
     fake.restart(other)
     with pytest.raises(WeightsLost, match="restarted"):
-        sampler.sample(texts(PROMPTS), PARAMS, seed=5)
+        sample(sampler, texts(PROMPTS), PARAMS, seed=5)
     sampler.load(weights)
-    assert values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)) == values(expected)
+    assert values(sample(sampler, texts(PROMPTS), PARAMS, seed=5)) == values(expected)
 
 
 class TestSampling:
     def test_completions_are_the_servers(
         self, fake: FakeVllm, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
     ) -> None:
-        groups = sampler_of(fake).sample(texts(PROMPTS), PARAMS, seed=5)
-        seeds = {tuple(body["prompt"]): body["seed"] for body in fake.bodies}
-        reference = HFSampler(make_tiny(), tokenizer)
-        (expected,) = reference.sample(texts([PROMPTS[1]]), PARAMS, seeds[6, 7])
-        assert values([groups[1]]) == values([expected])
+        groups = sample(sampler_of(fake), texts(PROMPTS), PARAMS, seed=5)
+        bodies = [body for body in fake.bodies if body["prompt"] == PROMPTS[1]]
+        assert_of_requests(groups[1], bodies, HFSampler(make_tiny(), tokenizer))
         ends = [completion for group in groups for completion in group]
         assert {completion.finished for completion in ends} == {True, False}
         assert all(completion.eos == (completion.ids[-1] == EOS) for completion in ends)
         assert all((item.ids.dtype, item.logps.dtype) == (np.int64, np.float32) for item in ends)
 
     def test_pictures_go_beside_the_ids_that_the_template_writes(self) -> None:
-        options = sampling_options(PARAMS, [EOS], seed=5, number=0, placeholders=[4, 5])
+        options = RowOptions(PARAMS, [EOS], seed=5, placeholders=[4, 5]).of(0, 12)
         path, body = completion_request(ABOUT_A_PICTURE, options)
         assert path == "/inference/v1/generate" and body["token_ids"] == [1, 4, 3]
         assert body["content_parts"] == [{"type": "image_url", "url": "data:image/png;base64,UE5H"}]
@@ -101,15 +107,15 @@ class TestSampling:
 
     def test_a_server_without_a_route_for_pictures_is_named(self, fake: FakeVllm) -> None:
         with pytest.raises(UserError, match=r"does not complete a prompt: 404.*vLLM 0\.32 or newer"):
-            sampler_of(fake).sample([ABOUT_A_PICTURE], PARAMS, seed=5)
+            sample(sampler_of(fake), [ABOUT_A_PICTURE], PARAMS, seed=5)
 
     def test_seeds(self, fake: FakeVllm) -> None:
         """Each prompt has its own. Greedy completions of a prompt are computed once."""
         sampler = sampler_of(fake)
-        first, again, other = (sampler.sample(texts(PROMPTS), PARAMS, seed) for seed in (5, 5, 6))
+        first, again, other = (sample(sampler, texts(PROMPTS), PARAMS, seed) for seed in (5, 5, 6))
         assert values(first) == values(again) != values(other)
         assert values([first[0]]) != values([first[2]])
-        (group,) = sampler.sample(texts([[3, 4]]), SamplingParams(3, 12, temperature=0), seed=0)
+        (group,) = sample(sampler, texts([[3, 4]]), SamplingParams(3, 12, temperature=0), seed=0)
         assert fake.bodies[-1]["n"] == 1
         assert len(group) == 3 and values([group[:1] * 3]) == values([group])
 
@@ -124,12 +130,12 @@ class TestSampling:
 
     def test_all_that_the_models_files_could_change_is_sent(self, fake: FakeVllm) -> None:
         params = SamplingParams(
-            2, 9, 0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, stop=("a", "b"), stop_token_ids=(44,)
+            1, 9, 0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, stop=("a", "b"), stop_token_ids=(44,)
         )
-        sampler_of(fake).sample(texts([[3]]), params, seed=0)
+        sample(sampler_of(fake), texts([[3]]), params, seed=0)
         (body,) = fake.bodies
         expected = {
-            "n": 2, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
+            "n": 1, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
             "repetition_penalty": 1.2, "presence_penalty": 0, "frequency_penalty": 0, "stop": ["a", "b"],
             "stop_token_ids": [EOS, 44], "ignore_eos": True, "skip_special_tokens": False, "logprobs": 0,
             "return_token_ids": True, "prompt": [3], "model": "base",
@@ -151,9 +157,9 @@ class TestSampling:
         fake.broken = broken
         waits: list[str] = []
         sampler = sampler_of(fake, lambda reason, seconds: waits.append(reason))
-        expected = sampler.sample(texts(PROMPTS), PARAMS, seed=5)
+        expected = sample(sampler, texts(PROMPTS), PARAMS, seed=5)
         fake.break_next = 1
-        assert values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)) == values(expected)
+        assert values(sample(sampler, texts(PROMPTS), PARAMS, seed=5)) == values(expected)
         assert len(waits) == 1 and re.match(f"the vLLM server at {fake.url} to answer", waits[0])
 
 
@@ -164,9 +170,8 @@ class TestLoading:
         sampler = sampler_of(fake)
         sampler.load(published(7))
         assert [call for call in fake.calls if not call.startswith(("/v1", "/weight_", "/server_"))] == UPDATE
-        (group,) = sampler.sample(texts([[6, 7]]), PARAMS, seed=5)
-        (expected,) = HFSampler(make_tiny(seed=7), tokenizer).sample(texts([[6, 7]]), PARAMS, fake.bodies[-1]["seed"])
-        assert values([group]) == values([expected])
+        (group,) = sample(sampler, texts([[6, 7]]), PARAMS, seed=5)
+        assert_of_requests(group, fake.bodies, HFSampler(make_tiny(seed=7), tokenizer))
 
     def test_workers_that_share_a_server_load_a_version_once(
         self, fake: FakeVllm, published: Make, tmp_path: Path
@@ -182,9 +187,9 @@ class TestLoading:
         second = sampler_of(fake)
         second.load(other_name)
         assert fake.calls.count("/collective_rpc") == 1 and not fake.paused
-        second.sample(texts([[3]]), PARAMS, seed=0)
+        sample(second, texts([[3]]), PARAMS, seed=0)
         second.load(published(8))
-        second.sample(texts([[3]]), PARAMS, seed=0)
+        sample(second, texts([[3]]), PARAMS, seed=0)
         assert len({body["cache_salt"] for body in fake.bodies}) == 2
         with pytest.raises(FileNotFoundError):
             second.load(tmp_path / "gone")
@@ -202,7 +207,7 @@ class TestLoading:
             sampler.load(tmp_path / "other")
         assert not fake.paused
         with pytest.raises(WeightsLost):  # some of them may be the other ones
-            sampler.sample(texts([[3]]), PARAMS, seed=0)
+            sample(sampler, texts([[3]]), PARAMS, seed=0)
 
     def test_on_a_cpu_the_head_is_packed_again(self, make_fake: Make, published: Make) -> None:
         weights = published(7)
@@ -217,8 +222,8 @@ class TestLoading:
         fake, fixed = make_fake(), make_fake(dev=False)
         sampler_of(fake).load(published(7))
         with pytest.raises(WeightsLost, match="another run"):
-            sampler_of(fake).sample(texts([[3]]), PARAMS, seed=0)
-        sampler_of(fixed).sample(texts([[3]]), PARAMS, seed=0)
+            sample(sampler_of(fake), texts([[3]]), PARAMS, seed=0)
+        sample(sampler_of(fixed), texts([[3]]), PARAMS, seed=0)
         with pytest.raises(UserError, match="VLLM_SERVER_DEV_MODE=1"):
             sampler_of(fixed).load(published(7))
 
@@ -227,22 +232,22 @@ class TestSleeping:
     def test_a_server_is_woken_before_it_is_asked(self, fake: FakeVllm, published: Make) -> None:
         sampler = sampler_of(fake, sleep_mode=True)
         expected = []
-        for work in (sampler.load, lambda _: expected.append(values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)))):
+        for work in (sampler.load, lambda _: expected.append(values(sample(sampler, texts(PROMPTS), PARAMS, seed=5)))):
             sampler.sleep()
             assert fake.asleep
             work(published(7))
         sampler.sleep()
         sampler.logps(TokenGroup(np.array([3]), np.array([5]), np.array([1])))
-        expected.append(values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)))
+        expected.append(values(sample(sampler, texts(PROMPTS), PARAMS, seed=5)))
         assert expected[0] == expected[1] and not fake.faults
         assert {call for call in fake.calls if "sleep" in call} == {"/sleep?level=1"}
 
     def test_one_that_was_put_to_sleep_while_it_was_waited_for_is_woken_again(self, fake: FakeVllm) -> None:
         """By the trainer, whose turn it was."""
         sampler = sampler_of(fake, lambda reason, seconds: put_to_sleep(fake.url), sleep_mode=True)
-        expected = sampler.sample(texts(PROMPTS), PARAMS, seed=5)
+        expected = sample(sampler, texts(PROMPTS), PARAMS, seed=5)
         fake.break_next = 1
-        assert values(sampler.sample(texts(PROMPTS), PARAMS, seed=5)) == values(expected)
+        assert values(sample(sampler, texts(PROMPTS), PARAMS, seed=5)) == values(expected)
         assert not fake.faults
 
     def test_one_that_cannot_is_refused(self, make_fake: Make) -> None:
@@ -258,7 +263,7 @@ class TestSleeping:
         site = open_site(lambda request: Answer(500, b'{"error": {"message": "CUDA out of memory"}}'))
         sampler = VllmServerSampler(site.url, "base", [EOS], VOCABULARY, never, sleep_mode=True)
         with pytest.raises(AssertionError, match=r"to answer .*CUDA out of memory"):
-            sampler.sample(texts(PROMPTS), PARAMS, seed=5)
+            sample(sampler, texts(PROMPTS), PARAMS, seed=5)
 
 
 def completion(index: int = 0, **other: Any) -> dict[str, Any]:
@@ -270,16 +275,16 @@ JSON = {"Content-Type": "application/json"}
 WRONG_CHOICES: list[Any] = [
     "no list",
     [],
-    [completion()],  # fewer than were asked for
+    [completion(), completion(1)],  # more than were asked for
     [completion(), completion()],
-    [completion(), completion(1, token_ids=["a"])],
-    [completion(), completion(1, token_ids=[-1])],
-    [completion(), completion(1, token_ids=[VOCABULARY])],
-    [completion(), completion(1, token_ids=[])],
-    [completion(), completion(1, token_ids=[3] * 13, logprobs={"token_logprobs": [-1.0] * 13})],
-    [completion(), completion(1, logprobs=None)],
-    [completion(), completion(1, logprobs={"token_logprobs": [float("nan")]})],
-    [completion(), completion(1, logprobs={"token_logprobs": [2.0]})],
+    [completion(token_ids=["a"])],
+    [completion(token_ids=[-1])],
+    [completion(token_ids=[VOCABULARY])],
+    [completion(token_ids=[])],
+    [completion(token_ids=[3] * 13, logprobs={"token_logprobs": [-1.0] * 13})],
+    [completion(logprobs=None)],
+    [completion(logprobs={"token_logprobs": [float("nan")]})],
+    [completion(logprobs={"token_logprobs": [2.0]})],
 ]
 
 
@@ -296,7 +301,7 @@ class TestAnswersOfAnotherProgram:
     def test_completions(self, fake: FakeVllm, body: bytes) -> None:
         fake.broken, fake.break_next = Answer(200, body, JSON), 1
         with pytest.raises(UserError, match=rf"^vllm_url: .*{fake.url} does not complete a prompt: .*answer"):
-            sampler_of(fake).sample(texts([[3]]), SamplingParams(2, 12, temperature=0.7), seed=5)
+            sample(sampler_of(fake), texts([[3]]), SamplingParams(2, 12, temperature=0.7), seed=5)
 
     @pytest.mark.parametrize("scores", [None, [None], [None, None], [None, {"9": {"logprob": -1}}], [None, {"4": {}}]])
     def test_log_probs_of_given_tokens(self, fake: FakeVllm, scores: Any) -> None:
@@ -310,7 +315,7 @@ class TestAnswersOfAnotherProgram:
         site = open_site(lambda request: Answer(200, body, JSON))
         sampler = VllmServerSampler(site.url, "base", [EOS], VOCABULARY, never)
         with pytest.raises(UserError, match=rf"{site.url} .*answer"):
-            sampler.sample(texts([[3]]), PARAMS, seed=5)
+            sample(sampler, texts([[3]]), PARAMS, seed=5)
         with pytest.raises(UserError, match=rf"{site.url} .*answer"):
             sampler.load(published(1))
 
@@ -327,7 +332,7 @@ class TestAnswersOfAnotherProgram:
     def test_its_words_cannot_steer_a_terminal(self, fake: FakeVllm) -> None:
         fake.broken, fake.break_next = Answer(400, b'{"error": {"message": "\\u001b[2J"}}', JSON), 1
         with pytest.raises(UserError) as caught:
-            sampler_of(fake).sample(texts([[3]]), PARAMS, seed=5)
+            sample(sampler_of(fake), texts([[3]]), PARAMS, seed=5)
         assert str(caught.value).isprintable() and "\\x1b[2J" in str(caught.value)
 
 

@@ -15,7 +15,7 @@ from policy_trainer.demo.base_model import make_model
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams, sample
 from policy_trainer.sft import SupervisedLearner, sft
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values
@@ -79,7 +79,7 @@ def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], c
     trained, tokenizer = load_model(path, revision=None, device="cpu", dtype="float32"), load_tokenizer(path)
     prompts = [tokenizer.encode(f"<|user|>{i}<|end|><|assistant|>") for i in range(10)]
     greedy = SamplingParams(num_generations=1, max_completion_length=10, temperature=0.0, top_p=1.0, top_k=0)
-    answers = [group[0] for group in HFSampler(trained, tokenizer).sample(texts(prompts), greedy, seed=0)]
+    answers = [group[0] for group in sample(HFSampler(trained, tokenizer), texts(prompts), greedy, seed=0)]
     assert [tokenizer.decode(item.ids.tolist(), skip_special_tokens=True) for item in answers] == list(WORDS)
     assert all(item.finished for item in answers)
 
