@@ -111,7 +111,7 @@ def splice(body: bytes, added: bytes) -> bytes:
     """A file with the tensors and the metadata of two files; where both have a metadata key, that of `added` counts.
 
     No tensor is decoded: the headers are merged, and the data is copied. Both files are trusted, since `parse` has
-    checked them, and `added` holds F32 alone. Its data goes behind the last tensor whose numbers have more than one
+    checked them, and `added` holds only F32. Its data goes behind the last tensor whose numbers have more than one
     byte, so that all stay aligned, as some readers require.
     """
     header, data = _split(body)

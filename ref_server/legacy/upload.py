@@ -2,7 +2,7 @@
 
 It arrives as a frame: `{"plen": p}`, padded rows, rewards, optionally the sampler's log-probs. It is stored as
 safetensors, so that no pickle is on the disk: `format` is `legacy-batch/1`; the metadata's `base` is the JSON as it was
-uploaded; the tensors `inputs`, `rewards` and, if present, `gen_logps` keep their dtypes. Its scores lie beside it,
+uploaded; the tensors `inputs`, `rewards` and, if present, `gen_logps` keep their dtypes. Its scores lie next to it,
 as those of every batch: `ref_logps` are the log-probs of the rows, one after the other.
 """
 
@@ -173,7 +173,7 @@ def scored_frame(body: bytes, scores: bytes) -> bytes:
     """
     upload = read_stored_upload(body)
     rows, length = upload.inputs.shape
-    refs = torch.from_numpy(wire.parse(scores)[1]["ref_logps"].reshape(rows, length - upload.plen))
+    refs = torch.tensor(wire.parse(scores)[1]["ref_logps"]).reshape(rows, length - upload.plen)
     tensors = [upload.inputs, upload.rewards, refs, *([] if upload.gen_logps is None else [upload.gen_logps])]
     return join_frame([upload.base.encode(), *map(write_tensor, tensors)])
 

@@ -2,8 +2,8 @@
 
 When newer payloads need room, those of settled batches are deleted, the longest settled first. Batches with recorded
 training data (`shared.batch.Training`) stay whole after their ack, for people to inspect: kept samples. Training data
-lies beside the payload, as scores do, and is deleted with it. A run keeps the samples with the smallest content hashes:
-hashes do not depend on time, so what stays is a uniform sample of the whole run.
+lies next to the payload, as scores do, and is deleted with it. A run keeps the samples with the smallest content
+hashes: hashes do not depend on time, so what stays is a uniform sample of the whole run.
 """
 
 from ref_server.metrics import Count

@@ -5,7 +5,7 @@ of `Queue` is one operation in one transaction. A transaction first takes back e
 operation sees one that is no longer valid. The operations are written once, in SQL that both stores share
 (`batches.py`, `grants.py`, `leases.py` …); `sqlite/` and `postgres/` hold what differs: how a transaction is run, what
 makes it durable, and which clock it uses. The queue knows no HTTP and no tensors: payloads are bytes, and so
-are the scores that it stores beside them.
+are the scores that it stores next to them.
 """
 
 import secrets
@@ -105,7 +105,7 @@ class Queue(ABC):
         return self._run(batches.wanted_reference)
 
     def complete(self, id: str, scores: bytes) -> None:
-        """Stores the scores of a claimed batch beside its payload, makes it ready. Raises KeyError, WrongState."""
+        """Stores the scores of a claimed batch next to its payload, makes it ready. Raises KeyError, WrongState."""
         self._run(lambda tx: batches.complete(tx, id, scores), stores=True)
 
     def fail(self, id: str, error: str) -> State:

@@ -226,7 +226,7 @@ def _seeds() -> tuple[bytes, ...]:
         "mask": np.ones((1, 2, 2, 2, 2), np.uint8),
     }
     seeing = replace(everything, group=replace(group, images=images))
-    scored_seeing = replace(scored, rollout=seeing)
+    scored_seeing = replace(scored, group=seeing.group)
     kinds = (least, everything, everything, scored, scored, long, seeing, scored_seeing)
     return tuple(wire.encode(batch) for batch in kinds)
 
