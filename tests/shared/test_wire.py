@@ -219,8 +219,8 @@ def check_alignment(body: bytes) -> None:
 
 def test_other_libraries_read_what_was_joined(tmp_path: Path) -> None:
     """With pictures of bytes, which have no alignment and follow the scores; an odd number of log-probs; any text."""
-    metadata = {"sample": '"é \\u2028"'}
-    upload = wire.decode(with_images({"mask": np.arange(3, dtype=np.uint8)}, **metadata))
+    sample = '"é \\u2028"'
+    upload = wire.decode(with_images({"mask": np.arange(3, dtype=np.uint8)}, sample=sample))
     logps = np.array([-1, -2, -3, -4, -6], np.float32)
     file = tmp_path / "joined"
     file.write_bytes(wire.with_scores(wire.encode(upload), wire.encode_scores(logps, "7", images=True)))
@@ -231,15 +231,16 @@ def test_other_libraries_read_what_was_joined(tmp_path: Path) -> None:
             name: flat(tensor) for name, tensor in expected.items()
         }
     with safetensors.safe_open(file, "pt") as opened:
-        assert opened.metadata()["sample"] == metadata["sample"]
+        assert opened.metadata()["sample"] == sample
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, 1.0])
 def test_scores_that_are_no_log_probs_are_refused(bad: float) -> None:
     good, bad_logps = np.zeros(2, np.float32), np.array([0, bad], np.float32)
-    for name, scores in (("ref_logps", (bad_logps, "7")), ("teacher_logps", (good, "7", bad_logps))):
-        with pytest.raises(BatchError, match=name):
-            wire.encode_scores(*scores)
+    with pytest.raises(BatchError, match="ref_logps"):
+        wire.encode_scores(bad_logps, "7")
+    with pytest.raises(BatchError, match="teacher_logps"):
+        wire.encode_scores(good, "7", bad_logps)
 
 
 def test_arrays_that_do_not_lie_together() -> None:
