@@ -19,7 +19,7 @@ from benchmarks.scoring import classic
 from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner
-from shared.batch import ScoredBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from tests.policy_trainer.learner.steps import make_learner
 
@@ -84,15 +84,15 @@ def measure_step(setting: Setting, size: str, side: str, masters: Literal["float
     return Taken(seconds[side], mib)
 
 
-def make_batches(forward: LogprobForward, groups: Sequence[TokenGroup]) -> list[ScoredBatch]:
+def make_batches(forward: LogprobForward, groups: Sequence[TokenGroup]) -> list[Batch]:
     """Batches of a policy that equals its reference."""
     generator, batches = np.random.default_rng(0), []
     for group in groups:
         with torch.inference_mode():
             logps = forward([group], [1.0]).float().cpu().numpy()
         rewards = generator.normal(size=group.size).astype(np.float32)
-        rollout = replace(measure.batch_of(group), rewards=rewards, sampler_logps=logps)
-        batches.append(ScoredBatch(rollout, logps, reference_version="0"))
+        scored = {"sampler_logps": logps, "ref_logps": logps, "reference_version": "0"}
+        batches.append(replace(measure.batch_of(group), rewards=rewards, **scored))
     return batches
 
 

@@ -7,7 +7,7 @@ import argparse
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -26,7 +26,7 @@ from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import sample, sampling_params
 from policy_trainer.tasks.registry import make_task
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import Batch
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer
 from shared.settings import from_values
@@ -51,7 +51,7 @@ class LaggedSampler:
         """Weights that `version` steps made. Versions come in order."""
         self._kept.append((version, state))
 
-    def sample(self, step: int) -> list[RolloutBatch]:
+    def sample(self, step: int) -> list[Batch]:
         """The samples depend only on seed, step and weights."""
         version, state = self._kept[0]
         self._model.load_state_dict(state)
@@ -64,7 +64,7 @@ class LaggedSampler:
         batches = []
         for place, (prompt, completions, judgement) in enumerate(zip(prompts, sampled, judged, strict=True)):
             tokens, logps, finished = group_tokens(prompt, completions)
-            batch = RolloutBatch(
+            batch = Batch(
                 id=str(UUID(int=(7 << 76) | (2 << 62) | (step * count + place))), run="lagged", epoch=0,
                 policy_version=version, temperature=config.sampling.temperature, group=tokens,
                 rewards=judgement.rewards, finished=finished, sampler_logps=logps,
@@ -151,12 +151,13 @@ def _steps(
 
 
 @torch.no_grad()
-def _scored(batch: RolloutBatch, reference: PreTrainedModel) -> ScoredBatch:
-    return ScoredBatch(batch, choose_forward(reference)([batch.group], [batch.temperature]).numpy(), "0")
+def _scored(batch: Batch, reference: PreTrainedModel) -> Batch:
+    ref_logps = choose_forward(reference)([batch.group], [batch.temperature]).numpy()
+    return replace(batch, ref_logps=ref_logps, reference_version="0")
 
 
 @torch.no_grad()
-def _drift(batches: Sequence[RolloutBatch], policy: PreTrainedModel, first: PreTrainedModel) -> tuple[float, float]:
+def _drift(batches: Sequence[Batch], policy: PreTrainedModel, first: PreTrainedModel) -> tuple[float, float]:
     groups, temperatures = [batch.group for batch in batches], [batch.temperature for batch in batches]
     logps, entropy = choose_forward(policy).with_entropy(groups, temperatures)
     drift = k3(choose_forward(first)(groups, temperatures) - logps)

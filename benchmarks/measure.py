@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from uuid6 import uuid7
 
 from shared import wire
-from shared.batch import RolloutBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 
 # Typical completion lengths of one group: most end well before the length limit.
 LENGTHS = (400, 233, 167, 130, 102, 78, 55, 35)
@@ -58,9 +58,9 @@ def random_group(prompt: int, lengths: Sequence[int], vocabulary: int, seed: int
     return TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths))
 
 
-def batch_of(group: TokenGroup) -> RolloutBatch:
+def batch_of(group: TokenGroup) -> Batch:
     """A batch with an id of its own, as a worker uploads it; rewards and sampler log-probs are zeros."""
-    return RolloutBatch(
+    return Batch(
         id=str(uuid7()),
         run="bench",
         epoch=0,

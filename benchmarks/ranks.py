@@ -31,7 +31,7 @@ from policy_trainer.ranks.sharding import forward_cost, parts_of_rank
 from policy_trainer.ranks.world import join_world
 from policy_trainer.trainer import memory
 from policy_trainer.trainer.memory import Shape
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.models import save_model
 from shared.process import child_environment
 from tests.chaos.batches import random_batch
@@ -105,14 +105,14 @@ def all_tensors() -> list[Tensor]:
     return [tensor for tensor in gc.get_objects() if issubclass(type(tensor), Tensor) and tensor.device.type != "meta"]
 
 
-def make_batches() -> list[RolloutBatch]:
+def make_batches() -> list[Batch]:
     """Of one size, so that every number of ranks up to theirs has as many each."""
     chance = random.Random(0)
     made = [random_batch(chance, "bench", longest=1) for _ in range(GROUPS)]
     return [replace(batch, sampler_logps=np.full(len(batch.group.completion_ids), -5.5, np.float32)) for batch in made]
 
 
-def measure_rank(rank: Rank, groups: list[RolloutBatch], forwards: int) -> Share:
+def measure_rank(rank: Rank, groups: list[Batch], forwards: int) -> Share:
     learner, model = rank.learner, rank.learner.model
     learner.step(groups, step=0)  # makes the moments
     with Counted(all_tensors()) as counted:

@@ -23,7 +23,7 @@ from benchmarks.processes import serving, thread_seconds
 from policy_trainer.demo.base_model import make_tokenizer
 from ref_server.scoring.scorer import Scorer
 from shared import wire
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import Batch
 from shared.logprobs import choose_forward
 from shared.models import save_model
 
@@ -46,13 +46,13 @@ class Way:
     batches: int
     lengths: Sequence[int]
     per_forward: int
-    served: Callable[[httpx.Client, list[RolloutBatch]], Logps]
+    served: Callable[[httpx.Client, list[Batch]], Logps]
 
-    def make(self) -> list[RolloutBatch]:
+    def make(self) -> list[Batch]:
         groups = [measure.random_group(PROMPT, self.lengths, measure.VOCABULARY, n) for n in range(self.batches)]
         return [measure.batch_of(group) for group in groups]
 
-    def in_process(self, scorer: Scorer, batches: list[RolloutBatch]) -> Logps:
+    def in_process(self, scorer: Scorer, batches: list[Batch]) -> Logps:
         """Scores in this process, `per_forward` batches in each forward."""
         logps: list[np.ndarray] = []
         for first in range(0, len(batches), self.per_forward):
@@ -61,7 +61,7 @@ class Way:
         return dict(zip((batch.id for batch in batches), logps, strict=True))
 
 
-def through_the_queue(http: httpx.Client, batches: list[RolloutBatch]) -> Logps:
+def through_the_queue(http: httpx.Client, batches: list[Batch]) -> Logps:
     """Uploads, leases and acks all batches."""
     with ThreadPoolExecutor(1) as worker:
         uploads = worker.submit(upload, http, batches)
@@ -70,7 +70,7 @@ def through_the_queue(http: httpx.Client, batches: list[RolloutBatch]) -> Logps:
     return scores
 
 
-def upload(http: httpx.Client, batches: list[RolloutBatch]) -> None:
+def upload(http: httpx.Client, batches: list[Batch]) -> None:
     for batch in batches:
         http.post("/v1/batches", content=wire.encode(batch), headers=_HEADERS).raise_for_status()
 
@@ -83,10 +83,10 @@ def lease(http: httpx.Client) -> tuple[str, np.ndarray]:
     return id, logps
 
 
-def directly(http: httpx.Client, batches: list[RolloutBatch]) -> Logps:
+def directly(http: httpx.Client, batches: list[Batch]) -> Logps:
     """Several clients, each with one request after the other."""
 
-    def ask(batch: RolloutBatch) -> tuple[str, np.ndarray]:
+    def ask(batch: Batch) -> tuple[str, np.ndarray]:
         return read(http.post("/v1/logprobs", content=wire.encode(batch), headers=_HEADERS).raise_for_status())
 
     with ThreadPoolExecutor(CLIENTS) as clients:
@@ -95,8 +95,8 @@ def directly(http: httpx.Client, batches: list[RolloutBatch]) -> Logps:
 
 def read(answer: httpx.Response) -> tuple[str, np.ndarray]:
     scored = wire.decode(answer.content)
-    assert isinstance(scored, ScoredBatch)
-    return scored.rollout.id, scored.ref_logps
+    assert scored.ref_logps is not None
+    return scored.id, scored.ref_logps
 
 
 def forwards(http: httpx.Client) -> int:

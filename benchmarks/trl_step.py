@@ -37,7 +37,7 @@ from benchmarks.measure import LENGTHS, VOCABULARY, batch_of, random_group
 from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
 from policy_trainer.demo.base_model import make_tokenizer
 from ref_server.scoring.scorer import Scorer
-from shared.batch import Array, RolloutBatch, ScoredBatch
+from shared.batch import Array, Batch
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model
 from tests.policy_trainer.learner.steps import make_learner
@@ -62,7 +62,7 @@ class Took:
     weights: Array
 
 
-def make_batches(groups: int) -> list[RolloutBatch]:
+def make_batches(groups: int) -> list[Batch]:
     """Batches without sampler log-probs, which change with every step."""
     batches = [batch_of(random_group(PROMPT, LENGTHS, VOCABULARY, seed)) for seed in range(groups)]
     rewards = np.random.default_rng(0).normal(size=(groups, len(LENGTHS))).astype(np.float32)
@@ -101,7 +101,10 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
         began = time.process_time()
         ref_logps = scorer.score(*request).logps
         referenced = time.process_time()
-        scored = [ScoredBatch(*both, reference_version="0") for both in zip(sampled, ref_logps, strict=True)]
+        scored = [
+            replace(batch, ref_logps=logps, reference_version="0")
+            for batch, logps in zip(sampled, ref_logps, strict=True)
+        ]
         stats = learner.step(scored, step=0)
         seconds = referenced - began, time.process_time() - referenced
         turns.send(Took(*seconds, stats.metrics["loss"], stats.metrics["grad_norm"], weights(policy)))
@@ -144,7 +147,7 @@ def take_steps_of_trl_on_gpu(turns: Connection, directory: Path, groups: int) ->
 class _Calls(TrainerCallback):
     """Callbacks of TRL's loop, in the order of its calls. `rollout` waits for its turn instead of generating."""
 
-    def __init__(self, turns: Connection, batches: list[RolloutBatch]) -> None:
+    def __init__(self, turns: Connection, batches: list[Batch]) -> None:
         rows = [(batch.group.prompt_ids, ids) for batch in batches for ids in batch.group.completions()]
         self._turns = turns
         self._prompts = [prompt.tolist() for prompt, _ in rows]

@@ -1,13 +1,14 @@
-"""The messages of the system: a rollout batch, the same batch scored by the reference model, its training data.
+"""The messages of the system: a batch, and what a training step made of it.
 
-A batch is one prompt, the G completions sampled for it and their raw rewards. Completions differ in length and are
-concatenated: C is the sum of their lengths, P the length of the prompt. A batch is checked once, when it is built.
+A batch is one prompt, the G completions sampled for it and their raw rewards; the server adds log-probs by its models.
+Completions differ in length and are concatenated: C is the sum of their lengths, P the length of the prompt. A batch is
+checked once, when it is built.
 """
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -27,6 +28,9 @@ MAX_REWARD = 1e6
 
 MAX_LOGP = 1e-3
 """The largest log-prob that is accepted: 0, plus a tolerance for rounding."""
+
+MAX_INDEX = 10**12
+"""The largest index of a problem: a run goes on from the one after it."""
 
 MAX_NAME_CHARACTERS = 200
 # The pattern of a lineage, which is also part of URLs and of directory names.
@@ -143,7 +147,7 @@ class StepRewards:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RolloutBatch:
+class Batch:
     """One prompt, its G completions and their raw rewards: what is uploaded, scored, leased and trained on.
 
     policy_version: optimizer steps the sampling weights had. epoch: rises each time the run resumes from a checkpoint.
@@ -151,8 +155,14 @@ class RolloutBatch:
     ended by itself and was not cut off. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature`
     under the policy that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on.
     policy_versions: int64 (G,), if completions were sampled by different versions; `policy_version` is then the
-    oldest. lineage: distinguishes trainings of the same run name; empty for clients without lineages. sample: any JSON
-    of the client, as text. Raises BatchError if a field is invalid.
+    oldest. lineage: distinguishes trainings of the same run name; empty for clients without lineages. index: of the
+    batch's problem, by which steps are ordered. sample: any JSON of the client, as text, for people.
+
+    A batch that was scored also has these. ref_logps: float32 (C,), log-probs by the reference model, of logits divided
+    by the batch's temperature. reference_version: names its weights. teacher_logps: float32 (C,), the same by a second
+    model, where the server has one.
+
+    Raises BatchError if a field is invalid.
     """
 
     id: str
@@ -172,7 +182,11 @@ class RolloutBatch:
     top_k: int | None = None
     lineage: str = ""
     task: str | None = None
+    index: int | None = None
     sample: str | None = None
+    ref_logps: Array | None = None
+    reference_version: str | None = None
+    teacher_logps: Array | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reward_parts", MappingProxyType(dict(self.reward_parts)))
@@ -182,12 +196,18 @@ class RolloutBatch:
         _check_optional("sampler_logps", self.sampler_logps, np.float32, tokens)
         _check_optional("loss_mask", self.loss_mask, np.bool_, tokens)
         _check_optional("policy_versions", self.policy_versions, np.int64, completions)
+        _check_optional("ref_logps", self.ref_logps, np.float32, tokens)
+        _check_optional("teacher_logps", self.teacher_logps, np.float32, tokens)
         for name, part in self.reward_parts.items():
             _check_name(f"reward/{name}", name)
             check_tensor(f"reward/{name}", part, np.float32, completions)
         self._check_steps()
         self._check_metadata()
         self._check_values()
+
+    def without_scores(self) -> "Batch":
+        """The batch as it was uploaded."""
+        return replace(self, ref_logps=None, reference_version=None, teacher_logps=None)
 
     def _check_steps(self) -> None:
         if self.steps is None:
@@ -209,8 +229,9 @@ class RolloutBatch:
         parts = {f"reward/{name}": part for name, part in self.reward_parts.items()}
         for name, values in {"rewards": self.rewards, **parts}.items():
             _check_rewards(name, values)
-        if self.sampler_logps is not None:
-            check_logps("sampler_logps", self.sampler_logps)
+        for name in ("sampler_logps", "ref_logps", "teacher_logps"):
+            if (logps := getattr(self, name)) is not None:
+                check_logps(name, logps)
         if self.policy_versions is not None and self.policy_versions.min() != self.policy_version:
             raise BatchError("policy_versions", f"must have policy_version ({self.policy_version}) as their oldest")
 
@@ -224,6 +245,8 @@ class RolloutBatch:
         for name in ("epoch", "policy_version"):
             if not 0 <= getattr(self, name) < 2**63:
                 raise BatchError(name, f"must be an integer in [0, 2^63), got {getattr(self, name)}")
+        if self.index is not None and not 0 <= self.index <= MAX_INDEX:
+            raise BatchError("index", f"must be an integer in [0, {MAX_INDEX}], got {self.index}")
         if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise BatchError(
                 "temperature", f"must lie in [{MIN_TEMPERATURE:g}, {MAX_TEMPERATURE:g}], got {self.temperature}"
@@ -234,29 +257,12 @@ class RolloutBatch:
             raise BatchError("top_k", f"must be an integer >= 0, got {self.top_k}")
         if self.sample is not None:
             _check_sample(self.sample)
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredBatch:
-    """A rollout batch and the reference model's log-prob of every completion token.
-
-    ref_logps: float32 (C,), of logits divided by the batch's temperature. reference_version: names the weights.
-    teacher_logps: the same by a second model, where the server has one.
-    """
-
-    rollout: RolloutBatch
-    ref_logps: Array
-    reference_version: str
-    teacher_logps: Array | None = None
-
-    def __post_init__(self) -> None:
-        tokens = len(self.rollout.group.completion_ids)
-        check_tensor("ref_logps", self.ref_logps, np.float32, tokens)
-        check_logps("ref_logps", self.ref_logps)
-        _check_name("reference_version", self.reference_version)
-        _check_optional("teacher_logps", self.teacher_logps, np.float32, tokens)
-        if self.teacher_logps is not None:
-            check_logps("teacher_logps", self.teacher_logps)
+        if self.reference_version is not None:
+            _check_name("reference_version", self.reference_version)
+        if (self.ref_logps is None) != (self.reference_version is None):
+            raise BatchError("reference_version", "must come with ref_logps, and only with them")
+        if self.teacher_logps is not None and self.ref_logps is None:
+            raise BatchError("teacher_logps", "must come with ref_logps only")
 
 
 @dataclass(frozen=True, eq=False)

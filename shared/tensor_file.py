@@ -107,6 +107,39 @@ def read_header(body: bytes, layout: Layout) -> tuple[dict[str, str], list[str]]
     return metadata, list(header)
 
 
+def splice(body: bytes, added: bytes) -> bytes:
+    """A file with the tensors and the metadata of two files; where both have a metadata key, that of `added` counts.
+
+    No tensor is decoded: the headers are merged, and the data is copied. Both files are trusted, since `parse` has
+    checked them, and `added` holds only F32. Its data goes behind the last tensor whose numbers have more than one
+    byte, so that all stay aligned, as some readers require.
+    """
+    header, data = _split(body)
+    further, further_data = _split(added)
+    place = max((part["data_offsets"][1] for part in header.values() if _is_wide(part)), default=0)
+    metadata = header.pop("__metadata__", {}) | further.pop("__metadata__", {})
+    for part in header.values():
+        if part["data_offsets"][0] >= place:
+            part["data_offsets"] = [end + len(further_data) for end in part["data_offsets"]]
+    for part in further.values():
+        part["data_offsets"] = [end + place for end in part["data_offsets"]]
+    merged = {"__metadata__": metadata, **header, **further}
+    text = json.dumps(merged, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, data[:place], further_data, data[place:]])
+
+
+def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
+    """The JSON header of a file, and its data."""
+    start = 8 + int.from_bytes(body[:8], "little")
+    return json.loads(body[8:start]), memoryview(body)[start:]
+
+
+def _is_wide(part: Mapping[str, Any]) -> bool:
+    """Whether a header's entry is a tensor whose numbers have more than one byte."""
+    return part.get("dtype") in _DTYPES and np.dtype(_DTYPES[part["dtype"]]).itemsize > 1
+
+
 def required(mapping: Mapping[str, Any], name: str) -> Any:
     """Raises BatchError if it is missing."""
     if name not in mapping:

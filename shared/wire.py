@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from shared import tensor_file
 from shared.api import Lease
-from shared.batch import LINEAGE, Array, BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup, Training
+from shared.batch import LINEAGE, Array, Batch, BatchError, StepRewards, TokenGroup, Training, check_logps
 from shared.tensor_file import MAX_HEADER_BYTES, Layout, number, read_header, required
 
 CONTENT_TYPE = "application/vnd.safetensors"
@@ -52,7 +52,7 @@ _ROLLOUT_FORMATS = (ROLLOUT_FORMAT, IMAGE_ROLLOUT_FORMAT)
 _SCORED_FORMATS = (SCORED_FORMAT, IMAGE_SCORED_FORMAT)
 _METADATA = {
     "format", "id", "run", "epoch", "policy_version", "temperature",
-    "top_p", "top_k", "lineage", "task", "sample", "reference_version",
+    "top_p", "top_k", "lineage", "task", "index", "sample", "reference_version",
 }  # fmt: skip
 _SCORED_HEADER_BYTES: dict[str, int] = dict.fromkeys(_SCORED_FORMATS, _MAX_SCORED_HEADER_BYTES)
 _LAYOUT = Layout("batch", _TENSORS, _METADATA, _REWARD_PREFIX, _IMAGE_PREFIX, _SCORED_HEADER_BYTES)
@@ -65,46 +65,43 @@ LENGTH_BYTES = 4
 _Parts = tuple[dict[str, str], dict[str, Array]]
 
 
-def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
+def encode(batch: Batch) -> bytes:
     """The batch as a safetensors file. Raises BatchError when its header exceeds the limit."""
-    rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
     tensors: dict[str, Array | None] = {
-        "prompt_ids": rollout.group.prompt_ids,
-        "completion_ids": rollout.group.completion_ids,
-        "completion_lengths": rollout.group.completion_lengths,
-        "rewards": rollout.rewards,
-        "finished": rollout.finished,
-        "sampler_logps": rollout.sampler_logps,
-        "loss_mask": rollout.loss_mask,
-        "policy_versions": rollout.policy_versions,
-        **{_REWARD_PREFIX + name: part for name, part in rollout.reward_parts.items()},
-        **{_IMAGE_PREFIX + name: tensor for name, tensor in rollout.group.images.items()},
+        "prompt_ids": batch.group.prompt_ids,
+        "completion_ids": batch.group.completion_ids,
+        "completion_lengths": batch.group.completion_lengths,
+        "rewards": batch.rewards,
+        "finished": batch.finished,
+        "sampler_logps": batch.sampler_logps,
+        "loss_mask": batch.loss_mask,
+        "policy_versions": batch.policy_versions,
+        "ref_logps": batch.ref_logps,
+        "teacher_logps": batch.teacher_logps,
+        **{_REWARD_PREFIX + name: part for name, part in batch.reward_parts.items()},
+        **{_IMAGE_PREFIX + name: tensor for name, tensor in batch.group.images.items()},
     }
-    if rollout.steps is not None:
+    if batch.steps is not None:
         tensors |= {
-            "step_rewards": rollout.steps.rewards,
-            "step_ends": rollout.steps.ends,
-            "step_counts": rollout.steps.counts,
+            "step_rewards": batch.steps.rewards,
+            "step_ends": batch.steps.ends,
+            "step_counts": batch.steps.counts,
         }
     metadata: dict[str, Any] = {
-        "format": _ROLLOUT_FORMATS[bool(rollout.group.images)],
-        "id": rollout.id,
-        "run": rollout.run,
-        "epoch": rollout.epoch,
-        "policy_version": rollout.policy_version,
-        "temperature": rollout.temperature,
-        "top_p": rollout.top_p,
-        "top_k": rollout.top_k,
-        "lineage": rollout.lineage or None,
-        "task": rollout.task,
-        "sample": rollout.sample,
+        "format": (_ROLLOUT_FORMATS if batch.ref_logps is None else _SCORED_FORMATS)[bool(batch.group.images)],
+        "id": batch.id,
+        "run": batch.run,
+        "epoch": batch.epoch,
+        "policy_version": batch.policy_version,
+        "temperature": batch.temperature,
+        "top_p": batch.top_p,
+        "top_k": batch.top_k,
+        "lineage": batch.lineage or None,
+        "task": batch.task,
+        "index": batch.index,
+        "sample": batch.sample,
+        "reference_version": batch.reference_version,
     }
-    if isinstance(batch, ScoredBatch):
-        tensors |= {"ref_logps": batch.ref_logps, "teacher_logps": batch.teacher_logps}
-        metadata |= {
-            "format": _SCORED_FORMATS[bool(rollout.group.images)],
-            "reference_version": batch.reference_version,
-        }
     body = safetensors.numpy.save(
         {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items() if tensor is not None},
         {name: str(value) for name, value in metadata.items() if value is not None},
@@ -113,7 +110,25 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
     return body
 
 
-def decode(body: bytes) -> RolloutBatch | ScoredBatch:
+def encode_scores(
+    ref_logps: Array, reference_version: str, teacher_logps: Array | None = None, *, images: bool = False
+) -> bytes:
+    """What scoring adds to a batch, as a safetensors file for `with_scores`. images: whether the batch has some.
+
+    Raises BatchError for log-probs that are not finite.
+    """
+    tensors = {"ref_logps": ref_logps} | ({} if teacher_logps is None else {"teacher_logps": teacher_logps})
+    for name, logps in tensors.items():
+        check_logps(name, logps)
+    return safetensors.numpy.save(tensors, {"format": _SCORED_FORMATS[images], "reference_version": reference_version})
+
+
+def with_scores(body: bytes, scores: bytes | None) -> bytes:
+    """An uploaded batch and its scores, as one scored batch. Without scores the batch as it is."""
+    return body if scores is None else tensor_file.splice(body, scores)
+
+
+def decode(body: bytes) -> Batch:
     """Untrusted bytes -> a checked batch. Raises BatchError naming the first invalid field."""
     return to_batch(*parse(body))
 
@@ -152,10 +167,10 @@ def run_of(body: bytes) -> str | None:
         return None
 
 
-def to_batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch | ScoredBatch:
+def to_batch(metadata: dict[str, str], tensors: dict[str, Array]) -> Batch:
     """The checked batch. Raises BatchError naming the first invalid field."""
     scored = _choose_format(metadata, tensors)
-    rollout = RolloutBatch(
+    return Batch(
         id=required(metadata, "id"),
         run=required(metadata, "run"),
         epoch=number(metadata, "epoch", int),
@@ -178,15 +193,11 @@ def to_batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatc
         top_k=number(metadata, "top_k", int) if "top_k" in metadata else None,
         lineage=_lineage(metadata),
         task=metadata.get("task"),
+        index=number(metadata, "index", int) if "index" in metadata else None,
         sample=metadata.get("sample"),
-    )
-    if not scored:
-        return rollout
-    return ScoredBatch(
-        rollout,
-        required(tensors, "ref_logps"),
-        required(metadata, "reference_version"),
-        tensors.get("teacher_logps"),
+        ref_logps=required(tensors, "ref_logps") if scored else None,
+        reference_version=required(metadata, "reference_version") if scored else None,
+        teacher_logps=tensors.get("teacher_logps"),
     )
 
 

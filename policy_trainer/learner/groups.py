@@ -10,18 +10,12 @@ from policy_trainer.config import LossConfig, ReferenceSource
 from policy_trainer.objective.advantages import kl_penalty
 from policy_trainer.objective.group import Group, RewardParts
 from policy_trainer.objective.kl import reverse_kl
-from shared.batch import Array, RolloutBatch, ScoredBatch
+from shared.batch import Array, Batch
 
-# A rollout batch has no reference log-probs; it suffices if the loss needs none.
-Batch = RolloutBatch | ScoredBatch
 # Weights of rewards, by name.
 PartWeights = Mapping[str, float]
 Recompute = Callable[[Sequence[Group]], list[Array]]
 """Log-probs of groups, float32 (C,) each, under the policy before the first update of a step."""
-
-
-def rollout_of(batch: Batch) -> RolloutBatch:
-    return batch.rollout if isinstance(batch, ScoredBatch) else batch
 
 
 def missing_input(
@@ -29,19 +23,18 @@ def missing_input(
 ) -> str | None:
     """Why the batch lacks an input that the loss needs; None if it can be trained on. reference: the source of its
     log-probs. weights: of the rewards, which gdpo takes apart."""
-    rollout = rollout_of(batch)
-    if rollout.sampler_logps is None and loss.needs_sampler_logps:
+    if batch.sampler_logps is None and loss.needs_sampler_logps:
         return (
             "it has no sampler_logps, which the ratio, the importance-sampling correction or the mismatch penalty needs"
         )
-    if loss.beta > 0 and reference == "server" and not isinstance(batch, ScoredBatch):
+    if loss.beta > 0 and reference == "server" and batch.ref_logps is None:
         return "it has no ref_logps, which the KL penalty needs: it was uploaded to a server without a model"
     if loss.distillation and teacher_logps(batch, loss, reference) is None:
         return "it has no teacher_logps, which distillation needs: no teacher was on the server that scored it"
-    if loss.advantage == "process" and rollout.steps is None:
+    if loss.advantage == "process" and batch.steps is None:
         return "it has no step_rewards, which process supervision needs"
     weighing = {name for name, weight in weights.items() if weight}
-    if loss.advantage == "gdpo" and (lost := weighing - rollout.reward_parts.keys()):
+    if loss.advantage == "gdpo" and (lost := weighing - batch.reward_parts.keys()):
         return f"it has no reward/{min(lost)}, which gdpo normalises: its worker's rewards are not the trainer's"
     return None
 
@@ -57,22 +50,21 @@ def make_group(
 
     Raises ValueError for a batch that lacks what the loss needs.
     """
-    rollout = rollout_of(batch)
     if reason := missing_input(batch, loss, reference, weights):
-        raise ValueError(f"batch {rollout.id} cannot be trained on: {reason}")
-    rewards = _rewards(rollout, loss)
-    versions = rollout.policy_versions
-    versions = np.full(rollout.group.size, rollout.policy_version) if versions is None else versions
+        raise ValueError(f"batch {batch.id} cannot be trained on: {reason}")
+    rewards = _rewards(batch, loss)
+    versions = batch.policy_versions
+    versions = np.full(batch.group.size, batch.policy_version) if versions is None else versions
     return Group(
-        tokens=rollout.group,
-        temperature=rollout.temperature,
+        tokens=batch.group,
+        temperature=batch.temperature,
         rewards=rewards,
-        sequence_mask=~np.isnan(rewards) & (rollout.finished | (loss.truncated != "mask")),
-        loss_mask=rollout.loss_mask,
-        steps=rollout.steps if loss.advantage == "process" else None,
-        parts=RewardParts.of(rollout.reward_parts, weights) if loss.advantage == "gdpo" else None,
-        sampler_logps=rollout.sampler_logps,
-        ref_logps=batch.ref_logps if isinstance(batch, ScoredBatch) else None,
+        sequence_mask=~np.isnan(rewards) & (batch.finished | (loss.truncated != "mask")),
+        loss_mask=batch.loss_mask,
+        steps=batch.steps if loss.advantage == "process" else None,
+        parts=RewardParts.of(batch.reward_parts, weights) if loss.advantage == "gdpo" else None,
+        sampler_logps=batch.sampler_logps,
+        ref_logps=batch.ref_logps,
         # The weights after n steps have the version n.
         staleness=np.maximum(step - versions, 0) if loss.old_logps == "log_linear" else None,
         teacher_logps=teacher_logps(batch, loss, reference),
@@ -84,7 +76,7 @@ def teacher_logps(batch: Batch, loss: LossConfig, reference: ReferenceSource) ->
 
     None if the batch lacks them or the loss ignores them. reference: of the KL penalty.
     """
-    if not loss.distillation or not isinstance(batch, ScoredBatch):
+    if not loss.distillation or batch.ref_logps is None:
         return None
     penalised = loss.beta > 0 and reference == "server"
     return batch.ref_logps if batch.teacher_logps is None and not penalised else batch.teacher_logps
@@ -95,14 +87,14 @@ def trains(group: Group, loss: LossConfig) -> bool:
     return bool(group.sequence_mask.any()) and (group.has_variance or not loss.needs_variance)
 
 
-def _rewards(rollout: RolloutBatch, loss: LossConfig) -> Array:
+def _rewards(batch: Batch, loss: LossConfig) -> Array:
     """float32 (G,): NaN for completions that take no part."""
-    left_out = np.zeros(rollout.group.size, np.bool_)
+    left_out = np.zeros(batch.group.size, np.bool_)
     if loss.truncated == "drop":
-        left_out |= ~rollout.finished
-    if loss.advantage == "process" and rollout.steps is not None:
-        left_out |= rollout.steps.unrewarded
-    return np.where(left_out, np.float32(np.nan), rollout.rewards)
+        left_out |= ~batch.finished
+    if loss.advantage == "process" and batch.steps is not None:
+        left_out |= batch.steps.unrewarded
+    return np.where(left_out, np.float32(np.nan), batch.rewards)
 
 
 def with_old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompute) -> list[Group]:

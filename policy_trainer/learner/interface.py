@@ -10,12 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.data.completion import Probe
-from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.entropy import EntropyBonus
 from policy_trainer.objective.group import Group
 from policy_trainer.sampling.sampler import Sampler
-from shared.batch import Array
+from shared.batch import Array, Batch
 
 
 class PolicyLearner(Protocol):

@@ -16,7 +16,7 @@ from policy_trainer.config import ReferenceSource, TrainConfig
 from policy_trainer.config.functions import function_label, is_function
 from policy_trainer.data.completion import Probe, probe_tokens
 from policy_trainer.learner.adapters import adapters_off, policy_state
-from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains, with_old_logps
+from policy_trainer.learner.groups import PartWeights, make_group, trains, with_old_logps
 from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly, totals
 from policy_trainer.learner.optimizer import clip_gradients, learning_rates, make_weights, step_weights
 from policy_trainer.learner.routing import routing_of
@@ -30,7 +30,7 @@ from policy_trainer.objective.group import Group, LossInputs
 from policy_trainer.objective.kl import k3
 from policy_trainer.objective.loss import TokenLoss, token_loss
 from policy_trainer.objective.ratios import sequence_means
-from shared.batch import Array, TokenGroup
+from shared.batch import Array, Batch, TokenGroup
 from shared.devices import widest_float
 from shared.errors import UserError
 from shared.logprobs import LogprobForward
@@ -289,14 +289,13 @@ class Learner:
 
     def logps(self, batches: Sequence[Batch]) -> list[Array]:
         """float32 (C,) of each batch: the policy's log-probs now, at the batch's temperature."""
-        rollouts = [rollout_of(batch) for batch in batches]
-        tokens, temperatures = [rollout.group for rollout in rollouts], [rollout.temperature for rollout in rollouts]
+        tokens, temperatures = [batch.group for batch in batches], [batch.temperature for batch in batches]
         return [logps.astype(np.float32) for logps in self._values(tokens, temperatures, self._forward)]
 
     @torch.no_grad()
     def probe(self, batches: Sequence[Batch]) -> Probe:
         """The current log-probs of a few tokens of the batch with the shortest prompt."""
-        shortest = min((rollout_of(batch).group for batch in batches), key=lambda group: len(group.prompt_ids))
+        shortest = min((batch.group for batch in batches), key=lambda group: len(group.prompt_ids))
         group = probe_tokens(shortest)
         logps = self._forward([group], [1.0])
         return Probe(group.prompt_ids.tolist(), [ids.tolist() for ids in group.completions()], logps.tolist())
@@ -317,9 +316,8 @@ class Learner:
         A KL to the reference that is no larger than this is noise: in half precision a matrix product depends on its
         shapes.
         """
-        rollouts = [rollout_of(batch) for batch in batches]
-        groups = [(rollout.group, rollout.temperature) for rollout in rollouts]
-        masks = [rollout.loss_mask for rollout in rollouts]
+        groups = [(batch.group, batch.temperature) for batch in batches]
+        masks = [batch.loss_mask for batch in batches]
         total, count = 0.0, 0
         with torch.no_grad():
             for part in cut([group.tokens for group, _ in groups], self._config.micro_batch_tokens):

@@ -12,7 +12,6 @@ import structlog
 
 from policy_trainer.queue_client.ledger import Ledger, drop_done
 from policy_trainer.queue_client.terms import BatchCheck, LeaseRefusals, LeaseTerms
-from policy_trainer.reporting.metrics import problem_index
 from shared.api import MAX_LEASES, Outcome
 from shared.client import Leased, LeasedOrUnusable, RefServerClient, RefServerError, UnusableBatch
 
@@ -240,10 +239,10 @@ class LeaseFeed:
         self._terms.check_ours(leased)
         if not self.ledger.trainable([leased]):
             return False
-        if self._terms.too_old(leased.rollout, self._version):
+        if self._terms.too_old(leased.batch, self._version):
             self._release([leased])
             return False
-        if refusal := self._terms.foreign(leased.rollout, self._version) or self._check.refusal(leased.batch):
+        if refusal := self._terms.foreign(leased.batch, self._version) or self._check.refusal(leased.batch):
             self.refuse(leased, refusal)
             return False
         return True
@@ -305,5 +304,5 @@ class LeaseFeed:
 
 def _problem(leased: Leased) -> tuple[float, str]:
     """What a batch is sorted by, and its problem known by. Batches without an index come last, each its own problem."""
-    index = problem_index(leased.rollout)
+    index = leased.batch.index
     return (math.inf, leased.id) if index is None else (index, "")

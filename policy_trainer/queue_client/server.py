@@ -13,7 +13,7 @@ from policy_trainer.objective.group import Group
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_token
 from shared.api import ListOrder, QueueView, State
-from shared.batch import Array, BatchError, RolloutBatch, Training
+from shared.batch import Array, Batch, BatchError, Training
 from shared.client import ClientError, RefServerClient
 from shared.client.credentials import choose_token
 from shared.client.retry import OnWait
@@ -182,7 +182,7 @@ class KeptSamples:
         self._note = note
         self._noted = False
 
-    def keep(self, step: int, sampled: Sequence[tuple[RolloutBatch, Group]]) -> None:
+    def keep(self, step: int, sampled: Sequence[tuple[Batch, Group]]) -> None:
         """Sends the sampled groups of a step, at least one, each with its batch. Call it before they are acked.
 
         step: training steps done.

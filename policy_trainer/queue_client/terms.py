@@ -9,10 +9,10 @@ from uuid import uuid4
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, ReferenceSource, TrainConfig
-from policy_trainer.learner.groups import Batch, PartWeights, missing_input, rollout_of
+from policy_trainer.learner.groups import PartWeights, missing_input
 from policy_trainer.lifecycle.endings import RunFailed
 from shared.api import LeaseBody, Order
-from shared.batch import BatchError, RolloutBatch
+from shared.batch import Batch, BatchError
 from shared.client import Leased, RefServerError
 from shared.logprobs import Vision, vision_of
 from shared.models import context_length, embedding_rows
@@ -99,7 +99,7 @@ class LeaseTerms:
 
     def check_ours(self, leased: Leased) -> None:
         """Raises RunFailed for a batch of another run: a fault of the server that would affect every batch."""
-        batch = leased.rollout
+        batch = leased.batch
         if (batch.run, batch.lineage) != (self.run, self.lineage):
             raise RunFailed(
                 f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
@@ -107,7 +107,7 @@ class LeaseTerms:
                 "The reference server mixes runs: use one of this version, with a separate --data-dir"
             )
 
-    def foreign(self, batch: RolloutBatch, version: int) -> str | None:
+    def foreign(self, batch: Batch, version: int) -> str | None:
         """Why weights of this run cannot have sampled the batch; None if they can. version: the run's steps so far."""
         if batch.policy_version <= version:
             return None
@@ -116,7 +116,7 @@ class LeaseTerms:
             "versions that do not exist. policy_version must be the `version` of weights/latest.json"
         )
 
-    def too_old(self, batch: RolloutBatch, version: int) -> bool:
+    def too_old(self, batch: Batch, version: int) -> bool:
         """Whether a batch is more than max_lag versions behind a policy of that version."""
         return self.max_lag is not None and version - batch.policy_version > self.max_lag
 
@@ -146,7 +146,7 @@ class BatchCheck:
 
     def refusal(self, batch: Batch) -> str | None:
         """Why the batch cannot be trained on; None if it can."""
-        group = rollout_of(batch).group
+        group = batch.group
         try:
             group.check_ids(self.vocabulary, "the policy's vocabulary")
             if self.vision is not None:

@@ -27,7 +27,7 @@ from policy_trainer.data.completion import Completion, Probe
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.learner.adapters import adapt, has_adapters, save_whole, write_description
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
-from policy_trainer.learner.groups import Batch, PartWeights
+from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.interface import LoadedLearner
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import trained
@@ -50,7 +50,7 @@ from policy_trainer.ranks.world import World
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import RunningBatch, SamplingParams
 from shared import wire
-from shared.batch import Array, TokenGroup
+from shared.batch import Array, Batch, TokenGroup
 from shared.errors import UserError
 from shared.logprobs import choose_forward
 from shared.models import load_outline, load_tokenizer

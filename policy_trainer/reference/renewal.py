@@ -21,7 +21,7 @@ from policy_trainer.lifecycle.endings import RunFailed, write_failures
 from policy_trainer.reference.snapshots import Snapshots, UploadedSnapshots
 from policy_trainer.run_files.checkpoint import Average, RunFiles, read_average
 from shared.api import ModelInfo
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import Batch
 from shared.client import Leased, RefServerClient, RefServerError
 from shared.client.credentials import remedy
 from shared.client.retry import OnWait, retried
@@ -86,12 +86,12 @@ class Renewal:
         """
         return [replace(lease, batch=self._scored(lease)) for lease in leased]
 
-    def _scored(self, lease: Leased) -> RolloutBatch | ScoredBatch:
+    def _scored(self, lease: Leased) -> Batch:
         batch = lease.batch
-        if isinstance(batch, ScoredBatch) and batch.reference_version == str(self._state.reference_version):
+        if batch.reference_version == str(self._state.reference_version):
             return batch
         try:
-            return self._client.score(lease.rollout)
+            return self._client.score(batch.without_scores())
         except RefServerError as error:
             if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.conversation import CallRecord, Conversation
 from policy_trainer.reporting.metrics import Metrics, sample_fields
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.errors import printable
 
 # In a batch's `sample`, which is limited in size.
@@ -134,7 +134,7 @@ def _call(record: CallRecord, names: Sequence[str], *, logs: bool) -> list[Any]:
     return call if log else call[:3] if record.error else call[:2]
 
 
-def read_report(batch: RolloutBatch) -> Report | None:
+def read_report(batch: Batch) -> Report | None:
     """What the worker says of a batch's rollouts. An outside client may have put any JSON there."""
     try:
         received = Report.model_validate(sample_fields(batch).get(KEY))
@@ -167,9 +167,7 @@ def turns_of(completion: Completion, decode: Decode) -> tuple[SampledTurn, ...]:
     return _sampled_turns(completion.ids.tolist(), talk.mask, decode, described)
 
 
-def turns_of_batch(
-    batch: RolloutBatch, completions: Sequence[list[int]], decode: Decode
-) -> list[tuple[SampledTurn, ...]]:
+def turns_of_batch(batch: Batch, completions: Sequence[list[int]], decode: Decode) -> list[tuple[SampledTurn, ...]]:
     """The turns of each of the batch's completions; empty for single answers, and where the worker sent no report."""
     if batch.loss_mask is None or (received := read_report(batch)) is None:
         return [()] * len(completions)
@@ -211,7 +209,7 @@ def limit_of(metrics: Mapping[str, Any]) -> str:
     return _LIMITS[max(_LIMITS, key=lambda end: metrics.get(f"rollouts/{end}") or 0.0)]
 
 
-def rollout_metrics(batches: Sequence[RolloutBatch]) -> Metrics:
+def rollout_metrics(batches: Sequence[Batch]) -> Metrics:
     """tools/call_frequency and tools/failure_frequency as TRL's; the same by tool; failures by kind; turns, seconds and
     ends of the rollouts. Empty without rollouts of several turns."""
     reports = [received for batch in batches if (received := read_report(batch))]

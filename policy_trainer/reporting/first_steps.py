@@ -12,7 +12,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.conversations import limit_of, rollout_metrics
 from policy_trainer.reporting.health import Trouble
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.models import decode
 
 # What is looked at, at least: few groups may be alike by chance.
@@ -47,9 +47,9 @@ class FirstSteps:
     tagged: Set[str]
     loss: LossConfig
     apart: Mapping[str, float] | None = None
-    _seen: list[RolloutBatch] = field(default_factory=list, init=False)
+    _seen: list[Batch] = field(default_factory=list, init=False)
 
-    def observe(self, step: int, batches: Sequence[RolloutBatch]) -> list[Trouble]:
+    def observe(self, step: int, batches: Sequence[Batch]) -> list[Trouble]:
         """What is wrong after this step: at most one trouble, with the cause to fix first."""
         if step > self.last:
             return []
@@ -71,7 +71,7 @@ class _Evidence:
 
     def __init__(
         self,
-        batches: list[RolloutBatch],
+        batches: list[Batch],
         decode: Callable[[np.ndarray], str],
         tagged: Set[str],
         apart: Mapping[str, float] | None,
@@ -93,7 +93,7 @@ class _Evidence:
         self.example = f"One begins: {shorten(texts[0], _SHOWN, placeholder=' …') or '(empty)'!r}"
 
 
-def _sampled(batch: RolloutBatch) -> Iterator[np.ndarray]:
+def _sampled(batch: Batch) -> Iterator[np.ndarray]:
     """Of each completion the ids that the model sampled."""
     if batch.loss_mask is None:
         yield from batch.group.completions()
@@ -102,13 +102,13 @@ def _sampled(batch: RolloutBatch) -> Iterator[np.ndarray]:
         yield ids[mask]
 
 
-def _limit(batches: Sequence[RolloutBatch]) -> str:
+def _limit(batches: Sequence[Batch]) -> str:
     """The option that cut most completions off."""
     setting = limit_of(rollout_metrics(batches))
     return f"--{setting.replace('_', '-')}"
 
 
-def _compared(batch: RolloutBatch, apart: Mapping[str, float] | None) -> np.ndarray:
+def _compared(batch: Batch, apart: Mapping[str, float] | None) -> np.ndarray:
     parts = None if apart is None else RewardParts.of(batch.reward_parts, apart)
     return compared_rewards(batch.rewards, batch.steps, parts)
 

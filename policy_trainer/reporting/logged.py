@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from policy_trainer.reporting.metrics import Metrics, sample_fields
 from policy_trainer.rewards.call_log import KEY, Logged
-from shared.batch import MAX_SAMPLE_BYTES, RolloutBatch
+from shared.batch import MAX_SAMPLE_BYTES, Batch
 
 # Of a batch and of a step: functions and clients may invent names.
 _MOST_NAMES = 32
@@ -60,7 +60,7 @@ def _short(value: Any) -> Any:
     return value[:_MOST_CHARACTERS] if isinstance(value, str) else value
 
 
-def read_report(batch: RolloutBatch) -> Report | None:
+def read_report(batch: Batch) -> Report | None:
     """What the worker says that rewards logged. An outside client may have put any JSON there."""
     try:
         received = Report.model_validate(sample_fields(batch).get(KEY))
@@ -69,14 +69,14 @@ def read_report(batch: RolloutBatch) -> Report | None:
     return received if all(len(values) == batch.group.size for values in received.extras.values()) else None
 
 
-def extras_of(batch: RolloutBatch) -> list[dict[str, Any]]:
+def extras_of(batch: Batch) -> list[dict[str, Any]]:
     """The values of each of the batch's completions by column."""
     received = read_report(batch)
     columns = received.extras if received else {}
     return [{column: values[i] for column, values in columns.items()} for i in range(batch.group.size)]
 
 
-def logged_metrics(batches: Sequence[RolloutBatch]) -> Metrics:
+def logged_metrics(batches: Sequence[Batch]) -> Metrics:
     """logged/NAME: the mean over the step's completions whose judges logged it. Empty where none did."""
     totals: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for received in filter(None, map(read_report, batches)):

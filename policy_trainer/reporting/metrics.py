@@ -13,13 +13,12 @@ import numpy as np
 
 from policy_trainer.lifecycle.endings import write_failures
 from shared.atomic_files import write_text
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import Batch
 from shared.client import Leased
 
 Metrics = dict[str, Any]
 
-# Of the numbers that a batch's `sample` says: counts, seconds, the problem's index. Larger ones are a client's mistake,
-# and the run would go on from such an index.
+# Of the numbers that a batch's `sample` says: counts and seconds. Larger ones are a client's mistake.
 _LARGEST = 10**12
 
 
@@ -83,10 +82,10 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
 
     version: the version of the weights that train on them.
     """
-    rollouts = [lease.rollout for lease in leased]
+    rollouts = [lease.batch for lease in leased]
     samples = [_numbers(rollout) for rollout in rollouts]
     lags = [version - rollout.policy_version for rollout in rollouts]
-    references = [int(lease.batch.reference_version) for lease in leased if isinstance(lease.batch, ScoredBatch)]
+    references = [int(rollout.reference_version) for rollout in rollouts if rollout.reference_version is not None]
     return {
         **_rewards(rollouts),
         **_completions(rollouts),
@@ -97,11 +96,11 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
         "reference_version_min": min(references, default=None),
         "reference_version_max": max(references, default=None),
         "redelivered": sum(lease.deliveries > 1 for lease in leased),
-        "problems": [sample.get("index") for sample in samples],
+        "problems": [rollout.index for rollout in rollouts],
     }
 
 
-def trained_lengths(rollout: RolloutBatch) -> np.ndarray:
+def trained_lengths(rollout: Batch) -> np.ndarray:
     """int64 (G,), tokens of each completion that its loss_mask leaves: those that the model sampled."""
     lengths = rollout.group.completion_lengths
     if rollout.loss_mask is None:
@@ -111,17 +110,10 @@ def trained_lengths(rollout: RolloutBatch) -> np.ndarray:
 
 def next_index(leased: Sequence[Leased]) -> int:
     """One more than the highest problem index of a step's batches; 0 when no batch has an index."""
-    indexes = (problem_index(lease.rollout) for lease in leased)
-    return max((index for index in indexes if index is not None), default=-1) + 1
+    return max((lease.batch.index for lease in leased if lease.batch.index is not None), default=-1) + 1
 
 
-def problem_index(rollout: RolloutBatch) -> int | None:
-    """Of the batch's problem; None if another program sampled it and gave none."""
-    index = _numbers(rollout).get("index")
-    return index if isinstance(index, int) else None
-
-
-def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
+def _rewards(rollouts: Sequence[Batch]) -> Metrics:
     """Mean, standard deviation and number of NaN rewards: of the total reward and of each part."""
     names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
     parts = {name: np.concatenate([rollout.reward_parts.get(name, []) for rollout in rollouts]) for name in names}
@@ -134,12 +126,12 @@ def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
     }
 
 
-def _trained_rewards(rollout: RolloutBatch) -> np.ndarray:
+def _trained_rewards(rollout: Batch) -> np.ndarray:
     """(G,) rewards; NaN where a completion or one of its steps has no reward, so that the completion does not train."""
     return rollout.rewards if rollout.steps is None else np.where(rollout.steps.unrewarded, np.nan, rollout.rewards)
 
 
-def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:
+def _completions(rollouts: Sequence[Batch]) -> Metrics:
     lengths = np.concatenate([trained_lengths(rollout) for rollout in rollouts])
     finished = np.concatenate([rollout.finished for rollout in rollouts])
     ended = lengths[finished]
@@ -157,7 +149,7 @@ def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:
     }
 
 
-def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metrics:
+def _costs(rollouts: Sequence[Batch], samples: Sequence[Metrics]) -> Metrics:
     """Sampling times and wasted samples, as the workers reported them. Outside clients report nothing."""
 
     def total(name: str) -> Any:
@@ -185,13 +177,13 @@ def _probes(samples: Sequence[Metrics]) -> Metrics:
     }
 
 
-def sample_fields(batch: RolloutBatch) -> dict[str, Any]:
+def sample_fields(batch: Batch) -> dict[str, Any]:
     """What the worker says of a batch in its `sample`. An outside client may have put any JSON there."""
     value = json.loads(batch.sample or "{}")
     return value if isinstance(value, dict) else {}
 
 
-def _numbers(batch: RolloutBatch) -> Metrics:
+def _numbers(batch: Batch) -> Metrics:
     items = sample_fields(batch).items()
     return {name: item for name, item in items if isinstance(item, int | float) and 0 <= item <= _LARGEST}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from policy_trainer.reporting.metrics import sample_fields
 from policy_trainer.rewards.failures import RewardsFailed, summary
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.errors import printable
 
 # In a batch's `sample`: {reward: {"completions": n, "error": text}}.
@@ -41,7 +41,7 @@ class RewardFailures:
     _completions: int = field(default=0, init=False)
     _rewarded: bool = field(default=False, init=False)
 
-    def observe(self, batches: Sequence[RolloutBatch]) -> list[str]:
+    def observe(self, batches: Sequence[Batch]) -> list[str]:
         """A sentence for each reward that has failed for the first time. Raises RewardsFailed if the first steps have
         no reward at all, and one is known to have failed."""
         for batch in batches:
@@ -71,7 +71,7 @@ class RewardFailures:
         ]
 
 
-def _read(batch: RolloutBatch) -> Iterator[tuple[str, int, str]]:
+def _read(batch: Batch) -> Iterator[tuple[str, int, str]]:
     """(reward, completions, error)."""
     entries = sample_fields(batch).get(KEY)
     for name, item in entries.items() if isinstance(entries, dict) else ():

@@ -20,7 +20,7 @@ from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.reporting.conversations import SampledTurn, turns_of_batch
 from policy_trainer.reporting.logged import extras_of
 from policy_trainer.reporting.metrics import sample_fields, trained_lengths, without_nan
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.pictures import pictures, png
 
 if TYPE_CHECKING:  # the commands that read samples need no PyTorch
@@ -112,8 +112,8 @@ class Samples:
         self._eos = eos
 
     def of_step(
-        self, step: int, batches: Sequence[RolloutBatch], groups: "Sequence[Group]"
-    ) -> "Sequence[tuple[RolloutBatch, Group]]":
+        self, step: int, batches: Sequence[Batch], groups: "Sequence[Group]"
+    ) -> "Sequence[tuple[Batch, Group]]":
         """Writes the first groups of a step, if it is due, and returns them with their batches.
 
         groups: of these batches, with their advantages.
@@ -124,7 +124,7 @@ class Samples:
         self._write(self.groups(step, batches[: len(pairs)], groups[: len(pairs)]))
         return pairs
 
-    def groups(self, step: int, batches: Sequence[RolloutBatch], groups: "Sequence[Group]") -> list[SampledGroup]:
+    def groups(self, step: int, batches: Sequence[Batch], groups: "Sequence[Group]") -> list[SampledGroup]:
         """The groups of a step as they were sampled. groups: of these batches, with their advantages."""
         return [self._group(step, batch, group) for batch, group in zip(batches, groups, strict=True)]
 
@@ -137,7 +137,7 @@ class Samples:
         for writer in self._writers if groups else ():
             writer(groups)
 
-    def _group(self, step: int, batch: RolloutBatch, group: "Group") -> SampledGroup:
+    def _group(self, step: int, batch: Batch, group: "Group") -> SampledGroup:
         about = sample_fields(batch)
         start = _if(str, about.get("start")) or ""  # rewards saw it, but it is in the prompt
         completions = [ids.tolist() for ids in batch.group.completions()]
@@ -150,7 +150,7 @@ class Samples:
             kind="train",
             batch=batch.id,
             task=batch.task,
-            problem=_if(int, about.get("index")),
+            problem=batch.index,
             prompt=self._decode(batch.group.prompt_ids.tolist()),
             answer=_if(str, about.get("answer")),
             completions=tuple(

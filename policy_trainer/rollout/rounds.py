@@ -83,8 +83,8 @@ class JudgedGroup:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The group's part of a batch's `sample`, for people: the problem's index, its last message of the user, its
-        gold answer, and the beginning of the answer that was part of the prompt, which rewards also see."""
+        """The group's part of a batch's `sample`, for people: the problem's last message of the user, its gold
+        answer, and the beginning of the answer that was part of the prompt, which rewards also see."""
         problem, start = self.problem, self.judgement.samples[0].start
         messages = (message["content"] for message in reversed(problem.messages) if message["role"] == "user")
         texts = {
@@ -92,7 +92,7 @@ class JudgedGroup:
             "answer": problem.answer[:_ANSWER_CHARACTERS],
             "start": start[-_START_CHARACTERS:],
         }
-        return {"index": self.index, **{name: text for name, text in texts.items() if text}}
+        return {name: text for name, text in texts.items() if text}
 
     # Steps never occur with regroup: config/commands.py refuses it.
     def with_later(self, later: "JudgedGroup") -> "JudgedGroup":

@@ -22,7 +22,7 @@ from policy_trainer.sampling.sampler import Sampler, WeightsLost
 from policy_trainer.weights.publication import Publication, PublishedWeights
 from shared import wire
 from shared.api import State
-from shared.batch import BatchError, RolloutBatch
+from shared.batch import Batch, BatchError
 from shared.client import RefServerClient
 from shared.client.retry import OnWait
 from shared.errors import UserError
@@ -208,10 +208,10 @@ class RolloutWorker:
             self._difference = compare(self._sampler, publication, bound, self._vocabulary)
         return publication
 
-    def _batch(self, publication: Publication, group: JudgedGroup, sample: str) -> RolloutBatch:
+    def _batch(self, publication: Publication, group: JudgedGroup, sample: str) -> Batch:
         tokens, logps, finished = group_tokens(group.prompt, group.completions)
         sampling = self._config.sampling
-        return RolloutBatch(
+        return Batch(
             id=str(uuid7()),
             run=publication.run,
             lineage=publication.lineage,
@@ -229,6 +229,7 @@ class RolloutWorker:
             top_p=sampling.top_p if sampling.top_p < 1 else None,
             top_k=sampling.top_k or None,
             task=group.problem.task or self._rounds.task_name,
+            index=group.index,
             sample=sample,
         )
 

@@ -7,11 +7,10 @@ A recording has a directory for each step, `step-00000012`, with the step's batc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from policy_trainer.learner.groups import Batch, rollout_of
 from policy_trainer.lifecycle.endings import write_failures
 from shared import wire
 from shared.atomic_files import VersionedDirectory
-from shared.batch import BatchError
+from shared.batch import Batch, BatchError
 from shared.errors import UserError
 
 _BODY = ".safetensors"
@@ -33,7 +32,7 @@ def record(root: Path, step: int, batches: Sequence[Batch]) -> None:
     """Writes the batches that a step trained on. step: its number, from 1. Raises RunFailed for a full disk."""
     with write_failures(root), _steps(root).write(step) as directory:
         for place, batch in enumerate(batches):
-            (directory / f"{place:05d}-{rollout_of(batch).id}{_BODY}").write_bytes(wire.encode(batch))
+            (directory / f"{place:05d}-{batch.id}{_BODY}").write_bytes(wire.encode(batch))
 
 
 def read_recording(root: Path, groups_per_step: int) -> Iterator[tuple[int, list[Batch]]]:

@@ -58,7 +58,7 @@ class BadGroups:
 def describe(failure: Failure) -> str:
     """The group's lengths, what was raised, and what to try."""
     lease, error = failure
-    group = lease.rollout.group
+    group = lease.batch.group
     text = (
         f"a prompt of {len(group.prompt_ids)} tokens with {group.size} completions of up to "
         f"{group.completion_lengths.max()}: training on it raised {type(error).__name__}: {error}"

@@ -8,7 +8,6 @@ from typing import Any
 
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.evaluation.results import Evaluation, sampled_groups
-from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import teacher_kl
@@ -30,7 +29,7 @@ from policy_trainer.run_files import recording
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.publisher import BackgroundPublisher
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.client import Leased
 
 
@@ -140,7 +139,7 @@ class Reporters:
         """The metrics of the latest evaluation of an earlier process; empty if there was none."""
         return next((record for record in reversed(self.past) if record["kind"] == "evaluation"), {})
 
-    def step(self, record: Metrics, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
+    def step(self, record: Metrics, batches: Sequence[Batch], groups: Sequence[Group]) -> None:
         """Reports a training step, and new health warnings."""
         self.metrics.write(record)
         self.display.step(record)
@@ -169,7 +168,7 @@ class Reporters:
 
 def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepStats, step: int) -> dict[str, Any]:
     """step: its number, from 1. groups: one for each batch; those that train have advantages."""
-    batches = [lease.rollout for lease in leased]
+    batches = [lease.batch for lease in leased]
     return {
         "kind": "step",
         "step": step,

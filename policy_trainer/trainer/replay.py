@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 
 from policy_trainer.config import ReplayConfig
-from policy_trainer.learner.groups import Batch, rollout_of
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed, StopRequest, write_failures
 from policy_trainer.objective.group import Group
@@ -23,6 +22,7 @@ from policy_trainer.trainer.parts import step_record
 from policy_trainer.trainer.policy import load_in_one_process
 from policy_trainer.trainer.run import TrainResult, count_steps
 from shared.atomic_files import whole_directory
+from shared.batch import Batch
 from shared.client import Leased
 from shared.errors import UserError
 from shared.models import load_tokenizer, use_threads
@@ -71,13 +71,13 @@ def _train(learner: PolicyLearner, check: BatchCheck, step: int, batches: Sequen
     for batch in batches:
         if reason := check.refusal(batch):
             raise UserError(
-                f"batches: {rollout_of(batch).id} of step {step} cannot be trained on: {reason}; give the settings "
+                f"batches: {batch.id} of step {step} cannot be trained on: {reason}; give the settings "
                 "and the model of the run that recorded it, or settings that need less (--loss.beta 0)"
             )
     began, groups = time.monotonic(), list[Group]()
     stats = learner.step(batches, step=step - 1, on_groups=groups.extend)
     seconds = time.monotonic() - began
-    leased = [Leased(batch, rollout_of(batch).id, "", 1) for batch in batches]
+    leased = [Leased(batch, batch.id, "", 1) for batch in batches]
     return {**step_record(leased, groups, stats, step), "training_seconds": seconds}
 
 

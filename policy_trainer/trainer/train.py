@@ -11,7 +11,6 @@ import torch
 from policy_trainer.config import TrainConfig
 from policy_trainer.evaluation.evaluator import NothingAnswered, evaluation_params
 from policy_trainer.learner.adapters import save_policy
-from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
 from policy_trainer.objective.group import Group
@@ -25,7 +24,7 @@ from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, st
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.publication import Publication
 from shared.atomic_files import whole_directory
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.client import Leased
 from shared.errors import UserError
 
@@ -99,7 +98,7 @@ class Trainer:
                     counted = now  # evaluations and checkpoints are counted with the next step
                     self._record(leased, groups, stats, kl_at_step_0, waiting=taken - began, working=now - taken)
                     self._reporters.keep(state.step, batches)
-                    self._keep_samples([lease.rollout for lease in leased], groups)
+                    self._keep_samples([lease.batch for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
                     # Not after the last step: workers would sample once more before they finish.
                     if state.step % config.publish_every == 0 and state.step < config.max_steps:
@@ -283,7 +282,7 @@ class Trainer:
         state.training_seconds += seconds
         state.step += 1
         state.batches += len(leased)
-        state.completions += sum(lease.rollout.group.size for lease in leased)
+        state.completions += sum(lease.batch.group.size for lease in leased)
         state.trained_tokens += stats.tokens
         state.next_index = max(state.next_index, next_index(leased))
         state.bad_steps_in_a_row = state.bad_steps_in_a_row + 1 if stats.not_finite else 0
@@ -319,10 +318,10 @@ class Trainer:
             "server_scoring_seconds": self._source.watch.scoring_seconds,
             **({} if kl_at_step_0 is None else {"kl_at_step_0": kl_at_step_0}),
         }
-        self._reporters.step(figures, [lease.rollout for lease in leased], groups)
+        self._reporters.step(figures, [lease.batch for lease in leased], groups)
         self._source.workers.delivered()
 
-    def _keep_samples(self, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
+    def _keep_samples(self, batches: Sequence[Batch], groups: Sequence[Group]) -> None:
         """If samples are due, shows a few groups of the step and asks the server to keep them."""
         sampled = self._reporters.samples.of_step(self._state.step, batches, groups)
         if sampled and self._source.samples is not None:

@@ -17,7 +17,7 @@ from ref_server.cli.connection import ClientOptions, complain, explained, load_o
 from ref_server.cli.terminal import print_error, show, table
 from shared import wire
 from shared.api import Logprobs, LogprobsRequest
-from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE, BatchError, RolloutBatch, ScoredBatch
+from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE, Batch, BatchError
 from shared.client import ClientError, RefServerClient, RefServerError
 from shared.errors import printable, printable_json
 
@@ -91,25 +91,24 @@ def _score(client: RefServerClient, options: Score) -> int:
     assert options.file is not None, "checked with the options"
     if not options.is_batch:
         return _score_lines(client, options.file)
-    batch = wire.decode(options.file.read_bytes())
-    rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
+    batch = wire.decode(options.file.read_bytes()).without_scores()
     if options.output is not None:
-        return _write(client.score(rollout), options)
-    return _print_logprobs(_logprobs(client, rollout), options)
+        return _write(client.score(batch), options)
+    return _print_logprobs(_logprobs(client, batch), options)
 
 
-def _logprobs(client: RefServerClient, batch: RolloutBatch) -> Logprobs:
+def _logprobs(client: RefServerClient, batch: Batch) -> Logprobs:
     completions = [ids.tolist() for ids in batch.group.completions()]
     return client.logprobs_of_ids(batch.group.prompt_ids.tolist(), completions, temperature=batch.temperature)
 
 
-def _write(scored: ScoredBatch, options: Score) -> int:
+def _write(scored: Batch, options: Score) -> int:
     assert options.output is not None
     options.output.write_bytes(wire.encode(scored))
     about = {
-        "id": scored.rollout.id,
-        "completions": scored.rollout.group.size,
-        "completion_tokens": len(scored.ref_logps),
+        "id": scored.id,
+        "completions": scored.group.size,
+        "completion_tokens": len(scored.group.completion_ids),
         "reference_version": scored.reference_version,
         "output": str(options.output),
     }

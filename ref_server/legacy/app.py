@@ -53,8 +53,8 @@ class Exchange:
         a frame.
         """
         try:
-            body = self._service.queue.take(LEGACY_RUN)
-            return None if body is None else scored_frame(body)
+            taken = self._service.queue.take(LEGACY_RUN)
+            return None if taken is None or taken.scores is None else scored_frame(taken.body, taken.scores)
         except (StorageFull, StorageBroken, BatchError) as error:
             log.error("no legacy batch can be delivered", error=str(error))
             return None

@@ -2,13 +2,12 @@
 
 It arrives as a frame: `{"plen": p}`, padded rows, rewards, optionally the sampler's log-probs. It is stored as
 safetensors, so that no pickle is on the disk: `format` is `legacy-batch/1`; the metadata's `base` is the JSON as it was
-uploaded; the tensors `inputs`, `rewards` and, if present, `gen_logps` keep their dtypes. Scoring adds `refs`, float32
-(B, L-p), and the metadata's `reference_version`.
+uploaded; the tensors `inputs`, `rewards` and, if present, `gen_logps` keep their dtypes. Its scores lie next to it,
+as those of every batch: `ref_logps` are the log-probs of the rows, one after the other.
 """
 
 import json
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import safetensors.torch
@@ -25,8 +24,8 @@ from ref_server.legacy.tensors import (
     write_tensor,
 )
 from ref_server.scoring import jobs
-from ref_server.scoring.jobs import Unscored
-from ref_server.scoring.reference import Scores
+from ref_server.scoring.jobs import Groups
+from shared import wire
 from shared.api import LEGACY_RUN
 from shared.batch import MAX_LOGP, MAX_REWARD, BatchError, TokenGroup
 
@@ -144,18 +143,21 @@ def register_reader() -> None:
 
 
 def write_payload(upload: LegacyUpload) -> bytes:
-    """The body of an upload before it is scored."""
-    return _save(upload, {}, {})
+    """The body of an upload, as the queue stores it."""
+    tensors = {"inputs": upload.inputs, "rewards": upload.rewards}
+    if upload.gen_logps is not None:
+        tensors["gen_logps"] = upload.gen_logps
+    return safetensors.torch.save(tensors, {"format": FORMAT, "base": upload.base})
 
 
-def read_payload(body: bytes) -> Unscored:
+def read_payload(body: bytes) -> Groups:
     """What is to be scored of a body that `write_payload` made: at temperature 1, since the frame has none.
 
     Raises BatchError when the body is damaged.
     """
     upload = read_stored_upload(body)
     groups = upload.groups()
-    return Unscored(groups, [1.0] * len(groups), partial(_with_scores, upload))
+    return groups, [1.0] * len(groups)
 
 
 def read_stored_upload(body: bytes) -> LegacyUpload:
@@ -164,30 +166,16 @@ def read_stored_upload(body: bytes) -> LegacyUpload:
     return LegacyUpload(base, json.loads(base)["plen"], tensors["inputs"], tensors["rewards"], tensors.get("gen_logps"))
 
 
-def scored_frame(body: bytes) -> bytes:
+def scored_frame(body: bytes, scores: bytes) -> bytes:
     """A scored body as the frame for the protocol's trainers: JSON, inputs, rewards, refs, and gen_logps if present.
 
-    Raises BatchError when the body is damaged.
+    Raises BatchError when the body or its scores are damaged.
     """
-    base, tensors = _load(body)
-    order = ["inputs", "rewards", "refs", *(["gen_logps"] if "gen_logps" in tensors else [])]
-    return join_frame([base.encode(), *(write_tensor(tensors[name]) for name in order)])
-
-
-def _with_scores(upload: LegacyUpload, scores: Scores) -> bytes:
-    """The body with the reference's log-probs. Raises BatchError when they are not finite."""
+    upload = read_stored_upload(body)
     rows, length = upload.inputs.shape
-    refs = np.concatenate(scores.logps).reshape(rows, length - upload.plen)
-    if not np.isfinite(refs).all():
-        raise BatchError("refs", "must be finite")
-    return _save(upload, {"refs": torch.from_numpy(refs)}, {"reference_version": str(scores.reference_version)})
-
-
-def _save(upload: LegacyUpload, scores: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    tensors = {"inputs": upload.inputs, "rewards": upload.rewards, **scores}
-    if upload.gen_logps is not None:
-        tensors["gen_logps"] = upload.gen_logps
-    return safetensors.torch.save(tensors, {"format": FORMAT, "base": upload.base, **metadata})
+    refs = torch.tensor(wire.parse(scores)[1]["ref_logps"]).reshape(rows, length - upload.plen)
+    tensors = [upload.inputs, upload.rewards, refs, *([] if upload.gen_logps is None else [upload.gen_logps])]
+    return join_frame([upload.base.encode(), *map(write_tensor, tensors)])
 
 
 def _load(body: bytes) -> tuple[str, dict[str, Tensor]]:

@@ -6,7 +6,7 @@ from typing import Any
 from ref_server.metrics import Count
 from ref_server.queue import leases, limits, lineages, payloads
 from ref_server.queue.errors import ContentConflict, QueueFull, WrongState
-from ref_server.queue.records import Claim, Upload, WantedReference
+from ref_server.queue.records import Claim, Payload, Upload, WantedReference
 from ref_server.queue.schema import ORDERS, WAITING
 from ref_server.queue.transaction import Transaction
 from shared.api import Order, State, Uploaded
@@ -59,12 +59,12 @@ def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Clai
     return claims
 
 
-def complete(tx: Transaction, id: str, body: bytes) -> None:
+def complete(tx: Transaction, id: str, scores: bytes) -> None:
     seq, _, admitted_at, payload_bytes = _claimed(tx, id)
     with suppress(QueueFull):  # what was scored is kept, even beyond the limit
-        payloads.make_room(tx, len(body) - payload_bytes)
-    tx.execute("UPDATE payloads SET body = ? WHERE seq = ?", body, seq)
-    tx.move(seq, State.READY, payload_bytes=len(body), scored=True, scorer=None, expires=None)
+        payloads.make_room(tx, len(scores))
+    tx.execute("INSERT INTO scores (seq, body) VALUES (?, ?)", seq, scores)
+    tx.move(seq, State.READY, payload_bytes=payload_bytes + len(scores), scored=True, scorer=None, expires=None)
     tx.ready_after.append(max(0.0, tx.at - admitted_at))
     lineages.expire_if_useless(tx, seq)
 
@@ -106,7 +106,7 @@ def any_ready(tx: Transaction, run: str) -> bool:
     return tx.value("SELECT 1 FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' LIMIT 1", run) is not None
 
 
-def take(tx: Transaction, run: str) -> bytes | None:
+def take(tx: Transaction, run: str) -> Payload | None:
     seq = tx.value(
         f"SELECT seq FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' "
         f"ORDER BY {ORDERS[Order.FRESHEST]} LIMIT 1 {tx.db.skip_locked}",
@@ -114,11 +114,13 @@ def take(tx: Transaction, run: str) -> bytes | None:
     )
     if seq is None:
         return None
-    body = tx.value("SELECT body FROM payloads WHERE seq = ?", seq)
+    row = tx.value(
+        "SELECT payloads.body, scores.body FROM payloads LEFT JOIN scores USING (seq) WHERE payloads.seq = ?", seq
+    )
     tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
     tx.move(seq, State.DONE, "delivered", payload_bytes=0)
     tx.count(Count.DELIVERED)
-    return body
+    return row and Payload(*row)
 
 
 def put_displacing(tx: Transaction, upload: Upload) -> list[str]:

@@ -8,7 +8,7 @@ import structlog
 from pydantic import ValidationError
 
 from ref_server.queue.limits import COUNTED
-from ref_server.queue.records import Stats
+from ref_server.queue.records import Payload, Stats
 from ref_server.queue.transaction import Transaction, several
 from shared.api import CURSOR, BatchDetails, BatchPage, BatchSummary, Depth, Event, ListOrder, State
 
@@ -39,9 +39,15 @@ def runs_of(tx: Transaction, ids: Sequence[str]) -> set[str]:
     return {run for run in runs if run is not None}
 
 
-def payloads(tx: Transaction, ids: Sequence[str]) -> dict[str, bytes]:
-    bodies = f"SELECT id, body FROM payloads JOIN batches USING (seq) WHERE id IN ({several('?', ids)})"
-    return dict(tx.rows(bodies, *ids))
+def payloads(tx: Transaction, ids: Sequence[str]) -> dict[str, Payload]:
+    rows = tx.rows(
+        f"""
+        SELECT id, payloads.body, scores.body FROM batches JOIN payloads USING (seq) LEFT JOIN scores USING (seq)
+        WHERE id IN ({several("?", ids)})
+        """,
+        *ids,
+    )
+    return {id: Payload(*row) for id, *row in rows}
 
 
 def page(

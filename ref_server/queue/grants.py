@@ -23,8 +23,9 @@ _LEASES = """
                sum(payload_bytes) OVER (ORDER BY {order}) AS up_to_here
         FROM batches WHERE {condition} ORDER BY {order} LIMIT ?
     )
-    SELECT id, token, lease_seconds, deliveries, payload_bytes, body
-    FROM held LEFT JOIN payloads ON payloads.seq = held.seq AND up_to_here <= ? ORDER BY up_to_here
+    SELECT id, token, lease_seconds, deliveries, payload_bytes, payloads.body, scores.body
+    FROM held LEFT JOIN payloads ON payloads.seq = held.seq AND up_to_here <= ?
+              LEFT JOIN scores ON scores.seq = payloads.seq ORDER BY up_to_here
 """
 
 
@@ -133,8 +134,8 @@ def _read(tx: Transaction, request: LeaseBody, condition: str, *values: Value) -
     """
     query = _LEASES.format(order=ORDERS[request.order], condition=condition)
     return [
-        Lease(id=id, token=token, lease_seconds=seconds, deliveries=deliveries, bytes=size, body=body)
-        for id, token, seconds, deliveries, size, body in tx.rows(query, *values, request.most, LARGE_BYTES)
+        Lease(id=id, token=token, lease_seconds=seconds, deliveries=deliveries, bytes=size, body=body, scores=scores)
+        for id, token, seconds, deliveries, size, body, scores in tx.rows(query, *values, request.most, LARGE_BYTES)
     ]
 
 

@@ -2,8 +2,8 @@
 
 When newer payloads need room, those of settled batches are deleted, the longest settled first. Batches with recorded
 training data (`shared.batch.Training`) stay whole after their ack, for people to inspect: kept samples. Training data
-lies next to the payload and is deleted with it. A run keeps the samples with the smallest content hashes: hashes do not
-depend on time, so what stays is a uniform sample of the whole run.
+lies next to the payload, as scores do, and is deleted with it. A run keeps the samples with the smallest content
+hashes: hashes do not depend on time, so what stays is a uniform sample of the whole run.
 """
 
 from ref_server.metrics import Count
@@ -75,19 +75,23 @@ def put_training(tx: Transaction, id: str, training: bytes) -> None:
     growth = len(training) - training_bytes(tx, seq)
     if not make_room(tx, growth):
         raise MoreToDrop(id)
-    if not tx.rows("UPDATE payloads SET training = ? WHERE seq = ? RETURNING seq", training, seq):
+    stored = """
+        INSERT INTO training (seq, body) SELECT seq, ? FROM payloads WHERE seq = ?
+        ON CONFLICT (seq) DO UPDATE SET body = excluded.body RETURNING seq
+    """
+    if not tx.rows(stored, training, seq):
         raise WrongState(f"batch {id} is {state} and its payload would have to be deleted to make room")
     tx.execute("UPDATE batches SET payload_bytes = payload_bytes + ? WHERE seq = ?", growth, seq)
 
 
 def find_training(tx: Transaction, id: str) -> bytes | None:
-    return tx.value("SELECT training FROM payloads JOIN batches USING (seq) WHERE id = ?", id)
+    return tx.value("SELECT body FROM training JOIN batches USING (seq) WHERE id = ?", id)
 
 
 def forget_training(tx: Transaction, seq: int) -> None:
     """To be called when a lease ends without an ack: another training step will record the batch."""
     if size := training_bytes(tx, seq):
-        tx.execute("UPDATE payloads SET training = NULL WHERE seq = ?", seq)
+        tx.execute("DELETE FROM training WHERE seq = ?", seq)
         tx.execute("UPDATE batches SET payload_bytes = payload_bytes - ? WHERE seq = ?", size, seq)
 
 
@@ -104,4 +108,4 @@ def thin_out(tx: Transaction, run: str) -> None:
 
 def training_bytes(tx: Transaction, seq: int) -> int:
     """0 if the batch has no training data."""
-    return tx.value("SELECT coalesce(length(training), 0) FROM payloads WHERE seq = ?", seq) or 0
+    return tx.value("SELECT length(body) FROM training WHERE seq = ?", seq) or 0

@@ -4,7 +4,8 @@ A batch moves `queued -> scoring -> ready -> leased -> done`, or ends as `expire
 of `Queue` is one operation in one transaction. A transaction first takes back expired claims and leases, so no
 operation sees one that is no longer valid. The operations are written once, in SQL that both stores share
 (`batches.py`, `grants.py`, `leases.py` …); `sqlite/` and `postgres/` hold what differs: how a transaction is run, what
-makes it durable, and which clock it uses. The queue knows no HTTP and no tensors: payloads are bytes.
+makes it durable, and which clock it uses. The queue knows no HTTP and no tensors: payloads are bytes, and so
+are the scores that it stores next to them.
 """
 
 import secrets
@@ -15,7 +16,7 @@ from typing import TypeVar
 from ref_server.metrics import Activity
 from ref_server.queue import batches, catalog, grants, housekeeping, leases, lineages, payloads, run_metrics
 from ref_server.queue.errors import NoUnusedRoom
-from ref_server.queue.records import Claim, DiskSpace, Stats, Upload, Wanted, WantedReference
+from ref_server.queue.records import Claim, DiskSpace, Payload, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.run_metrics import Curve, Point
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import (
@@ -79,7 +80,7 @@ class Queue(ABC):
         """
         return self._store(len(upload.body), lambda tx: batches.put_displacing(tx, upload), durable=True)
 
-    def take(self, run: str) -> bytes | None:
+    def take(self, run: str) -> Payload | None:
         """The payload of the freshest ready batch of a run without lineages.
 
         The batch is durably marked done first: at-most-once delivery.
@@ -103,9 +104,9 @@ class Queue(ABC):
         """None as long as no weights have replaced those of `--model`."""
         return self._run(batches.wanted_reference)
 
-    def complete(self, id: str, body: bytes) -> None:
-        """Replaces the payload of a claimed batch by its scored form, makes it ready. Raises KeyError, WrongState."""
-        self._run(lambda tx: batches.complete(tx, id, body), stores=True)
+    def complete(self, id: str, scores: bytes) -> None:
+        """Stores the scores of a claimed batch next to its payload, makes it ready. Raises KeyError, WrongState."""
+        self._run(lambda tx: batches.complete(tx, id, scores), stores=True)
 
     def fail(self, id: str, error: str) -> State:
         """Records a failed scoring: queues the batch again, or makes it dead after max_scoring_attempts failures.
@@ -202,12 +203,12 @@ class Queue(ABC):
         """The runs of those of these batches that are known."""
         return self._run(lambda tx: catalog.runs_of(tx, ids))
 
-    def payload(self, id: str) -> bytes | None:
-        """The current body of a batch, scored once ready. None if the batch is unknown or its payload deleted."""
+    def payload(self, id: str) -> Payload | None:
+        """A batch as it is stored. None if it is unknown or its payload deleted."""
         return self.payloads([id]).get(id)
 
-    def payloads(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """By id, the current bodies of those of these batches that have one."""
+    def payloads(self, ids: Sequence[str]) -> dict[str, Payload]:
+        """By id, those of these batches whose payload is stored."""
         return self._run(lambda tx: catalog.payloads(tx, ids))
 
     def list(

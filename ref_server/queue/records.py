@@ -1,6 +1,7 @@
 """What goes into the queue and comes out of it, as far as the API has no record of it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.api import Depth, LeaseBody, State
 
@@ -29,6 +30,13 @@ class Upload:
     to_score: bool = True
     lineage: str = ""
     uploader: str = ""
+
+
+class Payload(NamedTuple):
+    """A batch as it is stored: what was uploaded, and what scoring added to it; None before, and without a model."""
+
+    body: bytes
+    scores: bytes | None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from shared.api import Order
 
 # Grows by one with every release that changes a table. Each store has the step from one version to the next.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Batches that may still be leased. SQLite uses an index with a condition for queries that have the same condition.
 WAITING = "state IN ('queued', 'ready')"
@@ -59,10 +59,22 @@ CREATE TABLE batches (
     started           {flag} NOT NULL DEFAULT FALSE
 ) {strict};
 
+-- What was uploaded. It is never written again: an update in SQLite writes the whole row.
 CREATE TABLE payloads (
-    seq      {integer} PRIMARY KEY REFERENCES batches ON DELETE CASCADE,
-    body     {bytes} NOT NULL,
-    training {bytes}                                    -- how training used the batch (shared/training.py), if recorded
+    seq  {integer} PRIMARY KEY REFERENCES batches ON DELETE CASCADE,
+    body {bytes} NOT NULL
+) {strict};
+
+-- What scoring adds to the payload (`shared.wire.encode_scores`).
+CREATE TABLE scores (
+    seq  {integer} PRIMARY KEY REFERENCES payloads ON DELETE CASCADE,
+    body {bytes} NOT NULL
+) {strict};
+
+-- How training used the batch (`shared.batch.Training`), if that was recorded.
+CREATE TABLE training (
+    seq  {integer} PRIMARY KEY REFERENCES payloads ON DELETE CASCADE,
+    body {bytes} NOT NULL
 ) {strict};
 
 CREATE TABLE events (

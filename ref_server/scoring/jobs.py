@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,53 +14,48 @@ from ref_server.metrics import DeviceTotals
 from ref_server.queue.records import Claim
 from ref_server.scoring.reference import Busy, NotReady, Replica, Scores
 from shared import wire
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import BatchError, TokenGroup
+
+# The groups of a stored body, at least one, and a temperature for each.
+Groups = tuple[Sequence[TokenGroup], Sequence[float]]
 
 
-class Unscored(NamedTuple):
-    """The scoring input of a stored body.
-
-    Its groups (at least one), a temperature for each, and a function that adds their scores to the body (BatchError if
-    they are not finite).
-    """
-
-    groups: Sequence[TokenGroup]
-    temperatures: Sequence[float]
-    with_scores: Callable[[Scores], bytes]
-
-
-def register_reader(run: str, read: Callable[[bytes], Unscored]) -> None:
+def register_reader(run: str, read: Callable[[bytes], Groups]) -> None:
     """Makes `read_payload` read the batches of a run that has its own format."""
     _READERS[run] = read
 
 
-def read_payload(run: str, body: bytes) -> Unscored:
+def read_payload(run: str, body: bytes) -> Groups:
     """A body as the queue stores it for a run. Raises BatchError when it is of another format, or damaged."""
-    return _READERS.get(run, _read_rollout)(body)
+    return _READERS.get(run, _read_batch)(body)
 
 
-def scored_batch(batch: RolloutBatch, scores: Scores) -> ScoredBatch:
-    """scores: of its one group. Raises BatchError when they are not finite."""
-    (ref_logps,) = scores.logps
-    (teacher_logps,) = scores.teacher_logps or [None]
-    return ScoredBatch(batch, ref_logps, str(scores.reference_version), teacher_logps)
+def encode_scores(groups: Sequence[TokenGroup], scores: Scores) -> bytes:
+    """The scores of a stored body's groups, one after the other. Raises BatchError when they are not finite."""
+    teacher_logps = None if scores.teacher_logps is None else np.concatenate(scores.teacher_logps)
+    return wire.encode_scores(
+        np.concatenate(scores.logps),
+        str(scores.reference_version),
+        teacher_logps,
+        images=any(group.images for group in groups),
+    )
 
 
-def _read_rollout(body: bytes) -> Unscored:
+def _read_batch(body: bytes) -> Groups:
     batch = wire.decode(body)
-    if not isinstance(batch, RolloutBatch):
+    if batch.ref_logps is not None:
         raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: it is scored already")
-    return Unscored((batch.group,), (batch.temperature,), lambda scores: wire.encode(scored_batch(batch, scores)))
+    return (batch.group,), (batch.temperature,)
 
 
-_READERS: dict[str, Callable[[bytes], Unscored]] = {}
+_READERS: dict[str, Callable[[bytes], Groups]] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class ClaimedBatch:
-    """A batch from the queue. complete: stores its scored body. give_up: records that it cannot be scored.
+    """A batch from the queue. complete: stores its scores. give_up: records that it cannot be scored.
 
-    groups, temperatures, with_scores: what `read_payload` returned.
+    groups, temperatures: what `read_payload` returned.
     """
 
     claim: Claim
@@ -70,11 +64,10 @@ class ClaimedBatch:
     give_up: Callable[[Claim, Exception], None]
     groups: Sequence[TokenGroup]
     temperatures: Sequence[float]
-    with_scores: Callable[[Scores], bytes]
 
     def scored(self, scores: Scores) -> Callable[[], None]:
         """Returns a function that delivers the scores. Raises BatchError when they are not finite."""
-        return partial(self.complete, self, self.with_scores(scores))
+        return partial(self.complete, self, encode_scores(self.groups, scores))
 
     def fail(self, error: Exception) -> None:
         self.give_up(self.claim, error)

@@ -264,10 +264,10 @@ class _Claims:
         """Stores the results of claimed batches. Those that the store does not take wait."""
         self._call_store(self._save)
 
-    def _complete(self, batch: ClaimedBatch, body: bytes) -> None:
+    def _complete(self, batch: ClaimedBatch, scores: bytes) -> None:
         self._totals.batches.inc()
         self._totals.tokens.inc(sum(group.tokens for group in batch.groups))
-        save = partial(self._queue.complete, batch.claim.id, body)
+        save = partial(self._queue.complete, batch.claim.id, scores)
         self._unsaved.append((batch.claim.id, save, batch.claimed_at))
 
     def _give_up(self, claim: Claim, error: Exception) -> None:
@@ -282,19 +282,11 @@ class _Claims:
 
     def _read(self, claim: Claim, claimed_at: float) -> ClaimedBatch | None:
         try:
-            unscored = read_payload(claim.run, claim.body)
+            groups, temperatures = read_payload(claim.run, claim.body)
         except Exception as error:  # a damaged body can raise anything
             self._give_up(claim, error)
             return None
-        return ClaimedBatch(
-            claim,
-            claimed_at,
-            self._complete,
-            self._give_up,
-            groups=unscored.groups,
-            temperatures=unscored.temperatures,
-            with_scores=unscored.with_scores,
-        )
+        return ClaimedBatch(claim, claimed_at, self._complete, self._give_up, groups, temperatures)
 
     def _call_store(self, call: Callable[[], T]) -> T | None:
         """What the call returns; None while the store cannot be used, as /readyz says."""

@@ -13,7 +13,7 @@ from ref_server.config import ServeConfig
 from ref_server.metrics import Count
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
-from ref_server.queue.records import Stats, Upload
+from ref_server.queue.records import Payload, Stats, Upload
 from ref_server.scoring.reference import NotReady, ReferenceModel
 from ref_server.service.polls import Polls
 from ref_server.service.reference import CurrentReference
@@ -21,8 +21,8 @@ from ref_server.service.throughput import Throughput
 from ref_server.service.views import RunSelection, describe_queue, describe_rewards, describe_tokens, pictures_of
 from ref_server.service.weights import ServedWeights
 from shared import wire
-from shared.api import LEGACY_RUN, BatchSummary, ModelInfo, QueueView, RewardsView, State, TokensView, Uploaded
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
+from shared.api import LEGACY_RUN, BatchSummary, Lease, ModelInfo, QueueView, RewardsView, State, TokensView, Uploaded
+from shared.batch import Batch, BatchError, TokenGroup
 from shared.pictures import png
 
 log = structlog.get_logger()
@@ -164,18 +164,25 @@ class Service:
             self.polls.ring(upload.run)
         return uploaded
 
+    def read_leased(self, leases: Sequence[Lease]) -> list[tuple[Lease, bytes]]:
+        """Each lease with its batch, scores included; without batches whose payload is gone by now."""
+        stored = {lease.id: Payload(lease.body, lease.scores) for lease in leases if lease.body is not None}
+        if later := [lease.id for lease in leases if lease.body is None]:
+            stored |= self.queue.payloads(later)
+        return [(lease, wire.with_scores(*stored[lease.id])) for lease in leases if lease.id in stored]
+
     def finish(self, run: str, lineage: str) -> int:
         """Ends a lineage of a run; returns how many batches expired. Raises BatchError for the legacy run."""
         if run == LEGACY_RUN:
             raise BatchError("run", f"must be another one: {LEGACY_RUN!r} has no trainer that leases")
         return self.queue.finish(run, lineage)
 
-    def read_rollout(self, body: bytes) -> RolloutBatch:
+    def read_rollout(self, body: bytes) -> Batch:
         """Decodes a rollout batch and checks it against the reference. Raises BatchError, TooLarge."""
         return self._check_rollout(wire.decode(body))
 
-    def _check_rollout(self, batch: RolloutBatch | ScoredBatch) -> RolloutBatch:
-        if not isinstance(batch, RolloutBatch):
+    def _check_rollout(self, batch: Batch) -> Batch:
+        if batch.ref_logps is not None:
             raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: a batch is uploaded before it is scored")
         self.reference.check_group(batch.group)
         return batch
@@ -225,11 +232,11 @@ class Service:
         report.check_fits(batch.completion_tokens)
         self.queue.put_training(batch.id, wire.encode_training(report))
 
-    def _stored(self, batch: BatchSummary) -> RolloutBatch | ScoredBatch | None:
+    def _stored(self, batch: BatchSummary) -> Batch | None:
         if batch.run == LEGACY_RUN:
             raise BatchError("run", f"is {LEGACY_RUN!r}: the Simple-GRPO protocol's batches have a form of their own")
-        body = self.queue.payload(batch.id)
-        return None if body is None else wire.decode(body)
+        stored = self.queue.payload(batch.id)
+        return None if stored is None else wire.decode(wire.with_scores(*stored))
 
 
 def group_of(prompt_ids: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:

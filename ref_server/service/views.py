@@ -28,7 +28,7 @@ from shared.api import (
     State,
     TokensView,
 )
-from shared.batch import LINEAGE, Array, RolloutBatch, ScoredBatch, Training
+from shared.batch import LINEAGE, Array, Batch, Training
 from shared.pictures import Picture, pictures
 
 # The queue
@@ -170,24 +170,21 @@ def _flat_numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 _LINE_CHARACTERS = 200
 
 
-def describe_tokens(
-    batch: RolloutBatch | ScoredBatch, training: Training | None, reference: ReferenceModel
-) -> TokensView:
+def describe_tokens(batch: Batch, training: Training | None, reference: ReferenceModel) -> TokensView:
     """The tokens of a batch with their texts and log-probs, and the rewards of each completion.
 
     training: what training recorded of the batch, if anything.
     """
-    rollout = _rollout(batch)
     of_tokens = _rows_of_tokens(batch, training)
-    step_ends, step_rewards = _rows_of_steps(rollout)
-    prompt = rollout.group.prompt_ids.tolist()
+    step_ends, step_rewards = _rows_of_steps(batch)
+    prompt = batch.group.prompt_ids.tolist()
     return TokensView(
-        id=rollout.id,
-        run=rollout.run,
-        task=rollout.task,
-        sample=_parsed(rollout.sample),
-        temperature=rollout.temperature,
-        policy_version=rollout.policy_version,
+        id=batch.id,
+        run=batch.run,
+        task=batch.task,
+        sample=_parsed(batch.sample),
+        temperature=batch.temperature,
+        policy_version=batch.policy_version,
         trained_step=None if training is None else training.step,
         prompt=PromptView(text=reference.decode(prompt), ids=prompt),
         images=len(pictures_of(batch)),
@@ -196,33 +193,32 @@ def describe_tokens(
                 text=reference.decode(ids),
                 ids=ids,
                 tokens=list(reference.token_texts(ids)),
-                reward=_number(rollout.rewards[i]),
-                rewards={name: _number(part[i]) for name, part in rollout.reward_parts.items()},
+                reward=_number(batch.rewards[i]),
+                rewards={name: _number(part[i]) for name, part in batch.reward_parts.items()},
                 step_ends=step_ends[i],
                 step_rewards=step_rewards[i],
-                finished=bool(rollout.finished[i]),
+                finished=bool(batch.finished[i]),
                 **{name: rows[i].tolist() for name, rows in of_tokens.items()},
             )
-            for i, ids in enumerate(row.tolist() for row in rollout.group.completions())
+            for i, ids in enumerate(row.tolist() for row in batch.group.completions())
         ],
     )
 
 
-def describe_rewards(batch: RolloutBatch | ScoredBatch, reference: ReferenceModel) -> RewardsView:
-    rollout = _rollout(batch)
-    sample = _parsed(rollout.sample)
+def describe_rewards(batch: Batch, reference: ReferenceModel) -> RewardsView:
+    sample = _parsed(batch.sample)
     about = sample if isinstance(sample, dict) else {}
     prompt = _line(_question(about))
     if prompt is None:
-        prompt = _line(reference.decode(rollout.group.prompt_ids.tolist(), skip_special_tokens=True), end=True)
+        prompt = _line(reference.decode(batch.group.prompt_ids.tolist(), skip_special_tokens=True), end=True)
     return RewardsView(
-        id=rollout.id,
+        id=batch.id,
         prompt=prompt,
         answer=_line(about.get("answer")),
-        rewards=_numbers(rollout.rewards),
-        parts={name: _numbers(part) for name, part in rollout.reward_parts.items()},
-        lengths=rollout.group.completion_lengths.tolist(),
-        finished=rollout.finished.tolist(),
+        rewards=_numbers(batch.rewards),
+        parts={name: _numbers(part) for name, part in batch.reward_parts.items()},
+        lengths=batch.group.completion_lengths.tolist(),
+        finished=batch.finished.tolist(),
     )
 
 
@@ -248,35 +244,29 @@ def _line(value: Any, *, end: bool = False) -> str | None:
     return f"…{line[1 - _LINE_CHARACTERS :]}" if end else f"{line[: _LINE_CHARACTERS - 1]}…"
 
 
-def pictures_of(batch: RolloutBatch | ScoredBatch) -> list[Picture]:
-    return pictures(_rollout(batch).group.images)
+def pictures_of(batch: Batch) -> list[Picture]:
+    return pictures(batch.group.images)
 
 
-def _rollout(batch: RolloutBatch | ScoredBatch) -> RolloutBatch:
-    return batch.rollout if isinstance(batch, ScoredBatch) else batch
-
-
-def _rows_of_tokens(batch: RolloutBatch | ScoredBatch, training: Training | None) -> dict[str, list[Array]]:
+def _rows_of_tokens(batch: Batch, training: Training | None) -> dict[str, list[Array]]:
     """What there is of a value for each token, (C,), cut into the completions' rows."""
-    rollout = _rollout(batch)
-    scored = batch if isinstance(batch, ScoredBatch) else None
     values = {
-        "loss_mask": rollout.loss_mask,
-        "sampler_logps": rollout.sampler_logps,
-        "ref_logps": scored and scored.ref_logps,
-        "teacher_logps": scored and scored.teacher_logps,
+        "loss_mask": batch.loss_mask,
+        "sampler_logps": batch.sampler_logps,
+        "ref_logps": batch.ref_logps,
+        "teacher_logps": batch.teacher_logps,
         "logps": training and training.logps,
         "advantages": training and training.advantages,
     }
-    return {name: rollout.group.split(each) for name, each in values.items() if each is not None}
+    return {name: batch.group.split(each) for name, each in values.items() if each is not None}
 
 
-def _rows_of_steps(rollout: RolloutBatch) -> tuple[Sequence[list[int] | None], Sequence[list[float | None] | None]]:
+def _rows_of_steps(batch: Batch) -> tuple[Sequence[list[int] | None], Sequence[list[float | None] | None]]:
     """The ends and the rewards of the steps of each completion; None where there are none."""
-    if rollout.steps is None:
-        return [None] * rollout.group.size, [None] * rollout.group.size
-    places = np.cumsum(rollout.steps.counts)[:-1]
-    ends, rewards = (np.split(each, places) for each in (rollout.steps.ends, rollout.steps.rewards))
+    if batch.steps is None:
+        return [None] * batch.group.size, [None] * batch.group.size
+    places = np.cumsum(batch.steps.counts)[:-1]
+    ends, rewards = (np.split(each, places) for each in (batch.steps.ends, batch.steps.rewards))
     return [row.tolist() for row in ends], [_numbers(row) for row in rewards]
 
 

@@ -93,7 +93,9 @@ class Lease(ResponseRecord):
     """The exclusive right to one batch, proved by its token. If an answer has several, its JSON precedes each batch."""
 
     body: _Payload = None
-    """The batch itself, which is no part of the JSON. None if it is read or sent apart from the lease."""
+    """The batch as it was uploaded, which is no part of the JSON. None if it is read or sent apart from the lease."""
+    scores: _Payload = None
+    """What the server's scoring added to it, likewise (`shared.wire.with_scores`)."""
     id: str
     token: str
     lease_seconds: float = Field(gt=0, strict=True, allow_inf_nan=False)

@@ -34,7 +34,7 @@ from shared.api import (
     Uploaded,
     UploadResults,
 )
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, Training
+from shared.batch import Batch, BatchError, Training
 from shared.client.connection import JSON, READ_SECONDS, ApiCall, as_record, no_answer, route
 from shared.client.errors import ClientError, RefServerError, Unreachable, UnusableBatch
 from shared.client.runs import RunsClient
@@ -61,14 +61,10 @@ Outcomes = dict[str, Outcome]
 class Leased:
     """A leased batch. token: proves the lease. deliveries: those counted before, plus one."""
 
-    batch: RolloutBatch | ScoredBatch
+    batch: Batch
     id: str
     token: str
     deliveries: int
-
-    @property
-    def rollout(self) -> RolloutBatch:
-        return self.batch.rollout if isinstance(self.batch, ScoredBatch) else self.batch
 
 
 # Either has the id and the token of a lease.
@@ -146,7 +142,7 @@ class RefServerClient(RunsClient, ScoringClient):
 
     # Uploads and leases.
 
-    def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
+    def upload(self, batch: Batch | bytes) -> Uploaded:
         """Uploads a batch, or its encoded bytes. Returns once it is stored durably. Waits while the queue is full."""
 
         def read(response: httpx.Response) -> Uploaded:
@@ -156,7 +152,7 @@ class RefServerClient(RunsClient, ScoringClient):
 
         return self._send(ApiCall("POST", "/v1/batches", read, encoded(batch), BATCH_HEADERS))
 
-    def upload_several(self, batches: Sequence[RolloutBatch | bytes]) -> list[Uploaded | RefServerError]:
+    def upload_several(self, batches: Sequence[Batch | bytes]) -> list[Uploaded | RefServerError]:
         """Uploads small batches in one request: at most MAX_UPLOADS of them, of MAX_UPLOADS_BYTES together.
 
         Returns the result of each, or why the server refuses it. Waits while the queue is full, as `upload` does.

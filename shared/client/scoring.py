@@ -8,7 +8,7 @@ import numpy as np
 
 from shared import wire
 from shared.api import Logprobs, LogprobsRequest, TokenIds
-from shared.batch import Array, RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import Array, Batch, TokenGroup
 from shared.client.connection import ApiCall, ServerConnection, as_record
 
 # A lease has 64 MiB, or a single batch as long as the server's max_body_mib and its log-probs; its tokens as JSON take
@@ -51,12 +51,12 @@ class ScoringClient(ServerConnection):
         rows: list[TokenIds] = [[*row] for row in completions]
         return self._logprobs(LogprobsRequest(prompt_ids=[*prompt_ids], completions=rows, temperature=temperature))
 
-    def score(self, batch: RolloutBatch | bytes) -> ScoredBatch:
+    def score(self, batch: Batch | bytes) -> Batch:
         """Scores a whole batch now, at its own temperature. The server stores nothing."""
 
-        def read(response: httpx.Response) -> ScoredBatch:
+        def read(response: httpx.Response) -> Batch:
             scored = wire.decode(response.content)
-            if not isinstance(scored, ScoredBatch):
+            if scored.ref_logps is None:
                 raise ValueError("a scored batch was expected")
             return scored
 
@@ -77,7 +77,7 @@ class ScoringClient(ServerConnection):
 
     def _logprobs_of_group(self, group: TokenGroup, temperature: float) -> Logprobs:
         """Sends a batch, since JSON takes no images. What is no part of the group has no effect."""
-        batch = RolloutBatch(
+        batch = Batch(
             id=str(uuid4()),
             run="logprobs",
             epoch=0,
@@ -95,5 +95,5 @@ class ScoringClient(ServerConnection):
         )
 
 
-def encoded(batch: RolloutBatch | bytes) -> bytes:
+def encoded(batch: Batch | bytes) -> bytes:
     return batch if isinstance(batch, bytes) else wire.encode(batch)

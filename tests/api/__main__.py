@@ -21,7 +21,7 @@ import httpx
 
 from benchmarks.processes import serving
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from tests.chaos.batches import seeing_batch
 from tests.policy_trainer.vision_models import save_vision_model
 
@@ -72,7 +72,7 @@ def served(directory: Path) -> Iterator[tuple[str, str, list[str]]]:
         yield str(http.base_url), token, ids
 
 
-def _upload(http: httpx.Client, batch: RolloutBatch, headers: dict[str, str]) -> str:
+def _upload(http: httpx.Client, batch: Batch, headers: dict[str, str]) -> str:
     return http.post("/v1/batches", content=wire.encode(batch), headers=headers).raise_for_status().json()["id"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from uuid6 import UUID, uuid7
 
-from shared.batch import RolloutBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.client import RefServerClient
 from tests.policy_trainer.vision_models import VOCABULARY
 
@@ -21,14 +21,12 @@ _FIRST_LETTER, _LETTERS = VOCABULARY["0"], 90
 _PATCH = 3 * 2 * 14 * 14
 
 
-def random_batch(
-    chance: random.Random, run: str, *, longest: int = 10, completions: int = _COMPLETIONS
-) -> RolloutBatch:
+def random_batch(chance: random.Random, run: str, *, longest: int = 10, completions: int = _COMPLETIONS) -> Batch:
     """longest: tokens of a completion, at most."""
     numbers = np.random.default_rng(chance.getrandbits(64))
     lengths = numbers.integers(max(1, longest // 2), longest + 1, size=completions)
     ids = numbers.integers(_FIRST_TOKEN, _LAST_TOKEN, size=_PROMPT_TOKENS + int(lengths.sum()))
-    return RolloutBatch(
+    return Batch(
         id=str(UUID(int=chance.getrandbits(128), version=7)),
         run=run,
         epoch=0,
@@ -40,7 +38,7 @@ def random_batch(
     )
 
 
-def seeing_batch(chance: random.Random, run: str) -> RolloutBatch:
+def seeing_batch(chance: random.Random, run: str) -> Batch:
     """The same for a tiny Qwen2-VL; every second has one or two pictures."""
     batch = random_batch(chance, run)
     prompt, completions = (
@@ -55,7 +53,7 @@ def seeing_batch(chance: random.Random, run: str) -> RolloutBatch:
     return replace(batch, group=TokenGroup(prompt, completions, batch.group.completion_lengths, images))
 
 
-def plain_batch(run: str, completions: int = 4, length: int = 4, **fields: Any) -> RolloutBatch:
+def plain_batch(run: str, completions: int = 4, length: int = 4, **fields: Any) -> Batch:
     """A batch of equally long completions, which the same tokens repeat; rewards differ."""
     group = TokenGroup(np.array([3, 4]), np.full(completions * length, 5), np.full(completions, length))
     values: dict[str, Any] = {
@@ -63,9 +61,9 @@ def plain_batch(run: str, completions: int = 4, length: int = 4, **fields: Any) 
         "rewards": np.arange(completions, dtype=np.float32), "finished": np.ones(completions, np.bool_),
         "sampler_logps": np.full(completions * length, -1.0, np.float32),
     }  # fmt: skip
-    return RolloutBatch(**values | fields)
+    return Batch(**values | fields)
 
 
-def with_sampler_logps(batch: RolloutBatch, server: RefServerClient) -> RolloutBatch:
+def with_sampler_logps(batch: Batch, server: RefServerClient) -> Batch:
     """The batch as if the server's own model had sampled it."""
     return replace(batch, sampler_logps=server.score(batch).ref_logps)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from tests.chaos.history import Event, History
 
 _GRANTED = (200, 204)
@@ -212,7 +212,7 @@ class Caller:
         self._chance = chance
         self._http = httpx.Client(timeout=_PATIENCE)
 
-    def upload(self, batch: RolloutBatch) -> int | None:
+    def upload(self, batch: Batch) -> int | None:
         body = wire.encode(batch)
         request = {"id": batch.id, "run": batch.run, "lineage": batch.lineage, "content": _digest(body)}
         return self._send("upload", request, "POST", "/batches", body, _state)[0]

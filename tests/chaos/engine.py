@@ -21,7 +21,7 @@ from policy_trainer.sampling.vllm_client import Unavailable, ask
 from policy_trainer.weights.publication import weights_versions
 from shared import wire
 from shared.atomic_files import write_json
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.logprobs import PlainForward
 from shared.models import load_model
 from tests.chaos.processes import PATIENCE, Actor, Launcher
@@ -194,12 +194,12 @@ def run(stage: Stage) -> Proof:
     return Proof(faults, figures)
 
 
-def read_batches(directory: Path) -> list[RolloutBatch]:
+def read_batches(directory: Path) -> list[Batch]:
     decoded = [wire.decode(file.read_bytes()) for file in directory.glob("*.safetensors")]
-    return [batch for batch in decoded if isinstance(batch, RolloutBatch)]
+    return [batch for batch in decoded if batch.ref_logps is None]
 
 
-def compare(batches: Sequence[RolloutBatch], versions: Path) -> list[Arrived]:
+def compare(batches: Sequence[Batch], versions: Path) -> list[Arrived]:
     """Compares each batch with the weights that it names."""
     arrived = []
     for numbers in sorted({(batch.epoch, batch.policy_version) for batch in batches}):
@@ -207,16 +207,12 @@ def compare(batches: Sequence[RolloutBatch], versions: Path) -> list[Arrived]:
         version = weights_versions(versions).path(*numbers)
         name = version.name
         if not version.exists():
-            arrived += [Arrived(_index(batch), name, float("inf")) for batch in of_version]
+            arrived += [Arrived(batch.index or 0, name, float("inf")) for batch in of_version]
             continue
         forward = PlainForward(load_model(str(version), revision=None, device="cpu", dtype="float32"))
         for batch in of_version:
             assert batch.sampler_logps is not None
             with torch.inference_mode():
                 exact = forward([batch.group], [batch.temperature]).numpy()
-            arrived.append(Arrived(_index(batch), name, float(np.abs(exact - batch.sampler_logps).max())))
+            arrived.append(Arrived(batch.index or 0, name, float(np.abs(exact - batch.sampler_logps).max())))
     return arrived
-
-
-def _index(batch: RolloutBatch) -> int:
-    return json.loads(batch.sample or "{}")["index"]

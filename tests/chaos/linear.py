@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch
 from tests.chaos.calls import Caller, Key
@@ -38,7 +38,7 @@ _LONGEST_PAUSE = 0.08
 class Bag:
     """Recent requests, which others may repeat. lineages: the current one of each run."""
 
-    uploads: deque[RolloutBatch] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    uploads: deque[Batch] = field(default_factory=lambda: deque(maxlen=_RECENT))
     leases: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     keys: deque[Key] = field(default_factory=lambda: deque(maxlen=_RECENT))
     lineages: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_RUNS))

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from policy_trainer.queue_client.terms import LeaseTerms
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.client import Leased, RefServerClient
 from tests.chaos.batches import random_batch
 from tests.chaos.history import History, check_network, record_ending
@@ -59,7 +59,7 @@ class _Traffic:
         self._lock = threading.Lock()
         self._over = threading.Event()
 
-    def send(self, batches: Sequence[RolloutBatch]) -> None:
+    def send(self, batches: Sequence[Batch]) -> None:
         """Uploads and consumes all batches. Raises the first exception of a thread."""
         with ThreadPoolExecutor(_UPLOADERS + _CONSUMERS) as threads:
             running = [threads.submit(self._upload, batches[k::_UPLOADERS]) for k in range(_UPLOADERS)]
@@ -71,7 +71,7 @@ class _Traffic:
         for thread in running:
             thread.result()
 
-    def _upload(self, batches: Sequence[RolloutBatch]) -> None:
+    def _upload(self, batches: Sequence[Batch]) -> None:
         with self._client() as client:
             for batch in batches:
                 self._check_time()
@@ -99,7 +99,7 @@ class _Traffic:
             leased = client.lease(terms.at(0, wait_seconds=0.5))
             if leased is None:
                 break
-            self._history.record("consumed", id=leased.id, digest=_digest(leased.rollout))
+            self._history.record("consumed", id=leased.id, digest=_digest(leased.batch.without_scores()))
             leases.append(leased)
         return leases
 
@@ -116,6 +116,6 @@ class _Traffic:
             raise OutOfTime(f"{self._acked} of {_UPLOADS} batches were acked when the time was over")
 
 
-def _digest(batch: RolloutBatch) -> str:
+def _digest(batch: Batch) -> str:
     """A digest of all fields of a batch."""
     return wire.content_hash(wire.encode(batch)).hex()[:16]

@@ -243,7 +243,7 @@ def _about_batch(body: bytes) -> dict[str, Any]:
     sample = json.loads(metadata.get("sample", "{}"))
     return {
         "ids": [metadata.get("id", "unreadable")],
-        "problem": sample.get("index"),
+        "problem": int(metadata["index"]) if "index" in metadata else None,
         "pictures": any(name.startswith("image/") for name in header),
         "calls": bool(sample.get("rollouts", {}).get("tools")),
     }

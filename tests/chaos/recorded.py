@@ -12,7 +12,7 @@ from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.publication import Publication, Save
 from shared import wire
 from shared.api import Uploaded
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.client import RefServerClient, RefServerError
 
 
@@ -41,7 +41,7 @@ def _keep_batches(archive: Path) -> None:
     """A worker uploads all its batches by `upload_several`."""
     upload = RefServerClient.upload_several
 
-    def keeping(self: RefServerClient, batches: Sequence[RolloutBatch | bytes]) -> list[Uploaded | RefServerError]:
+    def keeping(self: RefServerClient, batches: Sequence[Batch | bytes]) -> list[Uploaded | RefServerError]:
         results = upload(self, batches)
         archive.mkdir(parents=True, exist_ok=True)
         for batch, result in zip(batches, results, strict=True):

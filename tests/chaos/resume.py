@@ -18,7 +18,7 @@ from policy_trainer.run_files.checkpoint import Checkpoints, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared import wire
 from shared.atomic_files import write_json
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch, seeing_batch, with_sampler_logps
 from tests.chaos.processes import Launcher
@@ -38,7 +38,7 @@ class Life(Protocol):
 
 # Called with the arguments of `policy-trainer` and a log; returns what starts the next life.
 Starter = Callable[[Sequence[str], Path], Callable[[], Life]]
-MakeBatch = Callable[[random.Random, str], RolloutBatch]
+MakeBatch = Callable[[random.Random, str], Batch]
 
 
 _ORDER = ("checkpoint", "step", "checkpoint", "step", "start")
@@ -291,5 +291,5 @@ def _digests(path: Path) -> dict[str, str]:
 
 def id_of(body: bytes) -> str:
     batch = wire.decode(body)
-    assert not isinstance(batch, wire.ScoredBatch)
+    assert batch.ref_logps is None
     return batch.id

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from uuid6 import uuid7
 
-from shared.batch import RolloutBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from tests.docker.compose import Project, docker, engine_answers
 
 
@@ -74,13 +74,13 @@ def server(image: None) -> Iterator[Project]:
 
 
 @pytest.fixture(scope="session")
-def rollout() -> Callable[[], RolloutBatch]:
+def rollout() -> Callable[[], Batch]:
     """A batch of random tokens that the demo's model knows."""
     generator = np.random.default_rng(0)
 
-    def make() -> RolloutBatch:
+    def make() -> Batch:
         lengths = np.array([4, 1, 7])
-        return RolloutBatch(
+        return Batch(
             id=str(uuid7()),
             run="by-hand",
             epoch=0,

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.measure import batch_of
 from shared import wire
-from shared.batch import Array, BatchError, RolloutBatch, ScoredBatch
+from shared.batch import Array, BatchError
 from shared.logprobs import choose_forward, vision_of
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.vision import Vision
@@ -38,7 +38,7 @@ def make(chance: random.Random) -> bytes:
     if chance.random() < 0.3:
         return native.changed([seed], chance)
     batch = wire.decode(seed)
-    assert isinstance(batch, RolloutBatch)
+    assert batch.ref_logps is None
     images, prompt = dict(batch.group.images), batch.group.prompt_ids
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         if chance.random() < 0.2:
@@ -60,7 +60,7 @@ def judge(body: bytes) -> str:
     """Returns the stage of the refusal, or `accepted`. Any exception is a fault of the server."""
     try:
         batch = wire.decode(body)
-        rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
+        rollout = batch
         group = rollout.group
         for picture in pictures(group.images):
             png(picture)

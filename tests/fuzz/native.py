@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shared import wire
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
+from shared.batch import Batch, BatchError, StepRewards, TokenGroup
 from tests.fuzz.mutations import change_bytes, change_json, integer
 from tests.fuzz.stages import refused_in
 
@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
     """A batch as values that compare bit for bit."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, RolloutBatch | ScoredBatch | TokenGroup | StepRewards):
+    if isinstance(value, Batch | TokenGroup | StepRewards):
         return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if hasattr(value, "items"):
         return {name: plain(item) for name, item in value.items()}
@@ -193,7 +193,7 @@ def _draft(body: bytes) -> Draft:
 def _seeds() -> tuple[bytes, ...]:
     """Batches without optional fields, with all of them, scored, with images, and of 2,000 tokens."""
     group = TokenGroup(np.arange(3), np.arange(5), np.array([2, 3]))
-    least = RolloutBatch(
+    least = Batch(
         id="01890a5d-ac96-774b-bcce-b302099a8057", run="run", epoch=0, policy_version=7, temperature=1.0, group=group,
         rewards=np.array([0.5, np.nan], np.float32), finished=np.array([True, False]),
     )  # fmt: skip
@@ -209,9 +209,10 @@ def _seeds() -> tuple[bytes, ...]:
         top_p=0.95,
         top_k=50,
         task="gsm8k",
+        index=17,
         sample='{"seed": [1, {"a": null}]}',
     )
-    scored = ScoredBatch(everything, np.array([-1, -2, -3, -4, -6], np.float32), "0")
+    scored = replace(everything, ref_logps=np.array([-1, -2, -3, -4, -6], np.float32), reference_version="0")
     rows = np.full(20, 100)
     long = replace(
         least,
@@ -225,7 +226,7 @@ def _seeds() -> tuple[bytes, ...]:
         "mask": np.ones((1, 2, 2, 2, 2), np.uint8),
     }
     seeing = replace(everything, group=replace(group, images=images))
-    scored_seeing = replace(scored, rollout=seeing)
+    scored_seeing = replace(scored, group=seeing.group)
     kinds = (least, everything, everything, scored, scored, long, seeing, scored_seeing)
     return tuple(wire.encode(batch) for batch in kinds)
 

@@ -16,7 +16,7 @@ from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling import sampler
 from ref_server.service.service import Service
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.client import RefServerClient
 from shared.logprobs import choose_forward
 from shared.models import load_model, save_model
@@ -66,12 +66,12 @@ def test_its_gradient_is_that_of_the_learners_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of samples whose log-probs are off by 0.3, so that ratios are clipped."""
-    sample, score, batches = sampler.sample, RefServerClient.score, list[ScoredBatch]()
+    sample, score, batches = sampler.sample, RefServerClient.score, list[Batch]()
 
     def off(*args: Any, **options: Any) -> list[list[Completion]]:
         return [[replace(item, logps=item.logps - 0.3) for item in group] for group in sample(*args, **options)]
 
-    def recorded(*args: Any) -> ScoredBatch:
+    def recorded(*args: Any) -> Batch:
         batches.append(score(*args))
         return batches[-1]
 

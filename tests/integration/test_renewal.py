@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from policy_trainer.run_files.checkpoint import read_state
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api import LeaseBody
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.client import RefServerClient
 from shared.logprobs import choose_forward
 from shared.models import load_model
@@ -24,11 +24,11 @@ def renewed(root: Path, every: int) -> tuple[str, ...]:
     return (*options, "--optimizer.learning-rate", "1e-3")
 
 
-def log_probs(model: Path, batch: ScoredBatch) -> np.ndarray:
+def log_probs(model: Path, batch: Batch) -> np.ndarray:
     """A model's log-probs of a batch, computed in this process."""
     forward = choose_forward(load_model(str(model), revision=None, device="cpu", dtype="auto"))
     with torch.no_grad():
-        return forward([batch.rollout.group], [batch.rollout.temperature]).numpy()
+        return forward([batch.group], [batch.temperature]).numpy()
 
 
 def scored_by_its_own_weights(server: Server, seen: set[str]) -> bool:
@@ -45,14 +45,14 @@ def scored_by_its_own_weights(server: Server, seen: set[str]) -> bool:
     return False
 
 
-def everything(server: Server, run_dir: Path) -> list[ScoredBatch]:
+def everything(server: Server, run_dir: Path) -> list[Batch]:
     """All scored batches that are not settled, leased as a restarted trainer would lease them."""
     run, lineage = run_dir.name, RunDirectory(run_dir).lineage
     terms = LeaseBody(consumer=f"trainer of {run}", incarnation="the next", run=run, lineage=lineage, wait_seconds=1)
-    batches: list[ScoredBatch] = []
+    batches: list[Batch] = []
     with RefServerClient(server.url) as client:
         while leased := client.lease(terms):
-            assert isinstance(leased.batch, ScoredBatch)
+            assert leased.batch.ref_logps is not None
             batches.append(leased.batch)
     return batches
 
@@ -74,17 +74,18 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
     current = served["reference_version"]
     assert served["snapshot"] == f"iterative/epoch-0000-version-{current:08d}" and current > 1
     batches = everything(server, run_dir)
-    versions = [int(batch.reference_version) for batch in batches]
+    versions = [int(batch.reference_version or 0) for batch in batches]
     assert set(versions) <= set(range(1, current + 1)) and max(versions) > 1
     models = {1: base_model, current: root / served["snapshot"]}
     for version, batch in zip(versions, batches, strict=True):
+        assert batch.ref_logps is not None
         if version in models:
             np.testing.assert_allclose(batch.ref_logps, log_probs(models[version], batch), atol=rounding(16))
         if version > 1:
             assert np.abs(batch.ref_logps - log_probs(base_model, batch)).max() > 1e-3
-        if batch.rollout.policy_version == 2 * (version - 1):
-            assert batch.rollout.sampler_logps is not None
-            np.testing.assert_allclose(batch.ref_logps, batch.rollout.sampler_logps, atol=1e-4)
+        if batch.policy_version == 2 * (version - 1):
+            assert batch.sampler_logps is not None
+            np.testing.assert_allclose(batch.ref_logps, batch.sampler_logps, atol=1e-4)
 
     records = steps_of(run_dir)
     assert len(records) > 2

@@ -54,7 +54,7 @@ def test_adapters_weights_from_the_server_a_teacher_and_replay(calling_model: Pa
     )
     assert trained == replayed and any(record[-1] > 0 for record in trained)
     batches: list[Any] = [wire.decode(path.read_bytes()) for path in recorded.rglob("*.safetensors")]
-    assert batches and not all(batch.rollout.loss_mask.all() for batch in batches)
+    assert batches and not all(batch.loss_mask.all() for batch in batches)
     turns = [item.turns for group in read_samples(run_dir / "samples.jsonl") for item in group.completions]
     assert any(turn.calls for each in turns for turn in each)
 

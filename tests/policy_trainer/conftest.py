@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -11,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.demo.base_model import make_tokenizer
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from tests.fuse import fuse
 from tests.site import no_backoff, open_site
 
@@ -72,7 +73,7 @@ def make_tiny() -> Callable[..., PreTrainedModel]:
 
 
 @pytest.fixture
-def make_scored() -> Callable[..., ScoredBatch]:
+def make_scored() -> Callable[..., Batch]:
     """A scored batch from lists; log-probs that are not given are all -1."""
 
     def make(
@@ -86,10 +87,10 @@ def make_scored() -> Callable[..., ScoredBatch]:
         temperature: float = 1.0,
         version: int = 0,
         number: int = 0,
-    ) -> ScoredBatch:
+    ) -> Batch:
         lengths = [len(completion) for completion in completions]
         default = -np.ones(sum(lengths), np.float32)
-        rollout = RolloutBatch(
+        rollout = Batch(
             id=str(UUID(int=(7 << 76) | (2 << 62) | number)),
             run="test",
             epoch=0,
@@ -103,7 +104,8 @@ def make_scored() -> Callable[..., ScoredBatch]:
             sampler_logps=default if old_logps is None else np.array(old_logps, np.float32),
             loss_mask=None if loss_mask is None else np.array(loss_mask, np.bool_),
         )
-        return ScoredBatch(rollout, default if ref_logps is None else np.array(ref_logps, np.float32), "0")
+        logps = default if ref_logps is None else np.array(ref_logps, np.float32)
+        return replace(rollout, ref_logps=logps, reference_version="0")
 
     return make
 

@@ -8,10 +8,10 @@ import httpx
 
 from ref_server.service.service import Service
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 
 MakeService = Callable[..., Service]
-Rollout = Callable[..., RolloutBatch]
+Rollout = Callable[..., Batch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
 
@@ -20,12 +20,12 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def upload(http: httpx.Client, batch: RolloutBatch | bytes, **headers: str) -> httpx.Response:
+def upload(http: httpx.Client, batch: Batch | bytes, **headers: str) -> httpx.Response:
     body = batch if isinstance(batch, bytes) else wire.encode(batch)
     return http.post("/v1/batches", content=body, headers=SAFETENSORS | headers)
 
 
-def admit(http: httpx.Client, *batches: RolloutBatch) -> list[str]:
+def admit(http: httpx.Client, *batches: Batch) -> list[str]:
     """Uploads batches, which must be new; their ids."""
     for batch in batches:
         answer = upload(http, batch)

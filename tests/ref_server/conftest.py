@@ -24,7 +24,7 @@ from ref_server.http.server import uvicorn_config
 from ref_server.queue.queue import Queue
 from ref_server.scoring.frozen_model import FrozenModel
 from ref_server.service.service import Service
-from shared.batch import RolloutBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.models import save_model
 from tests.device import on_device
 from tests.ref_server.serving import listen, serving
@@ -82,11 +82,11 @@ def naive_logps() -> Callable[[TokenGroup, float], np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def rollout() -> Callable[..., RolloutBatch]:
+def rollout() -> Callable[..., Batch]:
     """Makes a valid batch of random tokens; keywords replace its fields, `prompt` and `lengths` set its shape."""
     generator = np.random.default_rng(1)
 
-    def make(prompt: int = 5, lengths: tuple[int, ...] = (4, 1, 7), **fields: Any) -> RolloutBatch:
+    def make(prompt: int = 5, lengths: tuple[int, ...] = (4, 1, 7), **fields: Any) -> Batch:
         ids = generator.integers(0, 260, size=prompt + sum(lengths))
         defaults = {
             "id": str(uuid7()),
@@ -98,7 +98,7 @@ def rollout() -> Callable[..., RolloutBatch]:
             "rewards": generator.normal(size=len(lengths)).astype(np.float32),
             "finished": np.ones(len(lengths), dtype=np.bool_),
         }
-        return RolloutBatch(**(defaults | fields))
+        return Batch(**(defaults | fields))
 
     return make
 

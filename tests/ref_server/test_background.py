@@ -14,7 +14,7 @@ from ref_server.background import BackgroundLoop
 from ref_server.queue.queue import Queue
 from ref_server.service.service import Service
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from tests.waiting import until
 
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -103,7 +103,7 @@ def test_a_loop_that_keeps_failing_makes_the_server_unready_until_it_works(
 
 @pytest.mark.usefixtures("hasty")
 def test_waiting_leases_get_their_batches_though_polling_fails(
-    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
+    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., Batch]
 ) -> None:
     service = make_service(wrap=Odd)
     odd: Any = service.queue

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.batch import MAX_SAMPLE_BYTES, BatchError, RolloutBatch, StepRewards, TokenGroup
+from shared.batch import MAX_SAMPLE_BYTES, Batch, BatchError, StepRewards, TokenGroup
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
@@ -19,7 +19,7 @@ def f32(*values: float) -> Any:
     return np.array(values, np.float32)
 
 
-def rollout(**changes: Any) -> RolloutBatch:
+def rollout(**changes: Any) -> Batch:
     fields: dict[str, Any] = {
         "id": ID,
         "run": "run",
@@ -30,7 +30,7 @@ def rollout(**changes: Any) -> RolloutBatch:
         "rewards": f32(1, math.nan),
         "finished": np.array([True, False]),
     }
-    return RolloutBatch(**{**fields, **changes})
+    return Batch(**{**fields, **changes})
 
 
 def steps(rewards: Any = None, ends: Any = None, counts: Any = None) -> StepRewards:

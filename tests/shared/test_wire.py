@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import wire
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
+from shared.batch import Batch, BatchError, StepRewards, TokenGroup
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
@@ -54,6 +54,7 @@ def valid(*, scored: bool = True) -> tuple[Tensors, Metadata]:
         "top_p": "0.95",
         "top_k": "50",
         "task": "gsm8k",
+        "index": "17",
         "sample": '{"seed": 1}',
     }
     if scored:
@@ -134,11 +135,11 @@ def step_rewards(draw: Any, group: TokenGroup) -> StepRewards:
 
 
 @st.composite
-def rollouts(draw: Any) -> RolloutBatch:
+def rollouts(draw: Any) -> Batch:
     group = draw(groups())
     size, tokens = group.size, len(group.completion_ids)
     policy_versions = draw(st.none() | arrays(versions, size, np.int64))
-    return RolloutBatch(
+    return Batch(
         id=str(draw(st.uuids(version=4))),
         run=draw(names),
         epoch=draw(versions),
@@ -156,22 +157,24 @@ def rollouts(draw: Any) -> RolloutBatch:
         top_k=draw(st.none() | versions),
         lineage=draw(st.just("") | st.from_regex(r"\A[A-Za-z0-9._-]{1,40}\Z")),
         task=draw(st.none() | names),
+        index=draw(st.none() | st.integers(0, 10**12)),
         sample=draw(st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3).map(json.dumps)),
     )
 
 
 @st.composite
-def batches(draw: Any) -> RolloutBatch | ScoredBatch:
-    rollout = draw(rollouts())
-    tokens = len(rollout.group.completion_ids)
-    return draw(st.just(rollout) | st.builds(ScoredBatch, st.just(rollout), arrays(logps, tokens, np.float32), names))
+def batches(draw: Any) -> Batch:
+    batch = draw(rollouts())
+    logp_arrays = arrays(logps, len(batch.group.completion_ids), np.float32)
+    scores = {"ref_logps": logp_arrays, "reference_version": names, "teacher_logps": st.none() | logp_arrays}
+    return draw(st.just(batch) | st.builds(replace, st.just(batch), **scores))
 
 
 def flat(value: Any) -> Any:
     """A batch as plain values that compare bit for bit, NaN and -0.0 included."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, RolloutBatch | ScoredBatch | TokenGroup | StepRewards):
+    if isinstance(value, Batch | TokenGroup | StepRewards):
         return type(value), {name: flat(getattr(value, name)) for name in value.__dataclass_fields__}
     if hasattr(value, "items"):
         return {name: flat(item) for name, item in value.items()}
@@ -180,17 +183,70 @@ def flat(value: Any) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(batches())
-def test_comes_back_bit_for_bit(batch: RolloutBatch | ScoredBatch) -> None:
+def test_comes_back_bit_for_bit(batch: Batch) -> None:
     body = wire.encode(batch)
     again = wire.decode(body)
     assert flat(again) == flat(batch)
     assert wire.content_hash(wire.encode(again)) == wire.content_hash(body)
 
 
+@settings(max_examples=100, deadline=None)
+@given(batches())
+def test_scores_are_added_without_decoding(batch: Batch) -> None:
+    body = wire.encode(batch.without_scores())
+    scores = None
+    if batch.ref_logps is not None and batch.reference_version is not None:
+        scores = wire.encode_scores(
+            batch.ref_logps, batch.reference_version, batch.teacher_logps, images=bool(batch.group.images)
+        )
+    joined = wire.with_scores(body, scores)
+    assert flat(wire.decode(joined)) == flat(batch)
+    assert wire.content_hash(joined) == wire.content_hash(wire.encode(batch))
+    check_alignment(joined)
+
+
+def check_alignment(body: bytes) -> None:
+    """Readers that map a file need each tensor at a multiple of its item size."""
+    sizes = {"I64": 8, "F32": 4}
+    start = 8 + int.from_bytes(body[:8], "little")
+    header, _ = parts(body)
+    assert start % 8 == 0
+    offsets = [
+        (part["data_offsets"][0], sizes.get(part["dtype"], 1)) for name, part in header.items() if name[0] != "_"
+    ]
+    assert [place for place, size in offsets if place % size] == []
+
+
+def test_other_libraries_read_what_was_joined(tmp_path: Path) -> None:
+    """With pictures of bytes, which have no alignment and follow the scores; an odd number of log-probs; any text."""
+    sample = '"é \\u2028"'
+    upload = wire.decode(with_images({"mask": np.arange(3, dtype=np.uint8)}, sample=sample))
+    logps = np.array([-1, -2, -3, -4, -6], np.float32)
+    file = tmp_path / "joined"
+    file.write_bytes(wire.with_scores(wire.encode(upload), wire.encode_scores(logps, "7", images=True)))
+    check_alignment(file.read_bytes())
+    expected = safetensors.numpy.load(wire.encode(replace(upload, ref_logps=logps, reference_version="7")))
+    for read in (safetensors.numpy.load_file(file), safetensors.torch.load_file(file)):
+        assert {name: flat(np.asarray(tensor)) for name, tensor in read.items()} == {
+            name: flat(tensor) for name, tensor in expected.items()
+        }
+    with safetensors.safe_open(file, "pt") as opened:
+        assert opened.metadata()["sample"] == sample
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1.0])
+def test_scores_that_are_no_log_probs_are_refused(bad: float) -> None:
+    good, bad_logps = np.zeros(2, np.float32), np.array([0, bad], np.float32)
+    with pytest.raises(BatchError, match="ref_logps"):
+        wire.encode_scores(bad_logps, "7")
+    with pytest.raises(BatchError, match="teacher_logps"):
+        wire.encode_scores(good, "7", bad_logps)
+
+
 def test_arrays_that_do_not_lie_together() -> None:
     tensors, metadata = valid(scored=False)
     batch = wire.decode(safetensors.numpy.save(tensors, metadata))
-    assert isinstance(batch, RolloutBatch)
+    assert batch.ref_logps is None
     ids = np.repeat(batch.group.completion_ids, 2)[::2]
     strided = replace(batch, group=replace(batch.group, completion_ids=ids))
     assert flat(wire.decode(wire.encode(strided))) == flat(batch)
@@ -204,12 +260,11 @@ def test_reads_what_other_libraries_write(tmp_path: Path, scored: bool) -> None:
     safetensors.torch.save_file(by_torch, tmp_path / "torch", metadata)
     for name in ("numpy", "torch"):
         batch = wire.decode((tmp_path / name).read_bytes())
-        assert isinstance(batch, ScoredBatch) is scored
-        rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
-        assert (rollout.epoch, rollout.policy_version, rollout.top_k, rollout.top_p) == (2, 7, 50, 0.95)
-        assert rollout.temperature == 0.9
-        assert rollout.group.completions()[1].tolist() == [3, 4, 5]
-        assert rollout.sample == '{"seed": 1}'
+        assert (batch.ref_logps is not None) == scored
+        assert (batch.epoch, batch.policy_version, batch.top_k, batch.top_p) == (2, 7, 50, 0.95)
+        assert batch.temperature == 0.9
+        assert batch.group.completions()[1].tolist() == [3, 4, 5]
+        assert batch.sample == '{"seed": 1}'
 
 
 def test_others_read_what_is_written() -> None:
@@ -224,14 +279,14 @@ def test_others_read_what_is_written() -> None:
 def test_numbers_of_other_languages(text: str) -> None:
     tensors, metadata = valid(scored=False)
     batch = wire.decode(safetensors.numpy.save(tensors, metadata | {"temperature": text}))
-    assert isinstance(batch, RolloutBatch)
+    assert batch.ref_logps is None
     assert batch.temperature == float(text)
 
 
 def test_encode_refuses_what_decode_would() -> None:
     tensors, metadata = valid(scored=False)
     batch = wire.decode(safetensors.numpy.save(tensors, metadata))
-    assert isinstance(batch, RolloutBatch)
+    assert batch.ref_logps is None
     many = {f"{index:0200}": tensors["rewards"] for index in range(400)}
     with pytest.raises(BatchError) as caught:
         wire.encode(replace(batch, reward_parts=many))
@@ -249,9 +304,12 @@ def test_whatever_is_admitted_can_be_scored() -> None:
     largest = safetensors.numpy.save(tensors | parts, metadata | {"temperature": "1e-3", "sample": sample})
     assert int.from_bytes(largest[:8], "little") == wire.MAX_HEADER_BYTES
     rollout = wire.decode(largest)
-    assert isinstance(rollout, RolloutBatch)
-    scored = ScoredBatch(rollout, np.zeros(5, np.float32), "x" * 200)
+    assert rollout.ref_logps is None
+    scored = replace(rollout, ref_logps=np.zeros(5, np.float32), reference_version="x" * 200)
     assert flat(wire.decode(wire.encode(scored))) == flat(scored)
+    assert scored.ref_logps is not None
+    scores = wire.encode_scores(scored.ref_logps, "x" * 200, scored.ref_logps)
+    assert flat(wire.decode(wire.with_scores(largest, scores))) == flat(replace(scored, teacher_logps=scored.ref_logps))
     too_large = safetensors.numpy.save(tensors | parts, metadata | {"sample": '"' + "x" * (room + 8) + '"'})
     assert refusal(too_large).field == "header"
 
@@ -259,7 +317,7 @@ def test_whatever_is_admitted_can_be_scored() -> None:
 # ---------------------------------------------------------------- images
 
 
-def with_images(more: Tensors, *, scored: bool = False) -> bytes:
+def with_images(more: Tensors, *, scored: bool = False, **about: str) -> bytes:
     """A batch with two image tensors, and more of these names, written only from API.md."""
     tensors, metadata = valid(scored=scored)
     given = {
@@ -269,17 +327,13 @@ def with_images(more: Tensors, *, scored: bool = False) -> bytes:
     }
     tensors |= {f"image/{name}": tensor for name, tensor in given.items()}
     kind = "scored" if scored else "rollout"
-    return safetensors.numpy.save(tensors, metadata | {"format": f"{kind}-batch/2"})
-
-
-def group_of(batch: RolloutBatch | ScoredBatch) -> TokenGroup:
-    return batch.rollout.group if isinstance(batch, ScoredBatch) else batch.group
+    return safetensors.numpy.save(tensors, metadata | about | {"format": f"{kind}-batch/2"})
 
 
 @pytest.mark.parametrize("scored", [True, False])
 def test_images_come_back(scored: bool) -> None:
     body = with_images({"mask": np.arange(8, dtype=np.uint8).reshape(2, 1, 2, 1, 2)}, scored=scored)
-    group = group_of(wire.decode(body))
+    group = wire.decode(body).group
     assert set(group.images) == {"image_grid_thw", "mask", "pixel_values"}
     assert (group.images["pixel_values"].dtype, group.images["mask"].shape) == (np.float32, (2, 1, 2, 1, 2))
     assert group.images["image_grid_thw"].tolist() == [[1, 2, 2]]
@@ -290,7 +344,7 @@ def test_images_come_back(scored: bool) -> None:
 
 
 def test_both_halves_of_a_group_have_its_images() -> None:
-    group = group_of(wire.decode(with_images({})))
+    group = wire.decode(with_images({})).group
     for half in group.halves():
         assert half.size == 1 and flat(half.images) == flat(group.images)
 
@@ -513,7 +567,7 @@ BREACHES: list[tuple[str, Callable[[Tensors, Metadata], None]]] = [
     ("sample", pair("sample", "{")),
     ("sample", pair("sample", '"' + "x" * 16384 + '"')),
     ("top_p", pair("top_p", "1.5")),
-    *[(name, pair(name, text)) for name in ("epoch", "policy_version", "top_k") for text in BAD_INTEGERS],
+    *[(name, pair(name, text)) for name in ("epoch", "policy_version", "top_k", "index") for text in BAD_INTEGERS],
     *[(name, pair(name, text)) for name in ("temperature", "top_p") for text in BAD_NUMBERS],
 ]
 

@@ -174,16 +174,13 @@ async def _try(
 
 
 async def _read(service: Service, got: Sequence[Lease], request: Request) -> list[tuple[Lease, bytes]]:
-    """The leased payloads, without those that were purged meanwhile.
+    """The leased batches, without those that were purged meanwhile.
 
     Raises HttpError 429 if there is no room to send them: the client may repeat its request.
     """
     if not request.state.room(sum(lease.bytes for lease in got)):
         raise no_room_to_answer()
-    bodies = {lease.id: lease.body for lease in got if lease.body is not None}
-    if later := [lease.id for lease in got if lease.body is None]:
-        bodies |= await run_in_threadpool(service.queue.payloads, later)
-    return [(lease, bodies[lease.id]) for lease in got if lease.id in bodies]
+    return await run_in_threadpool(service.read_leased, got)
 
 
 def _single(lease: Lease, body: bytes) -> Response:

@@ -15,7 +15,7 @@ from ref_server.http.errors import no_room_to_answer
 from ref_server.http.guard import media_type
 from ref_server.http.requests import note
 from ref_server.http.routes.documents import SAFETENSORS, errors
-from ref_server.scoring.jobs import scored_batch
+from ref_server.scoring.jobs import encode_scores
 from ref_server.scoring.reference import Scores
 from ref_server.service.service import Service, group_of
 from shared import wire
@@ -61,8 +61,8 @@ def _add_logprobs(app: FastAPI, service: Service, threads: BodyThreads) -> None:
             batch = await threads.run(partial(service.read_rollout, body))
             if not request.state.room(len(body)):  # before scoring, which would be in vain
                 raise no_room_to_answer()
-            scored = scored_batch(batch, await _score(service, batch.group, batch.temperature))
-            return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
+            scores = encode_scores([batch.group], await _score(service, batch.group, batch.temperature))
+            return Response(await run_in_threadpool(wire.with_scores, body, scores), media_type=wire.CONTENT_TYPE)
         read = _group_of_batch if is_batch else _group
         group, temperature = await threads.run(partial(read, service, body))
         return await run_in_threadpool(_answer, service, group, await _score(service, group, temperature))

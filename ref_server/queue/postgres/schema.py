@@ -24,7 +24,9 @@ _DEPTHS = """
 CREATE TABLE version (number INTEGER NOT NULL);
 
 -- Log-probs do not compress.
-ALTER TABLE payloads ALTER COLUMN body SET STORAGE EXTERNAL, ALTER COLUMN training SET STORAGE EXTERNAL;
+ALTER TABLE payloads ALTER COLUMN body SET STORAGE EXTERNAL;
+ALTER TABLE scores ALTER COLUMN body SET STORAGE EXTERNAL;
+ALTER TABLE training ALTER COLUMN body SET STORAGE EXTERNAL;
 
 -- Each row is a change in the number and bytes of batches; the depth is the sum of the rows. Transactions only append,
 -- so they never wait for each other. Each server replaces the rows by their sums now and then (ADD_UP).

@@ -85,8 +85,8 @@ class PostgresQueue(Queue):
     # `complete` and `fail` stop renewing the claim even if a database crash undoes their commit: the claim then
     # expires and another server scores the batch.
 
-    def complete(self, id: str, body: bytes) -> None:
-        super().complete(id, body)
+    def complete(self, id: str, scores: bytes) -> None:
+        super().complete(id, scores)
         self._claims.discard(id)
 
     def fail(self, id: str, error: str) -> State:

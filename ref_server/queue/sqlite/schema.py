@@ -55,17 +55,19 @@ CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN {_LEAVE} END;
 def create_or_upgrade(db: apsw.Connection, path: Path) -> None:
     """Brings the file to SCHEMA_VERSION in one transaction: a process killed meanwhile leaves the file as it was.
 
-    Raises StorageBroken for a file of a newer version.
+    Raises StorageBroken for a file of a newer version, or of one that there is no step from.
     """
     with db:
         version = db.pragma("user_version")
-        if version > SCHEMA_VERSION:
-            raise StorageBroken(
-                f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}: "
-                "install the newer version that wrote it"
-            )
         if version == 0:
             db.execute(create_tables(_TYPES) + _DEPTHS + _TRIGGERS)
-        for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
-            db.execute(UPGRADES[older])
+            version = SCHEMA_VERSION
+        while version in UPGRADES:
+            db.execute(UPGRADES[version])
+            version += 1
+        if version != SCHEMA_VERSION:
+            raise StorageBroken(
+                f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}: "
+                "install the version that wrote it, or choose another --data-dir"
+            )
         db.pragma("user_version", SCHEMA_VERSION)

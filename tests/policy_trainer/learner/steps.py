@@ -8,11 +8,11 @@ import pytest
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceConfig, SamplingConfig, TrainConfig
-from policy_trainer.learner.groups import Batch, make_group, trains, with_old_logps
+from policy_trainer.learner.groups import make_group, trains, with_old_logps
 from policy_trainer.learner.learner import Learner
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
-from shared.batch import Array
+from shared.batch import Array, Batch
 from shared.logprobs import PackedForward
 
 

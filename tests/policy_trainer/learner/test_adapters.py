@@ -25,7 +25,7 @@ from policy_trainer.learner.adapters import (
 )
 from policy_trainer.learner.learner import Learner
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, restore, write_weights
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import Batch
 from shared.errors import UserError
 from shared.logprobs import choose_forward
 from shared.models import load_model
@@ -78,7 +78,7 @@ def learner(model: PreTrainedModel, **changes: Any) -> Learner:
 
 
 @pytest.fixture
-def batches(make_scored: Make) -> list[ScoredBatch]:
+def batches(make_scored: Make) -> list[Batch]:
     return [
         make_scored([3, 9, 5], [[4, 8], [5, 6, 7], [9]], [0.0, 1.0, 0.5], number=1),
         make_scored([11, 12], [[4, 8, 20, 21], [30]], [1.0, 0.0], number=2, temperature=0.8),
@@ -87,9 +87,7 @@ def batches(make_scored: Make) -> list[ScoredBatch]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_adapters_begin_as_the_base_which_stays_as_it_is(
-    family: str, dtype: torch.dtype, batches: list[ScoredBatch]
-) -> None:
+def test_adapters_begin_as_the_base_which_stays_as_it_is(family: str, dtype: torch.dtype, batches: list[Batch]) -> None:
     model = make(family, dtype)
     base = logps(model)
     weights = frozen(adapted(model))
@@ -108,7 +106,7 @@ def test_adapters_begin_as_the_base_which_stays_as_it_is(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_are_those_of_the_chain_rule(family: str, batches: list[ScoredBatch]) -> None:
+def test_gradients_are_those_of_the_chain_rule(family: str, batches: list[Batch]) -> None:
     """Of W + scale B A: dL/dA = scale B^T dL/dW, and dL/dB = scale dL/dW A^T, in float64."""
     model = trained(adapted(make(family)))
     whole = in_double(make(family))
@@ -138,12 +136,12 @@ def test_gradients_are_those_of_the_chain_rule(family: str, batches: list[Scored
 
 
 @pytest.mark.parametrize("source", ["server", "adapter-off"])
-def test_the_reference_is_the_servers_or_its_own(source: Any, make_tiny: Make, batches: list[ScoredBatch]) -> None:
+def test_the_reference_is_the_servers_or_its_own(source: Any, make_tiny: Make, batches: list[Batch]) -> None:
     """The batches' log-probs are all -1: a reference that nobody would take for the base."""
     model = adapted(make_tiny())
     policy = learner(model, reference=source)
     assert (policy.kl(batches) == 0) is (source == "adapter-off")
-    rollouts: list[RolloutBatch] = [batch.rollout for batch in batches]
+    rollouts = [batch.without_scores() for batch in batches]
     if source == "server":
         with pytest.raises(ValueError, match="it has no ref_logps"):
             policy.step(rollouts, step=0)
@@ -153,7 +151,7 @@ def test_the_reference_is_the_servers_or_its_own(source: Any, make_tiny: Make, b
     assert all(torch.equal(tensor, policy_state(model)[name]) for name, tensor in policy_state(with_own.model).items())
 
 
-def test_without_a_penalty_nothing_is_computed_for_it(make_tiny: Make, batches: list[ScoredBatch]) -> None:
+def test_without_a_penalty_nothing_is_computed_for_it(make_tiny: Make, batches: list[Batch]) -> None:
     model = adapted(make_tiny())
     forward, calls = choose_forward(model), []
 
@@ -188,7 +186,7 @@ def test_the_seed_decides_and_the_random_state_stays(make_tiny: Make) -> None:
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 def test_a_resumed_run_goes_on_bit_for_bit(
     dtype: Any, offload: Any, tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast,
-    batches: list[ScoredBatch],
+    batches: list[Batch],
 ) -> None:  # fmt: skip
     def fresh(seed: int) -> PreTrainedModel:
         return adapted(make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype)), seed=seed)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import EntropyConfig, LossConfig, OptimizerConfig
 from policy_trainer.learner.learner import Learner
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.logprobs import PackedForward
 from shared.models import load_model
 from tests.device import DEVICE
@@ -31,7 +31,7 @@ def learner(model: PreTrainedModel, entropy: EntropyConfig, forward: Any = Packe
 
 
 @pytest.fixture
-def batch(make_scored: Make) -> ScoredBatch:
+def batch(make_scored: Make) -> Batch:
     return make_scored([3, 4], [[5, 6, 7], [8], [9, 10]], [0.0, 1.0, 0.5])
 
 
@@ -39,9 +39,7 @@ def same(model: PreTrainedModel, other: PreTrainedModel) -> bool:
     return all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(
-    tmp_path: Path, make_tiny: Make, tokenizer: Any, batch: ScoredBatch
-) -> None:
+def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, make_tiny: Make, tokenizer: Any, batch: Batch) -> None:
     """Four steps of two updates, or two, a new process, and two more."""
     first = learner(make_tiny(vocabulary=len(tokenizer)), ADAPTIVE)
     for step in range(2):
@@ -66,7 +64,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(
 
 
 def test_updates_that_are_skipped_or_train_nothing_leave_the_coefficient(
-    make_tiny: Make, make_scored: Make, batch: ScoredBatch
+    make_tiny: Make, make_scored: Make, batch: Batch
 ) -> None:
     nothing = make_scored([3], [[4], [5]], [0.0, 1.0], loss_mask=[False, False])
     broken = make_scored([3], [[4], [5]], [0.0, 1.0])
@@ -102,7 +100,7 @@ def test_degenerate_batches_have_finite_gradients(make_tiny: Make, make_scored: 
 
 @pytest.mark.parametrize(("quantile", "forwards"), [(1.0, 2), (0.5, 4)])
 def test_a_bonus_of_0_costs_no_forward_and_no_gradient(
-    quantile: float, forwards: int, make_tiny: Make, batch: ScoredBatch
+    quantile: float, forwards: int, make_tiny: Make, batch: Batch
 ) -> None:
     """Forwards of the log-probs with entropies: one an update, and another for the quantile."""
     calls: list[bool] = []

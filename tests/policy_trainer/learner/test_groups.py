@@ -35,7 +35,7 @@ def train(batch: Any, **settings: Any) -> bool:
 
 def with_steps(batch: Any, rewards: list[float], ends: list[int], counts: list[int]) -> Any:
     steps = StepRewards(rewards=np.array(rewards, np.float32), ends=np.array(ends), counts=np.array(counts))
-    object.__setattr__(batch.rollout, "steps", steps)
+    object.__setattr__(batch, "steps", steps)
     return batch
 
 
@@ -70,7 +70,7 @@ class TestParticipation:
         self, make_scored: Make, truncated: str, sequence_mask: list[bool], expected: list[float]
     ) -> None:
         batch = make_scored([3], [[4, 5], [6], [7]], [0.0, 2.0, 4.0])
-        batch.rollout.finished[0] = False
+        batch.finished[0] = False
         (group,) = ready_groups([batch], configured(truncated=truncated))
         assert group.sequence_mask.tolist() == sequence_mask
         assert group.mask.tolist() == np.repeat(sequence_mask, [2, 1, 1]).tolist()
@@ -79,7 +79,7 @@ class TestParticipation:
     @pytest.mark.parametrize(("truncated", "trained"), [("keep", True), ("mask", False), ("drop", False)])
     def test_a_group_that_was_all_cut_off(self, make_scored: Make, truncated: str, trained: bool) -> None:
         batch = make_scored([3], [[4], [5]], [0.0, 1.0])
-        batch.rollout.finished[:] = False
+        batch.finished[:] = False
         assert train(batch, truncated=truncated, drop_zero_variance=False) is trained
 
     def test_a_completion_with_a_step_that_could_not_be_made(self, make_scored: Make) -> None:
@@ -127,9 +127,9 @@ class TestMissingInput:
     ) -> None:
         batch = with_steps(make_scored([3], [[4], [5]], [0.0, 1.0]), [0, 1], [0, 0], [1, 1])
         if missing == "ref_logps":
-            batch = batch.rollout
+            batch = batch.without_scores()
         else:
-            object.__setattr__(batch.rollout, missing, None)
+            object.__setattr__(batch, missing, None)
         reason = missing_input(batch, configured(**settings))
         if word is None:
             assert reason is None and train(batch, **settings)
@@ -145,7 +145,7 @@ class TestSeveralRewards:
     def made(self, make_scored: Make, rewards: list[float], right: list[float], short: list[float]) -> Group:
         batch = make_scored([3], [[4], [5]], rewards)
         parts = {"right": np.array(right, np.float32), "short": np.array(short, np.float32)}
-        batch = replace(batch, rollout=replace(batch.rollout, reward_parts=parts))
+        batch = replace(batch, reward_parts=parts)
         assert missing_input(batch, configured(advantage="gdpo"), weights=self.WEIGHTS) is None
         return make_group(batch, configured(advantage="gdpo"), weights=self.WEIGHTS)
 
@@ -260,8 +260,8 @@ def test_log_linear_moves_old_samples_towards_the_current_policy(
     loss = LossConfig(old_logps="log_linear")
     batch = make_scored([3], [[4], [5]], [0.0, 1.0], old_logps=SAMPLER[0])
     named = None if versions is None else np.array(versions)
-    rollout = replace(batch.rollout, policy_version=version, policy_versions=named)
-    group = make_group(replace(batch, rollout=rollout), loss, step=4)
+    batch = replace(batch, policy_version=version, policy_versions=named)
+    group = make_group(batch, loss, step=4)
     [group] = with_old_logps([group], loss, Recompute())
     tokens = join([group], DEVICE)
     current = torch.zeros(2)

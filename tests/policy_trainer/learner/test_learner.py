@@ -17,7 +17,7 @@ from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.micro_batches import Ranks
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.metrics import STEP_METRICS
-from shared.batch import ScoredBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.errors import UserError
 from shared.logprobs import PackedForward, PlainForward
 from tests.policy_trainer.learner.steps import make_learner
@@ -36,7 +36,7 @@ def learner(
     return make_learner(model, forward(model), **{"loss": LOSS, "optimizer": OPTIMIZER, **given})
 
 
-def naive_loss(model: PreTrainedModel, batches: Sequence[ScoredBatch], loss: LossConfig) -> Tensor:
+def naive_loss(model: PreTrainedModel, batches: Sequence[Batch], loss: LossConfig) -> Tensor:
     return step_loss(completions_of(model, batches), loss, max_tokens=10)
 
 
@@ -59,12 +59,12 @@ def model(make_tiny: Make) -> PreTrainedModel:
 
 
 @pytest.fixture
-def batches(model: PreTrainedModel, make_scored: Make) -> list[ScoredBatch]:
+def batches(model: PreTrainedModel, make_scored: Make) -> list[Batch]:
     """Five ragged groups that hold everything a step may meet: clipped tokens on both sides, a NaN reward, a mask, a
     completion that trains no token, equal rewards, several temperatures."""
     generator = np.random.default_rng(0)
 
-    def group(number: int, lengths: list[int], rewards: list[float], **extra: Any) -> ScoredBatch:
+    def group(number: int, lengths: list[int], rewards: list[float], **extra: Any) -> Batch:
         prompt = generator.integers(2, 64, 3 + number).tolist()
         completions = [generator.integers(2, 64, length).tolist() for length in lengths]
         temperature = extra.get("temperature", 1.0)
@@ -84,7 +84,7 @@ def batches(model: PreTrainedModel, make_scored: Make) -> list[ScoredBatch]:
     ]
 
 
-def stepped(model: PreTrainedModel, batches: Sequence[ScoredBatch], **options: Any) -> tuple[StepStats, Tensor, Tensor]:
+def stepped(model: PreTrainedModel, batches: Sequence[Batch], **options: Any) -> tuple[StepStats, Tensor, Tensor]:
     """Of a copy: the statistics, the gradient, and the weights after two updates."""
     model = copy.deepcopy(model)
     learns = learner(model, **options)
@@ -97,7 +97,7 @@ def stepped(model: PreTrainedModel, batches: Sequence[ScoredBatch], **options: A
 class TestAgainstTheNaiveLoop:
     @pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
     def test_loss_gradient_and_two_updates(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], max_grad_norm: float
+        self, model: PreTrainedModel, batches: list[Batch], max_grad_norm: float
     ) -> None:
         """AdamW by hand: Loshchilov and Hutter, algorithm 2, with a gradient that is scaled down to max_grad_norm."""
         config = OptimizerConfig(
@@ -125,9 +125,7 @@ class TestAgainstTheNaiveLoop:
         assert_close(got, weights(model))
 
     @pytest.mark.parametrize(("forward", "micro_batch_tokens"), [(PackedForward, 1), (PlainForward, 10_000)])
-    def test_entropy(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], forward: Any, micro_batch_tokens: int
-    ) -> None:
+    def test_entropy(self, model: PreTrainedModel, batches: list[Batch], forward: Any, micro_batch_tokens: int) -> None:
         """Masked tokens, unrewarded completions and groups that do not train do not count."""
         with torch.no_grad():
             completions = [completion for i in (0, 2, 3) for completion in completions_of(model, [batches[i]])[0]]
@@ -154,7 +152,7 @@ class TestInvariance:
     def test_to_micro_batches(
         self,
         model: PreTrainedModel,
-        batches: list[ScoredBatch],
+        batches: list[Batch],
         micro_batch_tokens: int,
         order: list[int],
         expected: list[list[int]],
@@ -185,32 +183,32 @@ class TestInvariance:
 
 class TestLeftOut:
     def test_groups_without_variance_do_not_count_in_the_mean(
-        self, model: PreTrainedModel, batches: list[ScoredBatch]
+        self, model: PreTrainedModel, batches: list[Batch]
     ) -> None:
         single = stepped(model, batches[:1])
         TestInvariance.assert_same(stepped(model, [batches[1], batches[0], batches[4]]), single)
 
     def test_unjudged_completions_neither_train_nor_count(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], make_scored: Make
+        self, model: PreTrainedModel, batches: list[Batch], make_scored: Make
     ) -> None:
         """The group with a NaN, and the same group without that completion."""
         with_nan = batches[2]
-        rollout = with_nan.rollout
-        assert math.isnan(rollout.rewards[0]) and rollout.sampler_logps is not None
+        rollout = with_nan
+        assert math.isnan(rollout.rewards[0]) and rollout.sampler_logps is not None and rollout.ref_logps is not None
         first = int(rollout.group.completion_lengths[0])
         without = make_scored(
             rollout.group.prompt_ids.tolist(),
             rollout.group.completions()[1:],
             rollout.rewards[1:],
             old_logps=rollout.sampler_logps[first:],
-            ref_logps=with_nan.ref_logps[first:],
+            ref_logps=rollout.ref_logps[first:],
             temperature=rollout.temperature,
         )
         TestInvariance.assert_same(stepped(model, [with_nan, batches[0]]), stepped(model, [without, batches[0]]))
 
     @pytest.mark.parametrize("count", [0, 1, 2])
     def test_with_nothing_to_learn_the_weights_do_not_move_by_a_bit(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], count: int
+        self, model: PreTrainedModel, batches: list[Batch], count: int
     ) -> None:
         learns = learner(model, optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.5))
         learns.step(batches, step=0)  # from now on there is momentum
@@ -251,7 +249,7 @@ class TestNotFinite:
         assert all(torch.equal(learns.weights.stepped[name], weight) for name, weight in stepped_before.items())
 
     def test_a_gradient_of_nan_changes_nothing_and_is_forgotten(
-        self, model: PreTrainedModel, batches: list[ScoredBatch]
+        self, model: PreTrainedModel, batches: list[Batch]
     ) -> None:
         class Poisoned(PackedForward):
             poisoned = True
@@ -280,7 +278,7 @@ class TestKl:
     def test_of_a_model_to_its_own_scores_is_nothing(self, make_tiny: Make, make_scored: Make) -> None:
         model, temperature = make_tiny(), 0.9
         prompt, completions = [3, 4, 5], [[6, 7, 8, 9], [10], [11, 12]]
-        group = make_scored(prompt, completions, [0.0, 1.0, 0.0]).rollout.group
+        group = make_scored(prompt, completions, [0.0, 1.0, 0.0]).group
         with torch.no_grad():
             sampled = PackedForward(model)([group], [temperature]).numpy()
         batch = make_scored(
@@ -309,7 +307,7 @@ class TestLogps:
     """What is shown of a sampled group."""
 
     def test_of_each_batch_at_its_temperature(self, model: PreTrainedModel, make_scored: Make) -> None:
-        first = make_scored([3], [[4, 5], [6]], [0.0, 1.0]).rollout
+        first = make_scored([3], [[4, 5], [6]], [0.0, 1.0])
         two = make_scored([7, 8], [[9]], [0.0], ref_logps=[-1], temperature=2.0)
         before = weights(model)
         first, second = learner(model).logps([first, two])
@@ -342,7 +340,7 @@ class TestProbe:
 class TestNoiseFloor:
     @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
     def test_is_the_kl_between_two_packings(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int
+        self, model: PreTrainedModel, batches: list[Batch], micro_batch_tokens: int
     ) -> None:
         """Of a forward that is off by a tenth of a nat for each completion that is packed with a token."""
 
@@ -353,7 +351,7 @@ class TestNoiseFloor:
         # Groups of 15, 10, 21, 15 and 12 tokens; 3, 2, 4, 3 and 2 completions.
         cuts = {1: [[3], [2], [4], [3], [2]], 40: [[3, 2], [4, 3], [2]], 10_000: [[3, 2, 4, 3, 2]]}[micro_batch_tokens]
         lengths = {0: [4, 1, 7], 1: [3, 3], 2: [2, 5, 6, 3], 3: [3, 2, 4], 4: [1, 9]}
-        assert [batch.rollout.group.completion_lengths.tolist() for batch in batches] == list(lengths.values())
+        assert [batch.group.completion_lengths.tolist() for batch in batches] == list(lengths.values())
         together = [sum(part) for part in cuts for _ in part]
         x = []
         for number, rows in lengths.items():
@@ -361,7 +359,7 @@ class TestNoiseFloor:
             for place, length in enumerate(rows):
                 half = first if place < first else len(rows) - first
                 x += [0.1 * (together[number] - half)] * length
-        masks = [batch.rollout.loss_mask for batch in batches]
+        masks = [batch.loss_mask for batch in batches]
         sampled = [np.ones(sum(lengths[i]), bool) if mask is None else mask for i, mask in enumerate(masks)]
         x = np.array(x)[np.concatenate(sampled)]
         expected = np.mean(np.exp(x) - x - 1)
@@ -369,13 +367,13 @@ class TestNoiseFloor:
         assert got == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: list[Batch]) -> None:
     learns = learner(model.train())
     learns.step(batches, step=0)
     assert not model.training
 
 
-def test_the_reported_learning_rate_is_the_applied_one(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+def test_the_reported_learning_rate_is_the_applied_one(model: PreTrainedModel, batches: list[Batch]) -> None:
     learns = learner(model, optimizer=OptimizerConfig(learning_rate=0.5, min_lr_rate=0.0), max_steps=5)
     assert learns.step(batches, step=3).metrics["learning_rate"] == pytest.approx(0.125)
     assert learns.weights.optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
@@ -397,22 +395,22 @@ class Counting(PackedForward):
         return super().__call__(groups, temperatures)
 
 
-def own_logps(model: PreTrainedModel, batch: ScoredBatch) -> np.ndarray:
+def own_logps(model: PreTrainedModel, batch: Batch) -> np.ndarray:
     with torch.no_grad():
-        return PackedForward(model)([batch.rollout.group], [batch.rollout.temperature]).numpy()
+        return PackedForward(model)([batch.group], [batch.temperature]).numpy()
 
 
-def with_own_logps(model: PreTrainedModel, batch: ScoredBatch) -> ScoredBatch:
+def with_own_logps(model: PreTrainedModel, batch: Batch) -> Batch:
     """As if the model had sampled it. In the model's own precision: float32 would show."""
-    rollout = copy.copy(batch.rollout)
-    object.__setattr__(rollout, "sampler_logps", own_logps(model, batch))
-    return ScoredBatch(rollout, batch.ref_logps, batch.reference_version)
+    changed = copy.copy(batch)
+    object.__setattr__(changed, "sampler_logps", own_logps(model, batch))
+    return changed
 
 
 class TestOldLogps:
     @pytest.mark.parametrize("old_logps", ["recomputed", "current"])
     def test_of_a_single_update_are_its_own_exactly_and_for_nothing(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], old_logps: str
+        self, model: PreTrainedModel, batches: list[Batch], old_logps: str
     ) -> None:
         made: list[Counting] = []
 
@@ -432,7 +430,7 @@ class TestOldLogps:
 
     @pytest.mark.parametrize("micro_batch_tokens", [40, 10_000])
     def test_recomputed_are_those_before_the_first_of_several_updates(
-        self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int
+        self, model: PreTrainedModel, batches: list[Batch], micro_batch_tokens: int
     ) -> None:
         """The same as with a sampler that has the same weights, though not in the second step."""
         copied = copy.deepcopy(model)
@@ -445,7 +443,7 @@ class TestOldLogps:
         assert stats.metrics["loss"] == pytest.approx(expected.metrics["loss"], rel=1e-6)
         assert_close(weights(copied), weights(model))
 
-    def test_are_packed_as_the_updates_pack_them(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_are_packed_as_the_updates_pack_them(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         """Groups of 15, 21 and 15 tokens, in two parts of at most 36 tokens a forward."""
         forward = Counting(model)
         learns = learner(
@@ -457,7 +455,7 @@ class TestOldLogps:
 
 
 class TestSeveralUpdates:
-    def test_passes_are_updates_on_the_same_groups(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_passes_are_updates_on_the_same_groups(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         copied = copy.deepcopy(model)
         stats = learner(copied, num_iterations=3).step(batches, step=0)
         single = learner(model)
@@ -479,7 +477,7 @@ class TestSeveralUpdates:
         assert low <= mean <= high and metrics["policy_loss"] == metrics["loss"]
 
     def test_minibatches_are_updates_on_whole_groups_with_means_of_their_own(
-        self, model: PreTrainedModel, batches: list[ScoredBatch]
+        self, model: PreTrainedModel, batches: list[Batch]
     ) -> None:
         """Three groups train: one, and then two."""
         copied = copy.deepcopy(model)
@@ -490,7 +488,7 @@ class TestSeveralUpdates:
         assert stats.updates == 2 and stats.tokens == each[0].tokens + each[1].tokens
         assert stats.metrics["loss"] == pytest.approx((each[0].metrics["loss"] + each[1].metrics["loss"]) / 2)
 
-    def test_learning_rates_are_those_of_each_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_learning_rates_are_those_of_each_update(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         """A linear decay over the five updates of the run, of which the last step has one."""
         optimizer = OptimizerConfig(learning_rate=1e-3, min_lr_rate=0.0)
         learns = learner(model, optimizer=optimizer, num_iterations=2, max_steps=3, max_updates=5)
@@ -500,12 +498,12 @@ class TestSeveralUpdates:
         assert len({stats.tokens for stats in steps}) == 1  # each token once, in one pass as in two
 
     def test_a_step_that_is_cut_within_a_pass_counts_the_tokens_that_trained(
-        self, model: PreTrainedModel, batches: list[ScoredBatch]
+        self, model: PreTrainedModel, batches: list[Batch]
     ) -> None:
         cut = learner(copy.deepcopy(model), minibatches=2, num_iterations=2, max_updates=1).step(batches, step=0)
         assert cut.updates == 1 and cut.tokens == learner(model).step(batches[:2], step=0).tokens
 
-    def test_the_schedule_ends_where_the_run_does(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_the_schedule_ends_where_the_run_does(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         optimizer = OptimizerConfig(learning_rate=1e-3, min_lr_rate=0.0)
         learns = learner(model, optimizer=optimizer, max_steps=2, max_updates=10)
         assert [learns.step(batches, step=i).metrics["learning_rate"] for i in range(2)] == pytest.approx([1e-3, 0.0])
@@ -544,10 +542,10 @@ class TestSeveralUpdates:
 
 
 class TestWithoutAReference:
-    def test_trains_the_same_and_has_no_kl(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_trains_the_same_and_has_no_kl(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         loss = LossConfig(beta=0.0)
         scored: Any = batches
-        rollouts: Any = [batch.rollout for batch in batches]
+        rollouts: Any = [batch.without_scores() for batch in batches]
         got, expected = (stepped(model, each, loss=loss) for each in (rollouts, scored))
         assert math.isnan(got[0].metrics["kl"]) and expected[0].metrics["kl"] > 0.01
         assert got[0].metrics["loss"] == expected[0].metrics["loss"] and torch.equal(got[2], expected[2])
@@ -564,8 +562,8 @@ class TestCorrection:
         "beta": 0.1,
     }
 
-    def test_is_reported(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
-        w = np.exp(own_logps(model, batches[0]) - batches[0].rollout.sampler_logps)
+    def test_is_reported(self, model: PreTrainedModel, batches: list[Batch]) -> None:
+        w = np.exp(own_logps(model, batches[0]) - batches[0].sampler_logps)
         stats, _, _ = stepped(model, batches[:1], loss=LossConfig.model_validate(self.SETTINGS))
         assert 0 < stats.metrics["importance_sampling_clip_ratio"] < 1
         assert stats.metrics["importance_sampling_clip_ratio"] == pytest.approx((w > 1.2).mean())
@@ -573,7 +571,7 @@ class TestCorrection:
         effective = w.sum() ** 2 / (len(w) * (w**2).sum())
         assert stats.metrics["effective_sample_size"] == pytest.approx(effective, rel=1e-6)
 
-    def test_stays_as_it_was_before_the_first_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_stays_as_it_was_before_the_first_update(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         first = learner(copy.deepcopy(model), loss=LossConfig.model_validate(self.SETTINGS)).step(batches, step=0)
         later = learner(model, loss=LossConfig.model_validate(self.SETTINGS), num_iterations=3).step(batches, step=0)
         for name in ("importance_sampling_clip_ratio", "effective_sample_size", "sampling_logp_difference_max"):
@@ -582,11 +580,11 @@ class TestCorrection:
 
 class TestStatistics:
     @pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
-    def test_by_hand(self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int) -> None:
+    def test_by_hand(self, model: PreTrainedModel, batches: list[Batch], micro_batch_tokens: int) -> None:
         """Over the trained tokens of the groups 0, 2 and 3, whose ratios are taken to the sampler."""
         ratios, advantages, kls, clipped = [], [], [], []
         for batch in (batches[0], batches[2], batches[3]):
-            rollout = batch.rollout
+            rollout = batch
             mask = np.repeat(~np.isnan(rollout.rewards), rollout.group.completion_lengths)
             mask &= True if rollout.loss_mask is None else rollout.loss_mask
             logps = own_logps(model, batch)
@@ -630,16 +628,16 @@ class TestStatistics:
         assert stats.metrics.keys() - STEP_METRICS.keys() == set()
         assert {name for name, metric in STEP_METRICS.items() if metric.reduction} - stats.metrics.keys() == set()
 
-    def test_of_an_unknown_sampler_there_is_no_gap(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_of_an_unknown_sampler_there_is_no_gap(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         for batch in batches:
-            object.__setattr__(batch.rollout, "sampler_logps", None)
+            object.__setattr__(batch, "sampler_logps", None)
         stats = learner(model, loss=LossConfig(old_logps="current")).step(batches, step=0)
         for name in ("sampling_logp_difference_mean", "sampling_logp_difference_max", "effective_sample_size",
                      "importance_sampling_ratio_mean"):  # fmt: skip
             assert math.isnan(stats.metrics[name])
 
 
-def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[Batch]) -> None:
     unclipped = stepped(model, batches, optimizer=OptimizerConfig(learning_rate=1e-2, max_grad_norm=0))
     TestInvariance.assert_same(unclipped, stepped(model, batches))
     clipped = stepped(model, batches, optimizer=OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e-3))
@@ -647,9 +645,7 @@ def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[S
 
 
 class TestFunctionsOfTheUser:
-    def test_built_in_ones_by_module_and_name_train_the_same_bits(
-        self, make_tiny: Make, batches: list[ScoredBatch]
-    ) -> None:
+    def test_built_in_ones_by_module_and_name_train_the_same_bits(self, make_tiny: Make, batches: list[Batch]) -> None:
         given = {
             "surrogate": "tests.policy_trainer.surrogates.users:clipped",
             "advantage": "policy_trainer.objective.advantages:_outcome",
@@ -666,7 +662,7 @@ class TestFunctionsOfTheUser:
         without = {name: value for name, value in stats.metrics.items() if name != "clipped"}
         assert replace(stats, metrics=without) == expected
 
-    def test_metrics_must_stay_the_same(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_metrics_must_stay_the_same(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         names = iter("ab")
 
         def fickle(tokens: Any) -> Any:
@@ -676,7 +672,7 @@ class TestFunctionsOfTheUser:
         with pytest.raises(UserError, match=r"loss\.surrogate: returned the metrics b, and before a: return the same"):
             trainer.step(batches, step=0)
 
-    def test_metrics_must_be_the_same_on_all_ranks(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_metrics_must_be_the_same_on_all_ranks(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         """Else their sums would be added to others, or be of another length."""
 
         class Two(Ranks):
@@ -689,9 +685,7 @@ class TestFunctionsOfTheUser:
         with pytest.raises(UserError, match=r"loss\.surrogate: returned other metrics on other ranks, here clipped"):
             trainer.step(batches, step=0)
 
-    def test_one_that_is_not_finite_ends_the_first_step(
-        self, model: PreTrainedModel, batches: list[ScoredBatch]
-    ) -> None:
+    def test_one_that_is_not_finite_ends_the_first_step(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         """Also where only its gradient is not: that of a root at 0."""
 
         def root(tokens: Any) -> Tensor:

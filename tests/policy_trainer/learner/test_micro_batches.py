@@ -57,7 +57,7 @@ def test_groups_are_joined(groups: list[Group]) -> None:
 
 def test_what_one_group_lacks_none_has(groups: list[Group], make_scored: Make) -> None:
     loss = LossConfig(beta=0, old_logps="current", drop_zero_variance=False)
-    unscored = make_scored([3], [[4]], [1.0]).rollout
+    unscored = make_scored([3], [[4]], [1.0]).without_scores()
     object.__setattr__(unscored, "sampler_logps", None)
     more = ready_groups([unscored], loss)
     got = join([*groups, *more], DEVICE)

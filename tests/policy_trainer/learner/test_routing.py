@@ -12,7 +12,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwe
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.errors import UserError
 from shared.logprobs import PlainForward
 from shared.logprobs.padded import PaddedForward
@@ -46,20 +46,20 @@ def seeded(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
 
 
 @pytest.fixture
-def batches(make_scored: Make) -> list[ScoredBatch]:
+def batches(make_scored: Make) -> list[Batch]:
     """Ragged groups; the last has a completion that does not train."""
     generator = np.random.default_rng(0)
 
-    def group(number: int, lengths: list[int], rewards: list[float]) -> ScoredBatch:
+    def group(number: int, lengths: list[int], rewards: list[float]) -> Batch:
         completions = [generator.integers(2, 64, length).tolist() for length in lengths]
         return make_scored(generator.integers(2, 64, 3 + number).tolist(), completions, rewards, number=number)
 
     return [group(0, [4, 1, 7], [0, 1, 0.2]), group(1, [3, 5], [1, 0]), group(2, [2, 6, 1], [math.nan, 2, 0])]
 
 
-def aux_loss(model: PreTrainedModel, batch: ScoredBatch) -> Tensor:
+def aux_loss(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Of one group: each completion is a row behind its own copy of the prompt, padded on the right."""
-    group = batch.rollout.group
+    group = batch.group
     rows = [torch.from_numpy(np.concatenate([group.prompt_ids, ids])) for ids in group.completions()]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
@@ -72,7 +72,7 @@ def gradient(model: PreTrainedModel) -> Tensor:
 
 
 def step(
-    make: Callable[[], PreTrainedModel], batches: list[ScoredBatch], coefficient: Any, form: Any = None, **settings: Any
+    make: Callable[[], PreTrainedModel], batches: list[Batch], coefficient: Any, form: Any = None, **settings: Any
 ) -> Any:
     """The statistics of a step that changes nothing, and its gradient. form: of forwards; None for the fastest."""
     model = seeded(make)
@@ -86,7 +86,7 @@ def step(
 @MODELS
 @pytest.mark.parametrize("budget", [1, 25, 10_000])
 def test_value_and_gradient_however_groups_are_joined(
-    make: Callable[[], PreTrainedModel], batches: list[ScoredBatch], budget: int
+    make: Callable[[], PreTrainedModel], batches: list[Batch], budget: int
 ) -> None:
     model, shares = seeded(make), [3 / 7, 2 / 7, 2 / 7]
     expected = torch.stack([share * aux_loss(model, each) for share, each in zip(shares, batches, strict=True)]).sum()
@@ -103,9 +103,7 @@ def test_value_and_gradient_however_groups_are_joined(
 
 
 @MODELS
-def test_it_is_the_same_with_gradient_checkpointing(
-    make: Callable[[], PreTrainedModel], batches: list[ScoredBatch]
-) -> None:
+def test_it_is_the_same_with_gradient_checkpointing(make: Callable[[], PreTrainedModel], batches: list[Batch]) -> None:
     def checkpointed() -> PreTrainedModel:
         model = make()
         checkpoint_layers(model)
@@ -116,7 +114,7 @@ def test_it_is_the_same_with_gradient_checkpointing(
     assert (ours - gradients).abs().max() <= 1e-6 * gradients.abs().max()
 
 
-def test_the_coefficient_may_be_the_models_own(make_tiny: Make, batches: list[ScoredBatch]) -> None:
+def test_the_coefficient_may_be_the_models_own(make_tiny: Make, batches: list[Batch]) -> None:
     def weighted() -> PreTrainedModel:
         model = mixtral()
         model.config.router_aux_loss_coef = COEFFICIENT
@@ -131,7 +129,7 @@ def test_the_coefficient_may_be_the_models_own(make_tiny: Make, batches: list[Sc
 @pytest.mark.parametrize("form", [PaddedForward, PlainForward])
 @pytest.mark.parametrize("rows", [20, 10_000])
 def test_rows_that_are_padded_give_the_same(
-    batches: list[ScoredBatch], form: type[PaddedForward | PlainForward], rows: int, monkeypatch: pytest.MonkeyPatch
+    batches: list[Batch], form: type[PaddedForward | PlainForward], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rows: the tokens of one call of the model, which a micro-batch may exceed."""
     monkeypatch.setattr("shared.logprobs.padded.ROW_TOKENS", rows)

@@ -15,7 +15,7 @@ from policy_trainer.learner.groups import make_group, missing_input, trains
 from policy_trainer.learner.learner import Learner
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import teacher_kl
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.logprobs import PackedForward
 from tests.policy_trainer.learner.steps import make_learner
 from tests.rounding import rounding
@@ -25,12 +25,12 @@ DISTILL = {"advantage": "distill", "beta": 0}
 
 
 @pytest.fixture
-def batch(make_scored: Make) -> ScoredBatch:
+def batch(make_scored: Make) -> Batch:
     return make_scored([3], [[4, 6], [5]], [0.0, 0.0], ref_logps=[-1.5, -1.0, -2.0])
 
 
 @pytest.fixture
-def with_teacher(batch: ScoredBatch) -> ScoredBatch:
+def with_teacher(batch: Batch) -> Batch:
     return replace(batch, teacher_logps=np.array([-0.5, -0.25, -0.75], np.float32))
 
 
@@ -57,8 +57,8 @@ def test_the_server_s_only_model_is_the_teacher_unless_the_penalty_uses_it(
         assert teacher_logps is (None if name is None else getattr(scored, name))
 
 
-def test_a_batch_that_nobody_scored_is_refused(batch: ScoredBatch) -> None:
-    assert "no teacher_logps" in str(missing_input(batch.rollout, LossConfig.model_validate(DISTILL)))
+def test_a_batch_that_nobody_scored_is_refused(batch: Batch) -> None:
+    assert "no teacher_logps" in str(missing_input(batch.without_scores(), LossConfig.model_validate(DISTILL)))
 
 
 @pytest.mark.parametrize("loss", [DISTILL, {"distillation_coef": 0.1, "beta": 0}])
@@ -81,15 +81,13 @@ def test_steps_bring_the_policy_to_the_teacher(old_logps: str, make_tiny: Make, 
     policy, teacher = make_tiny(), make_tiny(seed=1)
     batch = make_scored([3, 4], [[5, 6, 7], [8], [9, 10]], [0.0, 0.0, 0.0])
     with torch.no_grad():
-        scored = replace(batch, teacher_logps=PackedForward(teacher)([batch.rollout.group], [1.0]).numpy())
+        scored = replace(batch, teacher_logps=PackedForward(teacher)([batch.group], [1.0]).numpy())
     made, seen = learner(policy, **DISTILL, old_logps=old_logps), []
     for step in range(8):
         groups: list[Group] = []
         with torch.no_grad():
-            sampled = PackedForward(policy)([batch.rollout.group], [1.0]).numpy()
-        fresh = replace(
-            scored, rollout=replace(batch.rollout, sampler_logps=sampled if old_logps == "sampler" else None)
-        )
+            sampled = PackedForward(policy)([batch.group], [1.0]).numpy()
+        fresh = replace(scored, sampler_logps=sampled if old_logps == "sampler" else None)
         stats = made.step([fresh], step=step, on_groups=groups.extend)
         assert stats.groups == 1 and math.isfinite(stats.metrics["loss"])
         bound = rounding(np.abs(sampled).max())

@@ -1,6 +1,7 @@
 """What trains of a vision-language model: all of it, only the language model, or adapters."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.learner.adapters import adapt, save_policy, save_whole, vision_tower
 from policy_trainer.learner.learner import Learner
 from policy_trainer.trainer.memory import Shape
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.logprobs import choose_forward
 from shared.models import load_model
 from tests.device import DEVICE
@@ -25,12 +26,12 @@ Make = Callable[..., Any]
 REWARDS = [1.0, 0.0, 0.5]
 
 
-def scored(model: PreTrainedModel, number: int, group: TokenGroup) -> ScoredBatch:
+def scored(model: PreTrainedModel, number: int, group: TokenGroup) -> Batch:
     chance = np.random.default_rng(number)
     with torch.no_grad():
         logps = choose_forward(model)([group], [1.0]).numpy()
     sampled, reference = np.minimum(logps + 0.1 * chance.normal(size=(2, len(logps))), 0).astype(np.float32)
-    rollout = RolloutBatch(
+    rollout = Batch(
         id=f"00000000-0000-7000-8000-{number:012x}",
         run="run",
         epoch=0,
@@ -41,10 +42,10 @@ def scored(model: PreTrainedModel, number: int, group: TokenGroup) -> ScoredBatc
         finished=np.ones(3, np.bool_),
         sampler_logps=sampled,
     )
-    return ScoredBatch(rollout, reference, "0")
+    return replace(rollout, ref_logps=reference, reference_version="0")
 
 
-def batches(model: PreTrainedModel) -> list[ScoredBatch]:
+def batches(model: PreTrainedModel) -> list[Batch]:
     groups = [with_images(model, [3, 5, 2]), without_images(6, [4, 1, 3]), with_images(model, [2, 2, 6], seed=1)]
     return [scored(model, number, group) for number, group in enumerate(groups)]
 

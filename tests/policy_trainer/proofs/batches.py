@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.learner.groups import rollout_of
-from shared.batch import Array, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
+from shared.batch import Array, Batch, StepRewards, TokenGroup
 from tests.policy_trainer.proofs.cases import REWARDS, WEIGHTS, mask_of_turns
 from tests.policy_trainer.proofs.oracle import Completion
 
@@ -35,21 +34,21 @@ def row_logps_and_entropies(
     return torch.stack([logps[t, token] for t, token in enumerate(completion)]), entropies
 
 
-def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3, longest: int = 6) -> list[ScoredBatch]:
+def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3, longest: int = 6) -> list[Batch]:
     """Ragged, of unlike sizes and temperatures, with everything that a completion may lack."""
     return [_random_batch(rng, model, number, longest) for number in range(count)]
 
 
-def with_turns(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
+def with_turns(rng: random.Random, batch: Batch) -> Batch:
     """The batch with the mask of completions with tools, whose answers have the sampler's log-probs 0."""
-    lengths = batch.rollout.group.completion_lengths.tolist()
+    lengths = batch.group.completion_lengths.tolist()
     mask = np.array([trained for length in lengths for trained in mask_of_turns(rng, length)])
-    assert batch.rollout.sampler_logps is not None
-    logps = np.where(mask, batch.rollout.sampler_logps, np.float32(0))
-    return replace(batch, rollout=replace(batch.rollout, loss_mask=mask, sampler_logps=logps))
+    assert batch.sampler_logps is not None
+    logps = np.where(mask, batch.sampler_logps, np.float32(0))
+    return replace(batch, loss_mask=mask, sampler_logps=logps)
 
 
-def _random_batch(rng: random.Random, model: PreTrainedModel, number: int, longest: int) -> ScoredBatch:
+def _random_batch(rng: random.Random, model: PreTrainedModel, number: int, longest: int) -> Batch:
     size, words = rng.randint(2, 4), range(2, model.config.vocab_size)
     prompt = rng.choices(words, k=rng.randint(1, 4))
     rows = [rng.choices(words, k=rng.randint(1, longest)) for _ in range(size)]
@@ -60,7 +59,7 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int, longe
         np.array([min(logp + rng.gauss(0, 0.3), 0) for logp in logps_of_rows], np.float32) for _ in range(3)
     )
     versions = np.array([rng.randint(0, STEP) for _ in rows])
-    rollout = RolloutBatch(
+    rollout = Batch(
         id=str(UUID(int=(7 << 76) | (2 << 62) | number)),
         run="test",
         epoch=0,
@@ -78,7 +77,7 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int, longe
             for name in WEIGHTS
         },
     )
-    return ScoredBatch(rollout, reference, "0", teacher)
+    return replace(rollout, ref_logps=reference, reference_version="0", teacher_logps=teacher)
 
 
 def _random_steps(rng: random.Random, rows: Sequence[Sequence[int]]) -> StepRewards:
@@ -90,11 +89,11 @@ def _random_steps(rng: random.Random, rows: Sequence[Sequence[int]]) -> StepRewa
     )
 
 
-def permuted(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
+def permuted(rng: random.Random, batch: Batch) -> Batch:
     """The same completions in another order."""
-    rollout = batch.rollout
-    group, steps = rollout.group, rollout.steps
-    assert rollout.sampler_logps is not None and steps is not None and batch.teacher_logps is not None
+    group, steps = batch.group, batch.steps
+    assert batch.sampler_logps is not None and steps is not None
+    assert batch.ref_logps is not None and batch.teacher_logps is not None
     order = rng.sample(range(group.size), group.size)
 
     def moved(values: Array, lengths: Array) -> Array:
@@ -104,60 +103,60 @@ def permuted(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
     def tokens(values: Array) -> Array:
         return moved(values, group.completion_lengths)
 
-    changed = replace(
-        rollout,
+    return replace(
+        batch,
         group=TokenGroup(group.prompt_ids, tokens(group.completion_ids), group.completion_lengths[order]),
-        rewards=rollout.rewards[order],
-        reward_parts={name: part[order] for name, part in rollout.reward_parts.items()},
-        finished=rollout.finished[order],
-        sampler_logps=tokens(rollout.sampler_logps),
-        loss_mask=None if rollout.loss_mask is None else tokens(rollout.loss_mask),
-        policy_versions=None if rollout.policy_versions is None else rollout.policy_versions[order],
+        rewards=batch.rewards[order],
+        reward_parts={name: part[order] for name, part in batch.reward_parts.items()},
+        finished=batch.finished[order],
+        sampler_logps=tokens(batch.sampler_logps),
+        loss_mask=None if batch.loss_mask is None else tokens(batch.loss_mask),
+        policy_versions=None if batch.policy_versions is None else batch.policy_versions[order],
         steps=StepRewards(
             rewards=moved(steps.rewards, steps.counts),
             ends=moved(steps.ends, steps.counts),
             counts=steps.counts[order],
         ),
+        ref_logps=tokens(batch.ref_logps),
+        teacher_logps=tokens(batch.teacher_logps),
     )
-    return ScoredBatch(changed, tokens(batch.ref_logps), batch.reference_version, tokens(batch.teacher_logps))
 
 
-def completions_of(model: PreTrainedModel, batches: Sequence[ScoredBatch]) -> list[list[Completion]]:
+def completions_of(model: PreTrainedModel, batches: Sequence[Batch]) -> list[list[Completion]]:
     """As the naive loops take them, with the log-probs of this model; `old` are the sampler's."""
     return [_completions(model, batch) for batch in batches]
 
 
-def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]:
-    rollout = rollout_of(batch)
-    assert rollout.sampler_logps is not None
-    lengths, none = rollout.group.completion_lengths, np.zeros(0, np.int64)
-    steps = rollout.steps or StepRewards(
+def _completions(model: PreTrainedModel, batch: Batch) -> list[Completion]:
+    assert batch.sampler_logps is not None and batch.ref_logps is not None
+    lengths, none = batch.group.completion_lengths, np.zeros(0, np.int64)
+    steps = batch.steps or StepRewards(
         rewards=np.zeros(0, np.float32), ends=none, counts=np.zeros(len(lengths), np.int64)
     )
     teacher = batch.ref_logps if batch.teacher_logps is None else batch.teacher_logps
     tokens = list(pairwise([0, *np.cumsum(lengths).tolist()]))
     places = list(pairwise([0, *np.cumsum(steps.counts).tolist()]))
-    mask = np.ones(lengths.sum(), bool) if rollout.loss_mask is None else rollout.loss_mask
-    oldest, versions = rollout.policy_version, rollout.policy_versions
-    prompt = rollout.group.prompt_ids.tolist()
+    mask = np.ones(lengths.sum(), bool) if batch.loss_mask is None else batch.loss_mask
+    oldest, versions = batch.policy_version, batch.policy_versions
+    prompt = batch.group.prompt_ids.tolist()
     values = [
-        row_logps_and_entropies(model, prompt, ids.tolist(), rollout.temperature) for ids in rollout.group.completions()
+        row_logps_and_entropies(model, prompt, ids.tolist(), batch.temperature) for ids in batch.group.completions()
     ]
     return [
         Completion(
-            reward=float(rollout.rewards[row]),
+            reward=float(batch.rewards[row]),
             logps=list(logps.unbind()),
-            old=rollout.sampler_logps[slice(*tokens[row])].tolist(),
-            sampler=rollout.sampler_logps[slice(*tokens[row])].tolist(),
+            old=batch.sampler_logps[slice(*tokens[row])].tolist(),
+            sampler=batch.sampler_logps[slice(*tokens[row])].tolist(),
             reference=batch.ref_logps[slice(*tokens[row])].tolist(),
             mask=mask[slice(*tokens[row])].tolist(),
             entropies=list(entropies.unbind()),
-            finished=bool(rollout.finished[row]),
+            finished=bool(batch.finished[row]),
             staleness=STEP - (oldest if versions is None else int(versions[row])),
             parts=[
-                (weight, float(rollout.reward_parts[name][row]))
+                (weight, float(batch.reward_parts[name][row]))
                 for name, weight in WEIGHTS.items()
-                if name in rollout.reward_parts
+                if name in batch.reward_parts
             ],
             teacher=teacher[slice(*tokens[row])].tolist(),
             steps=[(float(steps.rewards[place]), int(steps.ends[place])) for place in range(*places[row])],

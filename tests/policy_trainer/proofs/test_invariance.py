@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import EntropyConfig, LossConfig, OptimizerConfig
 from policy_trainer.learner.step_stats import StepStats
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
 from tests.policy_trainer.learner.steps import assert_near, make_learner
 from tests.policy_trainer.proofs.batches import STEP, completions_of, permuted, random_batches, with_turns
@@ -41,7 +41,7 @@ def model(make_tiny: Callable[..., Any]) -> PreTrainedModel:
 
 def stepped(
     model: PreTrainedModel,
-    batches: list[ScoredBatch],
+    batches: list[Batch],
     loss: LossConfig,
     *,
     forward: Callable[[PreTrainedModel], Any] = PlainForward,
@@ -114,7 +114,7 @@ def test_a_step_is_the_same_however_it_is_cut_packed_and_ordered(advantage: str,
 def test_masks_take_the_old_policy_where_one_group_has_no_sampler(model: PreTrainedModel) -> None:
     """Also next to a group that has one, in any micro-batch."""
     given, *others = random_batches(random.Random(5), model)
-    untold = [replace(batch, rollout=replace(batch.rollout, sampler_logps=None)) for batch in others]
+    untold = [replace(batch, sampler_logps=None) for batch in others]
     settings = {"beta": 0.1, "drop_zero_variance": False, "mask": {"ipo": 0.003, "geometric_high": 1.02}}
     config = LossConfig.model_validate({"old_logps": "recomputed", **settings})
     want, cut = (
@@ -139,7 +139,7 @@ def test_an_adaptive_bonus_moves_alike_however_a_step_is_cut(model: PreTrainedMo
 
 
 def naive_step(
-    model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, num_iterations: int, minibatches: int
+    model: PreTrainedModel, batches: list[Batch], config: LossConfig, num_iterations: int, minibatches: int
 ) -> tuple[list[float], dict[str, Any], Tensor]:
     """The loss of each update, the statistics, and how far the weights of a copy of the model went."""
     model = copy.deepcopy(model)
@@ -172,7 +172,7 @@ def _with_old(completion: Completion, logps: Sequence[Any]) -> Completion:
 
 
 def assert_as_the_naive_loop_says(
-    model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, num_iterations: int, minibatches: int
+    model: PreTrainedModel, batches: list[Batch], config: LossConfig, num_iterations: int, minibatches: int
 ) -> StepStats:
     updates: dict[str, Any] = {"num_iterations": num_iterations, "minibatches": minibatches}
     stats, way = stepped(model, batches, config, forward=PackedForward, micro_batch_tokens=25, **updates)
@@ -242,14 +242,12 @@ def test_what_tools_wrote_does_not_train(name: str, model: PreTrainedModel) -> N
         assert got[0] == want[0] and torch.equal(got[1], want[1])
 
 
-def _other_tools(batch: ScoredBatch) -> ScoredBatch:
+def _other_tools(batch: Batch) -> Batch:
     """With other log-probs where the batch must not train, as far from the policy's as the wire allows."""
-    rollout = batch.rollout
-    assert rollout.loss_mask is not None and rollout.sampler_logps is not None and batch.teacher_logps is not None
-    far = np.where(np.arange(len(rollout.loss_mask)) % 2, -1e30, -500.0).astype(np.float32)
+    assert batch.loss_mask is not None and batch.sampler_logps is not None
+    assert batch.ref_logps is not None and batch.teacher_logps is not None
+    far = np.where(np.arange(len(batch.loss_mask)) % 2, -1e30, -500.0).astype(np.float32)
     sampler, reference, teacher = (
-        np.where(rollout.loss_mask, logps, far)
-        for logps in (rollout.sampler_logps, batch.ref_logps, batch.teacher_logps)
+        np.where(batch.loss_mask, logps, far) for logps in (batch.sampler_logps, batch.ref_logps, batch.teacher_logps)
     )
-    changed = replace(rollout, sampler_logps=sampler)
-    return ScoredBatch(changed, reference, batch.reference_version, teacher)
+    return replace(batch, sampler_logps=sampler, ref_logps=reference, teacher_logps=teacher)

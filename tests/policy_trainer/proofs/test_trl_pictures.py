@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import TrainConfig
 from policy_trainer.learner.adapters import adapt, vision_tower
 from policy_trainer.learner.learner import Learner
-from shared.batch import Array, ScoredBatch
+from shared.batch import Array, Batch
 from shared.logprobs import choose_forward
 from tests.policy_trainer.learner.test_vision import batches, config_of
 from tests.policy_trainer.proofs.trl_cases import LOSS_TYPES
@@ -46,7 +46,7 @@ def test_a_step_is_the_same(name: str, loss_type: str, frozen: bool) -> None:
     ours, theirs = (make_policy(name, config) for _ in range(2))
     forward = choose_forward(ours)
     with torch.no_grad():
-        logps = forward([batch.rollout.group for batch in given], [1.0] * len(given))
+        logps = forward([batch.group for batch in given], [1.0] * len(given))
     stats = Learner(ours, forward, config).step(given, step=0)
     their_logps, their_loss = trl_step(theirs, given, loss_type=loss_type, max_completion_length=MAX_TOKENS)
     assert_same(logps, their_logps)
@@ -64,7 +64,7 @@ def make_policy(name: str, config: TrainConfig) -> PreTrainedModel:
     return model
 
 
-def trl_step(model: PreTrainedModel, given: Sequence[ScoredBatch], **settings: Any) -> tuple[Tensor, Tensor]:
+def trl_step(model: PreTrainedModel, given: Sequence[Batch], **settings: Any) -> tuple[Tensor, Tensor]:
     """(C,) log-probs of all completions, and the loss, whose gradient is left in the model."""
     from trl.trainer.utils import add_fused_lm_head
 
@@ -86,9 +86,9 @@ def trl_step(model: PreTrainedModel, given: Sequence[ScoredBatch], **settings: A
     return logps[inputs["completion_mask"].bool()], loss.detach()
 
 
-def trl_inputs(given: Sequence[ScoredBatch]) -> dict[str, Any]:
+def trl_inputs(given: Sequence[Batch]) -> dict[str, Any]:
     """What TRL's `_generate_and_score_completions` returns."""
-    rollouts = [batch.rollout for batch in given]
+    rollouts = given
     groups = [rollout.group for rollout in rollouts]
     rows = [group for group in groups for _ in range(group.size)]
     prompts = [group.prompt_ids for group in rows]
@@ -105,7 +105,7 @@ def trl_inputs(given: Sequence[ScoredBatch]) -> dict[str, Any]:
             [row for rollout in rollouts for row in rows_of(rollout.sampler_logps, rollout.group.completion_lengths)]
         ),
         "ref_per_token_logps": padded(
-            [row for batch in given for row in rows_of(batch.ref_logps, batch.rollout.group.completion_lengths)]
+            [row for batch in given for row in rows_of(batch.ref_logps, batch.group.completion_lengths)]
         ),
         "num_items_in_batch": torch.tensor(sum(map(len, completions))),
         "pixel_values": torch.tensor(np.concatenate([images["pixel_values"] for images in seen])).double(),

@@ -41,7 +41,7 @@ from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, write_w
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.trainer.memory import Shape
 from policy_trainer.trl.files import show_checkpoint
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.devices import describe_processor
 from shared.errors import UserError
 from shared.logprobs import choose_forward
@@ -233,7 +233,7 @@ def test_right_kernels_are_not_refused(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_is_that_of_lora_on_the_dequantised_weights(
-    family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, batches: list[ScoredBatch]
+    family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, batches: list[Batch]
 ) -> None:
     model = adapted(save_base(tmp_path, family))
     plain = make(family)
@@ -254,7 +254,7 @@ def test_training_is_that_of_lora_on_the_dequantised_weights(
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 
 
-def test_without_adapters_it_is_the_base(tmp_path: Path, batches: list[ScoredBatch]) -> None:
+def test_without_adapters_it_is_the_base(tmp_path: Path, batches: list[Batch]) -> None:
     base = save_base(tmp_path)
     model = load(base)
     add_adapters(model, LORA, seed=0, base=base, revision=None)
@@ -386,7 +386,7 @@ def learner(model: PreTrainedModel) -> Any:
 
 
 @pytest.fixture
-def batches(make_scored: Make) -> list[ScoredBatch]:
+def batches(make_scored: Make) -> list[Batch]:
     return [
         make_scored([3, 9, 5], [[4, 8], [5, 6, 7], [9]], [0.0, 1.0, 0.5], number=1),
         make_scored([11, 12], [[4, 8, 20, 21], [30]], [1.0, 0.0], number=2, temperature=0.8),

@@ -19,7 +19,7 @@ from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.terms import BatchCheck, LeaseTerms
 from shared import wire
 from shared.api import Lease
-from shared.batch import ScoredBatch, TokenGroup
+from shared.batch import TokenGroup
 from shared.client import RefServerClient, RefServerError
 from tests.waiting import until
 
@@ -60,9 +60,9 @@ class RefServer:
         batches = (*batches, *(self.batch(version) for _ in range(count)))
         with self.lock:
             for batch in batches:
-                self.bodies[batch.rollout.id] = wire.encode(batch)
-                self.ready.append(batch.rollout.id)
-        return [batch.rollout.id for batch in batches]
+                self.bodies[batch.id] = wire.encode(batch)
+                self.ready.append(batch.id)
+        return [batch.id for batch in batches]
 
     def lose(self, *ids: str) -> None:
         with self.lock:
@@ -180,7 +180,7 @@ def spoiled(batch: Any, **values: Any) -> None:
             value = TokenGroup(prompt, completions, np.ones(len(completions), np.int64))
         elif isinstance(value, tuple):
             value = np.array(value, np.float32)
-        object.__setattr__(batch if name == "ref_logps" else batch.rollout, name, value)
+        object.__setattr__(batch, name, value)
 
 
 def patience(seconds: float) -> None:
@@ -327,7 +327,7 @@ class TestTake:
         """A worker that is started again samples problem 1 again. What another program sampled has no index."""
         batches = [server.batch(version=3) for _ in range(6)]
         for batch, index in zip(batches, (2, 1, None, 1, None, 0), strict=True):
-            spoiled(batch, sample=json.dumps({"index": index}) if index is not None else "{}")
+            spoiled(batch, index=index)
         known = server.put(*batches)
         feed = open_feed(max_lag=0)
         assert ids(taken(feed, 5, version=3)) == [known[5], known[1], known[0], *sorted((known[2], known[4]))]
@@ -356,9 +356,9 @@ class TestRefused:
     def test_a_missing_input(self, server: RefServer, open_feed: Any) -> None:
         good, bad = server.batch(), server.batch()
         server.put(bad, good)
-        server.bodies[bad.rollout.id] = wire.encode(bad.rollout)  # not scored
-        assert ids(taken(open_feed(), 1)) == [good.rollout.id]
-        self.assert_refused(server, bad.rollout.id, "ref_logps")
+        server.bodies[bad.id] = wire.encode(bad.without_scores())  # not scored
+        assert ids(taken(open_feed(), 1)) == [good.id]
+        self.assert_refused(server, bad.id, "ref_logps")
 
     @pytest.mark.parametrize(
         ("spoil", "reason"),
@@ -378,8 +378,8 @@ class TestRefused:
         bad, good = server.batch(), server.batch()
         spoiled(bad, **spoil)
         server.put(bad, good)
-        assert ids(taken(open_feed(ledger), 1)) == [good.rollout.id]
-        self.assert_refused(server, bad.rollout.id, reason)
+        assert ids(taken(open_feed(ledger), 1)) == [good.id]
+        self.assert_refused(server, bad.id, reason)
         assert ledger.refused == 1
 
     def test_a_stop_is_noticed_where_every_batch_is_bad(self, server: RefServer, open_feed: Any) -> None:
@@ -399,7 +399,7 @@ class TestRefused:
     @pytest.mark.parametrize("field", ["run", "lineage"])
     def test_a_server_that_mixes_runs_ends_the_run(self, server: RefServer, open_feed: Any, field: str) -> None:
         batch = server.batch()
-        server.put(ScoredBatch(replace(batch.rollout, **{field: "other"}), batch.ref_logps, "0"))
+        server.put(replace(batch, **{field: "other"}))
         with pytest.raises(RunFailed, match=f"{field} 'other'"):
             taken(open_feed(), 1)
 

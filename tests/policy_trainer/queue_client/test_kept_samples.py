@@ -11,7 +11,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import make_group
 from policy_trainer.objective.group import Group
 from policy_trainer.queue_client.server import KeptSamples, trained_advantages
-from shared.batch import Array, RolloutBatch, Training
+from shared.batch import Array, Batch, Training
 from shared.client import RefServerError
 from shared.client.errors import Unreachable
 
@@ -22,7 +22,7 @@ class Learner:
     def __init__(self, logps: Array | None = None) -> None:
         self._logps = logps
 
-    def logps(self, batches: Sequence[RolloutBatch]) -> list[Array]:
+    def logps(self, batches: Sequence[Batch]) -> list[Array]:
         made = [-1 - np.arange(len(batch.group.completion_ids), dtype=np.float32) for batch in batches]
         return made if self._logps is None else [self._logps] * len(batches)
 
@@ -41,9 +41,9 @@ class Client(list[tuple[str, Training]]):
 
 
 @pytest.fixture
-def sampled(make_scored: Any) -> list[tuple[RolloutBatch, Group]]:
+def sampled(make_scored: Any) -> list[tuple[Batch, Group]]:
     """Two groups of two completions; the second one did not train."""
-    batches = [make_scored([3], [[4, 5, 6], [7, 8]], [0.0, 1.0], number=number).rollout for number in range(2)]
+    batches = [make_scored([3], [[4, 5, 6], [7, 8]], [0.0, 1.0], number=number) for number in range(2)]
     first, second = [make_group(batch, LossConfig(beta=0)) for batch in batches]
     advantages = np.array([-1, -1, -1, 1, 1], np.float32)
     return [(batches[0], replace(first, advantages=advantages)), (batches[1], second)]

@@ -129,7 +129,7 @@ def check(policy: PreTrainedModel, reference: PreTrainedModel, make_scored: Make
     completions = [np.random.default_rng(row).integers(2, 64, 9).tolist() for row in range(4)]
     unscored = make_scored(prompt, completions, [0.0, 1.0, 0.0, 1.0])
     with torch.no_grad():
-        logps = PackedForward(reference)([unscored.rollout.group], [1.0]).float().numpy()
+        logps = PackedForward(reference)([unscored.group], [1.0]).float().numpy()
     batch = make_scored(prompt, completions, [0.0, 1.0, 0.0, 1.0], ref_logps=logps)
     learner = make_learner(policy, loss=LossConfig(beta=0.1))
     info = ModelInfo.model_construct(name="theirs", dtype=NAMES[reference.dtype], teacher=None)

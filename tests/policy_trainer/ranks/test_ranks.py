@@ -26,7 +26,7 @@ from policy_trainer.run_files.checkpoint import write_weights
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams, sample
 from shared import wire
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.logprobs import choose_forward
 from shared.models import copy_state, load_model, save_model
 from tests.policy_trainer.adapters.adapters import MODELS
@@ -46,10 +46,10 @@ LORA = {"lora": {"rank": 3}, "reference": {"source": "adapter-off"}}
 
 
 @pytest.fixture
-def steps(make_scored: Make) -> list[list[ScoredBatch]]:
+def steps(make_scored: Make) -> list[list[Batch]]:
     chance = np.random.default_rng(0)
 
-    def batch(number: int) -> ScoredBatch:
+    def batch(number: int) -> Batch:
         rows = [chance.integers(2, 60, length).tolist() for length in chance.integers(1, 9, 4)]
         noise = -3 + 0.1 * chance.normal(size=(2, sum(map(len, rows))))
         rewards = chance.normal(size=4).tolist()
@@ -62,7 +62,7 @@ def steps(make_scored: Make) -> list[list[ScoredBatch]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, steps: list[list[ScoredBatch]]) -> Path:
+def place(tmp_path: Path, steps: list[list[Batch]]) -> Path:
     for step, batches in enumerate(steps):
         (directory := tmp_path / f"step-{step}").mkdir()
         for number, batch in enumerate(batches):
@@ -82,7 +82,7 @@ def launch(ranks: int, place: Path, config: TrainConfig, first: int = 0, last: i
 
 
 def in_one_process(
-    model: PreTrainedModel, config: TrainConfig, steps: Sequence[Sequence[ScoredBatch]]
+    model: PreTrainedModel, config: TrainConfig, steps: Sequence[Sequence[Batch]]
 ) -> tuple[Learner, Any]:
     adapt(model, config)
     learner = Learner(model, choose_forward(model), config)
@@ -348,4 +348,4 @@ def test_adapters_alone_are_kept_and_published_and_the_whole_model_has_them(
     for name, tensor in whole.items():
         assert torch.equal(tensor, expected[name]) and torch.equal(tensor, exported[name])
     with adapters_off(model):
-        assert torch.equal(*(choose_forward(each)([steps[0][0].rollout.group], [1.0]) for each in (model, base)))
+        assert torch.equal(*(choose_forward(each)([steps[0][0].group], [1.0]) for each in (model, base)))

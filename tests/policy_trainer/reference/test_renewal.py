@@ -27,7 +27,6 @@ from policy_trainer.run_files.checkpoint import Checkpoints, RunFiles, TrainStat
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared import wire
 from shared.api import WeightsFile
-from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased, RefServerClient, RefServerError
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, tokenizer_fingerprint
@@ -59,9 +58,11 @@ class RefServer:
     def respond(self, request: Any) -> Any:
         if request.path == "/v1/logprobs" and not self.errors:
             batch = wire.decode(request.body)
-            assert isinstance(batch, RolloutBatch)
+            assert batch.ref_logps is None
             logps = np.full(len(batch.group.completion_ids), -0.5, np.float32)
-            return self.site.answer(200, wire.encode(ScoredBatch(batch, logps, str(self.version))))
+            return self.site.answer(
+                200, wire.encode(replace(batch, ref_logps=logps, reference_version=str(self.version)))
+            )
         status, answer = self.published(request) if "/weights/" in request.path else self.reference(request)
         return self.site.answer(status, json.dumps(answer).encode())
 
@@ -317,7 +318,7 @@ def test_batches_that_waited_during_a_renewal_are_scored_again(make_run: Callabl
     life = run.begin().until(2)
     batches = [make_scored([3], [[4], [5]], [0.0, 1.0], number=number) for number in range(3)]
     leased = [
-        Leased(replace(batch, reference_version=version), batch.rollout.id, "token", 1)
+        Leased(replace(batch, reference_version=version), batch.id, "token", 1)
         for batch, version in zip(batches, ("1", "2", "1"), strict=True)
     ]
     first, second, third = life.renewal.rescored(leased)

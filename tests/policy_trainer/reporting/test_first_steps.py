@@ -11,7 +11,7 @@ import pytest
 
 from policy_trainer.config import LossConfig
 from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 
 TAGS = frozenset({"accuracy", "format"})
 LOSS = LossConfig()
@@ -20,7 +20,7 @@ RIGHT, WRONG = "<think>6*7</think><answer>42</answer>", "<answer>41</answer>"
 
 
 @pytest.fixture
-def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., RolloutBatch]:
+def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., Batch]:
     """A group from texts."""
 
     def make(
@@ -30,9 +30,9 @@ def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., RolloutBatch]:
         prompt: str = "6*7=?",
         finished: bool = True,
         parts: dict[str, float] | None = None,
-    ) -> RolloutBatch:
+    ) -> Batch:
         rows = [tokenizer.encode(text) for text in texts]
-        rollout = make_scored(tokenizer.encode(prompt), rows, rewards).rollout
+        rollout = make_scored(tokenizer.encode(prompt), rows, rewards)
         each = np.ones(len(texts), np.float32)
         return replace(
             rollout,
@@ -43,9 +43,7 @@ def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., RolloutBatch]:
     return make
 
 
-def troubles(
-    tokenizer: Any, *steps: list[RolloutBatch], tagged: frozenset[str] = TAGS, loss: LossConfig = LOSS
-) -> list[str]:
+def troubles(tokenizer: Any, *steps: list[Batch], tagged: frozenset[str] = TAGS, loss: LossConfig = LOSS) -> list[str]:
     first = FirstSteps(2, tokenizer, tagged, loss)
     return [str(trouble) for number, step in enumerate(steps, 1) for trouble in first.observe(number, step)]
 

@@ -96,27 +96,28 @@ def leased(make_scored: Any) -> list[Leased]:
         number: int, lengths: list[int], rewards: list[float], parts: dict[str, list[float]], **given: Any
     ) -> Leased:
         batch = make_scored([3], [[4] * length for length in lengths], rewards, number=number, version=given["version"])
-        rollout = replace(
-            batch.rollout,
+        scored = replace(
+            batch,
             reward_parts={name: np.array(part, np.float32) for name, part in parts.items()},
             finished=np.array(given["finished"]),
+            index=given["index"],
             sample=json.dumps(given["sample"]),
+            reference_version=given["reference"],
         )
-        scored = replace(batch, rollout=rollout, reference_version=given["reference"])
-        return Leased(scored, rollout.id, "token", given["deliveries"])
+        return Leased(scored, scored.id, "token", given["deliveries"])
 
-    first = {"index": 7, "sampling_seconds": 0.5, "waiting_seconds": 0.25, "dropped_prompts": 2}
+    first = {"sampling_seconds": 0.5, "waiting_seconds": 0.25, "dropped_prompts": 2}
     first |= {"resampled_groups": 2, "resampled_tokens": 30}
-    second = {"index": 4, "sampling_seconds": 1.5, "judging_seconds": 0.5, "resampled_groups": 1, "resampled_tokens": 5}
+    second = {"sampling_seconds": 1.5, "judging_seconds": 0.5, "resampled_groups": 1, "resampled_tokens": 5}
     second |= {"probe_logp_difference": 0.25, "probe_logp_difference_max": 0.5}
     return [
         group(
             0, [1, 2, 3], [0.0, 2.0, math.nan], {"accuracy": [0, 1, math.nan], "tags": [0, 1, 1]},
-            version=3, reference="12", deliveries=1, finished=[True, False, True], sample=first,
+            version=3, reference="12", deliveries=1, finished=[True, False, True], index=7, sample=first,
         ),
         group(
             1, [4, 2], [1.0, 1.0], {"accuracy": [1, 1]},
-            version=5, reference="3", deliveries=3, finished=[True, True], sample=second,
+            version=5, reference="3", deliveries=3, finished=[True, True], index=4, sample=second,
         ),
     ]  # fmt: skip
 
@@ -163,7 +164,7 @@ class TestBatchMetrics:
         assert next_index(leased) == 8
 
     def test_a_step_without_a_reward_leaves_its_completion_without_one(self, make_scored: Any) -> None:
-        rollout = make_scored([1], [[2, 3], [4]], [1.0, 0.5]).rollout
+        rollout = make_scored([1], [[2, 3], [4]], [1.0, 0.5])
         steps = StepRewards(
             rewards=np.array([0.0, math.nan, 1.0], np.float32), ends=np.array([0, 1, 0]), counts=np.array([2, 1])
         )
@@ -181,6 +182,6 @@ class TestBatchMetrics:
     def test_the_sample_of_an_outside_client_may_be_any_json(self, make_scored: Any, sample: str) -> None:
         """API.md: free for the client."""
         batch = make_scored([3], [[4], [5]], [0.0, 1.0])
-        batch = replace(batch, rollout=replace(batch.rollout, sample=sample))
-        leased = [Leased(batch, batch.rollout.id, "token", 1)]
+        batch = replace(batch, sample=sample)
+        leased = [Leased(batch, batch.id, "token", 1)]
         assert batch_metrics(leased, version=0)["problems"] == [None] and next_index(leased) == 0

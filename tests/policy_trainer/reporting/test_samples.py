@@ -30,15 +30,15 @@ from policy_trainer.reporting.samples import (
     as_json,
     read_samples,
 )
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 
 
 @pytest.fixture
-def batch(make_scored: Any, tokenizer: PreTrainedTokenizerFast) -> RolloutBatch:
+def batch(make_scored: Any, tokenizer: PreTrainedTokenizerFast) -> Batch:
     """Three completions of `6*7=?`: right with an EOS, wrong, and one that nobody could judge."""
     eos = [tokenizer.eos_token_id]
     rows = [[*tokenizer.encode("42"), *eos], tokenizer.encode("41,"), tokenizer.encode("40")]
-    rollout = make_scored(tokenizer.encode("6*7=?"), rows, [1.5, 0.5, math.nan]).rollout
+    rollout = make_scored(tokenizer.encode("6*7=?"), rows, [1.5, 0.5, math.nan])
     return replace(
         rollout,
         finished=np.array([True, False, True]),
@@ -47,21 +47,22 @@ def batch(make_scored: Any, tokenizer: PreTrainedTokenizerFast) -> RolloutBatch:
             "accuracy": np.array([1, 0, 1], np.float32),
         },
         task="arithmetic",
-        sample=json.dumps({"index": 17, "answer": "42", "worker": 0}),
+        index=17,
+        sample=json.dumps({"answer": "42", "worker": 0}),
     )
 
 
-def trained(batch: RolloutBatch) -> Group:
+def trained(batch: Batch) -> Group:
     loss = LossConfig(beta=0)
     group = make_group(batch, loss)
     return replace(group, advantages=advantages([group], loss)[0])
 
 
 @pytest.fixture
-def sample(tokenizer: PreTrainedTokenizerFast) -> Callable[[RolloutBatch], SampledGroup]:
+def sample(tokenizer: PreTrainedTokenizerFast) -> Callable[[Batch], SampledGroup]:
     """What step 1 keeps of a batch."""
 
-    def sample(batch: RolloutBatch) -> SampledGroup:
+    def sample(batch: Batch) -> SampledGroup:
         kept: list[Sequence[SampledGroup]] = []
         make_samples(tokenizer, kept.append).of_step(1, [batch], [trained(batch)])
         return kept[0][0]
@@ -78,7 +79,7 @@ def make_samples(tokenizer: PreTrainedTokenizerFast, *writers: Any, every: int =
 
 
 def test_a_line_has_the_texts_rewards_and_advantages(
-    tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+    tmp_path: Path, batch: Batch, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = tmp_path / "samples.jsonl"
     make_samples(tokenizer, partial(append_samples, path)).of_step(1, [batch], [trained(batch)])
@@ -99,7 +100,7 @@ def test_a_line_has_the_texts_rewards_and_advantages(
 
 
 def test_the_pictures_of_a_prompt_are_kept_as_the_model_saw_them(
-    tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+    tmp_path: Path, batch: Batch, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path, shown = tmp_path / "samples.jsonl", io.StringIO()
     pixels = np.zeros((1, 3, 2 * MAX_SIDE, 6), np.float32)
@@ -125,7 +126,7 @@ def test_only_png_files_in_data_urls_are_read_as_pictures(tmp_path: Path, sample
 
 
 @pytest.mark.parametrize("text", ["!", "AAAA", data_url(b"\x89PNG\r\n").partition(",")[2]])
-def test_a_damaged_picture_is_named_in_its_place(sample: Any, batch: RolloutBatch, text: str) -> None:
+def test_a_damaged_picture_is_named_in_its_place(sample: Any, batch: Batch, text: str) -> None:
     shown = io.StringIO()
     group = replace(sample(batch), images=(f"data:image/png;base64,{text}",))
     print_best_and_worst(Console(file=shown, width=100, force_terminal=True), [group])
@@ -133,7 +134,7 @@ def test_a_damaged_picture_is_named_in_its_place(sample: Any, batch: RolloutBatc
 
 
 def test_a_full_disk_ends_the_run_with_the_file_and_a_remedy(
-    tmp_path: Path, full_disk: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+    tmp_path: Path, full_disk: Path, batch: Batch, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = tmp_path / "samples.jsonl"
     path.symlink_to(full_disk)
@@ -141,14 +142,14 @@ def test_a_full_disk_ends_the_run_with_the_file_and_a_remedy(
         make_samples(tokenizer, partial(append_samples, path)).of_step(1, [batch], [trained(batch)])
 
 
-def test_a_text_begins_as_rewards_saw_it(batch: RolloutBatch, sample: Any) -> None:
+def test_a_text_begins_as_rewards_saw_it(batch: Batch, sample: Any) -> None:
     group = sample(replace(batch, sample=json.dumps({"start": "Well.\n<think>"})))
     assert [item.text for item in group.completions] == [f"Well.\n<think>{text}" for text in ("42", "41,", "40")]
 
 
 @pytest.mark.parametrize(("every", "expected"), [(3, [1, 3, 6]), (1, [1, 2, 3, 4, 5, 6]), (0, [])])
 def test_the_first_step_and_every_nth(
-    batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast, every: int, expected: list[int]
+    batch: Batch, tokenizer: PreTrainedTokenizerFast, every: int, expected: list[int]
 ) -> None:
     kept: list[Sequence[SampledGroup]] = []
     samples = make_samples(tokenizer, kept.append, every=every, prompts=2)
@@ -159,14 +160,12 @@ def test_the_first_step_and_every_nth(
 
 
 @pytest.mark.parametrize("about", [None, "[1]", '{"index": "x", "answer": 3, "start": 4}'])
-def test_an_outside_clients_sample_may_be_any_json(batch: RolloutBatch, sample: Any, about: str | None) -> None:
-    group = sample(replace(batch, sample=about))
+def test_an_outside_clients_sample_may_be_any_json(batch: Batch, sample: Any, about: str | None) -> None:
+    group = sample(replace(batch, index=None, sample=about))
     assert (group.problem, group.answer, group.completions[0].text) == (None, None, "42")
 
 
-def test_half_a_surrogate_pair_is_escaped(
-    tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_half_a_surrogate_pair_is_escaped(tmp_path: Path, batch: Batch, tokenizer: PreTrainedTokenizerFast) -> None:
     """A problem's answer may have one, which UTF-8 does not."""
     path, shown = tmp_path / "samples.jsonl", io.StringIO()
     completion = SampledCompletion("a\ud800", 1.0, {}, None, 1, True)
@@ -179,7 +178,7 @@ def test_half_a_surrogate_pair_is_escaped(
 
 
 def test_the_terminal_gets_the_best_and_the_worst_of_one_group(
-    batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+    batch: Batch, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     output = io.StringIO()
     terminal = partial(print_best_and_worst, Console(file=output, width=100))
@@ -190,7 +189,7 @@ def test_the_terminal_gets_the_best_and_the_worst_of_one_group(
     assert "    42\n" in shown and "    41,\n" in shown and "    40\n" not in shown
 
 
-def test_tables_and_markdown_have_a_row_for_each_completion(batch: RolloutBatch, sample: Any) -> None:
+def test_tables_and_markdown_have_a_row_for_each_completion(batch: Batch, sample: Any) -> None:
     group = sample(batch)
     columns, rows = columns_and_rows([group])
     table = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -213,7 +212,7 @@ def test_tables_and_markdown_have_a_row_for_each_completion(batch: RolloutBatch,
     ],
 )
 def test_a_line_with_values_of_other_types_holds_no_group(
-    tmp_path: Path, sample: Any, batch: RolloutBatch, wrong: dict[str, Any]
+    tmp_path: Path, sample: Any, batch: Batch, wrong: dict[str, Any]
 ) -> None:
     """As in somebody else's run directory: commands show the other lines."""
     path, line = tmp_path / "samples.jsonl", as_json(sample(batch))

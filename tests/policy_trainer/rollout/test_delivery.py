@@ -12,7 +12,7 @@ from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.outbox import Outbox, count_refused, hold
 from shared import wire
 from shared.api import State, Uploaded
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.client import RefServerError
 from shared.errors import UserError
 from tests.policy_trainer.rollout.fakes import Server
@@ -27,8 +27,8 @@ def deliver(server: Any, box: Outbox, ahead: int = 2) -> Delivery:
     return Delivery(server, box, ahead=ahead)
 
 
-def test_batches_of_an_earlier_process_go_first(tmp_path: Path, make_scored: Callable[..., ScoredBatch]) -> None:
-    left = [wire.encode(make_scored([5, 6], [[7]], [1.0]).rollout) for _ in range(2)]
+def test_batches_of_an_earlier_process_go_first(tmp_path: Path, make_scored: Callable[..., Batch]) -> None:
+    left = [wire.encode(make_scored([5, 6], [[7]], [1.0]).without_scores()) for _ in range(2)]
     earlier = outbox(tmp_path)
     for index, body in enumerate([*left, b"", b"half of a batch"]):  # the last two after a power cut
         earlier.add(index, body)

@@ -17,7 +17,6 @@ from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.publication import Publication
 from shared import wire
-from shared.batch import RolloutBatch
 from shared.logprobs.vision import vision_of
 from shared.models import load_model, load_tokenizer
 from tests.policy_trainer.rollout.fakes import make_rounds, publication
@@ -60,7 +59,7 @@ class TestWorker:
         assert vision is not None
         for group in rounds.next(iter(range(2)).__next__, published, 2).groups:
             batch = wire.decode(wire.encode(worker._batch(published, group, "{}")))
-            assert isinstance(batch, RolloutBatch)
+            assert batch.ref_logps is None
             vision.check(batch.group)
             pictures = len(group.problem.images)
             assert pictures in (1, 2) and len(batch.group.images["image_grid_thw"]) == pictures

@@ -43,14 +43,14 @@ def indexes(made: Round) -> list[int]:
 
 def test_a_batchs_sample_is_readable(made: Any) -> None:
     plain, _ = made({1}, draw=iter(range(100)))
-    texts = [{"index": i, "prompt": str(i), "answer": str(i)} for i in range(3)]
-    assert [group.about for group in plain.groups] == texts
+    texts = [{"prompt": str(i), "answer": str(i)} for i in range(3)]
+    assert [group.about for group in plain.groups] == texts and [group.index for group in plain.groups] == [0, 1, 2]
     begun, _ = made({1}, draw=iter(range(100)), data=DataConfig(assistant_prefill=f"{' ' * 300}\n"))
     assert begun.groups[1].about == texts[1] | {"start": f"{' ' * 199}\n"}
     turns = [("user", "2+3?"), ("user", "y" * 999), ("assistant", "6")]
     problem = Problem("5", tuple({"role": role, "content": text} for role, text in turns), prompt="x")
     judgement = replace(plain.groups[0].judgement, samples=[Sample(problem, "")])
-    assert replace(plain.groups[0], judgement=judgement).about == {"index": 0, "prompt": "y" * 300, "answer": "5"}
+    assert replace(plain.groups[0], judgement=judgement).about == {"prompt": "y" * 300, "answer": "5"}
     assert begun.groups[1].judgement.samples[0].start == f"{' ' * 300}\n"
 
 

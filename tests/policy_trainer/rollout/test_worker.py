@@ -21,7 +21,7 @@ from policy_trainer.weights.directory import WeightsDirectory
 from shared import wire
 from shared.api import State
 from shared.atomic_files import write_json
-from shared.batch import RolloutBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.client import RefServerError
 from shared.errors import UserError
 from tests.policy_trainer.rollout.fakes import Scripted, Server, make_rounds
@@ -102,9 +102,9 @@ def publish(tmp_path: Path) -> Act:
     return write
 
 
-def rollout_of(body: bytes) -> RolloutBatch:
+def rollout_of(body: bytes) -> Batch:
     batch = wire.decode(body)
-    assert isinstance(batch, RolloutBatch)
+    assert batch.ref_logps is None
     return batch
 
 
@@ -126,7 +126,7 @@ def test_a_batch_names_its_weights(work: Act, publish: Act, server: Server, samp
     batches = sorted((rollout_of(body) for body in server.bodies), key=lambda batch: batch.id)
     for batch in batches:
         assert (batch.run, batch.lineage, batch.epoch, batch.policy_version) == ("ours", "one", 1, 2)
-    assert [json.loads(batch.sample or "")["index"] for batch in batches] == [7, 8, 9]
+    assert [batch.index for batch in batches] == [7, 8, 9]
     assert [batch.rewards.tolist() for batch in batches] == [[1, 0]] * ROUND
     assert sampler.weights == b"weights"
 
@@ -159,7 +159,7 @@ class TestSeveralVersions:
         sampler.after_first = lambda: publish(version=3)
         with pytest.raises(Enough):
             work(lambda: len(server.bodies) >= ROUND, regroup=3)
-        batches = {json.loads(batch.sample or "")["index"]: batch for batch in map(rollout_of, server.bodies)}
+        batches = {batch.index: batch for batch in map(rollout_of, server.bodies)}
         assert (batches[1].policy_version, batches[1].policy_versions) == (2, None)
         mixed = batches[0]
         assert mixed.policy_version == 2 and mixed.policy_versions is not None
@@ -168,7 +168,7 @@ class TestSeveralVersions:
 
 def indexes(server: Server) -> list[int]:
     batches = sorted((rollout_of(body) for body in server.bodies), key=lambda batch: batch.id)
-    return [json.loads(batch.sample or "")["index"] for batch in batches]
+    return [batch.index for batch in batches if batch.index is not None]
 
 
 class TestGroupsOfAStep:
@@ -287,7 +287,7 @@ def test_an_engine_that_lost_its_weights_gets_the_newest_and_samples_the_same_pr
     with pytest.raises(Enough):
         work(lambda: len(server.bodies) == 2 * ROUND)
     batches = sorted((rollout_of(body) for body in server.bodies), key=lambda batch: batch.id)
-    assert [json.loads(batch.sample or "")["index"] for batch in batches] == [*range(2 * ROUND)]
+    assert [batch.index for batch in batches] == [*range(2 * ROUND)]
     assert [batch.policy_version for batch in batches] == [2] * ROUND + [3] * ROUND
     assert len(loads) == 2 and len(set(loads)) == 2 and seeds[1] == seeds[2] != seeds[0]
 

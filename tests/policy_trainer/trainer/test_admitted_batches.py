@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,13 +29,13 @@ from policy_trainer.reporting.samples import Samples, append_samples, read_sampl
 from policy_trainer.trainer.parts import step_record
 from shared import wire
 from shared.batch import (
+    MAX_INDEX,
     MAX_LOGP,
     MAX_REWARD,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
+    Batch,
     BatchError,
-    RolloutBatch,
-    ScoredBatch,
     StepRewards,
     TokenGroup,
     Training,
@@ -48,7 +49,6 @@ NUMBERS = st.floats(-MAX_REWARD, MAX_REWARD, width=32) | st.sampled_from([-0.0, 
 LOWEST = float(np.finfo(np.float32).min)
 LOGPS = st.floats(LOWEST, 0, width=32) | st.sampled_from([LOWEST, MAX_LOGP, 0.0, -(2.0**-149)])
 KNOWN = (
-    "index",
     "answer",
     "start",
     "sampling_seconds",
@@ -102,7 +102,7 @@ def admitted(draw: Any) -> Leased:
     counts = np.array(draw(st.lists(st.integers(0, 1), min_size=size, max_size=size)))
     steps = StepRewards(rewards=floats(draw, NUMBERS, counts.sum()), ends=lengths[counts > 0] - 1, counts=counts)
     try:
-        rollout = RolloutBatch(
+        rollout = Batch(
             id=str(UUID(int=(7 << 76) | (2 << 62) | draw(st.integers(0, 2**30)))),
             run=draw(NAMES.filter(bool)),
             epoch=draw(st.integers(0, 2**63 - 1)),
@@ -123,10 +123,13 @@ def admitted(draw: Any) -> Leased:
             top_p=draw(st.none() | st.floats(0, 1, exclude_min=True)),
             top_k=draw(st.none() | st.integers(0, 2**63 - 1)),
             task=draw(st.none() | NAMES),
+            index=draw(st.none() | st.integers(0, MAX_INDEX)),
             sample=draw(st.none() | SAMPLES.map(json.dumps)),
         )
-        batch = ScoredBatch(rollout, floats(draw, LOGPS, tokens), draw(st.integers(0, 2**63)).__str__())
-        return Leased(wire.decode(wire.encode(batch)), rollout.id, "token", draw(st.integers(1, 5)))
+        scores = {"ref_logps": floats(draw, LOGPS, tokens), "reference_version": str(draw(st.integers(0, 2**63)))}
+        return Leased(
+            wire.decode(wire.encode(replace(rollout, **scores))), rollout.id, "token", draw(st.integers(1, 5))
+        )
     except BatchError:
         return draw(st.nothing())
 
@@ -185,7 +188,7 @@ def test_a_step_and_its_reports_survive(trainer: Any, tmp_path: Path, leased: li
     for display in trainer.displays:
         display.step(record | {"tokens_per_second": 1.0})
     trainer.console.print(trainer.displays[1]._render())
-    rollouts = [lease.rollout for lease in leased]
+    rollouts = [lease.batch for lease in leased]
     trainer.metrics.write(record)
     for trouble in (*trainer.first_steps(loss).observe(1, rollouts), *Health(loss).observe(record)):
         trainer.metrics.write(health_record(trouble, 6))

@@ -17,7 +17,7 @@ from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.recording import record
 from policy_trainer.trainer.replay import replay
-from shared.batch import ScoredBatch
+from shared.batch import Batch
 from shared.errors import UserError
 from shared.models import save_model
 from shared.settings import from_values
@@ -32,7 +32,7 @@ def model(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokeni
 
 
 @pytest.fixture
-def recorded(make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> Path:
+def recorded(make_scored: Callable[..., Batch], tmp_path: Path) -> Path:
     random = np.random.default_rng(0)
     for step in range(1, STEPS + 1):
         completions = random.integers(5, 60, size=(2, 4, 6)).tolist()
@@ -65,10 +65,8 @@ def test_the_same_settings_give_the_same_weights(model: Path, recorded: Path, tm
     assert any(not torch.equal(weights[name], begun[name]) for name in weights)
 
 
-def test_batches_that_cannot_be_trained_on(
-    model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path
-) -> None:
-    rollout = make_scored([7], [[5, 6], [8]], [0.0, 1.0]).rollout
+def test_batches_that_cannot_be_trained_on(model: Path, make_scored: Callable[..., Batch], tmp_path: Path) -> None:
+    rollout = make_scored([7], [[5, 6], [8]], [0.0, 1.0]).without_scores()
     record(tmp_path / "recorded", 1, [rollout])
     with pytest.raises(UserError, match=r"^batches: .* of step 1 .* no ref_logps.*; .*--loss.beta 0"):
         replayed(model, tmp_path / "recorded", tmp_path / "a", loss={"beta": 0.1})
@@ -78,7 +76,7 @@ def test_batches_that_cannot_be_trained_on(
         replayed(model, tmp_path / "other", tmp_path / "c")
 
 
-def test_groups_that_do_not_train(model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> None:
+def test_groups_that_do_not_train(model: Path, make_scored: Callable[..., Batch], tmp_path: Path) -> None:
     record(tmp_path / "recorded", 1, [make_scored([7], [[5, 6], [8]], [1.0, 1.0])])
     with pytest.raises(RunFailed, match=r"trained no token"):
         replayed(model, tmp_path / "recorded", tmp_path / "a")

@@ -73,7 +73,7 @@ class Feed:
         if self.idle is not None:
             self.idle(on_idle)
         batch = self.batches.pop(0)
-        lease = Leased(batch, batch.rollout.id, "token", 1)
+        lease = Leased(batch, batch.id, "token", 1)
         self.ledger.add([lease])
         return [lease]
 
@@ -169,7 +169,7 @@ def make_trainer(
         learner = make_learner(model, loss=config.loss, optimizer=config.optimizer, max_steps=2)
         rows = [[4, 5, 6], [7, 8]]
         unscored = make_scored([3], rows, [0.0, 1.0])
-        logps = PackedForward(model)([unscored.rollout.group], [1.0]).detach().numpy()
+        logps = PackedForward(model)([unscored.group], [1.0]).detach().numpy()
         scores = logps if ref_logp is None else [ref_logp] * 5
         batches = [make_scored([3], rows, [0.0, 1.0], ref_logps=scores, number=number) for number in range(2)]
         stop, ledger, metrics = StopRequest(), CountingLedger(), Metrics()
@@ -265,7 +265,7 @@ def test_a_finished_run_is_acked_and_ended(make_trainer: Any) -> None:
 def test_a_checkpoint_acks_only_batches_that_trained_before_it(make_trainer: Any) -> None:
     """The second batch trains while the first checkpoint is written in the background."""
     trainer, feed, _, _ = make_trainer(background=True)
-    first, second = (batch.rollout.id for batch in feed.batches)
+    first, second = (batch.id for batch in feed.batches)
     assert trainer.run()
     assert feed.settled[0] == f"{first} by step-00000001"
     assert f"{second} by step-00000002" in feed.settled and f"{second} by step-00000001" not in feed.settled
@@ -408,5 +408,5 @@ def test_groups_that_fail_only_together_count_as_delivered(make_trainer: Any, mo
     monkeypatch.setattr(Learner, "step", fails)
     with pytest.raises(RuntimeError, match="too much at once") as raised:
         trainer.run()
-    assert feed.refused == {first.rollout.id: "a step with it raised RuntimeError: too much at once"}
+    assert feed.refused == {first.id: "a step with it raised RuntimeError: too much at once"}
     assert "can be trained by itself" in raised.value.__notes__[0]

@@ -18,13 +18,13 @@ from ref_server.queue.sqlite import backup
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
 from shared.api import State
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from tests.docs.pages import texts
 from tests.ref_server.processes import running
 from tests.ref_server.queue.backends import make_limits, postgres_backend
 from tests.ref_server.queue.sqlite.test_backup import fill, pictures
 
-Rollout = Callable[..., RolloutBatch]
+Rollout = Callable[..., Batch]
 Command = Callable[..., tuple[int, str, str]]
 SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
 

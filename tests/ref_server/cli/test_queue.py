@@ -21,12 +21,12 @@ from ref_server.config import QueueConfig
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import PurgeBody, Purged
-from shared.batch import RolloutBatch, Training
+from shared.batch import Batch, Training
 from shared.client import NotRefServer, RefServerClient
 from tests.ports import free_port
 from tests.waiting import until
 
-Rollout = Callable[..., RolloutBatch]
+Rollout = Callable[..., Batch]
 Command = Callable[..., tuple[int, str, str]]
 
 # Batches that may wait in one run.
@@ -73,7 +73,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Terminal]:
     return sit_down
 
 
-def ready(http: httpx.Client, batch: RolloutBatch) -> str:
+def ready(http: httpx.Client, batch: Batch) -> str:
     """Uploads a batch and waits until it is scored: its id."""
     body = wire.encode(batch)
     assert http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}).status_code == 201
@@ -81,7 +81,7 @@ def ready(http: httpx.Client, batch: RolloutBatch) -> str:
     return batch.id
 
 
-def dead(http: httpx.Client, batch: RolloutBatch, error: str = "the loss is not finite") -> str:
+def dead(http: httpx.Client, batch: Batch, error: str = "the loss is not finite") -> str:
     """Uploads a batch and lets it die: its id. No other batch of its run may be ready."""
     ready(http, batch)
     lease(http, batch.run, error=error)

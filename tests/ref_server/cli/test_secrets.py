@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ref_server.cli.serve import run as serve
 from ref_server.config import ServeConfig
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import load_settings
@@ -96,7 +96,7 @@ def test_a_bad_token_is_not_repeated(
 
 
 @pytest.mark.slow
-def test_nothing_that_clients_send_is_logged(tmp_path: Path, rollout: Callable[..., RolloutBatch]) -> None:
+def test_nothing_that_clients_send_is_logged(tmp_path: Path, rollout: Callable[..., Batch]) -> None:
     """At the most talkative level, with requests of every kind: good, bad, broken."""
     file = tmp_path / "tokens"
     file.write_text(f"admin {TOKEN}\n")

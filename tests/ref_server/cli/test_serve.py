@@ -22,16 +22,16 @@ from ref_server.cli.serve import run as serve
 from ref_server.config import ServeConfig
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.models import save_model
 from tests.ports import free_port
 from tests.ref_server.processes import running
 from tests.ref_server.queue.backends import make_limits
 
-Rollout = Callable[..., RolloutBatch]
+Rollout = Callable[..., Batch]
 
 
-def upload(http: httpx.Client, batch: RolloutBatch) -> None:
+def upload(http: httpx.Client, batch: Batch) -> None:
     headers = {"Content-Type": wire.CONTENT_TYPE}
     assert http.post("/v1/batches", content=wire.encode(batch), headers=headers).status_code == 201
 

@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 from uuid6 import uuid7
 
-from shared.batch import RolloutBatch, StepRewards, TokenGroup
+from shared.batch import Batch, StepRewards, TokenGroup
 from tests.ref_server import calls
 from tests.ref_server.calls import lease_key
 
@@ -20,7 +20,7 @@ TEXTS = ("<think>2+3=5</think>\n<answer>5</answer>", "<answer>6</answer>", "I do
 
 def group(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = TEXTS, prompt: str = "2+3=?", **fields: Any
-) -> RolloutBatch:
+) -> Batch:
     """A batch of these completions. The first has the highest reward, the last was cut off; masks and steps are set."""
     rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     lengths = np.array([len(row) for row in rows])
@@ -41,7 +41,7 @@ def group(
             rewards=np.ones(len(rows), np.float32), ends=lengths - 1, counts=np.ones(len(rows), np.int64)
         ),
     }  # fmt: skip
-    return RolloutBatch(**(defaults | fields))
+    return Batch(**(defaults | fields))
 
 
 def lease(http: httpx.Client, run: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ def lease(http: httpx.Client, run: str) -> dict[str, str]:
     return lease_key(calls.lease(http, run, wait_seconds=20))
 
 
-def upload(http: httpx.Client, batch: RolloutBatch) -> str:
+def upload(http: httpx.Client, batch: Batch) -> str:
     calls.upload(http, batch).raise_for_status()
     return batch.id
 

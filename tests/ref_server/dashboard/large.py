@@ -17,7 +17,7 @@ from ref_server.http.server import uvicorn_config
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
-from shared.batch import RolloutBatch, TokenGroup, Training
+from shared.batch import Batch, TokenGroup, Training
 from tests.ref_server.dashboard.content import lease, upload
 from tests.ref_server.serving import listen, serving
 
@@ -62,7 +62,7 @@ def upload_large(http: httpx.Client, completions: int = COMPLETIONS) -> str:
     """The id of a trained group of so many completions of 4,096 tokens."""
     generator, total = np.random.default_rng(5), completions * TOKENS
     logps = -generator.exponential(0.8, total).astype(np.float32)
-    batch = RolloutBatch(
+    batch = Batch(
         id=str(uuid7()), run="large", epoch=0, policy_version=0, temperature=1.0,
         group=TokenGroup(np.arange(64), generator.integers(0, 30_000, total), np.full(completions, TOKENS)),
         rewards=generator.random(completions, np.float32), finished=np.ones(completions, np.bool_), sampler_logps=logps,

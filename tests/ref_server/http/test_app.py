@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
 from shared import wire
-from shared.batch import ScoredBatch, TokenGroup
+from shared.batch import TokenGroup
 from tests.ref_server.calls import SAFETENSORS, MakeService, Rollout, Serve, admit, error, lease, lease_key, upload
 
 
@@ -78,7 +79,7 @@ def test_repeated_uploads(http: httpx.Client, rollout: Rollout) -> None:
 
 def test_a_scored_batch_is_refused(http: httpx.Client, rollout: Rollout) -> None:
     batch = rollout()
-    scored = ScoredBatch(batch, np.zeros(len(batch.group.completion_ids), dtype=np.float32), "0")
+    scored = replace(batch, ref_logps=np.zeros(len(batch.group.completion_ids), np.float32), reference_version="0")
     assert error(upload(http, wire.encode(scored)), 422)["field"] == "format"
 
 

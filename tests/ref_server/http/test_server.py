@@ -15,7 +15,7 @@ import pytest
 
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import BatchSummary, State
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from tests.ports import free_port
 from tests.ref_server.calls import Rollout, upload
 from tests.ref_server.odd_server import POISON
@@ -50,7 +50,7 @@ class OddServer:
         output = self.process.communicate(timeout=PATIENCE)[0]
         return self.process.returncode, output
 
-    def upload(self, batch: RolloutBatch) -> httpx.Response:
+    def upload(self, batch: Batch) -> httpx.Response:
         return upload(self.http, batch)
 
     def lease(self, seconds: float = 20) -> httpx.Response:
@@ -106,7 +106,7 @@ def start(launch: Launch) -> Launch:
     return begin
 
 
-def begin_a_forward(server: OddServer, batch: RolloutBatch) -> None:
+def begin_a_forward(server: OddServer, batch: Batch) -> None:
     server.hold()
     assert server.upload(batch).status_code == 201
     until((server.folder / "begun").exists)

@@ -48,7 +48,7 @@ def make_ready(queue: Queue, *uploads: Upload) -> None:
         queue.put(each)
     while claims := queue.claim(1_000_000):
         for claim in claims:
-            queue.complete(claim.id, b"scored " + claim.body)
+            queue.complete(claim.id, b"scores.")
 
 
 def lease_many(queue: Queue, consumer: str = "trainer", **request) -> list[Lease]:

@@ -16,7 +16,7 @@ from ref_server.queue.errors import (
     TooManyInFlight,
     WrongState,
 )
-from ref_server.queue.records import Upload, Wanted
+from ref_server.queue.records import Payload, Upload, Wanted
 from shared.api import Depth, LeaseBody, LeaseKey, LimitsView, Order, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock
 
@@ -64,6 +64,7 @@ class Entry:
     admitted_at: float
     state: State
     body: bytes | None
+    scores: bytes | None = None
     training: bytes | None = None
     reason: str | None = None
     settled_at: float = 0.0
@@ -89,7 +90,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        return 0 if self.body is None else len(self.body) + len(self.training or b"")
+        return 0 if self.body is None else len(self.body) + len(self.scores or b"") + len(self.training or b"")
 
 
 class ModelQueue:
@@ -185,10 +186,10 @@ class ModelQueue:
             (entry.upload.id, entry.upload.run, entry.body, entry.attempts, entry.interruptions) for entry in chosen
         ]
 
-    def complete(self, id: str, body: bytes) -> None:
+    def complete(self, id: str, scores: bytes) -> None:
         entry = self._claimed(id)
-        self._make_room(len(body) - entry.size)
-        entry.state, entry.body, entry.scored, entry.hold = State.READY, body, True, None
+        self._make_room(len(scores))
+        entry.state, entry.scores, entry.scored, entry.hold = State.READY, scores, True, None
         self._expire_if_useless(entry)
 
     def fail(self, id: str, error: str) -> State:
@@ -217,14 +218,15 @@ class ModelQueue:
                 return [entry.upload.id for entry in displaced]
         raise QueueFull("full")
 
-    def take(self, run: str) -> bytes | None:
+    def take(self, run: str) -> Payload | None:
         ready = [e for e in self.entries if e.state is State.READY and (e.upload.run, e.upload.lineage) == (run, "")]
         if not ready:
             return None
         taken = max(ready, key=lambda e: (e.returned, e.upload.policy_version, self.entries.index(e)))
-        body, taken.body = taken.body, None
+        assert taken.body is not None
+        payload, taken.body = Payload(taken.body, taken.scores), None
         self._settle(taken, State.DONE, None)
-        return body
+        return payload
 
     # --- leases
 

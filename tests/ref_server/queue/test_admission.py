@@ -42,7 +42,7 @@ def test_an_id_is_admitted_once(queue: Queue) -> None:
     assert queue.put(upload("a")) == Uploaded(id="a", state=State.READY, created=False)
     with pytest.raises(ContentConflict):
         queue.put(upload("a", body=b"other"))
-    assert queue.payload("a") == b"scored raw"
+    assert queue.payload("a") == (b"raw", b"scores.")
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_the_freshest_ready_batch_is_taken_once(open_queue: Open) -> None:
     queue = open_queue()
     make_ready(queue, upload("a", body=b"a"), upload("b", body=b"b"), upload("c", body=b"c"), upload("d", run="other"))
     queue.put(upload("not scored"))
-    assert queue.take("run") == b"scored c"
+    assert queue.take("run") == (b"c", b"scores.")
     assert (state(queue, "c"), queue.payload("c")) == (State.DONE, None)
     assert queue.put(upload("c", body=b"c")) == Uploaded(id="c", state=State.DONE, created=False)
     assert queue.activity.counts()[Count.DELIVERED] == 1
     queue.close()
     queue = open_queue()
-    assert [queue.take("run") for _ in range(2)] == [b"scored b", b"scored a"]
+    assert [queue.take("run") for _ in range(2)] == [(b"b", b"scores."), (b"a", b"scores.")]
     commits = _commits(queue)
     assert queue.take("run") is None
     assert commits == _commits(queue), "an empty answer flushes nothing to the disk"
@@ -168,4 +168,4 @@ def test_concurrent_consumers_take_each_batch_once(queue: Queue) -> None:
         taken = [body for body in pool.map(lambda _: queue.take("run"), range(60)) if body is not None]
     # A consumer that finds the last rows locked by others may get nothing.
     taken += iter(lambda: queue.take("run"), None)
-    assert sorted(taken) == sorted(f"scored {i}".encode() for i in range(40))
+    assert sorted(taken) == sorted((str(i).encode(), b"scores.") for i in range(40))

@@ -66,7 +66,7 @@ def test_a_batch_is_leased_to_one_consumer_at_a_time(queue: Queue) -> None:
 def test_a_lease_holds_for_its_time(queue: Queue, clock: Clock) -> None:
     fill(queue, "a")
     held = lease(queue, consumer="me", lease_seconds=3.0)
-    assert (held.id, held.lease_seconds, held.deliveries, held.body) == ("a", 3.0, 1, b"scored raw")
+    assert (held.id, held.lease_seconds, held.deliveries, held.body, held.scores) == ("a", 3.0, 1, b"raw", b"scores.")
     assert details(queue, "a").consumer == "me"
     clock.advance(2.9)
     assert lease_many(queue) == []
@@ -121,7 +121,7 @@ def test_a_batch_is_dead_after_max_deliveries(open_queue: Open, clock: Clock) ->
     batch = details(queue, "a")
     assert (batch.state, batch.deliveries) == (State.DEAD, 2)
     assert "trainer lost" in (batch.reason or "")
-    assert queue.payload("a") == b"scored raw"
+    assert queue.payload("a") == (b"raw", b"scores.")
 
 
 def test_a_release_with_an_error_counts_and_is_the_reason(open_queue: Open) -> None:
@@ -196,7 +196,7 @@ def test_a_new_incarnation_gets_the_leases_of_the_old_one(open_queue: Open) -> N
 def test_each_batch_of_a_request_is_a_lease_of_its_own(queue: Queue) -> None:
     fill(queue, "abc")
     held = lease_many(queue, count=3, lease_seconds=7.5)
-    assert [(each.id, each.lease_seconds, each.deliveries, each.body) for each in held] == [
+    assert [(each.id, each.lease_seconds, each.deliveries, (each.body, each.scores)) for each in held] == [
         (name, 7.5, 1, queue.payload(name)) for name in "abc"
     ]
     assert len({each.token for each in held}) == 3
@@ -221,9 +221,9 @@ def test_an_answer_is_bounded_in_bytes_but_never_empty(
 def test_payloads_come_along_up_to_a_sum(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(queue, "abc")
     bodies = queue.payloads("abc")
-    monkeypatch.setattr("ref_server.queue.grants.LARGE_BYTES", 2 * len(bodies["a"]))
+    monkeypatch.setattr("ref_server.queue.grants.LARGE_BYTES", 20)  # 10 bytes each
     held = lease_many(queue, count=3)
-    assert [each.body for each in held] == [bodies["a"], bodies["b"], None]
+    assert [(each.body, each.scores) for each in held] == [bodies["a"], bodies["b"], (None, None)]
     assert queue.payloads([held[2].id, "unknown"]) == {"c": bodies["c"]}
     queue.ack([key(held[2])])
     assert queue.payloads("abc") == {"a": bodies["a"], "b": bodies["b"]}

@@ -175,8 +175,8 @@ class Machine(RuleBasedStateMachine):
         self.keys.append(LeaseKey(id=lease.id, token=lease.token))
         expected = entry.upload.id, hold.seconds, entry.deliveries + 1, entry.size
         assert (lease.id, lease.lease_seconds, lease.deliveries, lease.bytes) == expected
-        bodies = self.queue.payloads([lease.id]) if lease.body is None else {lease.id: lease.body}
-        assert bodies == {entry.upload.id: entry.body}
+        bodies = self.queue.payloads([lease.id]) if lease.body is None else {lease.id: (lease.body, lease.scores)}
+        assert bodies == {entry.upload.id: (entry.body, entry.scores)}
 
     @rule(waiting=st.dictionaries(wanted, st.integers(1, 5), max_size=4), alive=st.booleans())
     def look(self, waiting: dict[Wanted, int], alive: bool) -> None:

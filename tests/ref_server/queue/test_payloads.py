@@ -122,7 +122,7 @@ def test_a_batch_with_training_data_stays_whole_after_its_ack(open_queue: Open) 
     assert (stored(queue), queue.stats().waiting_batches) == (14, 0)
     queue.close()
     queue = open_queue()
-    assert (queue.payload("sample"), queue.training("sample")) == (b"." * 10, b"data")
+    assert (queue.payload("sample"), queue.training("sample")) == ((b"." * 10, None), b"data")
     assert queue.ack([sample]) == [Outcome.ALREADY]
 
 

@@ -37,7 +37,7 @@ def test_only_a_claimed_batch_is_completed_or_fails(queue: Queue) -> None:
         queue.fail("a", "boom")
     with pytest.raises(KeyError):
         queue.complete("nobody", b"scored")
-    assert queue.payload("a") == b"raw"
+    assert queue.payload("a") == (b"raw", None)
 
 
 @pytest.mark.parametrize(

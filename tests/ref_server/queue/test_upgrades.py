@@ -13,6 +13,7 @@ import pytest
 from ref_server.queue.errors import StorageBroken
 from ref_server.queue.postgres import schema as postgres_schema
 from ref_server.queue.queue import Queue
+from ref_server.queue.schema import SCHEMA_VERSION
 from ref_server.queue.sqlite import schema as sqlite_schema
 from shared.api import Outcome
 from tests.ref_server.queue.backends import Backend, Clock, PostgresBackend, SqliteBackend, make_limits
@@ -88,17 +89,19 @@ def test_an_upgrade_that_fails_leaves_the_store_as_it_was(backend: Backend, monk
         next_version(backend, broken, STEP + "SELECT * FROM nowhere;")
         with pytest.raises((StorageBroken, apsw.SQLError), match="nowhere"):
             opened(backend)
-    assert version(backend) == 1
+    assert version(backend) == SCHEMA_VERSION
     tables = "SELECT name FROM sqlite_schema WHERE name = 'colours'", "SELECT to_regclass('colours')::text"
     assert run(backend, *tables) in ([], [None])
     check_life(backend)
 
 
-def test_a_newer_store_is_refused_by_name(backend: Backend) -> None:
+@pytest.mark.parametrize("other", [SCHEMA_VERSION - 1, 99])
+def test_a_newer_store_is_refused_by_name_and_an_older_one_without_a_step(backend: Backend, other: int) -> None:
     with opened(backend):
         pass
-    run(backend, "PRAGMA user_version = 99", "UPDATE version SET number = 99")
-    with pytest.raises(StorageBroken, match=r"has schema version 99, this program reads 1: install the .*version that"):
+    run(backend, f"PRAGMA user_version = {other}", f"UPDATE version SET number = {other}")
+    refusal = f"has schema version {other}, this program reads {SCHEMA_VERSION}: install the version that"
+    with pytest.raises(StorageBroken, match=refusal):
         opened(backend)
 
 

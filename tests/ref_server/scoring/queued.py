@@ -10,20 +10,20 @@ from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
 from shared import wire
 from shared.api import BatchDetails, State
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import Array, Batch, TokenGroup
 from shared.logprobs import choose_forward
 from tests.ref_server.calls import lease
 from tests.waiting import until
 
 
-def put(queue: Queue, *batches: RolloutBatch) -> None:
+def put(queue: Queue, *batches: Batch) -> None:
     for batch in batches:
         body = wire.encode(batch)
         sizes = len(batch.group.prompt_ids), len(batch.group.completion_ids), batch.group.size
         queue.put(Upload(batch.id, wire.content_hash(body), batch.run, 0, 0, *sizes, body))
 
 
-def settled(queue: Queue, batch: RolloutBatch, state: State = State.READY) -> BatchDetails:
+def settled(queue: Queue, batch: Batch, state: State = State.READY) -> BatchDetails:
     """The batch, once it is in this state."""
     until(lambda: (info := queue.get(batch.id)) is not None and info.state == state)
     info = queue.get(batch.id)
@@ -31,10 +31,15 @@ def settled(queue: Queue, batch: RolloutBatch, state: State = State.READY) -> Ba
     return info
 
 
-def scored(body: bytes | None) -> ScoredBatch:
-    batch = wire.decode(body or b"")
-    assert isinstance(batch, ScoredBatch)
+def scored(body: bytes) -> Batch:
+    batch = wire.decode(body)
+    assert batch.ref_logps is not None
     return batch
+
+
+def ref_logps(batch: Batch) -> Array:
+    assert batch.ref_logps is not None
+    return batch.ref_logps
 
 
 class Observed:
@@ -51,5 +56,5 @@ class Observed:
         return self._forward(groups, temperatures)
 
 
-def lease_scored(http: httpx.Client, run: str | None = None) -> ScoredBatch:
+def lease_scored(http: httpx.Client, run: str | None = None) -> Batch:
     return scored(lease(http, run).content)

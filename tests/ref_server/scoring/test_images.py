@@ -18,7 +18,7 @@ from ref_server.scoring.reference import NoReferenceModel, ReferenceModel
 from ref_server.scoring.teacher import ReferenceWithTeacher
 from ref_server.service.service import Service
 from shared import wire
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.client import RefServerClient
 from shared.logprobs import choose_forward
 from shared.logprobs.vision import MAX_IMAGES
@@ -40,8 +40,8 @@ def group(seeing: PreTrainedModel) -> TokenGroup:
 
 
 @pytest.fixture(scope="module")
-def batch_of(rollout: Rollout) -> Callable[..., RolloutBatch]:
-    def make(group: TokenGroup, **fields: Any) -> RolloutBatch:
+def batch_of(rollout: Rollout) -> Callable[..., Batch]:
+    def make(group: TokenGroup, **fields: Any) -> Batch:
         return rollout(group=group, lengths=tuple(group.completion_lengths), **fields)
 
     return make
@@ -72,7 +72,7 @@ def logps_of(model: PreTrainedModel, group: TokenGroup, temperature: float) -> n
         return choose_forward(model)([group], [temperature]).numpy()
 
 
-def score(http: httpx.Client, batch: RolloutBatch) -> httpx.Response:
+def score(http: httpx.Client, batch: Batch) -> httpx.Response:
     return http.post("/v1/logprobs", content=wire.encode(batch), headers=SAFETENSORS)
 
 
@@ -82,19 +82,19 @@ def test_what_the_server_takes(seeing_http: httpx.Client, http: httpx.Client) ->
 
 
 def test_scores_are_those_of_the_forward(
-    seeing_http: httpx.Client, seeing: PreTrainedModel, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
+    seeing_http: httpx.Client, seeing: PreTrainedModel, group: TokenGroup, batch_of: Callable[..., Batch]
 ) -> None:
     batch = batch_of(group, temperature=0.8, run="scored")
     scored = wire.decode(score(seeing_http, batch).content)
-    assert isinstance(scored, ScoredBatch)
+    assert scored.ref_logps is not None
     want = logps_of(seeing, group, 0.8)
     np.testing.assert_allclose(scored.ref_logps, want, atol=1e-5)
     admit(seeing_http, batch)
     leased = wire.decode(lease(seeing_http, "scored").content)
-    assert isinstance(leased, ScoredBatch)
+    assert leased.ref_logps is not None
     np.testing.assert_allclose(leased.ref_logps, want, atol=1e-5)
     for name, tensor in group.images.items():
-        np.testing.assert_array_equal(leased.rollout.group.images[name], tensor)
+        np.testing.assert_array_equal(leased.group.images[name], tensor)
     blind = without_images(len(group.prompt_ids), [3, 1, 5])
     assert abs(logps_of(seeing, blind, 0.8) - want).max() > 0.1
 
@@ -154,7 +154,7 @@ def ones(*shape: int) -> np.ndarray:
 def test_hostile_images_are_refused_by_name(
     seeing_http: httpx.Client,
     group: TokenGroup,
-    batch_of: Callable[..., RolloutBatch],
+    batch_of: Callable[..., Batch],
     field: str,
     change: Callable[[TokenGroup], TokenGroup],
 ) -> None:
@@ -164,9 +164,7 @@ def test_hostile_images_are_refused_by_name(
     assert seeing_http.get("/readyz").status_code == 200
 
 
-def test_pixels_of_another_dtype(
-    seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
-) -> None:
+def test_pixels_of_another_dtype(seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., Batch]) -> None:
     """The wire has uint8 too, which a server without a model keeps; no family of models takes it."""
     batch = batch_of(changed(group, pixel_values=np.ones((40, 96), np.uint8)))
     for answer in (upload(seeing_http, batch), score(seeing_http, batch)):
@@ -178,7 +176,7 @@ def test_pixels_of_another_dtype(
 
 
 def test_pixels_that_are_no_numbers(
-    seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
+    seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., Batch]
 ) -> None:
     body = wire.encode(batch_of(changed(group, pixel_values=np.full((40, 96), 7.25, np.float32))))
     for value in (np.nan, np.inf):
@@ -187,14 +185,14 @@ def test_pixels_that_are_no_numbers(
 
 
 def test_pixels_that_overflow_fail_only_their_own_batch(
-    seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
+    seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., Batch]
 ) -> None:
     extreme = batch_of(changed(group, pixel_values=np.full((40, 96), 3e38, np.float32)), run="extreme")
     assert error(score(seeing_http, extreme), 422)["field"] == "completion_ids"
     assert score(seeing_http, batch_of(group)).status_code == 200
 
 
-def test_what_is_too_large(seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., RolloutBatch]) -> None:
+def test_what_is_too_large(seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., Batch]) -> None:
     rows = MOST_BYTES // (96 * 4) + 1
     answer = upload(seeing_http, batch_of(changed(group, pixel_values=ones(rows, 96))))
     assert error(answer, 413)["field"] == "image"
@@ -209,7 +207,7 @@ def pictures(count: int) -> TokenGroup:
 
 
 def test_ten_thousand_pictures(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, serve: Serve, batch_of: Callable[..., RolloutBatch]
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, serve: Serve, batch_of: Callable[..., Batch]
 ) -> None:
     """Neither the body nor the model's context refuses them."""
     model = make_vision("qwen2_vl")
@@ -223,7 +221,7 @@ def test_ten_thousand_pictures(
 
 
 def test_a_model_without_vision_takes_none(
-    http: httpx.Client, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
+    http: httpx.Client, group: TokenGroup, batch_of: Callable[..., Batch]
 ) -> None:
     for answer in (upload(http, batch_of(group)), score(http, batch_of(group))):
         detail = error(answer, 422)
@@ -255,7 +253,7 @@ def test_both_models_must_take_images(
 
 
 def test_a_server_without_a_model_takes_any_images_within_its_limit(
-    tmp_path: Path, serve: Serve, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
+    tmp_path: Path, serve: Serve, group: TokenGroup, batch_of: Callable[..., Batch]
 ) -> None:
     config = ServeConfig(no_model=True, data_dir=tmp_path, max_body_mib=2, max_image_mib=1)
     odd = changed(group, image_sizes=np.array([[4, 4]]))
@@ -264,16 +262,14 @@ def test_a_server_without_a_model_takes_any_images_within_its_limit(
         assert http.get("/v1/model").json()["max_image_bytes"] == MOST_BYTES
         admit(http, batch_of(odd, run="odd"))
         leased = wire.decode(lease(http, "odd").content)
-        assert isinstance(leased, RolloutBatch) and leased.group.images.keys() == odd.images.keys()
+        assert leased.ref_logps is None and leased.group.images.keys() == odd.images.keys()
         assert error(upload(http, batch_of(large)), 413)["field"] == "image"
 
 
-def test_a_snapshot_replaces_it(
-    seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., RolloutBatch]
-) -> None:
+def test_a_snapshot_replaces_it(seeing_http: httpx.Client, group: TokenGroup, batch_of: Callable[..., Batch]) -> None:
     before = wire.decode(score(seeing_http, batch_of(group)).content)
     answer = seeing_http.put("/v1/reference", json={"snapshot": "other", "version": 1})
     assert answer.status_code == 200, answer.text
     after = wire.decode(score(seeing_http, batch_of(group)).content)
-    assert isinstance(before, ScoredBatch) and isinstance(after, ScoredBatch)
+    assert before.ref_logps is not None and after.ref_logps is not None
     assert after.reference_version == "1" and abs(after.ref_logps - before.ref_logps).max() > 1e-3

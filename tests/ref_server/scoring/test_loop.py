@@ -19,12 +19,13 @@ from ref_server.scoring.jobs import ScoringGate
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores
 from ref_server.scoring.scorer import Scorer
+from shared import wire
 from shared.api import State
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import Batch, BatchError, TokenGroup
 from shared.logprobs import choose_forward
 from tests.ref_server.calls import Rollout
 from tests.ref_server.scoring.changed_models import randomly_changed_model
-from tests.ref_server.scoring.queued import put, scored, settled
+from tests.ref_server.scoring.queued import put, ref_logps, scored, settled
 from tests.rounding import rounding
 
 Naive = Callable[[TokenGroup, float], np.ndarray]
@@ -85,7 +86,7 @@ def loop_of(queue: Queue, totals: ScoringTotals) -> Iterator[Callable[..., Scori
 def named(rollout: Rollout) -> Rollout:
     """A batch of ten tokens, or of `length` more, whose first token is given."""
 
-    def make(first: int, length: int = 0, **fields: Any) -> RolloutBatch:
+    def make(first: int, length: int = 0, **fields: Any) -> Batch:
         made = rollout(prompt=5, lengths=(2, 3 + length), **fields)
         made.group.prompt_ids[0] = first
         return made
@@ -93,12 +94,14 @@ def named(rollout: Rollout) -> Rollout:
     return make
 
 
-def stored(queue: Queue, batch: RolloutBatch) -> ScoredBatch:
+def stored(queue: Queue, batch: Batch) -> Batch:
     settled(queue, batch)
-    return scored(queue.payload(batch.id))
+    payload = queue.payload(batch.id)
+    assert payload is not None
+    return scored(wire.with_scores(*payload))
 
 
-def submit(loop: ScoringLoop, *batches: RolloutBatch) -> list[Future[Scores]]:
+def submit(loop: ScoringLoop, *batches: Batch) -> list[Future[Scores]]:
     return [loop.submit(batch.group, batch.temperature) for batch in batches]
 
 
@@ -120,7 +123,7 @@ def test_direct_requests_and_batches_share_a_forward(
         np.testing.assert_allclose(logps, naive_logps(batch.group, batch.temperature), atol=TOLERANCE)
     for batch in batches:
         expected = naive_logps(batch.group, batch.temperature)
-        np.testing.assert_allclose(stored(queue, batch).ref_logps, expected, atol=TOLERANCE)
+        np.testing.assert_allclose(ref_logps(stored(queue, batch)), expected, atol=TOLERANCE)
     assert recorded.forwards == [[int(each.group.prompt_ids[0]) for each in (*requests, *batches)]]
     tokens = sum(each.group.tokens for each in requests)
     counts = totals.counts()

@@ -24,7 +24,7 @@ from shared.batch import TokenGroup
 from shared.logprobs import choose_forward
 from shared.models import save_model
 from tests.ref_server.calls import Rollout, Serve, admit
-from tests.ref_server.scoring.queued import Observed, lease_scored, put, settled
+from tests.ref_server.scoring.queued import Observed, lease_scored, put, ref_logps, settled
 from tests.rounding import rounding
 
 PATIENCE = 60
@@ -61,7 +61,7 @@ def test_two_replicas_score_as_one_does_bit_for_bit(serve_devices: Start, rollou
             leased = [lease_scored(http) for _ in batches]
             assert http.get("/v1/model").json()["device"] == ", ".join(devices)
             assert http.get("/readyz").status_code == 200
-        scores.append({each.rollout.id: each.ref_logps.tobytes() for each in leased})
+        scores.append({each.id: ref_logps(each).tobytes() for each in leased})
     assert scores[0] == scores[1]
     assert scores[0].keys() == {batch.id for batch in batches}
 
@@ -91,17 +91,17 @@ def test_while_replicas_differ(serve_devices: Start, rollout: Rollout, tmp_path:
             time.sleep(0.01)
         admit(http, second)
         scored = lease_scored(http)
-        assert (scored.rollout.id, scored.reference_version) == (second.id, "1")
+        assert (scored.id, scored.reference_version) == (second.id, "1")
         assert not answers, "a replica still scores with the old weights"
         assert http.put("/v1/reference", json=body | {"version": 2}).json()["error"]["code"] == "busy"
         go_on.set()
         replacing.join(PATIENCE)
         assert [answer.status_code for answer in answers] == [200]
         late = lease_scored(http)
-    assert (late.rollout.id, late.reference_version) == (first.id, "0")
+    assert (late.id, late.reference_version) == (first.id, "0")
     for got, model in ((late, make_model(0).eval()), (scored, other)):
-        expected = choose_forward(model)([got.rollout.group], [1.0]).detach().numpy()
-        np.testing.assert_allclose(got.ref_logps, expected, atol=rounding(16))
+        expected = choose_forward(model)([got.group], [1.0]).detach().numpy()
+        np.testing.assert_allclose(ref_logps(got), expected, atol=rounding(16))
 
 
 class Fake:

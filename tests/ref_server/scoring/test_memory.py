@@ -14,7 +14,7 @@ from shared import wire
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward
 from tests.ref_server.calls import MakeService, Rollout, Serve, error
-from tests.ref_server.scoring.queued import lease_scored
+from tests.ref_server.scoring.queued import lease_scored, ref_logps
 from tests.ref_server.scoring.test_scorer import Small
 from tests.rounding import rounding
 
@@ -45,9 +45,9 @@ def test_batches_that_do_not_fit_together_are_scored(
     for batch in batches:
         service.admit(wire.encode(batch))
     with serve(service) as http:
-        scored = {each.rollout.id: each for each in (lease_scored(http) for _ in range(3))}
+        scored = {each.id: each for each in (lease_scored(http) for _ in range(3))}
         for batch in batches:
-            np.testing.assert_allclose(scored[batch.id].ref_logps, naive_logps(batch.group, 1.0), atol=TOLERANCE)
+            np.testing.assert_allclose(ref_logps(scored[batch.id]), naive_logps(batch.group, 1.0), atol=TOLERANCE)
             assert http.get(f"/v1/batches/{batch.id}").json()["scoring_attempts"] == 0
         figures = http.get("/v1/queue").json()["scoring"]
         assert (figures["batches"], figures["errors"]) == (3, 0)

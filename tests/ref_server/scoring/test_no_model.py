@@ -21,7 +21,7 @@ from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import TokensView
-from shared.batch import RolloutBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.errors import UserError
 from tests.ref_server.calls import Rollout, Serve, error, lease, lease_key, settle, upload
 
@@ -44,7 +44,7 @@ def test_an_upload_is_leased_at_once_and_unchanged(plain: httpx.Client, rollout:
     assert upload(plain, batch).status_code == 200
     leased = lease(plain, "at once", wait_seconds=0)
     assert wire.content_hash(leased.content) == wire.content_hash(wire.encode(batch))
-    assert isinstance(wire.decode(leased.content), RolloutBatch)
+    assert isinstance(wire.decode(leased.content), Batch)
     assert settle(plain, "ack", [lease_key(leased)]) == ["ok"]
     history = plain.get(f"/v1/batches/{batch.id}").json()["history"]
     assert [event["state"] for event in history] == ["ready", "leased", "done"]

@@ -23,12 +23,12 @@ from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import WeightsName
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import Batch
 from shared.logprobs import choose_forward
 from shared.models import save_model
 from tests.ref_server.calls import SAFETENSORS, Rollout, Serve, admit, error
 from tests.ref_server.scoring.changed_models import randomly_changed_model as other_model
-from tests.ref_server.scoring.queued import lease_scored, scored
+from tests.ref_server.scoring.queued import lease_scored, ref_logps, scored
 from tests.rounding import rounding
 
 WEIGHTS = "model.safetensors"
@@ -82,7 +82,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, error(answer, answer.status_code)["code"]
 
 
-def score(http: httpx.Client, batch: RolloutBatch) -> ScoredBatch:
+def score(http: httpx.Client, batch: Batch) -> Batch:
     return scored(http.post("/v1/logprobs", content=wire.encode(batch), headers=SAFETENSORS).content)
 
 
@@ -128,8 +128,8 @@ def test_other_weights_score_later_requests(root: Path, serve_below: Any, rollou
         assert answer.json() == {"reference_version": 3}
         after = score(http, batch)
         assert (before.reference_version, after.reference_version) == ("0", "3")
-        np.testing.assert_allclose(after.ref_logps, expected, atol=rounding(16))
-        assert np.abs(after.ref_logps - before.ref_logps).max() > 0.01
+        np.testing.assert_allclose(ref_logps(after), expected, atol=rounding(16))
+        assert np.abs(ref_logps(after) - ref_logps(before)).max() > 0.01
         by_ids = {"prompt_ids": [1], "completions": [[2]]}
         assert http.post("/v1/logprobs", json=by_ids).json()["reference_version"] == 3
         model = http.get("/v1/model").json()
@@ -137,7 +137,7 @@ def test_other_weights_score_later_requests(root: Path, serve_below: Any, rollou
         admit(http, batch)
         queued = lease_scored(http)
         assert queued.reference_version == "3"
-        np.testing.assert_allclose(queued.ref_logps, expected, atol=rounding(16))
+        np.testing.assert_allclose(ref_logps(queued), expected, atol=rounding(16))
 
         assert put(http, "run/step-1", 3).status_code == 200, "a repeated request is harmless"
         assert refusal(put(http, "run/step-1", 2)) == (409, "older_version")
@@ -264,7 +264,7 @@ def test_a_snapshot_chooses_no_attention(tmp_path: Path, serve_below: Any, rollo
     with serve_below(tmp_path / "root") as http:
         answer = put(http, "x", 1)
         assert answer.status_code == 200, answer.text
-        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=rounding(16))
+        np.testing.assert_allclose(ref_logps(score(http, batch)), expected, atol=rounding(16))
 
 
 def test_missing_snapshots(root: Path, tmp_path: Path, served: httpx.Client, serve_below: Any) -> None:
@@ -293,4 +293,4 @@ def test_weights_in_several_files(tmp_path: Path, serve_below: Any, rollout: Rol
     with serve_below(tmp_path) as http:
         assert put(http, "sharded", 1).status_code == 200
         expected = choose_forward(other_model())([batch.group], [1.0]).detach().numpy()
-        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=rounding(16))
+        np.testing.assert_allclose(ref_logps(score(http, batch)), expected, atol=rounding(16))

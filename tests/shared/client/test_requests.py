@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from uuid6 import uuid7
 
 from shared import wire
 from shared.api import Lease, LeaseBody, ModelInfo, Order, Uploaded
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.client import Leased, NotRefServer, RefServerClient, RefServerError, Unreachable, UnusableBatch
 from shared.client.errors import retry_after
 from tests.ports import free_port
@@ -95,8 +96,8 @@ def script(open_site: OpenSite) -> Script:
     return make
 
 
-def scored_batch(version: int = 0) -> ScoredBatch:
-    rollout = RolloutBatch(
+def scored_batch(version: int = 0) -> Batch:
+    rollout = Batch(
         id=str(uuid7()),
         run="run",
         epoch=0,
@@ -106,7 +107,7 @@ def scored_batch(version: int = 0) -> ScoredBatch:
         rewards=np.array([0, 1], np.float32),
         finished=np.ones(2, np.bool_),
     )
-    return ScoredBatch(rollout, -np.ones(3, np.float32), "0")
+    return replace(rollout, ref_logps=-np.ones(3, np.float32), reference_version="0")
 
 
 @pytest.mark.usefixtures("no_backoff")
@@ -254,18 +255,18 @@ class TestRefusals:
 
 
 class TestLease:
-    def leased(self, batch: RolloutBatch | ScoredBatch, deliveries: int = 1) -> Answer:
+    def leased(self, batch: Batch, deliveries: int = 1) -> Answer:
         headers = {"Batch_Id": "an-id", "Lease_Token": "a-token", "Lease_Seconds": "30", "Deliveries": str(deliveries)}
         return reply(200, wire.encode(batch), **headers)
 
     @pytest.mark.parametrize("scored", [True, False])
     def test_request_and_answer(self, script: Script, patient: Connect, scored: bool) -> None:
         batch = scored_batch(version=3)
-        site = script(self.leased(batch if scored else batch.rollout, 2))
+        site = script(self.leased(batch if scored else batch.without_scores(), 2))
         leased = patient(site.url).lease(TERMS)
-        assert isinstance(leased.batch, ScoredBatch if scored else RolloutBatch)
+        assert (leased.batch.ref_logps is not None) == scored
         assert (leased.id, leased.token, leased.deliveries) == ("an-id", "a-token", 2)
-        assert leased.rollout.policy_version == 3
+        assert leased.batch.policy_version == 3
         (request,) = site.requests
         assert (request.method, request.path) == ("POST", "/v1/batches/lease")
         assert request.headers["content-type"] == "application/json"
@@ -309,7 +310,7 @@ def test_results_that_are_too_few(script: Script, patient: Connect) -> None:
 class TestLeaseMany:
     TERMS = TERMS.model_copy(update={"count": 5})
 
-    def leased(self, *batches: RolloutBatch | ScoredBatch) -> Answer:
+    def leased(self, *batches: Batch) -> Answer:
         bodies = [wire.encode(batch) for batch in batches]
         heads = (
             Lease(id=f"id-{i}", token=f"token-{i}", lease_seconds=30, deliveries=1 + i, bytes=len(body))
@@ -320,7 +321,7 @@ class TestLeaseMany:
 
     def test_an_invalid_batch_is_in_the_list(self, script: Script, patient: Connect) -> None:
         bad, good = scored_batch(), scored_batch()
-        object.__setattr__(bad.rollout, "temperature", 1e-300)
+        object.__setattr__(bad, "temperature", 1e-300)
         unusable, leased = patient(script(self.leased(bad, good)).url).lease_many(self.TERMS)
         assert isinstance(unusable, UnusableBatch) and isinstance(leased, Leased)
         assert (unusable.id, unusable.token, unusable.field) == ("id-0", "token-0", "temperature")

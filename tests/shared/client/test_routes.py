@@ -17,14 +17,14 @@ from transformers import PreTrainedTokenizerBase
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import Kind, LeaseBody, Outcome, PurgeBody, Purged, State
-from shared.batch import RolloutBatch, ScoredBatch, Training
+from shared.batch import Batch, Training
 from shared.client import Leased, RefServerClient, RefServerError
 from shared.client.credentials import remedy
 from tests.ref_server.conftest import make_service, model, one_thread, rollout, serve, tokenizer
 
 __all__ = ["make_service", "model", "one_thread", "rollout", "serve", "tokenizer"]
 
-Rollout = Callable[..., RolloutBatch]
+Rollout = Callable[..., Batch]
 
 NUMBERS = count()
 UNKNOWN = "00000000-0000-7000-8000-000000000000"
@@ -84,8 +84,8 @@ def test_a_batch_on_its_way(client: Any, rollout: Rollout, run: str) -> None:
     first, again = client.upload(batch), client.upload(wire.encode(batch))
     assert (first.id, first.created, again.created) == (batch.id, True, False)
     leased = client.lease(terms(run))
-    assert isinstance(leased.batch, ScoredBatch)
-    assert (leased.id, leased.deliveries, leased.rollout.group.tokens) == (batch.id, 1, batch.group.tokens)
+    assert leased.batch.ref_logps is not None
+    assert (leased.id, leased.deliveries, leased.group.tokens) == (batch.id, 1, batch.group.tokens)
     assert client.extend([leased], 60, started=True) == {batch.id: Outcome.OK}
     assert client.queue().runs[run][State.LEASED].batches == 1
     assert list(client.queue(run).runs) == [run] and list(client.glance(run).runs) == [run]
@@ -109,7 +109,7 @@ def test_leases_of_several_batches_in_one_request(client: Any, rollout: Rollout,
     while len(held) < 3:  # as many as are scored by now
         held += client.lease_many(terms(run).model_copy(update={"count": 3 - len(held)}))
     assert [(each.id, each.deliveries) for each in held] == [(batch.id, 1) for batch in sent]
-    assert all(isinstance(each.batch, ScoredBatch) for each in held)
+    assert all(each.batch.ref_logps is not None for each in held)
     client.release(held)
     first, again = client.lease_many(request), client.lease_many(request)
     assert [(each.id, each.token) for each in first] == [(each.id, each.token) for each in again]
@@ -176,7 +176,7 @@ def test_scores(client: Any, rollout: Rollout, tokenizer: PreTrainedTokenizerBas
         group.prompt_ids.tolist(), [row.tolist() for row in group.completions()], temperature=0.5
     )
     np.testing.assert_allclose(scored.ref_logps, np.concatenate(rows.logprobs), atol=1e-6)
-    assert scored.rollout.id == batch.id
+    assert scored.id == batch.id
     np.testing.assert_array_equal(client.score(wire.encode(batch)).ref_logps, scored.ref_logps)
 
 

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from shared import wire
-from shared.batch import RolloutBatch, StepRewards, TokenGroup, Training
+from shared.batch import Batch, StepRewards, TokenGroup, Training
 from shared.wire import encode_training
 from tests.ref_server.calls import SAFETENSORS, Rollout, admit, error, lease, lease_key, settle
 
@@ -17,7 +17,7 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def admit_and_lease(http: httpx.Client, batch: RolloutBatch) -> list[dict[str, str]]:
+def admit_and_lease(http: httpx.Client, batch: Batch) -> list[dict[str, str]]:
     """The key of its lease."""
     admit(http, batch)
     return [lease_key(lease(http, batch.run))]
@@ -27,11 +27,11 @@ def record(http: httpx.Client, id: str, body: bytes, **headers: str) -> httpx.Re
     return http.put(f"/v1/batches/{id}/training", content=body, headers=SAFETENSORS | headers)
 
 
-def tokens(http: httpx.Client, batch: RolloutBatch) -> dict[str, Any]:
+def tokens(http: httpx.Client, batch: Batch) -> dict[str, Any]:
     return http.get(f"/v1/batches/{batch.id}/tokens").json()
 
 
-def training_of(batch: RolloutBatch) -> Training:
+def training_of(batch: Batch) -> Training:
     size = len(batch.group.completion_ids)
     return Training(3, np.linspace(-1, 1, size, dtype=np.float32), -np.linspace(0.1, 5, size, dtype=np.float32))
 

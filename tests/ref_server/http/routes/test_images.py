@@ -13,7 +13,7 @@ from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
-from shared.batch import RolloutBatch, TokenGroup
+from shared.batch import Batch, TokenGroup
 from shared.client import RefServerClient, RefServerError
 from shared.pictures import MAX_PICTURES
 from tests.ref_server.calls import Rollout, Serve, admit, bearer, error, lease, lease_key, settle
@@ -32,7 +32,7 @@ def queue(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Iterator[ht
         yield http
 
 
-def batch_with(rollout: Rollout, images: dict[str, np.ndarray], **fields: Any) -> RolloutBatch:
+def batch_with(rollout: Rollout, images: dict[str, np.ndarray], **fields: Any) -> Batch:
     group = TokenGroup(np.arange(5), np.arange(12), np.array([4, 8]), images)
     return rollout(group=group, lengths=(4, 8), **fields)
 

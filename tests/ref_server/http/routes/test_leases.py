@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import wire
-from shared.batch import ScoredBatch
 from tests.ref_server.calls import MakeService, Rollout, Serve, admit, error, lease, lease_key, settle, upload
 from tests.ref_server.sockets import connected, head
 
@@ -174,7 +173,7 @@ def test_a_lease_receives_only_its_lineage(admit: Admit, lease: Lease, http: htt
     leased = lease(lineage="new")
     assert leased.headers["Batch-Id"] == mine
     batch = wire.decode(leased.content)
-    assert isinstance(batch, ScoredBatch) and batch.rollout.lineage == "new"
+    assert batch.ref_logps is not None and batch.lineage == "new"
     listed = http.get(f"/v1/batches/{left}").json()
     assert (listed["lineage"], listed["state"], listed["reason"]) == ("old", "expired", "abandoned")
 

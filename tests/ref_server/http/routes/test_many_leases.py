@@ -11,6 +11,7 @@ import pytest
 from ref_server.access.shares import Shares
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
+from ref_server.queue.records import Payload
 from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
@@ -76,7 +77,7 @@ def test_batches_that_are_dropped_before_they_are_read(
     payloads = service.queue.payloads
     dropped, *kept = admit(http, *(rollout(run=run) for _ in range(2)))
 
-    def drop_first(ids: list[str]) -> dict[str, bytes]:
+    def drop_first(ids: list[str]) -> dict[str, Payload]:
         if dropped in ids:
             service.queue.drop(dropped)
         return payloads(ids)

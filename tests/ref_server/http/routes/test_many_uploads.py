@@ -19,7 +19,7 @@ from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import MAX_UPLOADS, MAX_UPLOADS_BYTES, Uploaded, UploadResult, UploadResults
-from shared.batch import RolloutBatch
+from shared.batch import Batch
 from shared.client import RefServerClient, RefServerError
 from tests.ref_server.calls import MakeService, Rollout, Serve, bearer, error, upload
 from tests.waiting import until
@@ -33,7 +33,7 @@ def http(make_service: MakeService, serve: Serve) -> Iterator[httpx.Client]:
         yield client
 
 
-def upload_together(http: httpx.Client, *batches: RolloutBatch | bytes, **headers: str) -> list[UploadResult]:
+def upload_together(http: httpx.Client, *batches: Batch | bytes, **headers: str) -> list[UploadResult]:
     bodies = [batch if isinstance(batch, bytes) else wire.encode(batch) for batch in batches]
     answer = http.post("/v1/batches", content=wire.encode_uploads(bodies), headers=TOGETHER | headers)
     assert answer.status_code == 200, answer.text

@@ -236,7 +236,7 @@ def test_every_acknowledged_upload_survives_a_kill(path: Path) -> None:
         acknowledged += child.stdout.readlines()
     ids = [line.strip() for line in acknowledged if line.endswith("\n")]
     with opened(path) as queue:
-        assert [id for id in ids if queue.payload(id) != b"x" * 3000] == []
+        assert [id for id in ids if queue.payload(id) != (b"x" * 3000, None)] == []
 
 
 def test_threads_share_commits(path: Path, connections: list[apsw.Connection]) -> None:
@@ -431,7 +431,7 @@ def test_what_is_forgotten_leaves_nothing_behind(path: Path) -> None:
         assert not queue.tidy(), "a run goes after its batches"
         assert queue.stats().runs == {}
     with closing(apsw.Connection(str(path))) as db:
-        tables = ("batches", "payloads", "events", "depths", "incarnations", "runs", "epochs")
+        tables = ("batches", "payloads", "scores", "training", "events", "depths", "incarnations", "runs", "epochs")
         assert [db.execute(f"SELECT count(*) FROM {table}").get for table in tables] == [0] * len(tables)
 
 
