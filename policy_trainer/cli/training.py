@@ -27,7 +27,7 @@ from policy_trainer.config import (
     TrainConfig,
 )
 from policy_trainer.lifecycle.processes import fork_server, in_torchrun
-from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.process import quick_imports, when_parent_is_gone
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def rollout(arguments: list[str]) -> int:
 
 def replay(arguments: list[str]) -> int:
     config = read_settings(ReplayConfig, arguments, "replay")
-    RunDirectory(config.run_dir).check(config, resume=False, remedy=REPLAY)
+    RunDirectory(config.run_dir).check(config, resume=False, replay=True)
     from policy_trainer.trainer.replay import replay as train_on_records
 
     console = Console(stderr=True, highlight=False)

@@ -33,6 +33,7 @@ from shared.client.credentials import remedy
 from shared.client.proxies import is_this_machine
 from shared.devices import choose_device
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 # How long a server that is named may take to answer.
 _PATIENCE_SECONDS = 15.0
@@ -55,7 +56,7 @@ def server(subject: Subject) -> Iterator[Finding]:
     try:
         subject.served, queue = check_server(subject.client, subject.config, subject.outline, subject.tokenizer)
     except ClientError as error:
-        raise UserError(f"server: {error}{remedy(error, ENV_PREFIX)}") from None
+        raise UserError(f"server: {error}", remedy(error, ENV_PREFIX)) from None
     subject.token = token_of(config)
     yield from _described(subject, queue)
 
@@ -78,7 +79,8 @@ def _described(subject: Subject, queue: QueueView) -> Iterator[Finding]:
     yield ok(f"{client.url}, {whose}: {scores}; the token may train; {waiting} batches wait in the queue")
     if url.scheme == "http" and not is_this_machine(url.hostname or "") and (config.token or config.token_file):
         yield warning(
-            "the token goes unencrypted to another machine", "give the server --tls-cert and --tls-key, use https://"
+            "the token goes unencrypted to another machine",
+            "give the server `--tls-cert` and `--tls-key`, use https://",
         )
 
 
@@ -228,7 +230,10 @@ def _completions(completions: Sequence[SampledCompletion]) -> Iterator[Finding]:
     if ended:
         yield ok(seen)
     else:
-        yield warning(seen, "raise --sampling.max-completion-length, or see whether the model knows its EOS token")
+        yield warning(
+            seen,
+            f"raise {spell_setting('sampling.max_completion_length')}, or see whether the model knows its EOS token",
+        )
 
 
 def first_kl(subject: Subject) -> Iterator[Finding]:
@@ -250,7 +255,10 @@ def full_step(subject: Subject) -> Iterator[Finding]:
         f"{step['training_seconds']:.1f} s, peak memory {peak_gib(config.device):.2f} GiB"
     )
     if step["not_finite"]:
-        remedy = "use --dtype float32, lower --optimizer.learning-rate, and see that rewards and log-probs are finite"
+        remedy = (
+            f"use {spell_setting('dtype', 'float32')}, lower {spell_setting('optimizer.learning_rate')}, and see that "
+            "rewards and log-probs are finite"
+        )
         yield wrong(f"{seen}: not finite", remedy)
         return
     largest = config.sampling.num_generations * config.sampling.max_completion_length

@@ -115,7 +115,8 @@ def main(descriptor: int, tools: Iterable[str], environments: Iterable[str]) -> 
             if threads := [each.name for each in threading.enumerate() if each is not threading.main_thread()]:
                 raise UserError(
                     f"tools: the modules of {', '.join([*tools, *environments])} start threads when they are imported "
-                    f"({', '.join(threads)}), which rollouts' processes would not have: start them at the first call"
+                    f"({', '.join(threads)}), which rollouts' processes would not have",
+                    "start them at the first call",
                 )
         except UserError as error:
             refusal: Any = str(error)

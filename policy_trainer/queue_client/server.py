@@ -18,6 +18,7 @@ from shared.client import ClientError, RefServerClient
 from shared.client.credentials import choose_token
 from shared.client.retry import OnWait
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 # Of ref-server serve.
 _DEFAULT_PORT = 8400
@@ -63,7 +64,8 @@ def configured_token(config: RunConfig) -> str | None:
 def _remedy(config: RunConfig) -> str:
     port = urlsplit(config.server).port
     options = f" --port {port}" if port not in (None, _DEFAULT_PORT) else ""
-    return f"start one with: ref-server serve --model {config.model}{options}, or leave --server out"
+    command = f"`ref-server serve --model {config.model}{options}`"
+    return f"start one with: {command}, or leave {spell_setting('server')} out"
 
 
 def batches_by_state(queue: QueueView, run: str) -> Counter[State]:

@@ -189,5 +189,5 @@ def step_record(leased: Sequence[Leased], groups: Sequence[Group], stats: StepSt
 def with_surrogate_metrics(record: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Adds the surrogate's metrics to a step's record. Raises UserError if the record has a metric of that name."""
     if taken := sorted(metrics.keys() & record.keys()):
-        raise UserError(f"loss.surrogate: every run has a metric {taken[0]}: give yours another name")
+        raise UserError(f"loss.surrogate: every run has a metric {taken[0]}", "give yours another name")
     return {**record, **metrics}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO, UserError
-from policy_trainer.python_api.grpo import in_python
+from policy_trainer.python_api.grpo import environment
 from policy_trainer.run_files.run_directory import RunDirectory
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(20)]
@@ -45,8 +45,8 @@ def test_tools_and_environments_become_names() -> None:
 def test_functions_of_the_loss_are_names_where_any_process_can_import_them() -> None:
     def local(tokens: Any) -> Any: ...
 
-    config = GRPO(model="m", loss={"surrogate": local, "advantage": in_python, "beta": 0.0}).config
-    assert config.loss.surrogate is local and config.loss.advantage == "policy_trainer.python_api.grpo:in_python"
+    config = GRPO(model="m", loss={"surrogate": local, "advantage": environment, "beta": 0.0}).config
+    assert config.loss.surrogate is local and config.loss.advantage == "policy_trainer.python_api.grpo:environment"
 
 
 async def asynchronous(metrics: dict[str, Any]) -> None: ...
@@ -157,23 +157,3 @@ def test_importing_the_package_stays_cheap(code: str, heavy: set[str]) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     with pytest.raises(ImportError):
         from policy_trainer import PPO  # type: ignore[attr-defined] # noqa: F401
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("--data.prompt-style plain takes them", "data={'prompt_style': 'plain'} takes them"),
-        ("add --resume to continue", "add resume=True to continue"),
-        ("--no-loss.drop-zero-variance keeps them", "loss={'drop_zero_variance': False} keeps them"),
-        ("--max-steps 0 lets it decide", "max_steps=0 lets it decide"),
-        ("--max-steps 1.5 is refused", "max_steps 1.5 is refused"),
-        ("--loss.beta in small steps", "loss.beta in small steps"),
-        ("--data.system-prompt '' leaves it out", "data={'system_prompt': ''} leaves it out"),
-        ("raise --sampling.max-completion-length. Then", "raise sampling.max_completion_length. Then"),
-        ("start one with `policy-trainer rollout --config f`", "start one with `policy-trainer rollout --config f`"),
-        ("name held-out ones with --data.eval-path", "name held-out ones with eval_dataset"),
-        ("--help-all lists them - or -- not", "--help-all lists them - or -- not"),
-    ],
-)
-def test_options_become_arguments(text: str, expected: str) -> None:
-    assert in_python(text) == expected
