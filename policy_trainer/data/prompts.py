@@ -307,7 +307,7 @@ class PromptEncoder:
                 f"{spell_setting('data.system_prompt', '')} leaves out the system prompt, "
                 f"{spell_setting('data.prompt_style', 'plain')} the template"
             )
-            raise UnusablePrompt(f"{error}; {remedy}") from error
+            raise UnusablePrompt(str(error), remedy) from error
         return text, opening, _continuation(opening, self.prefill(problem))
 
     def _variables(self, problem: Problem) -> Mapping[str, Any]:

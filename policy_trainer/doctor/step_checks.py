@@ -20,7 +20,7 @@ from policy_trainer.doctor.findings import Finding, Subject, not_checked, ok, re
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.queue_client.matching import check_first_kl, check_server
-from policy_trainer.queue_client.server import connect, token_of
+from policy_trainer.queue_client.server import connect, token_of, without_server
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -64,7 +64,8 @@ def server(subject: Subject) -> Iterator[Finding]:
 def _wait(config: TrainConfig, server: ReferenceServer, reason: str, seconds: float) -> None:
     server.check()
     if config.server != INLINE and seconds > _PATIENCE_SECONDS:
-        raise UserError(f"server: {reason}")
+        remedy = without_server(config)
+        raise UserError(f"server: {reason.removesuffix(f'; {remedy}')}", remedy)
 
 
 def _described(subject: Subject, queue: QueueView) -> Iterator[Finding]:

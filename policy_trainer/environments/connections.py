@@ -145,7 +145,7 @@ class ForkedSessions:
             self._process = start_python("policy_trainer.environments.fork_server", *arguments)
         try:
             if refusal := self._answer():
-                raise UserError(refusal)
+                raise UserError(*refusal)
         except EOFError:
             self._control.close()
             status = exit_status(self._process.wait())

@@ -119,9 +119,9 @@ def main(descriptor: int, tools: Iterable[str], environments: Iterable[str]) -> 
                     "start them at the first call",
                 )
         except UserError as error:
-            refusal: Any = str(error)
+            refusal: Any = error.args
         except BaseException:  # a module may also raise SystemExit
-            refusal = f"tools: their modules cannot be loaded:\n{traceback.format_exc()}"
+            refusal = [f"tools: their modules cannot be loaded:\n{traceback.format_exc()}"]
         else:
             refusal, server = None, ForkServer(control, toolbox)
         control.sendall(json.dumps(refusal).encode() + b"\n")

@@ -67,7 +67,7 @@ class Failures:
         Raises UserError for a reward that cannot be used, RewardsFailed for one that has failed in every call.
         """
         if refused := next((answer["refused"] for answer in answers if "refused" in answer), None):
-            raise UserError(refused)
+            raise UserError(*refused)
         errors = [answer for answer in answers if "error" in answer]
         with self._lock:
             self._count(name, len(answers), len(errors))

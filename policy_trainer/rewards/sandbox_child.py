@@ -60,12 +60,12 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, RewardFunction]:
             for name, reward in rewards.items()
         }
     except UserError as error:
-        _send(stream, {"refused": str(error)})
+        _send(stream, {"refused": error.args})
     except BaseException as error:  # a module may also raise SystemExit
         reason = f"rewards: one of them cannot be loaded:\n{traceback.format_exc()}"
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             reason = "judging.memory_gib: too little to load the rewards: give more, or 0 for no limit"
-        _send(stream, {"refused": reason})
+        _send(stream, {"refused": [reason]})
     else:
         _send(stream, {"together": [name for name, reward in loaded.items() if reward.judges_together]})
         return loaded

@@ -52,6 +52,7 @@ _SCHEDULES = (
 _DTYPES = ("dtype", "torch_dtype")
 
 
+@spelled_in_trl
 def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) -> dict[str, Any]:
     """Returns Tandem's settings as nested dicts. in_chat: whether prompts are lists of messages. evaluates: whether the
     run evaluates.

@@ -661,7 +661,7 @@ class TestFunctionsOfTheUser:
             return -tokens.advantages * tokens.logps, {next(names): tokens.ratio}
 
         trainer = learner(model, loss=LossConfig.model_validate({"surrogate": fickle, "beta": 0.0}), num_iterations=2)
-        with pytest.raises(UserError, match=r"loss\.surrogate: returned the metrics b, and before a: return the same"):
+        with pytest.raises(UserError, match=r"loss\.surrogate: returned the metrics b, and before a; return the same"):
             trainer.step(batches, step=0)
 
     def test_metrics_must_be_the_same_on_all_ranks(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:

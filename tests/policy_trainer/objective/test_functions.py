@@ -164,7 +164,7 @@ def raising(tokens: SurrogateInputs) -> Tensor:
         (detached, r"caller:detached returned values without a gradient.*: compute them from tokens.logps or tok"),
         (raising, r"caller:raising raised AttributeError: 'SurrogateInputs' object has no .*\n.*test_functions.py"),
         ("tests.nowhere:f", r"tests.nowhere:f cannot be imported"),
-        ("caller:f", r"caller:f was a function in a script: give module:name"),
+        ("caller:f", r"caller:f was a function in a script; give module:name"),
         ("tests.docs.pages:ROOT", r"must be a function, got a PosixPath"),
     ],
 )

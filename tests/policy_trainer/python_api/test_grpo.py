@@ -74,7 +74,7 @@ async def asynchronous(metrics: dict[str, Any]) -> None: ...
         ({"on_step": []}, "on_step: must be a function of a step's metrics, got list"),
         ({"on_step": lambda: None}, "on_step: is called as f(metrics) or f(metrics, groups), but too many"),
         ({"on_step": asynchronous}, "on_step: must be a function of a step's metrics, got an async function"),
-        ({"task": "jsonl"}, "data.path: task jsonl needs a file of problems: give data.path FILE"),
+        ({"task": "jsonl"}, "data.path: task jsonl needs a file of problems: give dataset FILE"),
     ],
 )
 def test_mistakes_name_the_setting_and_the_remedy(given: dict[str, Any], message: str) -> None:
@@ -94,7 +94,7 @@ def test_a_file_may_name_the_model(tmp_path: Path) -> None:
 
 def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
-    with pytest.raises(UserError, match=r"run_dir: .* holds a run already; give resume=True to continue it, or"):
+    with pytest.raises(UserError, match=r"run_dir: .* holds a run already; add resume=True to continue it, or"):
         GRPO(model="m", dataset=ROWS, run_dir=tmp_path).train()
     assert not (tmp_path / "data").exists()
 
@@ -111,7 +111,7 @@ def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"dataset": ROWS[1:]}, "data.path: resume=True cannot change it"),
+        ({"dataset": ROWS[1:]}, "dataset: resume=True cannot change it"),
         ({"rewards": ["format"]}, "rewards: resume=True cannot change it"),
     ],
 )

@@ -65,5 +65,5 @@ def test_external_workers_are_only_named(tmp_path: Path, weights: str, command: 
 
 def test_metrics_of_the_users_surrogate_stand_beside_those_of_the_run() -> None:
     assert with_surrogate_metrics({"kl": 0.1}, {"tapered": 0.5}) == {"kl": 0.1, "tapered": 0.5}
-    with pytest.raises(UserError, match=r"loss\.surrogate: every run has a metric kl: give yours another name"):
+    with pytest.raises(UserError, match=r"loss\.surrogate: every run has a metric kl; give yours another name"):
         with_surrogate_metrics({"kl": 0.1}, {"tapered": 0.5, "kl": 0.2})
