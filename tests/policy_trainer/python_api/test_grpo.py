@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO, UserError
+from policy_trainer.lifecycle.processes import environment as child_environment
 from policy_trainer.python_api.grpo import environment
 from policy_trainer.run_files.run_directory import RunDirectory
+from shared.spelling import spelled_in_python
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(20)]
 
@@ -157,3 +159,10 @@ def test_importing_the_package_stays_cheap(code: str, heavy: set[str]) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     with pytest.raises(ImportError):
         from policy_trainer import PPO  # type: ignore[attr-defined] # noqa: F401
+
+
+@spelled_in_python({"data.path": "dataset"})
+def test_processes_of_a_run_spell_settings_as_its_caller() -> None:
+    code = "from shared.spelling import spell_setting; print(spell_setting('data.path'), spell_setting('resume', True))"
+    printed = subprocess.check_output([sys.executable, "-c", code], env=child_environment(), text=True)
+    assert printed == "dataset resume=True\n"
