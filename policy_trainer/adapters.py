@@ -139,5 +139,6 @@ def _check_fit(name: str, change: LowRank, shape: tuple[int, ...] | None) -> Non
     if shape != change.shape:
         raise UserError(
             f"model: the run's adapters do not fit this model: {name} would be {change.shape}, and is "
-            f"{shape or 'not there'}: give the base model that the run trains adapters of"
+            f"{shape or 'not there'}",
+            "give the base model that the run trains adapters of",
         )

@@ -22,12 +22,13 @@ from shared.devices import choose_device, describe_device, describe_processor
 from shared.errors import UserError
 from shared.models import copy_state, load_mapped_model, load_model, load_outline
 from shared.settings import Dtype
+from shared.spelling import spell_setting
 
 
 def check_quantisation(lora: LoraConfig) -> None:
     """Raises UserError if the base is to be quantised and bitsandbytes is not installed."""
     if lora.load_in_4bit and find_spec("bitsandbytes") is None:
-        raise UserError("lora.load_in_4bit: bitsandbytes is not installed here; pip install 'tandem-grpo[qlora]'")
+        raise UserError("lora.load_in_4bit: bitsandbytes is not installed here", "pip install 'tandem-grpo[qlora]'")
 
 
 def load_base(name: str, lora: LoraConfig, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
@@ -79,7 +80,7 @@ def _saved_in_4bit(config: PretrainedConfig) -> bool:
         return True
     how = f"{getattr(method, 'value', method)}{' in 8 bits' if saved.get('load_in_8bit') else ''}"
     raise UserError(
-        f"lora.load_in_4bit: the model is quantised with {how} already: leave it out, or give the original model"
+        f"lora.load_in_4bit: the model is quantised with {how} already", "leave it out, or give the original model"
     )
 
 
@@ -166,7 +167,7 @@ def _wrong_kernels(errors: _Errors, model: PreTrainedModel) -> str:
         f"lora.load_in_4bit: bitsandbytes {version('bitsandbytes')} computes wrong weights on this device "
         f"({_kernels_of(model.device)}) for {len(wrong)} of {len(layers)} layers, of shape {shapes}, such as "
         f"{wrong[0]}: the largest error is {max(errors.values()):.2g} times what 4 bits allow; omit "
-        "--lora.load-in-4bit, or use another device or another version of bitsandbytes"
+        f"{spell_setting('lora.load_in_4bit', True)}, or use another device or another version of bitsandbytes"
     )
 
 

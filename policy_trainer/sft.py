@@ -113,7 +113,7 @@ def encode_row(demonstration: Demonstration, prompts: PromptEncoder, eos: int) -
         prompt = prompts.encode(demonstration.problem)
         completion = [*prompts.encode_text(demonstration.completion), eos]
     except UserError as error:
-        raise UserError(f"{demonstration.where}: {error}") from error
+        raise UserError(f"{demonstration.where}: {error.problem}", error.remedy) from error
     lengths = np.array([len(completion)], np.int64)
     return TokenGroup(np.array(prompt.ids, np.int64), np.array(completion, np.int64), lengths, prompt.images)
 
@@ -125,7 +125,9 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
     """
     rows = read_file(path, _COLUMNS, setting)
     if pictures := [column for column in PICTURE_COLUMNS if column in rows.columns]:
-        raise UserError(f"{setting}: {path} has pictures ({pictures[0]}), which sft does not train on: leave them out")
+        raise UserError(
+            f"{setting}: {path} has pictures ({pictures[0]}), which sft does not train on", "leave them out"
+        )
     return [_demonstration(rows.row(number), rows.where(number)) for number in range(len(rows))]
 
 

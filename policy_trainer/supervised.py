@@ -30,6 +30,7 @@ from policy_trainer.tasks.problem_set import EVAL_EVERY, Shuffle
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
 from shared.models import load_tokenizer, save_model, use_threads
+from shared.spelling import spell_setting
 
 Row = TypeVar("Row")
 Row_contra = TypeVar("Row_contra", contravariant=True)
@@ -73,13 +74,14 @@ def every_tenth(
     train = [row for row in rows if key(row) not in held_out]
     if not train:
         raise UserError(
-            f"{source} leaves nothing to train on: one of every {EVAL_EVERY} rows, and each copy of it, is held out; "
-            "add some, or name held-out ones with --data.eval-path"
+            f"{source} leaves nothing to train on: one of every {EVAL_EVERY} rows, and each copy of it, is held out",
+            f"add some, or name held-out ones with {spell_setting('data.eval_path')}",
         )
     if copies := len(rows) - len(train) - len(held_back):
         note(
             f"{source} has {len(rows)} rows: {copies} of them are left out, because they share a prompt with a "
-            f"held-out row (every {EVAL_EVERY}th is held out); to train on all, name others with --data.eval-path"
+            f"held-out row (every {EVAL_EVERY}th is held out); to train on all, name others with "
+            f"{spell_setting('data.eval_path')}"
         )
     return train, list(held_back)
 
@@ -234,8 +236,9 @@ class SupervisedRun:
 
 def _not_finite(what: str) -> RunFailed:
     return RunFailed(
-        f"the {what} is not finite: lower optimizer.learning_rate, or set dtype = float32; --resume continues from the "
-        "newest checkpoint"
+        f"the {what} is not finite",
+        f"lower optimizer.learning_rate, or set dtype = float32; {spell_setting('resume', True)} continues from the "
+        "newest checkpoint",
     )
 
 

@@ -40,7 +40,7 @@ def read_json(path: Path, kind: TypeAdapter[T], remedy: str) -> T:
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{name}: " for name in first["loc"])
-        raise UserError(f"{path} is damaged ({printable(where + first['msg'])}); {remedy}") from None
+        raise UserError(f"{path} is damaged ({printable(where + first['msg'])})", remedy) from None
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:

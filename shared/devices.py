@@ -27,9 +27,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device: {name!r} is no device of PyTorch's: use auto, cpu, cuda or cuda:0") from None
+        raise UserError(f"device: {name!r} is no device of PyTorch's", "use auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device: there is no {name} here: {_gpus()}; use auto or cpu, or another number")
+        raise UserError(f"device: there is no {name} here: {_gpus()}", "use auto or cpu, or another number")
     return device
 
 

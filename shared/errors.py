@@ -1,13 +1,26 @@
-"""The error for invalid input of the user, and text that is safe to print in errors."""
+"""Errors that say what is wrong and what to do, and text that is safe to print in errors."""
 
 import json
 
 
-class UserError(ValueError):
-    """A setting, a model or data that cannot be used. The message names it and what would be valid.
+class Explained(Exception):
+    """An error that is no fault of the code. Commands print it without a traceback.
 
-    Commands print it without a traceback, because the code is not at fault.
+    problem: what is wrong; it begins with the name of the setting, if there is one. remedy: what to do; empty if the
+    problem says it already. It has a line of its own if the problem has several.
     """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return ("\n" if "\n" in self.problem else "; ").join(filter(None, (self.problem, self.remedy)))
+
+
+class UserError(Explained, ValueError):
+    """A setting, a model or data that cannot be used. The problem names it, the remedy what would be valid."""
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -153,8 +153,8 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where the files are missing
         raise UserError(
-            f"model: {name} has no tokenizer; copy tokenizer.json and tokenizer_config.json of the model that it was "
-            "made from into its directory"
+            f"model: {name} has no tokenizer",
+            "copy tokenizer.json and tokenizer_config.json of the model that it was made from into its directory",
         )
     if tokenizer.chat_template is None:
         tokenizer.chat_template = _processor_template(name, revision)
@@ -184,8 +184,8 @@ def _refuse_adapter(name: str) -> None:
     """Raises UserError for LoRA adapters: transformers would load them with whatever base model their file names."""
     if is_adapter(Path(name)):
         raise UserError(
-            f"model: {name} holds LoRA adapters, not a whole model; merge them into their base model with "
-            f"`policy-trainer export --checkpoint {name} --output NEW_DIRECTORY`"
+            f"model: {name} holds LoRA adapters, not a whole model",
+            f"merge them into their base model with `policy-trainer export --checkpoint {name} --output NEW_DIRECTORY`",
         )
 
 
@@ -217,8 +217,8 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     if not Path(name).is_dir():
         if _looks_like_a_path(name):  # transformers would look for it on the hub, for a minute
             raise UserError(
-                f"model: there is no directory {name}; give the path of a Hugging Face model's directory, or a hub id "
-                "such as Qwen/Qwen2.5-0.5B-Instruct"
+                f"model: there is no directory {name}",
+                "give the path of a Hugging Face model's directory, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct",
             )
         _refuse_silent_hub(name, revision)
     try:
@@ -226,7 +226,8 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     except _LOADING_ERRORS as error:
         if "trust_remote_code" in str(error):  # transformers advises an option that we do not have
             raise UserError(
-                f"model: {name} contains code, which is never run; choose a model whose architecture is in transformers"
+                f"model: {name} contains code, which is never run",
+                "choose a model whose architecture is in transformers",
             ) from None
         raise UserError(f"model: {name} cannot be loaded: {_reason(name, error)}") from error
 
@@ -246,7 +247,7 @@ def _refuse_silent_hub(name: str, revision: str | None) -> None:
     except (HfHubHTTPError, OfflineModeIsEnabled, ValueError):
         pass  # transformers explains what the hub answered, and names that cannot be a hub id
     except Exception as error:  # of httpx, httpx2 or requests, depending on the version of huggingface_hub
-        raise UserError(f"model: {name} cannot be loaded: the hub cannot be reached: {error}; {_NO_HUB}") from None
+        raise UserError(f"model: {name} cannot be loaded: the hub cannot be reached: {error}", _NO_HUB) from None
 
 
 def _reason(name: str, error: Exception) -> str:
@@ -343,8 +344,8 @@ def refuse_unknown_ids(ids: Sequence[int], model: PreTrainedModel, tokenizer: Pr
     if (largest := max(ids)) >= (rows := embedding_rows(model)):
         raise UserError(
             f"model: the token {tokenizer.convert_ids_to_tokens(largest)} has id {largest}, but the model's embedding "
-            f"has only {rows} rows; use the model's own tokenizer, or call "
-            "model.resize_token_embeddings(len(tokenizer)) and save the model"
+            f"has only {rows} rows",
+            "use the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer)) and save the model",
         )
 
 
@@ -376,7 +377,7 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     configured: Any = model.generation_config.eos_token_id if model.generation_config else None
     ids: Any = tokenizer.eos_token_id if configured in (None, []) else configured
     if ids is None:
-        raise UserError("the model has no EOS token: set eos_token_id in its generation_config.json")
+        raise UserError("the model has no EOS token", "set eos_token_id in its generation_config.json")
     return sorted(set(ids)) if isinstance(ids, list) else [int(ids)]
 
 

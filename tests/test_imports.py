@@ -22,8 +22,8 @@ ONLY_IN = {
 # The rooms of a package: each imports only rooms that stand before it, and `shared`. docs/house.md says what they hold.
 ROOMS = {
     "shared": (
-        "errors", "atomic_files", "process", "logs", "commands", "settings", "batch", "tensor_file", "pictures", "api",
-        "wire", "devices", "models", "logprobs", "client",
+        "errors", "spelling", "atomic_files", "process", "logs", "commands", "settings", "batch", "tensor_file",
+        "pictures", "api", "wire", "devices", "models", "logprobs", "client",
     ),
     "ref_server": (
         "background", "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "dashboard",

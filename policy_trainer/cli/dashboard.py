@@ -102,8 +102,8 @@ def _copy_queue(source: Path, target: Path | None) -> bool:
                     shutil.copyfile(file, target / file.name)
         except OSError as error:
             raise UserError(
-                f"RUN_DIR: the queue in {source} cannot be copied to {target}: {error.strerror}; set TMPDIR to another "
-                "directory for temporary files"
+                f"RUN_DIR: the queue in {source} cannot be copied to {target}: {error.strerror}",
+                "set TMPDIR to another directory for temporary files",
             ) from error
     return True
 
@@ -127,7 +127,7 @@ def _server(data: Path, port: int, token: str, tokenizer: Path | None) -> Iterat
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
-        raise UserError(f"--port: cannot listen on {port}: {error}; choose another, or leave it out") from None
+        raise UserError(f"--port: cannot listen on {port}: {error}", "choose another, or leave it out") from None
     with listener:
         port, fd = listener.getsockname()[1], listener.fileno()
         command = [

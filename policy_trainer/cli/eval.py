@@ -43,8 +43,8 @@ def run(arguments: list[str]) -> int:
         print(json.dumps({"model": config.model, "evaluations": results}, indent=2))
     if failed := [name for name in evaluations[0].failed if all(name in item.failed for item in evaluations)]:
         raise RunFailed(
-            f"rewards: {', '.join(failed)} failed on every completion; the warning above says why.\n"
-            "Fix what it says, or name other --rewards"
+            f"rewards: {', '.join(failed)} failed on every completion; the warning above says why",
+            "fix what it says, or name other --rewards",
         )
     return 0
 

@@ -19,8 +19,8 @@ from shared.client import ClientError, RefServerClient
 from shared.client.credentials import remedy
 from shared.errors import UserError
 from shared.settings import from_values
-from shared.settings.command_line import spell_option
 from shared.settings.names import unknown_names, without
+from shared.spelling import spell_option
 
 _POLL_SECONDS = 20.0
 
@@ -48,13 +48,14 @@ def published_settings(given: Mapping[str, Any]) -> Path | None:
         )
     if config.sampler_traits.server and "model" not in given:
         raise UserError(
-            "model: the vLLM server has a name for it: give --model with that name, and --weights server, since a "
-            "worker with a model looks for weights in the run's directory"
+            "model: the vLLM server has a name for it",
+            "give --model with that name, and --weights server, since a worker with a model looks for weights in the "
+            "run's directory",
         )
     try:
         return _write(config, _fetch(config, given))
     except ClientError as error:
-        raise UserError(f"server: {error}{remedy(error, ENV_PREFIX)}") from None
+        raise UserError(f"server: {error}", remedy(error, ENV_PREFIX)) from None
 
 
 def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
             published = newest.words.get(SETTINGS)
             if not isinstance(published, dict):
                 raise UserError(
-                    f"run: the weights of run {config.run!r} came without settings for workers: give --config"
+                    f"run: the weights of run {config.run!r} came without settings for workers", "give --config"
                 )
             settings = travelling_settings(_known(published))
             _check_trusted(config, settings, given)
@@ -108,9 +109,9 @@ def _check_trusted(config: RolloutConfig, settings: Mapping[str, Any], given: Ma
         raise UserError(
             "run: a worker takes settings that can name code, files or hosts only from its own configuration. "
             f"Run {config.run!r} publishes:\n"
-            + "\n".join(f"  {name} = {_short(value)}: give {_option(name)}" for name, value in foreign.items())
-            + "\nOr add --trust-settings, if you trust everyone who may publish weights of this run to execute code on "
-            "this machine"
+            + "\n".join(f"  {name} = {_short(value)}: give {_option(name)}" for name, value in foreign.items()),
+            "or add --trust-settings, if you trust everyone who may publish weights of this run to execute code on "
+            "this machine",
         )
     from policy_trainer.rewards.http_reward import SCHEMES, TOKEN_VARIABLE
 
@@ -118,7 +119,8 @@ def _check_trusted(config: RolloutConfig, settings: Mapping[str, Any], given: Ma
     if hosts and os.environ.get(TOKEN_VARIABLE):
         raise UserError(
             f"rewards: {_short(hosts[0])} is published by run {config.run!r}, but {TOKEN_VARIABLE} is sent only to "
-            f"servers that this worker's own settings name: give --rewards, or unset {TOKEN_VARIABLE}"
+            "servers that this worker's own settings name",
+            f"give --rewards, or unset {TOKEN_VARIABLE}",
         )
 
 

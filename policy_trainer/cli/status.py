@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from policy_trainer.lifecycle.endings import RunFailed
-from shared.errors import UserError, printable
+from shared.errors import Explained, UserError, printable
 from shared.logs import configure_logs
 from shared.process import end_with_parent
 
@@ -46,7 +46,8 @@ def _failed_request(error: Exception) -> str:
 
     if not isinstance(error, ClientError):
         raise error
-    return f"{'server: ' if isinstance(error, NotRefServer) else ''}{error}{remedy(error, ENV_PREFIX)}"
+    setting = "server: " if isinstance(error, NotRefServer) else ""
+    return str(Explained(f"{setting}{error}", remedy(error, ENV_PREFIX)))
 
 
 def tell_device(name: str, console: Console) -> None:

@@ -28,7 +28,7 @@ from policy_trainer.config import (
 )
 from policy_trainer.processes.fork_server import fork_server
 from policy_trainer.processes.variables import in_torchrun
-from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.process import quick_imports, when_parent_is_gone
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def rollout(arguments: list[str]) -> int:
 
 def replay(arguments: list[str]) -> int:
     config = read_settings(ReplayConfig, arguments, "replay")
-    RunDirectory(config.run_dir).check(config, resume=False, remedy=REPLAY)
+    RunDirectory(config.run_dir).check(config, resume=False, replay=True)
     from policy_trainer.trainer.replay import replay as train_on_records
 
     console = Console(stderr=True, highlight=False)

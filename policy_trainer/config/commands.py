@@ -17,6 +17,7 @@ from policy_trainer.config.sampling import JudgingConfig, SamplingConfig, TurnsC
 from policy_trainer.config.sections import EvalEvaluationConfig, LoraConfig
 from shared.api import PLAIN_NAME
 from shared.settings import Dtype, InHelp, Section, settings_config
+from shared.spelling import spell_setting
 
 # Where published weights meet.
 WeightsPlace = Literal["directory", "server"]
@@ -95,7 +96,9 @@ class CommonConfig(ModelConfig):
         traits = self.sampler_traits
         if traits.server and not (self.vllm_url or "").startswith(("http://", "https://")):
             got = "none" if self.vllm_url is None else repr(self.vllm_url)
-            raise ValueError(f"vllm_url: --sampler {self.sampler} needs the URL of {traits.about}, got {got}")
+            raise ValueError(
+                f"vllm_url: {spell_setting('sampler')} {self.sampler} needs the URL of {traits.about}, got {got}"
+            )
         if traits.takes_first_gpus and self.device.startswith("cuda:") and self.device != "cuda:0":
             raise ValueError(
                 f"device: {traits.engine} takes the first GPUs that it sees, not {self.device}: "
@@ -194,17 +197,18 @@ class RunConfig(CommonConfig):
         if self.lora.load_in_4bit and not traits.takes_4bit:
             raise ValueError(
                 f"lora.load_in_4bit: {traits.engine} would sample with the weights before they were quantised, so its "
-                f"log-probs would not be the trainer's: use --sampler {samplers_with('takes_4bit')}, or leave it out"
+                f"log-probs would not be the trainer's: use {spell_setting('sampler')} {samplers_with('takes_4bit')}, "
+                "or leave it out"
             )
         if self.vllm.enable_sleep_mode and not traits.can_sleep:
             raise ValueError(
                 f"vllm.enable_sleep_mode: sampler {self.sampler} has no engine that sleeps: leave it out, or use "
-                f"--sampler {samplers_with('can_sleep')}"
+                f"{spell_setting('sampler')} {samplers_with('can_sleep')}"
             )
         if self.vllm.enable_sleep_mode and self.weights == "server":
             raise ValueError(
                 "vllm.enable_sleep_mode: workers elsewhere do not share the trainer's GPU: leave it out, or use "
-                "--weights directory with workers on the trainer's machine"
+                f"{spell_setting('weights', 'directory')} with workers on the trainer's machine"
             )
         return self
 
@@ -215,7 +219,7 @@ class RunConfig(CommonConfig):
         if self.weights == "server" and not re.fullmatch(PLAIN_NAME, self.run, re.ASCII):
             raise ValueError(
                 "run: it names the weights on the server, so it has only letters, digits and '.', '_', '-', and does "
-                f"not begin with a dot: choose another --run; got {self.run!r}"
+                f"not begin with a dot: choose another {spell_setting('run')}; got {self.run!r}"
             )
         return self
 
@@ -310,7 +314,7 @@ class DemoChoices(BaseSettings):
     @model_validator(mode="after")
     def _check_kind(self) -> "DemoChoices":
         if self.vision and self.tools:
-            raise ValueError("tools: give --vision or --tools, not both")
+            raise ValueError("tools: give `--vision` or `--tools`, not both")
         return self
 
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from policy_trainer.config.marks import Travel
 from shared.settings import InHelp, Section
+from shared.spelling import spell_setting
 
 _FILES = frozenset({"path", "eval_path"})
 _DATASETS = frozenset({"dataset", "subset", "split", "eval_split"})
@@ -69,14 +70,16 @@ class PromptConfig(Section):
         """Rejects variables that would be ignored, that the encoder sets itself, or whose text means a JSON value."""
         where = "data.chat_template_kwargs:"
         if self.chat_template_kwargs and self.prompt_style == "plain":
-            raise ValueError(f"{where} --data.prompt-style plain uses no chat template: leave one out")
+            raise ValueError(
+                f"{where} {spell_setting('data.prompt_style', 'plain')} uses no chat template: leave one out"
+            )
         if taken := OWN_TEMPLATE_KWARGS & self.chat_template_kwargs.keys():
             raise ValueError(f"{where} {min(taken)} is set for each prompt: leave it out")
         for name, value in self.chat_template_kwargs.items():
             if value in ("true", "false", "null"):  # from NAME=VALUE; a template takes any text as true
                 raise ValueError(
-                    f"{where} {name} is the text {value!r}: "
-                    f"write JSON, --data.chat-template-kwargs '{{\"{name}\": {value}}}'"
+                    f"{where} {name} is the text {value!r}: write JSON, {spell_setting('data.chat_template_kwargs')} "
+                    f"'{{\"{name}\": {value}}}'"
                 )
         return self
 
@@ -174,16 +177,22 @@ def check_source(task: TaskName, source: SourceConfig) -> None:
     A user's task may use every setting except mixture.
     """
     if task == "jsonl" and source.path is None:
-        raise ValueError("data.path: task jsonl needs a file of problems: give --data.path FILE")
+        raise ValueError(f"data.path: task jsonl needs a file of problems: give {spell_setting('data.path')} FILE")
     if task == "dataset" and not source.dataset and source.path is None:
-        raise ValueError("data.dataset: task dataset needs a dataset: give --data.dataset NAME, or --data.path FILE")
+        raise ValueError(
+            f"data.dataset: task dataset needs a dataset: give {spell_setting('data.dataset')} NAME, or "
+            f"{spell_setting('data.path')} FILE"
+        )
     fields: Mapping[str, Any] = type(source).model_fields
     given = [name for name in fields if name in SOURCE_SETTINGS and getattr(source, name) != fields[name].default]
     for name in given:
         if name not in USED_SETTINGS.get(task, SOURCE_SETTINGS - {"mixture"}):
             users = ", ".join(other for other, names in USED_SETTINGS.items() if name in names)
             inside = "; a task of data.mixture has its own" if task == "mixture" else ""
-            raise ValueError(f"data.{name}: task {task} does not use it{inside}: leave it out, or use --task {users}")
+            raise ValueError(
+                f"data.{name}: task {task} does not use it{inside}: leave it out, or use {spell_setting('task')} "
+                f"{users}"
+            )
     if "path" in given and "eval_split" in given and "eval_path" not in given:
         raise ValueError(
             "data.eval_split: it is a split of data.dataset, but data.path takes precedence over that: "

@@ -8,6 +8,7 @@ from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.marks import Resume, Travel
 from shared.settings import InHelp, Section
+from shared.spelling import spell_setting
 
 # Where the log-probs of the KL penalty come from.
 ReferenceSource = Literal["server", "adapter-off"]
@@ -158,6 +159,6 @@ class LoraConfig(Section):
         if self.load_in_4bit and not self.rank:
             raise ValueError(
                 "lora.load_in_4bit: 4-bit weights cannot be trained, only adapters on top of them: set "
-                "--lora.rank 16, or leave it out"
+                f"{spell_setting('lora.rank', 16)}, or leave it out"
             )
         return self

@@ -10,6 +10,7 @@ from policy_trainer.config.data import PromptConfig
 from policy_trainer.config.marks import Resume, Travel
 from policy_trainer.config.sections import CheckpointConfig, OptimizerConfig
 from shared.settings import InHelp, Section
+from shared.spelling import spell_setting
 
 
 class SupervisedOptimizerConfig(OptimizerConfig):
@@ -115,5 +116,8 @@ class RewardTrainingConfig(SupervisedConfig):
     @model_validator(mode="after")
     def _check_source(self) -> "RewardTrainingConfig":
         if self.data.path is None and self.data.dataset is None:
-            raise ValueError("data.path: a reward model needs pairs: give --data.path FILE, or --data.dataset NAME")
+            raise ValueError(
+                f"data.path: a reward model needs pairs: give {spell_setting('data.path')} FILE, or "
+                f"{spell_setting('data.dataset')} NAME"
+            )
         return self

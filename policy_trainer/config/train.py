@@ -23,6 +23,7 @@ from policy_trainer.config.sections import (
     SamplesConfig,
 )
 from shared.settings import InHelp
+from shared.spelling import spell_setting
 
 # Settings that make some samplers renormalise the log-probs that they report, and the values that turn them off.
 _RENORMALISING: Mapping[str, Any] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
@@ -166,7 +167,7 @@ class DoctorConfig(TrainConfig):
     def _check_plan(self) -> "DoctorConfig":
         if not self.plan and (self.gpu_memory_gib is not None or self.ranks > 1):
             name = "ranks" if self.gpu_memory_gib is None else "gpu_memory_gib"
-            raise ValueError(f"{name}: it is for the memory plan of other machines: add --plan, or leave it out")
+            raise ValueError(f"{name}: it is for the memory plan of other machines: add `--plan`, or leave it out")
         return self
 
 
@@ -212,18 +213,19 @@ def _teacher_errors(config: TrainConfig) -> Iterator[str]:
     if not config.loss.distillation:
         if teacher:
             yield (
-                "teacher: nothing would use it: set --loss.advantage distill, or --loss.distillation-coef with rewards"
+                f"teacher: nothing would use it: set {spell_setting('loss.advantage', 'distill')}, or "
+                f"{spell_setting('loss.distillation_coef')} with rewards"
             )
         return
     if config.sampling.max_resamples:
         yield "sampling.max_resamples: the teacher teaches on groups of equal rewards, too, so none is replaced: set 0"
     if inline and teacher is None:
-        yield "teacher: distillation needs a model to learn from: give --teacher PATH_OR_HUB_ID"
+        yield f"teacher: distillation needs a model to learn from: give {spell_setting('teacher')} PATH_OR_HUB_ID"
     if not inline and teacher is not None:
         option = "teacher" if config.penalised_by_server else "model"
         yield (
             f"teacher: it is for a server that the trainer starts; start yours with: ref-server serve --{option} "
-            f"{teacher}, and leave --teacher out here"
+            f"{teacher}, and leave {spell_setting('teacher')} out here"
         )
 
 
@@ -233,7 +235,7 @@ def _sampler_errors(config: TrainConfig) -> Iterator[str]:
     if config.lora.rank and not config.freezes_vision_tower and not traits.adapts_vision_tower:
         yield (
             f"freeze_vision_tower: {traits.engine} takes adapters of the language model only: leave it out, or use "
-            f"--sampler {samplers_with('adapts_vision_tower')}"
+            f"{spell_setting('sampler')} {samplers_with('adapts_vision_tower')}"
         )
     changed = [name for name, off in _RENORMALISING.items() if getattr(config.sampling, name) != off]
     if changed and not traits.logps_of_all_tokens and config.loss.old_logps in ("sampler", "log_linear"):
@@ -249,32 +251,37 @@ def _reference_errors(config: TrainConfig) -> Iterator[str]:
     reference = config.reference
     if reference.source == "adapter-off" and not config.lora.rank:
         yield (
-            "reference.source: adapter-off is the policy without its adapters, and there are none: set --lora.rank 16, "
-            "or leave --reference.source at server"
+            "reference.source: adapter-off is the policy without its adapters, and there are none: set "
+            f"{spell_setting('lora.rank', 16)}, or leave {spell_setting('reference.source')} at server"
         )
     if reference.source == "server" and config.lora.load_in_4bit:
         yield (
             "reference.source: with lora.load_in_4bit the policy begins as the quantised model, and a server has the "
-            "model before it was quantised: set --reference.source adapter-off, the policy without its adapters"
+            f"model before it was quantised: set {spell_setting('reference.source', 'adapter-off')}, the policy "
+            "without its adapters"
         )
     if not reference.sync_steps:
         return
     if config.lora.rank:
         yield (
             "reference.sync_steps: with LoRA the reference stays the model that the adapters belong to: set "
-            "--reference.sync-steps 0"
+            f"{spell_setting('reference.sync_steps', 0)}"
         )
     if not config.loss.beta:
-        yield "reference.sync_steps: with loss.beta = 0 no reference is used: set --reference.sync-steps 0"
+        yield (
+            "reference.sync_steps: with loss.beta = 0 no reference is used: set "
+            f"{spell_setting('reference.sync_steps', 0)}"
+        )
     if reference.snapshot_root is None and config.server != INLINE and config.weights == "directory":
         yield (
-            "reference.snapshot_root: must be the directory of ref-server's --snapshot-root; without one, set "
-            "--weights server, or --reference.sync-steps 0, which never updates the reference"
+            "reference.snapshot_root: must be the directory of ref-server's `--snapshot-root`; without one, set "
+            f"{spell_setting('weights', 'server')}, or {spell_setting('reference.sync_steps', 0)}, which never "
+            "updates the reference"
         )
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", config.run, re.ASCII):
         yield (
-            "run: it names the snapshots of the reference, so it may have at most 100 letters, digits, '.', '_', '-', "
-            f"and must not begin with a dot: choose another --run; got {config.run!r}"
+            "run: it names the snapshots of the reference, so it may have at most 100 letters, digits, '.', '_', "
+            f"'-', and must not begin with a dot: choose another {spell_setting('run')}; got {config.run!r}"
         )
 
 
@@ -328,7 +335,10 @@ def cautions(config: TrainConfig) -> list[str]:
     if not config.lora.rank and config.lora != LoraConfig():
         warnings.append("lora.alpha and lora.target_modules do nothing while lora.rank is 0: all weights are trained")
     if config.judging.model.path and "model" not in config.rewards:
-        warnings.append("judging.model.path: this reward model is not used, because --rewards does not name `model`")
+        warnings.append(
+            f"judging.model.path: this reward model is not used, because {spell_setting('rewards')} does not name "
+            "`model`"
+        )
     if config.judging.steps and loss.advantage != "process":
         warnings.append(
             f"judging.steps: loss.advantage = {loss.advantage} does not use the rewards of steps: use process"

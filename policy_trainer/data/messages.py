@@ -98,8 +98,8 @@ def contents(messages: Sequence[Message]) -> list[str]:
     for message in messages:
         if further := further_fields(message):
             raise UserError(
-                f"data: a message has {further}, which only a chat template can render: use a model with a chat "
-                "template and data.prompt_style = chat, or remove the field"
+                f"data: a message has {further}, which only a chat template can render",
+                "use a model with a chat template and data.prompt_style = chat, or remove the field",
             )
     return [message["content"] for message in messages]
 
@@ -108,8 +108,8 @@ def answer_of_messages(message: Message, where: str) -> str:
     """The content of an answer to train on. Raises UserError for further fields, which would be lost."""
     if further := further_fields(message):
         raise UserError(
-            f"{where}: the last message has {further}, but only its content is trained on: put the whole turn into the "
-            "content, as the model would write it, or remove the field"
+            f"{where}: the last message has {further}, but only its content is trained on",
+            "put the whole turn into the content, as the model would write it, or remove the field",
         )
     return message["content"]
 

@@ -51,7 +51,7 @@ def with_pictures(problem: Problem, row: Mapping[str, Any], where: str, folder: 
     if not given:
         return problem
     if len(given) > 1:
-        raise UserError(f"{where}: has pictures in both {' and '.join(given)}; leave one out")
+        raise UserError(f"{where}: has pictures in both {' and '.join(given)}", "leave one out")
     values = _listed(row[given[0]])
     if len(values) > _MAX_PICTURES:
         raise UserError(f"{where}: {given[0]} has {len(values)} pictures, and a prompt may have {_MAX_PICTURES}")
@@ -79,8 +79,8 @@ def placed(messages: Sequence[Message], images: Sequence[bytes], where: str) -> 
         return messages
     if places:
         raise UserError(
-            f"{where}: has {count} pictures and {places} places for them; write {PLACEHOLDER} once for each picture, "
-            "or nowhere: then all stand in front of the question"
+            f"{where}: has {count} pictures and {places} places for them",
+            f"write {PLACEHOLDER} once for each picture, or nowhere: then all stand in front of the question",
         )
     first = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
@@ -193,7 +193,8 @@ def check_pixels(pictures: Sequence[bytes], where: str) -> None:
     if total > _MAX_PROMPT_PIXELS:
         raise UserError(
             f"{where}: its {len(pictures)} pictures have {total} pixels in all; a prompt may have at most "
-            f"{_MAX_PROMPT_PIXELS}: make them smaller"
+            f"{_MAX_PROMPT_PIXELS}",
+            "make them smaller",
         )
 
 
@@ -293,7 +294,7 @@ def _explained(where: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError:
         raise UserError(
-            "data: pictures need Pillow, which is not installed: pip install 'tandem-grpo[vision]'"
+            "data: pictures need Pillow, which is not installed", "pip install 'tandem-grpo[vision]'"
         ) from None
     except (ValueError, OSError, SyntaxError, EOFError, IndexError, OverflowError) as error:  # as Pillow does
         reason = str(error).partition("\n")[0] or type(error).__name__

@@ -23,6 +23,7 @@ from shared.batch import Array, BatchError, TokenGroup
 from shared.errors import UserError
 from shared.logprobs.vision import FAMILIES, vision_of
 from shared.models import context_length, refuse_unknown_ids
+from shared.spelling import spell_setting
 
 _SYSTEM = "system"
 _TAG = re.compile(r"<\w+>")
@@ -65,7 +66,7 @@ class EncodedPrompt:
             shared += 1
         if not shared:
             raise UnusablePrompt(
-                "environment: the prompts of one problem have no common beginning: let reset() return the same text"
+                "environment: the prompts of one problem have no common beginning", "let reset() return the same text"
             )
         unexpanded = self.unexpanded_ids[: len(self.unexpanded_ids) - (len(self.ids) - shared)]
         endings = tuple(tuple(prompt.ids[shared:]) for prompt in prompts)
@@ -86,7 +87,7 @@ def _about_the_problem() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UnusablePrompt(str(error)) from error
+        raise UnusablePrompt(error.problem, error.remedy) from error
 
 
 class PromptEncoder:
@@ -136,7 +137,7 @@ class PromptEncoder:
                 self._encode_with_pictures(problem) if problem.images else EncodedPrompt(self._encode_text(problem))
             )
             if self._limit is not None and len(prompt) > self._limit:
-                raise PromptTooLong(self._too_long(problem, len(prompt), self._limit))
+                raise self._too_long(problem, len(prompt), self._limit)
             with _about_the_problem():
                 self._check(prompt)
         except UnusablePrompt as error:
@@ -180,8 +181,8 @@ class PromptEncoder:
             raise UserError("data: pictures cannot be used here")
         if self._model is not None and vision_of(self._model) is None:
             raise UserError(
-                f"model: problems have pictures, which are not supported for {type(self._model).__name__}: use "
-                f"{FAMILIES}, or data without pictures"
+                f"model: problems have pictures, which are not supported for {type(self._model).__name__}",
+                f"use {FAMILIES}, or data without pictures",
             )
         assert self._processor.processor  # a model without one may have a template that fails on pictures
 
@@ -205,8 +206,9 @@ class PromptEncoder:
         if self._max_image_bytes is not None and group.image_bytes > self._max_image_bytes:
             raise UserError(
                 f"data: the prompt's pictures have {group.image_bytes} bytes as tensors, but the server accepts at "
-                f"most {self._max_image_bytes}: lower --data.max-pixels, or start ref-server with --max-body-mib "
-                f"{-(-group.image_bytes // 2**20) + 8}"
+                f"most {self._max_image_bytes}",
+                f"lower {spell_setting('data.max_pixels')}, or start ref-server with `--max-body-mib "
+                f"{-(-group.image_bytes // 2**20) + 8}`",
             )
 
     def _encode_with_pictures(self, problem: Problem) -> EncodedPrompt:
@@ -214,16 +216,18 @@ class PromptEncoder:
         if not self.in_chat(problem):
             uses_template = self._prompts.prompt_style == "chat" and self._tokenizer.chat_template is not None
             raise (UnusablePrompt if uses_template else UserError)(
-                "data: pictures need the model's chat template: give messages, or a text that has not been through it, "
-                "and --data.prompt-style chat"
+                "data: pictures need the model's chat template",
+                "give messages, or a text that has not been through it, and "
+                f"{spell_setting('data.prompt_style', 'chat')}",
             )
         for token in self._placeholders:
             if token != PLACEHOLDER and any(token in message["content"] for message in self._separated(problem)):
-                raise UnusablePrompt(f"data: a text contains {token}, the model's picture placeholder: remove it")
+                raise UnusablePrompt(f"data: a text contains {token}, the model's picture placeholder", "remove it")
         if token := self._foreign.first_token(json.dumps(list(problem.tools), ensure_ascii=False)):
             raise UserError(
                 f"tools: a tool's name, docstring or schema contains {token}, a token of the model: with pictures it "
-                "cannot be told from the token; write it otherwise"
+                "cannot be told from the token",
+                "write it otherwise",
             )
         # All pictures come before the environment's text, so the processor never sees text with separators.
         pieces = "".join(self._chat_parts(problem)).split(SEPARATOR)
@@ -236,16 +240,18 @@ class PromptEncoder:
         prompt = EncodedPrompt(ids, images, encode(self._tokenizer, text, front=False), pictures)
         return prompt.followed_by(self._foreign.encode(shown))
 
-    def _too_long(self, problem: Problem, length: int, limit: int) -> str:
+    def _too_long(self, problem: Problem, length: int, limit: int) -> PromptTooLong:
         bounds = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
         message = f"a prompt has {length} tokens and may have {limit}: {bounds}"
         if problem.images:
-            return f"{message}; lower --data.max-pixels where its {len(problem.images)} pictures take most of them"
+            pixels = spell_setting("data.max_pixels")
+            return PromptTooLong(message, f"lower {pixels} where its {len(problem.images)} pictures take most of them")
         if not self.in_chat(problem) or not (system := self._system_prompt(problem)):
-            return message
+            return PromptTooLong(message)
         count = len(encode(self._tokenizer, system, front=False))
-        return (
-            f"{message}; {count} of them are the system prompt, which --data.system-prompt replaces, or '' leaves out"
+        setting = spell_setting("data.system_prompt")
+        return PromptTooLong(
+            message, f"{count} of them are the system prompt, which {setting} replaces, or '' leaves out"
         )
 
     def prefill(self, problem: Problem) -> str:
@@ -288,7 +294,8 @@ class PromptEncoder:
         """The messages, the template's opening of the answer, and the prefill as it follows that."""
         if self._tokenizer.chat_template is None:
             raise UserError(
-                "the model has no chat template: use problems with a plain prompt, or --data.prompt-style plain"
+                "the model has no chat template",
+                f"use problems with a plain prompt, or {spell_setting('data.prompt_style', 'plain')}",
             )
         blocks = bool(problem.images) or self._wants_blocks
         messages = self._messages(problem)
@@ -296,8 +303,11 @@ class PromptEncoder:
         try:
             text, opening = self._rendered(messages, problem.tools, self._variables(problem))
         except TemplateRefusal as error:
-            remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
-            raise UnusablePrompt(f"{error}; {remedy}") from error
+            remedy = (
+                f"{spell_setting('data.system_prompt', '')} leaves out the system prompt, "
+                f"{spell_setting('data.prompt_style', 'plain')} the template"
+            )
+            raise UnusablePrompt(str(error), remedy) from error
         return text, opening, _continuation(opening, self.prefill(problem))
 
     def _variables(self, problem: Problem) -> Mapping[str, Any]:
@@ -366,7 +376,9 @@ class PromptEncoder:
         # A text that is used as it is gets only the system prompt and prefill of the settings.
         system = self._prompts.system_prompt if problem.messages else self._system_prompt(problem)
         if system and self._prompts.prompt_style == "chat":
-            raise UserError("data.system_prompt needs problems with messages, or --data.prompt-style plain")
+            raise UserError(
+                f"data.system_prompt needs problems with messages, or {spell_setting('data.prompt_style', 'plain')}"
+            )
         return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
 
     def _messages(self, problem: Problem) -> list[dict[str, Any]]:
@@ -428,8 +440,8 @@ def _refuse_unused(variables: Mapping[str, Any], tokenizer: PreTrainedTokenizerB
     unused = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]
     if unused:
         raise UserError(
-            f"data.chat_template_kwargs: the model's chat template does not use {', '.join(unused)}; "
-            "correct the name, or leave it out"
+            f"data.chat_template_kwargs: the model's chat template does not use {', '.join(unused)}",
+            "correct the name, or leave it out",
         )
 
 
@@ -453,7 +465,7 @@ def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
     if context <= new:
         most = max(context - config.data.max_prompt_length, context // 2)
         raise UserError(
-            f"sampling.max_completion_length: {new} tokens leave no room in the model's context of {context} tokens; "
-            f"lower it to {most}, which leaves {context - most} for the prompt"
+            f"sampling.max_completion_length: {new} tokens leave no room in the model's context of {context} tokens",
+            f"lower it to {most}, which leaves {context - most} for the prompt",
         )
     return min(context - new, config.data.max_prompt_length)

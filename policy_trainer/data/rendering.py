@@ -66,7 +66,7 @@ def render_rows(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
             if all(name in text for name in names):
                 return text
     raise refused or TemplateRefusal(
-        f"the model's chat template omits tool_calls ({', '.join(names)}): use one that renders them"
+        f"the model's chat template omits tool_calls ({', '.join(names)})", "use one that renders them"
     )
 
 
@@ -120,7 +120,9 @@ def _surroundings(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[i
 
 
 def _too_slow(what: str) -> UserError:
-    return UserError(f"the model's {what} more than {_SECONDS:g} s for one conversation: fix it, or use another model")
+    return UserError(
+        f"the model's {what} more than {_SECONDS:g} s for one conversation", "fix it, or use another model"
+    )
 
 
 @dataclass(frozen=True)

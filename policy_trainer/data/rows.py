@@ -51,7 +51,7 @@ def _json_lines(path: Path, columns: Sequence[str], setting: str, others: Others
         # JSON allows inside strings, such as U+2028.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
-        raise UserError(f"{setting}: {path} cannot be read: {error.strerror}; check the path") from None
+        raise UserError(f"{setting}: {path} cannot be read: {error.strerror}", "check the path") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{setting}: {path} is not UTF-8 text: {error}") from None
     places = [f"{path}:{number}" for number, line in enumerate(lines, 1) if line.strip()]
@@ -105,7 +105,7 @@ def read_file(path: Path, columns: Sequence[str], setting: str, others: Others =
     read = _read_parquet if path.suffix == ".parquet" else _json_lines
     rows = read(path, columns, setting, others)
     if not len(rows):
-        raise UserError(f"{setting}: {path} has no problems; write one JSON object a line")
+        raise UserError(f"{setting}: {path} has no problems", "write one JSON object a line")
     return rows
 
 
@@ -127,7 +127,7 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
     except (OSError, ValueError, DatasetsError) as error:
         reason = str(error).partition("\n")[0]
         remedy = "without a network, give a local file as data.path, or a directory as data.dataset"
-        raise UserError(f"data.dataset: {tried} cannot be loaded: {reason}; {remedy}") from error
+        raise UserError(f"data.dataset: {tried} cannot be loaded: {reason}", remedy) from error
     assert isinstance(loaded, Dataset)
     if not len(loaded):
         raise UserError(f"data.dataset: {tried} has no rows")
@@ -140,9 +140,9 @@ def _record(line: str, where: str, columns: Sequence[str]) -> Row:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: is not JSON: {error}; write one JSON object a line") from None
+        raise UserError(f"{where}: is not JSON: {error}", "write one JSON object a line") from None
     if not isinstance(record, dict):
-        raise UserError(f"{where}: must be an object with {', '.join(columns)}; write one a line, not a list")
+        raise UserError(f"{where}: must be an object with {', '.join(columns)}", "write one a line, not a list")
     return record
 
 
@@ -223,7 +223,7 @@ def template_kwargs_of(row: Row, where: str) -> Row:
     if not isinstance(variables, dict):
         raise UserError(f'{where}: chat_template_kwargs must be an object, as in {{"enable_thinking": false}}')
     if taken := OWN_TEMPLATE_KWARGS & variables.keys():
-        raise UserError(f"{where}: chat_template_kwargs: {min(taken)} is set for each prompt: leave it out")
+        raise UserError(f"{where}: chat_template_kwargs: {min(taken)} is set for each prompt", "leave it out")
     return {name: value for name, value in variables.items() if value is not None}
 
 
@@ -234,8 +234,8 @@ def encodable(text: str, column: str, where: str) -> str:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise UserError(
-            f"{where}: {column} has {half} at character {error.start + 1}: half a surrogate pair; write the whole "
-            "character, or leave it out"
+            f"{where}: {column} has {half} at character {error.start + 1}: half a surrogate pair",
+            "write the whole character, or leave it out",
         ) from None
     return text
 

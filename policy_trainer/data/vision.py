@@ -61,8 +61,8 @@ class PictureProcessor:
         except (OSError, ValueError, ImportError, AttributeError, TypeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(
-                f"model: {self._model} has no processor of pictures that can be loaded: {reason}; give a "
-                "vision-language model, or data without pictures"
+                f"model: {self._model} has no processor of pictures that can be loaded: {reason}",
+                "give a vision-language model, or data without pictures",
             ) from error
 
 
@@ -89,7 +89,7 @@ def load_processor(name: str, revision: str | None, tokenizer: PreTrainedTokeniz
     known = image_processor.valid_kwargs.__annotations__
     if unknown := [size for size in sizes if size not in known]:
         raise UserError(
-            f"data.{unknown[0]}: {type(image_processor).__name__} of {name} gives pictures a fixed size: leave it out"
+            f"data.{unknown[0]}: {type(image_processor).__name__} of {name} gives pictures a fixed size", "leave it out"
         )
     made = _picture_class(name, revision)
     settings, _ = made.get_processor_dict(name, revision=revision)

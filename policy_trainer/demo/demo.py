@@ -85,8 +85,8 @@ def refuse_another_demo(directory: RunDirectory, config: DemoConfig) -> None:
     continuing = _continuing(directory)
     if continuing not in (None, resume_command(config.seed, _task(config))):
         raise UserError(
-            f"--resume: {directory.root} holds a demo of another --seed, --vision or --tools; continue it with: "
-            f"{continuing}, or start a new one without --resume"
+            f"--resume: {directory.root} holds a demo of another --seed, --vision or --tools",
+            f"continue it with: {continuing}, or start a new one without --resume",
         )
 
 
@@ -98,8 +98,8 @@ def resume_command(seed: int, task: str) -> str:
 def _refuse_what_is_not_ours(path: Path) -> None:
     if not _is_empty(path) and not (path / MARKER).is_file():
         raise UserError(
-            f"run_dir: {path} was not made by a demo, which would move it aside; choose another --run-dir, or move it "
-            "away yourself"
+            f"run_dir: {path} was not made by a demo, which would move it aside",
+            "choose another --run-dir, or move it away yourself",
         )
 
 

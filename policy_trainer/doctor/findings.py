@@ -14,16 +14,18 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.samples import SampledGroup
 from policy_trainer.tasks.registry import make_task
 from shared.api import ModelInfo
-from shared.client import RefServerClient
-from shared.errors import UserError, printable
+from shared.client import ClientError, RefServerClient
+from shared.client.credentials import remedy
+from shared.errors import Explained, UserError, printable
 from shared.models import load_outline, load_tokenizer
+from shared.spelling import spell_name, spell_setting
 
 # Problems that the checks draw.
 _PROBLEMS = 3
@@ -62,16 +64,15 @@ def not_checked(reason: str, remedy: str = "") -> Finding:
 
 
 def refused(error: Exception) -> Finding:
-    """An error that says what is wrong and, after a line end or a semicolon, what to do. For a process that died, its
-    last line of output says what to do."""
-    text = str(error)
-    if isinstance(error, RunFailed) and "its last output:" in text:
+    """What an error says is wrong, and what to do. For a process that died, its last line of output says what to do."""
+    if isinstance(error, RunFailed) and "its last output:" in error.problem:
         # Without the place of the log, which is deleted with the doctor's directory.
         logs = ("all of it is in ", "it died ")
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(logs)]
+        lines = [line for line in error.problem.splitlines() if line.strip() and not line.startswith(logs)]
         return wrong(lines[0].partition(";")[0], lines[-1])
-    seen, _, remedy = text.partition("\n" if "\n" in text else "; ")
-    return wrong(seen, remedy)
+    if isinstance(error, Explained):
+        return wrong(error.problem, error.remedy)
+    return wrong(str(error), remedy(error, ENV_PREFIX) if isinstance(error, ClientError) else "")
 
 
 _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not checked": "dim"}
@@ -160,5 +161,8 @@ class Subject:
         try:
             temporary = tempfile.TemporaryDirectory(prefix="doctor-", dir=above)
         except OSError as error:
-            raise UserError(f"run_dir: {above} cannot be written: {error.strerror}; choose another --run-dir") from None
+            raise UserError(
+                f"{spell_name('run_dir')}: {above} cannot be written: {error.strerror}",
+                f"choose another {spell_setting('run_dir')}",
+            ) from None
         return Path(self.stack.enter_context(temporary))

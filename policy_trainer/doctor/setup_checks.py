@@ -36,11 +36,15 @@ from policy_trainer.trainer.plan import (
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device, describe_device
 from shared.models import context_length, embedding_rows, eos_token_ids, refuse_unknown_ids
+from shared.spelling import spell_setting
 
 _PACKAGE = "tandem-grpo"
 _NAMED = ("torch", "transformers", "vllm")
 _DRIVER = Path("/proc/driver/nvidia/version")
-_INSTALL = "install PyTorch for this machine (pytorch.org/get-started), or give --device cpu"
+
+
+def _install() -> str:
+    return f"install PyTorch for this machine (pytorch.org/get-started), or give {spell_setting('device', 'cpu')}"
 
 
 def settings(subject: Subject) -> Iterator[Finding]:
@@ -101,10 +105,10 @@ def devices(subject: Subject) -> Iterator[Finding]:
         if subject.config.server == INLINE:
             choose_device(reference_device(subject.config.reference.device, subject.config.device))
     for words in dict.fromkeys(str(item.message) for item in raised):  # about an old driver or GPU
-        yield warning(f"PyTorch says: {' '.join(words.split())}", f"update the driver, or {_INSTALL}")
+        yield warning(f"PyTorch says: {' '.join(words.split())}", f"update the driver, or {_install()}")
     if not gpus and not raised and _DRIVER.exists():
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-        yield warning(f"there is an NVIDIA driver, and PyTorch, built {built}, finds no GPU", _INSTALL)
+        yield warning(f"there is an NVIDIA driver, and PyTorch, built {built}, finds no GPU", _install())
     cores, free = psutil.cpu_count(), psutil.virtual_memory().available
     yield ok("; ".join([f"the policy on {used}", *gpus, f"{cores} CPU cores, {free / GB:.1f} GB of main memory free"]))
 
@@ -119,7 +123,7 @@ def memory(subject: Subject) -> Iterator[Finding]:
         return
     certain = {shortage.memory for shortage in shortages(config, [need.at_least for need in needs], None)}
     for shortage in shortages(config, needs, None):
-        seen, remedy = str(shortage).partition(";")[0], f"one of: {', '.join(shortage.remedies)}"
+        seen, remedy = shortage.problem, f"one of: {', '.join(shortage.remedies)}"
         if shortage.memory in certain:
             yield wrong(seen, remedy)
         else:
@@ -233,7 +237,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     if encoder.in_chat(first) and not encoder.opens_answer(first):
         yield warning(
             "the chat template writes nothing for add_generation_prompt: the model may go on with the question",
-            "correct the chat template, or give --data.prompt-style plain",
+            f"correct the chat template, or give {spell_setting('data.prompt_style', 'plain')}",
         )
     yield ok(f"the first goes {ways[0]}{others}: {shown}")
     if any(prompt.images for _, prompt in made):
@@ -283,8 +287,11 @@ def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Iterator[F
 
 def _room(config: TrainConfig, limit: int, longest: int) -> str:
     if limit < config.data.max_prompt_length:  # the context is the bound
-        return "lower --sampling.max-completion-length, or shorten --data.system-prompt: both share the model's context"
-    return f"--data.max-prompt-length {longest}, or a shorter --data.system-prompt"
+        return (
+            f"lower {spell_setting('sampling.max_completion_length')}, or shorten "
+            f"{spell_setting('data.system_prompt')}: both share the model's context"
+        )
+    return f"{spell_setting('data.max_prompt_length')} {longest}, or a shorter {spell_setting('data.system_prompt')}"
 
 
 def _count(number: int) -> str:

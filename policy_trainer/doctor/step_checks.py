@@ -20,7 +20,7 @@ from policy_trainer.doctor.findings import Finding, Subject, not_checked, ok, re
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.queue_client.matching import check_first_kl, check_server
-from policy_trainer.queue_client.server import connect, token_of
+from policy_trainer.queue_client.server import connect, token_of, without_server
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -33,6 +33,7 @@ from shared.client.credentials import remedy
 from shared.client.proxies import is_this_machine
 from shared.devices import choose_device
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 # How long a server that is named may take to answer.
 _PATIENCE_SECONDS = 15.0
@@ -55,7 +56,7 @@ def server(subject: Subject) -> Iterator[Finding]:
     try:
         subject.served, queue = check_server(subject.client, subject.config, subject.outline, subject.tokenizer)
     except ClientError as error:
-        raise UserError(f"server: {error}{remedy(error, ENV_PREFIX)}") from None
+        raise UserError(f"server: {error}", remedy(error, ENV_PREFIX)) from None
     subject.token = token_of(config)
     yield from _described(subject, queue)
 
@@ -63,7 +64,8 @@ def server(subject: Subject) -> Iterator[Finding]:
 def _wait(config: TrainConfig, server: ReferenceServer, reason: str, seconds: float) -> None:
     server.check()
     if config.server != INLINE and seconds > _PATIENCE_SECONDS:
-        raise UserError(f"server: {reason}")
+        remedy = without_server(config)
+        raise UserError(f"server: {reason.removesuffix(f'; {remedy}')}", remedy)
 
 
 def _described(subject: Subject, queue: QueueView) -> Iterator[Finding]:
@@ -78,7 +80,8 @@ def _described(subject: Subject, queue: QueueView) -> Iterator[Finding]:
     yield ok(f"{client.url}, {whose}: {scores}; the token may train; {waiting} batches wait in the queue")
     if url.scheme == "http" and not is_this_machine(url.hostname or "") and (config.token or config.token_file):
         yield warning(
-            "the token goes unencrypted to another machine", "give the server --tls-cert and --tls-key, use https://"
+            "the token goes unencrypted to another machine",
+            "give the server `--tls-cert` and `--tls-key`, use https://",
         )
 
 
@@ -228,7 +231,10 @@ def _completions(completions: Sequence[SampledCompletion]) -> Iterator[Finding]:
     if ended:
         yield ok(seen)
     else:
-        yield warning(seen, "raise --sampling.max-completion-length, or see whether the model knows its EOS token")
+        yield warning(
+            seen,
+            f"raise {spell_setting('sampling.max_completion_length')}, or see whether the model knows its EOS token",
+        )
 
 
 def first_kl(subject: Subject) -> Iterator[Finding]:
@@ -250,7 +256,10 @@ def full_step(subject: Subject) -> Iterator[Finding]:
         f"{step['training_seconds']:.1f} s, peak memory {peak_gib(config.device):.2f} GiB"
     )
     if step["not_finite"]:
-        remedy = "use --dtype float32, lower --optimizer.learning-rate, and see that rewards and log-probs are finite"
+        remedy = (
+            f"use {spell_setting('dtype', 'float32')}, lower {spell_setting('optimizer.learning_rate')}, and see that "
+            "rewards and log-probs are finite"
+        )
         yield wrong(f"{seen}: not finite", remedy)
         return
     largest = config.sampling.num_generations * config.sampling.max_completion_length

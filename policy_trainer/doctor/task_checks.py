@@ -20,6 +20,7 @@ from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import NOTHING, part_weights
 from shared.errors import UserError
 from shared.models import decode
+from shared.spelling import spell_setting
 
 # Forms of an answer that tasks and rewards look for. The first satisfies most.
 _FORMS = (
@@ -161,7 +162,11 @@ def _judged(name: str, trial: _Trial, has_gold: bool) -> Finding:
     values = f"{name}: {given}" if has_gold else f"{name}: {given} (no gold answer to try)"
     if trial.failures:
         failed = f"{name} failed on {trial.failures} of 3 samples: {trial.error}"
-        remedy = "lower its work, or raise --judging.seconds" if "took more than" in trial.error else _REPAIR
+        remedy = (
+            f"lower its work, or raise {spell_setting('judging.seconds')}"
+            if "took more than" in trial.error
+            else _REPAIR
+        )
         return (wrong if trial.failures == len(trial.scores) else warning)(failed, remedy)
     if np.isnan(trial.scores).all():
         return wrong(f"{name} could not judge any of 3 samples (NaN)", f"see that gold answers are there; {_REPAIR}")

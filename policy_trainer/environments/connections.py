@@ -64,7 +64,7 @@ class ForkedSessions:
             raise UserError(f"tools: importing their modules {ended}") from None
         if answer["refusal"]:
             server.end()
-            raise UserError(answer["refusal"])
+            raise UserError(*answer["refusal"])
         return server
 
 

@@ -223,8 +223,9 @@ class Dialogue:
         if (chosen := name or next(recognised, None)) is None:
             raise UserError(
                 "turns.call_format: the model's chat template is none of those whose tool calls are known "
-                f"({', '.join(FORMATS)}): name the format that the model writes, or give its tokenizer a "
-                "response_template, as transformers describes"
+                f"({', '.join(FORMATS)})",
+                "name the format that the model writes, or give its tokenizer a response_template, as transformers "
+                "describes",
             )
         if chosen not in FORMATS:
             raise UserError(f"turns.call_format: must be one of {', '.join(FORMATS)}, got {chosen!r}")
@@ -248,8 +249,9 @@ class Dialogue:
         text = "" if between is None else decode(self._tokenizer, between)
         if answer not in text:
             raise UserError(
-                "tools: the model's chat template does not take the answers of tools: what follows an assistant's turn "
-                "cannot be appended to it; use a model whose template has the role `tool`"
+                "tools: the model's chat template does not take the answers of tools: what follows an assistant's "
+                "turn cannot be appended to it",
+                "use a model whose template has the role `tool`",
             )
 
 

@@ -33,9 +33,9 @@ def main(descriptor: int) -> None:
         request, _ = receive(control)
         with watchdog(request["seconds"], file=2):
             loaded = _load(request["tools"], request["environments"])
-        refusal = loaded if isinstance(loaded, str) else None
+        refusal = None if isinstance(loaded, Toolbox) else loaded
         reply(control, request["number"], {"refusal": refusal})
-        if isinstance(loaded, str):
+        if not isinstance(loaded, Toolbox):
             return
         gc.freeze()  # the children share what is there now
         adopt_orphans()
@@ -53,19 +53,20 @@ def main(descriptor: int) -> None:
         os._exit(1)
 
 
-def _load(tools: Sequence[str], environments: Sequence[str]) -> Toolbox | str:
-    """The imported toolbox; or why it cannot be used."""
+def _load(tools: Sequence[str], environments: Sequence[str]) -> Toolbox | Sequence[str]:
+    """The imported toolbox; or why it cannot be used, as the arguments of a UserError."""
     try:
         toolbox = Toolbox.load(tools, environments)
     except UserError as error:
-        return str(error)
+        return error.args
     except BaseException:  # a module may also raise SystemExit
-        return f"tools: their modules cannot be loaded:\n{traceback.format_exc()}"
+        return [f"tools: their modules cannot be loaded:\n{traceback.format_exc()}"]
     if threads := [each.name for each in threading.enumerate() if each is not threading.main_thread()]:
-        return (
+        return [
             f"tools: the modules of {', '.join([*tools, *environments])} start threads when they are imported "
-            f"({', '.join(threads)}), which rollouts' processes would not have: start them at the first call"
-        )
+            f"({', '.join(threads)}), which rollouts' processes would not have",
+            "start them at the first call",
+        ]
     return toolbox
 
 

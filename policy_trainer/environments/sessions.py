@@ -91,7 +91,7 @@ class Sessions:
         for name in [None, *self._labels]:
             offered = [_name(schema) for schema in self.schemas(name)]
             if twice := [each for each in offered if offered.count(each) > 1]:
-                raise UserError(f"tools: {twice[0]} is the name of two that the model gets together: rename one")
+                raise UserError(f"tools: {twice[0]} is the name of two that the model gets together", "rename one")
 
     def place(self, label: str) -> Place:
         place = self._caller if _is_callers(label) else self._here

@@ -57,7 +57,9 @@ class Toolbox:
             if reason := _unusable_reserved(cls, name):
                 raise UserError(f"environment: {label}.{name} {reason}")
         if isinstance(made, type) and (reason := accepts(made)):
-            raise UserError(f"environment: {label} is made without arguments, but {reason}; give a function that does")
+            raise UserError(
+                f"environment: {label} is made without arguments, but {reason}", "give a function that does"
+            )
         # As methods of some object, so that their first parameter is left out; the class is not instantiated for it.
         methods = {name: inspect.getattr_static(cls, name).__get__(object(), cls) for name in method_names(cls)}
         schemas = [_schema("environment", f"{label}.{name}", method) for name, method in methods.items()]
@@ -94,7 +96,7 @@ def _schema(setting: str, what: str, function: Callable[..., Any]) -> dict[str, 
 
     if not inspect.isroutine(function):
         raise UserError(
-            f"{setting}: {what} must be a function, got {type(function).__name__}: define a function that calls it"
+            f"{setting}: {what} must be a function, got {type(function).__name__}", "define a function that calls it"
         )
     if reason := _unusable(function):
         raise UserError(f"{setting}: {what} {reason}")

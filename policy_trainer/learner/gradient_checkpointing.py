@@ -24,8 +24,8 @@ def checkpoint_layers(model: nn.Module) -> None:
     layers = layers_of(model)
     if not layers:
         raise UserError(
-            f"gradient_checkpointing: {type(model).__name__} has no layers that support it; "
-            "train without, and lower micro_batch_tokens instead"
+            f"gradient_checkpointing: {type(model).__name__} has no layers that support it",
+            "train without, and lower micro_batch_tokens instead",
         )
     for layer in layers:
         # Without dropout the recomputation draws no random numbers.

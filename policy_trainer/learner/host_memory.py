@@ -32,7 +32,7 @@ def host_memory(device: torch.device) -> HostMemory:
         return PinnedMemory(device)
     if device.type == "cpu":
         return HostMemory()
-    raise UserError(f"optimizer.offload: there is no offloading from {device.type}, only from cuda; set it to none")
+    raise UserError(f"optimizer.offload: there is no offloading from {device.type}, only from cuda", "set it to none")
 
 
 def begin(host: Tensor, gradient: Tensor) -> None:

@@ -67,7 +67,7 @@ class Learner:
         self._ranks = ranks or Ranks()
         self._routing = routing_of(model, forward, loss.router_aux_loss_coef)
         if self._routing and ranks:
-            raise UserError("loss.router_aux_loss_coef: several ranks do not compute it: set 0, or use one process")
+            raise UserError("loss.router_aux_loss_coef: several ranks do not compute it", "set 0, or use one process")
         self.bonus = EntropyBonus(loss.entropy)
         self.weights = make_weights(model, config.optimizer)
         self.updated = False
@@ -98,8 +98,9 @@ class Learner:
         if step == 0 and is_function(self._loss.surrogate) and not all(update.finite for update in updates):
             raise UserError(
                 f"loss.surrogate: the loss or gradient of {function_label(self._loss.surrogate)} is not finite in the "
-                "first step: compute on tokens.ratio, which is bounded, and select with torch.where before functions "
-                "that have no finite gradient"
+                "first step",
+                "compute on tokens.ratio, which is bounded, and select with torch.where before functions that have "
+                "no finite gradient",
             )
         return step_stats(groups, training, updates, of_pass=len(parts), learning_rates=rates)
 
@@ -259,7 +260,8 @@ class Learner:
         if before is not None and metrics != before:
             raise UserError(
                 f"loss.surrogate: returned the metrics {', '.join(metrics) or 'none'}, and before "
-                f"{', '.join(before) or 'none'}: return the same ones each time"
+                f"{', '.join(before) or 'none'}",
+                "return the same ones each time",
             )
         self._metrics = metrics
 
@@ -270,7 +272,7 @@ class Learner:
         names = ", ".join(self._metrics or ()) or "none"
         if len({int(each) for each in self._ranks.gather(torch.tensor(crc32(names.encode())))}) > 1:
             raise UserError(
-                f"loss.surrogate: returned other metrics on other ranks, here {names}: return the same ones"
+                f"loss.surrogate: returned other metrics on other ranks, here {names}", "return the same ones"
             )
 
     def kl(self, batches: Sequence[Batch]) -> float:

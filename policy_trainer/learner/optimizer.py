@@ -22,6 +22,7 @@ from transformers.trainer_pt_utils import get_parameter_names
 from policy_trainer.config import OptimizerConfig, TrainConfig
 from policy_trainer.learner.host_memory import add, begin, host_memory
 from shared.errors import UserError
+from shared.spelling import spell_name
 
 PURE_BFLOAT16 = (
     "training in pure bfloat16: steps below 2^-9 of a weight vanish, and second moments hardly decay at a beta2 above "
@@ -67,7 +68,7 @@ def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
     """Raises UserError for a float16 model."""
     if model.dtype == torch.float16:
         raise UserError(
-            "dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16"
+            "dtype: the model is in float16, whose gradients vanish without loss scaling", "train in bfloat16"
         )
     weights = _weights(model, config)
     if config.weight_decay and not config.decay_norms_and_biases:
@@ -155,7 +156,7 @@ def _transformers_factor(update: int, config: OptimizerConfig, updates: int, war
         )
         return scheduler.lr_lambdas[0](update)
     except (ValueError, TypeError, AttributeError) as error:  # AttributeError: a schedule that depends on the loss
-        raise UserError(f"optimizer.lr_scheduler_kwargs: {error}") from None
+        raise UserError(f"{spell_name('optimizer.lr_scheduler_kwargs')}: {error}") from None
 
 
 class MasterWeights(Weights):

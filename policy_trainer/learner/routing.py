@@ -37,7 +37,7 @@ class Routing:
         config: Any = model.config.get_text_config()
         if not hasattr(config, "output_router_logits"):
             name = type(model).__name__
-            raise UserError(f"loss.router_aux_loss_coef: {name} is not a mixture-of-experts model: set it to 0")
+            raise UserError(f"loss.router_aux_loss_coef: {name} is not a mixture-of-experts model", "set it to 0")
         self._experts = getattr(config, "num_experts", None) or config.num_local_experts
         self._top_k: int = config.num_experts_per_tok
         self._packed = isinstance(forward, PackedForward)

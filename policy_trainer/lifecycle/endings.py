@@ -15,7 +15,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-_REMEDY = "once it can, --resume goes on from the last checkpoint"
+from shared.errors import Explained
+from shared.spelling import spell_setting
 
 
 class Stopped(Exception):
@@ -26,8 +27,8 @@ class StopTraining(Exception):
     """Raised by a caller's function to end the run with a checkpoint."""
 
 
-class RunFailed(Exception):
-    """The run cannot continue for a reason outside the code. The message says why and what to try."""
+class RunFailed(Explained):
+    """The run cannot continue for a reason outside the code."""
 
 
 class RankLost(RunFailed):
@@ -82,9 +83,11 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def write_failures(what: Path | str, remedy: str = _REMEDY) -> Iterator[None]:
-    """Turns errors of the file system into RunFailed. what: the file that is written. remedy: what to do."""
+def write_failures(what: Path | str, remedy: str = "") -> Iterator[None]:
+    """Turns errors of the file system into RunFailed. what: the file that is written. remedy: what to do; by default,
+    to resume."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise RunFailed(f"{what} cannot be written: {error}; {remedy}") from error
+        resume = f"once it can, {spell_setting('resume', True)} goes on from the last checkpoint"
+        raise RunFailed(f"{what} cannot be written: {error}", remedy or resume) from error

@@ -75,8 +75,8 @@ def _maxrl(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     rewards = _completion_rewards(groups)
     if (negative := rewards[rewards < 0]).numel():
         raise UserError(
-            f"loss.advantage: maxrl divides by the mean reward, so rewards must be 0 or more, got {negative[0]:g}: "
-            "leave out the rewards that punish, or use loss.advantage = outcome"
+            f"loss.advantage: maxrl divides by the mean reward, so rewards must be 0 or more, got {negative[0]:g}",
+            "leave out the rewards that punish, or use loss.advantage = outcome",
         )
     means = rewards.nanmean(-1, keepdim=True)
     return _to_tokens(groups, deviations(rewards) / means.where(means > 0, 1.0))

@@ -73,8 +73,8 @@ def call_surrogate(tokens: SurrogateInputs) -> SurrogateLoss:
         )
     if logps.requires_grad and not values.requires_grad:
         raise UserError(
-            f"{setting}: {name} returned values without a gradient, so nothing would train: compute them from "
-            "tokens.logps or tokens.ratio, and detach only weights"
+            f"{setting}: {name} returned values without a gradient, so nothing would train",
+            "compute them from tokens.logps or tokens.ratio, and detach only weights",
         )
     return SurrogateLoss(values, *bounds, metrics=metrics)
 
@@ -128,7 +128,8 @@ def _of_tokens(value: Any, group: Group, name: str) -> Array:
     if not np.isfinite(values).all():
         raise UserError(
             f"loss.advantage: {name} returned NaN or infinity for a completion with a reward; a standard deviation "
-            "may be 0: add config.advantage_eps, and leave NaN rewards out of means: numpy.nanmean"
+            "may be 0",
+            "add config.advantage_eps, and leave NaN rewards out of means: numpy.nanmean",
         )
     return values
 
@@ -144,7 +145,7 @@ def _imported(function: str | Callable[..., Any], setting: str) -> Callable[...,
     if callable(function):
         return function
     if function.startswith(f"{CALLER}:"):
-        raise UserError(f"{setting}: {function} was a function in a script: give module:name, or run the script")
+        raise UserError(f"{setting}: {function} was a function in a script", "give module:name, or run the script")
     imported = import_named(function, setting)
     if not callable(imported):
         raise UserError(f"{setting}: {function} must be a function, got a {type(imported).__name__}")

@@ -32,7 +32,8 @@ def as_read(dataset: "Dataset", name: str) -> "Dataset":
         if [repr(part.to_pylist()) for part in batches(first)] != [repr(part.to_pylist()) for part in batches(again)]:
             raise UserError(
                 f"{name}: its transform returns different rows each time, but a run reads them only once, so that it "
-                "can be resumed; apply the transform beforehand with dataset.map(…)"
+                "can be resumed",
+                "apply the transform beforehand with dataset.map(…)",
             )
         return first if len(first) == len(dataset) else _transformed(dataset, name)
     hides = not shown["output_all_columns"] and set(shown["columns"]) != set(dataset.column_names)

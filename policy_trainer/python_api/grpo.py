@@ -5,11 +5,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -42,7 +42,7 @@ from shared.client.credentials import remedy
 from shared.errors import UserError
 from shared.process import quick_imports
 from shared.settings import from_python
-from shared.settings.names import group_at, setting_names
+from shared.spelling import spelled_in_python
 
 if TYPE_CHECKING:
     from policy_trainer.evaluation.results import Evaluation
@@ -50,10 +50,7 @@ if TYPE_CHECKING:
     from policy_trainer.trainer.run import TrainResult
 
 _HINTS = replace(HINTS, listed="`policy-trainer train --help-all` lists all")
-# An option in a text. A command in backquotes stays as it is, since it is for a shell.
-_OPTION = re.compile(r"`[^`]*`|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][\w.-]*\w)(?: (?P<value>''|[\w.+-]*\w))?")
-# Settings that an argument of another name holds.
-_OWN_ARGUMENTS = {"data.path": "dataset", "data.eval_path": "eval_dataset"}
+_spelled = spelled_in_python({"data.path": "dataset", "data.eval_path": "eval_dataset"})
 # A run changes the environment that children inherit, so there can be one at a time.
 _ONE_RUN = threading.Lock()
 
@@ -78,6 +75,7 @@ class GRPO:
     ```
     """
 
+    @_spelled
     def __init__(
         self,
         *,
@@ -93,8 +91,8 @@ class GRPO:
     ) -> None:
         if model is not None and not isinstance(model, str | Path):
             raise UserError(
-                f"model: must be a directory or a Hub id, got {type(model).__name__}; save_pretrained model and "
-                "tokenizer to a directory first: other processes load it, too"
+                f"model: must be a directory or a Hub id, got {type(model).__name__}",
+                "save_pretrained model and tokenizer to a directory first: other processes load it, too",
             )
         given = {"": dataset, "eval_": eval_dataset}
         self._data = {
@@ -113,12 +111,12 @@ class GRPO:
             **({"rewards": names} if names else {}),
             **turns,
         }
-        with _explained({}):
-            config = from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS)
+        config = from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS)
         # Absolute, since the caller's functions run in this process and may change its working directory.
         config = config.model_copy(update={"run_dir": config.run_dir.absolute()})
         self.config = placed(config, self._data)
 
+    @_spelled
     def train(self) -> "GRPOResult":
         """Trains to the last step. Ctrl-C, or a notebook's interrupt, stops between steps with a checkpoint; a second
         stops at once. With `resume=True` the same call goes on.
@@ -127,7 +125,7 @@ class GRPO:
         """
         console = _console()
         if not self.config.resume:  # before its data is written there
-            RunDirectory(self.config.run_dir).refuse_trained("give resume=True to continue it, or another run_dir")
+            RunDirectory(self.config.run_dir).refuse_trained()
         with self._run_environment(), fork_server(self.config) as forks:
             with quick_imports():
                 from policy_trainer.trainer.run import train  # late: it loads PyTorch
@@ -138,6 +136,7 @@ class GRPO:
         console.print(str(result), highlight=False, soft_wrap=True)
         return result
 
+    @_spelled
     def check(self) -> bool:
         """Checks all that the run needs, up to one full step of one group, and prints what it finds: the command
         `doctor`. It trains nothing and keeps only the data that the run will use. True if the run may begin.
@@ -148,14 +147,11 @@ class GRPO:
         console = _console()
         with self._run_environment() as stack:
             subject = Subject(self.config, stack, lambda text: None)
-            findings = [
-                (name, replace(finding, seen=in_python(finding.seen), remedy=in_python(finding.remedy)))
-                for name, finding in examine(subject)
-            ]
-            findings = list(print_findings(findings, console))
+            findings = list(print_findings(examine(subject), console))
         console.print(conclusion(findings))
         return not any(finding.verdict is Verdict.WRONG for _, finding in findings)
 
+    @_spelled
     def evaluate(self, model: str | Path | None = None) -> "Evaluation":
         """Measures a model on the held-out problems with the run's rewards, as evaluations while training do; on all of
         them if evaluation.problems is 0. model: such as a result's; None: the one that the run begins with.
@@ -177,7 +173,7 @@ class GRPO:
     def _run_environment(self) -> Iterator[ExitStack]:
         """This process's only run: its data is written, and its functions can be called."""
         if not _ONE_RUN.acquire(blocking=False):
-            raise UserError("this process trains already: wait for its run, or start another process")
+            raise UserError("this process trains already", "wait for its run, or start another process")
         with ExitStack() as stack:
             stack.callback(_ONE_RUN.release)
             for problems in self._data.values():
@@ -200,17 +196,12 @@ def _observer(on_step: Callable[..., object] | None, callbacks: "Iterable[AnyCal
     return Callbacks(callback_input(callbacks), function) if callbacks else StepFunction(function)
 
 
-class _Console(Console):
-    def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(in_python(each) if isinstance(each, str) else each for each in objects), **options)
-
-
 def _console() -> Console:
     """In a notebook, plain lines on standard output: standard error is red, and a live table would be printed again at
     each update. Else standard error, as the command."""
     if Console().is_jupyter:
-        return _Console(force_jupyter=False, force_terminal=False)
-    return _Console(stderr=True)
+        return Console(force_jupyter=False, force_terminal=False)
+    return Console(stderr=True)
 
 
 @contextmanager
@@ -230,7 +221,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _explained(raised: Mapping[str, BaseException]) -> Iterator[None]:
-    """Spells settings in error messages as in Python, and turns errors of a server that the user named into RunFailed.
+    """Turns errors of a server that the user named into RunFailed.
 
     raised: the first exception of each function of this process, by name. It becomes the `__cause__` of the error if
     the run failed because of that function.
@@ -238,9 +229,8 @@ def _explained(raised: Mapping[str, BaseException]) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        raise RunFailed(in_python(f"{error}{remedy(error, ENV_PREFIX)}")) from error
+        raise RunFailed(str(error), remedy(error, ENV_PREFIX)) from error
     except (RunFailed, UserError) as error:
-        error.args = (in_python(str(error)),)
         names = [name for name in raised if re.search(rf"\b{CALLER}:{name}\b", str(error))]
         if not names:
             raise
@@ -289,42 +279,3 @@ def _result(config: TrainConfig, outcome: "TrainResult") -> GRPOResult:
         history=[record for record in records if record["kind"] == "step"],
         evaluations=[record for record in records if record["kind"] == "evaluation"],
     )
-
-
-def in_python(text: str) -> str:
-    """`--data.prompt-style plain` becomes `data={'prompt_style': 'plain'}`, `--resume` becomes `resume=True`, and an
-    option without a value its dotted name."""
-    return _OPTION.sub(_spelled, text)
-
-
-def _spelled(match: re.Match[str]) -> str:
-    name = _names().get(match["name"] or "")
-    if name is None:
-        return match[0]
-    if name in _OWN_ARGUMENTS and not match["value"]:
-        return _OWN_ARGUMENTS[name]
-    *groups, last = name.split(".")
-    model = group_at(TrainConfig, tuple(groups))
-    kind, value = model.model_fields[last].annotation if model else None, match["value"]
-    rest = f" {value}" if value else ""
-    if kind is bool:
-        return _argument(name, not match["no"]) + rest
-    if value == "''" or value in get_args(kind):
-        return _argument(name, value.strip("'"))
-    if kind in (int, float) and value:
-        with suppress(ValueError):  # a word, or a number of another kind
-            return _argument(name, kind(value))
-    return name + rest
-
-
-def _argument(name: str, value: Any) -> str:
-    first, *groups = name.split(".")
-    for group in reversed(groups):
-        value = {group: value}
-    return f"{first}={value!r}"
-
-
-@cache
-def _names() -> dict[str, str]:
-    """Names of settings by their spelling on the command line."""
-    return {name.replace("_", "-"): name for name in setting_names(TrainConfig)}

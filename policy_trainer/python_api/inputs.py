@@ -22,6 +22,7 @@ from policy_trainer.python_api.dataset_rows import as_read, batches, readable_ta
 from policy_trainer.rewards.functions import RewardFunction, reward_function
 from shared.atomic_files import whole_file
 from shared.errors import UserError
+from shared.spelling import spell_name, spell_setting
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -60,7 +61,10 @@ class ProblemInput:
                 with whole_file(path) as temporary:
                     self.save(temporary)
         except OSError as error:
-            raise UserError(f"run_dir: {path} cannot be written: {error}; choose another run_dir") from error
+            raise UserError(
+                f"{spell_name('run_dir')}: {path} cannot be written: {error}",
+                f"choose another {spell_setting('run_dir')}",
+            ) from error
 
 
 def problem_input(problems: Problems, name: str) -> ProblemInput:

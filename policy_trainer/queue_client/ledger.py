@@ -145,7 +145,7 @@ def drop_done(client: RefServerClient, ledger: Ledger, ids: Iterable[str], stopp
             left[state or "unknown"] += 1
     if left:
         log.warning(
-            "batches that the weights hold were never acknowledged. They stay in the ledger, so that they cannot train "
-            "twice; unknown ones may be of another server or another --data-dir",
+            "batches that the weights hold were never acknowledged. They stay in the ledger, so that they cannot "
+            "train twice; unknown ones may be of another server or another `--data-dir`",
             **left,
         )

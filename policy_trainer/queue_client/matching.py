@@ -13,6 +13,7 @@ from shared.api import ModelInfo, QueueView
 from shared.client import RefServerClient
 from shared.errors import UserError
 from shared.models import embedding_rows, tokenizer_fingerprint
+from shared.spelling import spell_setting
 
 # Equal models differ by rounding only, and the noise floor is the rounding between two packings of the policy. On one
 # device both have the same size; thirty times the floor is no rounding.
@@ -43,19 +44,21 @@ def check_reference(reference: ModelInfo, config: TrainConfig) -> None:
     """Raises UserError if the KL penalty or a distillation needs a model that the server does not have."""
     if reference.name is None and config.penalised_by_server:
         raise UserError(
-            "server: it has no reference model (--no-model), and the KL penalty needs one; start it with: "
-            f"ref-server serve --model {config.model}, or train without the penalty: --loss.beta 0"
+            "server: it has no reference model (`--no-model`), and the KL penalty needs one",
+            f"start it with: `ref-server serve --model {config.model}`, or train without the penalty: "
+            f"{spell_setting('loss.beta', 0)}",
         )
     if reference.name is None and config.scored_by_server:
         raise UserError(
-            "server: it has no model (--no-model), and distillation needs a teacher; start it with: ref-server serve "
-            "--model TEACHER"
+            "server: it has no model (`--no-model`), and distillation needs a teacher",
+            "start it with: `ref-server serve --model TEACHER`",
         )
     if config.loss.distillation and config.penalised_by_server and reference.teacher is None:
         raise UserError(
             f"server: its model, {reference.name}, is the reference of the KL penalty, and distillation needs a "
-            f"teacher besides; start it with: ref-server serve --model {config.model} --teacher TEACHER, or train "
-            "without the penalty, by its model as the teacher: --loss.beta 0"
+            "teacher besides",
+            f"start it with: `ref-server serve --model {config.model} --teacher TEACHER`, or train without the "
+            f"penalty, by its model as the teacher: {spell_setting('loss.beta', 0)}",
         )
 
 
@@ -72,12 +75,13 @@ def check_models_match(
     if rows > (reference.vocabulary_size or 0):  # models of one family may differ in rows that no token has
         raise UserError(
             f"model: {name} has a vocabulary of {rows} tokens, the server's reference {reference.name} has "
-            f"{reference.vocabulary_size}; start ref-server with the model that this policy was trained from"
+            f"{reference.vocabulary_size}",
+            "start ref-server with the model that this policy was trained from",
         )
     if tokenizer_fingerprint(tokenizer) != reference.tokenizer_fingerprint:
         raise UserError(
-            f"model: the tokenizer of {name} is not that of the server's reference {reference.name}; "
-            "start ref-server with the model that this policy was trained from"
+            f"model: the tokenizer of {name} is not that of the server's reference {reference.name}",
+            "start ref-server with the model that this policy was trained from",
         )
 
 
@@ -91,8 +95,9 @@ def check_group_fits(reference: ModelInfo, sampling: SamplingConfig, prompt: int
         raise UserError(
             f"sampling.num_generations, sampling.max_completion_length: {sampling.num_generations} completions of "
             f"{sampling.max_completion_length} tokens and a prompt of {prompt} have {tokens}, and the server takes "
-            f"batches of {reference.max_batch_tokens} at most; lower them, or data.max_prompt_length, or start the "
-            f"server with: ref-server serve --max-batch-tokens {tokens}"
+            f"batches of {reference.max_batch_tokens} at most",
+            "lower them, or data.max_prompt_length, or start the server with: `ref-server serve --max-batch-tokens "
+            f"{tokens}`",
         )
 
 
@@ -101,15 +106,16 @@ def check_room(queue: QueueView, groups_per_step: int) -> None:
     room = min(queue.limits.max_batches, queue.limits.max_batches_per_run)
     if groups_per_step > room:
         raise UserError(
-            f"groups_per_step: a step needs {groups_per_step} groups and the server holds {room} at most; "
-            "lower it, or raise --queue.max-batches and --queue.max-batches-per-run of ref-server"
+            f"groups_per_step: a step needs {groups_per_step} groups and the server holds {room} at most",
+            "lower it, or raise `--queue.max-batches` and `--queue.max-batches-per-run` of ref-server",
         )
     allowance = in_flight_allowance(queue)
     if 2 * groups_per_step > allowance:
         raise UserError(
             f"groups_per_step: a step needs {groups_per_step} groups, which must be at most half of the {allowance} "
-            "batches that the server leases at once, since the other half may wait for a checkpoint; lower it, or "
-            f"raise --queue.max-in-flight and --queue.max-in-flight-per-run of ref-server to {2 * groups_per_step}"
+            "batches that the server leases at once, since the other half may wait for a checkpoint",
+            "lower it, or raise `--queue.max-in-flight` and `--queue.max-in-flight-per-run` of ref-server to "
+            f"{2 * groups_per_step}",
         )
 
 
@@ -134,10 +140,11 @@ def check_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str, kl: fl
     if kl <= largest:
         return f"{text}: the policy begins as the reference"
     raise RunFailed(
-        "expect_reference: before the first update the KL to the server's reference, "
-        f"{reference.name or '?'}, is {measured}.\n"
-        f"Equal models have {largest:.1g} at most: the reference is not the model that the policy begins as.\n"
-        f"Start the server with: ref-server serve --model {config.model}, remove {config.run_dir}, "
-        "and train again;\n"
-        "or say --expect-reference different, if the KL penalty is meant to pull towards another model"
+        f"expect_reference: before the first update the KL to the server's reference, {reference.name or '?'}, is "
+        f"{measured}.\n"
+        f"Equal models have {largest:.1g} at most: the reference is not the model that the policy begins as",
+        f"start the server with: `ref-server serve --model {config.model}`, remove {config.run_dir}, and train "
+        "again;\n"
+        f"or say {spell_setting('expect_reference', 'different')}, if the KL penalty is meant to pull towards another "
+        "model",
     )

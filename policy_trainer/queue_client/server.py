@@ -18,6 +18,7 @@ from shared.client import ClientError, RefServerClient
 from shared.client.credentials import choose_token
 from shared.client.retry import OnWait
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 # Of ref-server serve.
 _DEFAULT_PORT = 8400
@@ -36,7 +37,7 @@ def connect(config: RunConfig, url: str, on_wait: OnWait | None, patience: float
     Raises UserError for an unusable token or CA.
     """
     try:
-        hint = "" if config.server == INLINE else f"; {_remedy(config)}"
+        hint = "" if config.server == INLINE else f"; {without_server(config)}"
         token = token_of(config)
         return RefServerClient(url, token=token, ca=config.tls_ca, patience=patience, on_wait=on_wait, hint=hint)
     except ValueError as error:
@@ -60,10 +61,12 @@ def configured_token(config: RunConfig) -> str | None:
         raise UserError(str(error) if config.token else f"token_file: {error}") from None
 
 
-def _remedy(config: RunConfig) -> str:
+def without_server(config: RunConfig) -> str:
+    """What to do where no server answers at the URL that the user gave."""
     port = urlsplit(config.server).port
     options = f" --port {port}" if port not in (None, _DEFAULT_PORT) else ""
-    return f"start one with: ref-server serve --model {config.model}{options}, or leave --server out"
+    command = f"`ref-server serve --model {config.model}{options}`"
+    return f"start one with: {command}, or leave {spell_setting('server')} out"
 
 
 def batches_by_state(queue: QueueView, run: str) -> Counter[State]:

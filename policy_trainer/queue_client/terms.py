@@ -16,6 +16,7 @@ from shared.batch import Batch, BatchError
 from shared.client import Leased, RefServerError
 from shared.logprobs import Vision, vision_of
 from shared.models import context_length, embedding_rows
+from shared.spelling import spell_setting
 
 # In seconds: another trainer lives if its presence now ends later than before by more than this. The server rounds up
 # to whole seconds, and its answers take a moment.
@@ -46,8 +47,8 @@ class LeaseRefusals:
         """Seconds after which to ask again. Raises RunFailed if another trainer lives; other errors as they are."""
         if error.code == "superseded":
             raise RunFailed(
-                f"run: another trainer of run {self._run!r} has taken over, from a copy of this run's directory.\n"
-                "Stop one of them, or give one another name with --run"
+                f"run: another trainer of run {self._run!r} has taken over, from a copy of this run's directory",
+                f"stop one of them, or give one another name with {spell_setting('run')}",
             ) from error
         if error.code != "run_taken":
             raise error
@@ -55,9 +56,10 @@ class LeaseRefusals:
         free_at = self._clock() + seconds
         if self._admitted or (self._free_at is not None and free_at > self._free_at + _SLACK_SECONDS):
             raise RunFailed(
-                f"run: another trainer trains a run named {self._run!r} on this server"
-                f"{', and has taken it from this one' if self._admitted else ''}.\n"
-                "Stop that one, or choose another name with --run, or another --run-dir"
+                f"run: another trainer trains a run named {self._run!r} on this "
+                f"server{', and has taken it from this one' if self._admitted else ''}",
+                f"stop that one, or choose another name with {spell_setting('run')}, or another "
+                f"{spell_setting('run_dir')}",
             ) from error
         if self.reason is None:
             self.reason = (
@@ -102,9 +104,9 @@ class LeaseTerms:
         batch = leased.batch
         if (batch.run, batch.lineage) != (self.run, self.lineage):
             raise RunFailed(
-                f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
-                f"{self.run!r}, lineage {self.lineage!r}.\n"
-                "The reference server mixes runs: use one of this version, with a separate --data-dir"
+                f"the reference server mixes runs: batch {leased.id} is of run {batch.run!r}, lineage "
+                f"{batch.lineage!r}, and this trainer leases run {self.run!r}, lineage {self.lineage!r}",
+                "use a server of this version, with a separate `--data-dir`",
             )
 
     def foreign(self, batch: Batch, version: int) -> str | None:

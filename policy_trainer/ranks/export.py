@@ -15,6 +15,7 @@ from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
 from shared.models import ADAPTER_CONFIG, is_adapter, load_tokenizer
+from shared.spelling import spell_setting
 
 # Where a checkpoint of adapters has its model's config.json if programs shall not take it for a whole model.
 DESCRIPTION = "base/config.json"
@@ -30,13 +31,13 @@ def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
     """
     if not is_adapter(checkpoint) and not has_shards(checkpoint):
         if (checkpoint / "model.safetensors").exists() or (checkpoint / "model.safetensors.index.json").exists():
-            raise UserError(f"checkpoint: {checkpoint} is a Hugging Face model already: use it as it is")
+            raise UserError(f"checkpoint: {checkpoint} is a Hugging Face model already", "use it as it is")
         raise UserError(
-            f"checkpoint: {checkpoint} is none of LoRA's, and none that was written under torchrun: give "
-            "RUN_DIR/checkpoints/step-00000100 or another of a run's"
+            f"checkpoint: {checkpoint} is none of LoRA's, and none that was written under torchrun",
+            "give RUN_DIR/checkpoints/step-00000100 or another of a run's",
         )
     if output.exists():
-        raise UserError(f"output: {output} exists: name another directory")
+        raise UserError(f"output: {output} exists", "name another directory")
     if not is_adapter(checkpoint):
         tokenizer, model = load_tokenizer(str(checkpoint)), load_from_shards(checkpoint, device="cpu", dtype="auto")
     else:
@@ -54,13 +55,13 @@ def _base_of(saved: Mapping[str, Any], base: str | None) -> tuple[str, str | Non
     """Name and revision of the adapters' base. saved: their configuration. Raises UserError if the base is unknown."""
     if saved.get("task_type") not in (None, "CAUSAL_LM"):
         raise UserError(
-            f"checkpoint: has adapters for peft's task {saved['task_type']}, not for a language model; merge them with "
-            "peft's merge_and_unload()"
+            f"checkpoint: has adapters for peft's task {saved['task_type']}, not for a language model",
+            "merge them with peft's merge_and_unload()",
         )
     if base is not None:
         return base, None
     if not (name := saved.get("base_model_name_or_path")):
-        raise UserError("model: the adapters do not name their base model: pass it as --model")
+        raise UserError("model: the adapters do not name their base model", f"pass it as {spell_setting('model')}")
     return name, saved.get("revision")
 
 

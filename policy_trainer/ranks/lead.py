@@ -80,7 +80,7 @@ def load_rank(
     source: a model, or the checkpoint's directory. Raises UserError for a model that cannot be used.
     """
     if config.optimizer.offload != "none":
-        raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
+        raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory", "leave it out")
     sharded = checkpoint if checkpoint and has_shards(checkpoint) else None
 
     def prepare(model: PreTrainedModel) -> None:
@@ -92,7 +92,7 @@ def load_rank(
         adapt(whole, config, None if sharded else checkpoint)
 
     if config.optimizer.master_weights == "saved":
-        raise UserError("optimizer.master_weights: ranks save in the model's precision: set float32 or none")
+        raise UserError("optimizer.master_weights: ranks save in the model's precision", "set float32 or none")
     masters = config.optimizer.has_masters
     model, compute = load_sharded(
         source, revision=revision, dtype=config.dtype, masters=masters, world=world, prepare=prepare

@@ -40,7 +40,7 @@ def shard(model: PreTrainedModel, world: World, compute: torch.dtype) -> None:
     # The tower's layers stay with the rest: they compute only on ranks whose groups have images.
     layers = layers_of(language_model(model))
     if not layers:
-        raise UserError(f"model: {type(model).__name__} has no layers that could be sharded: train on one device")
+        raise UserError(f"model: {type(model).__name__} has no layers that could be sharded", "train on one device")
     mesh = init_device_mesh(world.device.type, (world.size,))
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for module in (*layers, model):

@@ -15,6 +15,7 @@ from torch import Tensor
 from policy_trainer.lifecycle.endings import RankLost, RunFailed
 from shared.devices import choose_device
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 # Followers wait for the next command without a limit: rank 0 may wait for batches or for a server.
 _PATIENCE = timedelta(days=365)
@@ -83,8 +84,9 @@ class World:
                 raise
             raise RankLost(
                 f"another of the {self.size} ranks ended, or did not answer for {self.timeout:g} s "
-                "(--rank-timeout-seconds): torchrun's output says which one and why.\n"
-                "The same command with --resume goes on from the last checkpoint, also with another number of ranks"
+                f"({spell_setting('rank_timeout_seconds')}): torchrun's output says which one and why",
+                f"the same command with {spell_setting('resume', True)} goes on from the last checkpoint, also with "
+                "another number of ranks",
             ) from error
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
@@ -102,7 +104,7 @@ def join_world(device: str, timeout_seconds: float) -> Iterator[World]:
     where = choose_device(device)
     if where.type == "cuda":
         if device.startswith("cuda:"):
-            raise UserError(f"device: under torchrun each rank takes the GPU of its local rank: leave {device} out")
+            raise UserError("device: under torchrun each rank takes the GPU of its local rank", f"leave {device} out")
         where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(where)
     backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"

@@ -27,6 +27,7 @@ from shared.client.credentials import remedy
 from shared.client.retry import OnWait, retried
 from shared.errors import UserError
 from shared.models import load_model
+from shared.spelling import spell_setting
 
 # Codes of errors to retry after: another client replaces the reference, or has just replaced it; or the server has lost
 # files since they were uploaded.
@@ -124,7 +125,8 @@ class Renewal:
         if self._confirmed and served.snapshot is not None:
             raise RunFailed(
                 f"another client has replaced the server's reference by {served.snapshot}, version "
-                f"{served.reference_version}: a run that renews it needs its own server. --resume restores it"
+                f"{served.reference_version}: a run that renews it needs its own server",
+                f"{spell_setting('resume', True)} restores it",
             )
         if self.average is not None and not self._snapshots.holds(reference):
             self._write_and_serve(self.average)
@@ -160,7 +162,7 @@ class Renewal:
             except RefServerError as error:
                 if error.code in _RETRIED:
                     raise
-                raise UserError(self._snapshots.explain(snapshot, error)) from error
+                raise self._snapshots.refusal(snapshot, error) from error
 
         newest = retried(serve, _reason_to_wait, self._on_wait, longest=_BUSY_SECONDS)
         self._state.reference, self._state.reference_version = snapshot, newest or 0
@@ -189,13 +191,13 @@ def choose_renewal(
         return None
     if root is None:
         raise UserError(
-            f"reference.snapshot_root: the checkpoint was trained with the reference {reference}; give the "
-            "directory that it is in, ref-server's --snapshot-root"
+            f"reference.snapshot_root: the checkpoint was trained with the reference {reference}",
+            "give the directory that it is in, ref-server's `--snapshot-root`",
         )
     try:
         client.check_reference_role()  # a resumed run would not notice until its next renewal
     except RefServerError as error:
-        raise UserError(f"reference.sync_steps: {error}{remedy(error, ENV_PREFIX)}") from error
+        raise UserError(f"reference.sync_steps: {error}", remedy(error, ENV_PREFIX)) from error
     snapshots = Snapshots(root, config.run, tokenizer)
     if config.weights == "server":
         snapshots = UploadedSnapshots(root, config.run, tokenizer, client, files.lineage)

@@ -12,6 +12,7 @@ from shared.atomic_files import VersionedDirectory
 from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
 from shared.models import save_model
+from shared.spelling import spell_setting
 
 
 class Snapshots:
@@ -47,8 +48,8 @@ class Snapshots:
         """The directory of a snapshot. Raises UserError when it does not exist."""
         if not self.holds(name):
             raise UserError(
-                f"reference.snapshot_root: the reference of this run, {name}, is missing from {self._root}: restore "
-                "it, or start a new run with --model set to the newest checkpoint"
+                f"reference.snapshot_root: the reference of this run, {name}, is missing from {self._root}",
+                f"restore it, or start a new run with {spell_setting('model')} set to the newest checkpoint",
             )
         return self._root / name
 
@@ -62,19 +63,19 @@ class Snapshots:
     def bring(self, name: str) -> None:
         """Returns when the server has all of a snapshot. Repeating it is harmless. Raises ClientError, OSError."""
 
-    def explain(self, name: str, error: RefServerError) -> str:
+    def refusal(self, name: str, error: RefServerError) -> UserError:
         """Why the server does not accept a snapshot, and what to do."""
         if error.code == "no_snapshot_root":
-            return (
-                "reference.sync_steps: the server cannot replace its reference: start ref-server with --snapshot-root "
-                f"{self._root}"
+            return UserError(
+                "reference.sync_steps: the server cannot replace its reference",
+                f"start ref-server with `--snapshot-root {self._root}`",
             )
         if error.code == "not_found":
-            return (
-                f"reference.snapshot_root: the server does not find {name} below its --snapshot-root; "
-                f"is {self._root} the same directory?"
+            return UserError(
+                f"reference.snapshot_root: the server does not find {name} below its `--snapshot-root`",
+                f"is {self._root} the same directory?",
             )
-        return f"reference.sync_steps: the server does not take {name}: {error}"
+        return UserError(f"reference.sync_steps: the server does not take {name}: {error}")
 
 
 class UploadedSnapshots(Snapshots):

@@ -130,7 +130,7 @@ def _write(path: Path, page: str) -> None:
     try:
         write_text(path, page)
     except OSError as error:
-        raise UserError(f"--output: {path} cannot be written: {error.strerror}; choose another file") from error
+        raise UserError(f"--output: {path} cannot be written: {error.strerror}", "choose another file") from error
 
 
 def _render(template: str, **values: Any) -> Markup:

@@ -78,7 +78,7 @@ def names_of(roots: Sequence[Path]) -> list[str]:
     """
     paths = [root.resolve().parts for root in roots]
     if twice := next((root for root, path in zip(roots, paths, strict=True) if paths.count(path) > 1), None):
-        raise UserError(f"RUN_DIR: {twice} is named twice; name each run once")
+        raise UserError(f"RUN_DIR: {twice} is named twice", "name each run once")
     ends = (["/".join(path[-length:]) for path in paths] for length in range(1, max(map(len, paths)) + 1))
     return [printable(name) for name in next(names for names in ends if len(set(names)) == len(names))]
 
@@ -90,7 +90,7 @@ def read_records(root: Path) -> list[Metrics]:
         state = (
             "contains no run: it has neither config.toml nor metrics.jsonl" if root.is_dir() else "is not a directory"
         )
-        raise UserError(f"RUN_DIR: {root} {state}; name the --run-dir of a run")
+        raise UserError(f"RUN_DIR: {root} {state}", "name the --run-dir of a run")
     with _readable(root):
         records = read_metrics(directory.metrics)
     return [record for record in records if isinstance(record.get("step"), int) and "kind" in record]

@@ -14,6 +14,7 @@ from policy_trainer.reporting.conversations import limit_of, rollout_metrics
 from policy_trainer.reporting.health import Trouble
 from shared.batch import Batch
 from shared.models import decode
+from shared.spelling import spell_setting
 
 # What is looked at, at least: few groups may be alike by chance.
 _STEPS, _GROUPS = 2, 8
@@ -126,7 +127,7 @@ def _remedies(evidence: _Evidence, loss: LossConfig) -> Iterator[str]:
     if evidence.without_answer and not evidence.tags_requested:
         yield (
             f"the rewards {tagged} look for {ANSWER} tags, which none of the {count} completions has and no prompt "
-            f"asks for. Ask for them with --data.system-prompt, or in the problems. {example}"
+            f"asks for. Ask for them with {spell_setting('data.system_prompt')}, or in the problems. {example}"
         )
     if evidence.cut_off >= _MOSTLY * count and (evidence.alike or evidence.without_answer):
         cut = f"all {count}" if evidence.cut_off == count else f"{evidence.cut_off} of {count}"
@@ -134,8 +135,8 @@ def _remedies(evidence: _Evidence, loss: LossConfig) -> Iterator[str]:
     if evidence.without_answer:
         yield (
             f"the prompts ask for {ANSWER} tags, which the rewards {tagged} look for, and none of the {count} "
-            "completions has them: ask more plainly (--data.system-prompt), show the form first (policy-trainer sft), "
-            f"or take a stronger model. {example}"
+            f"completions has them: ask more plainly ({spell_setting('data.system_prompt')}), show the form first "
+            f"(policy-trainer sft), or take a stronger model. {example}"
         )
     if evidence.alike:
         yield f"{_alike(evidence)}. {example}"
@@ -149,7 +150,7 @@ def _unjudged(evidence: _Evidence) -> str:
     if "accuracy" in failed:
         return (
             f"none of the gold answers of {evidence.count} completions can be judged: look at the column of the "
-            "answers (--data.columns.answer), and at --data.answer-rule"
+            f"answers ({spell_setting('data.columns.answer')}), and at {spell_setting('data.answer_rule')}"
         )
     return f"none of the {evidence.count} completions has a reward: {', '.join(failed)} gave NaN; see the worker's log"
 
@@ -161,9 +162,9 @@ def _alike(evidence: _Evidence) -> str:
     if (right == 0).all():
         return (
             f"all {evidence.count} completions are wrong: take easier problems or a stronger model, or see whether "
-            "--data.answer-rule suits the answers"
+            f"{spell_setting('data.answer_rule')} suits the answers"
         )
     return (
-        "within each group all completions have the same reward: raise --sampling.num-generations, take problems that "
-        "are sometimes solved, or add a reward that differs"
+        f"within each group all completions have the same reward: raise {spell_setting('sampling.num_generations')}, "
+        "take problems that are sometimes solved, or add a reward that differs"
     )

@@ -167,7 +167,7 @@ def refuse_missing(names: Sequence[str]) -> None:
     """Raises UserError for a tracker whose package is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"report_to: {name} is not installed: pip install {name}")
+            raise UserError(f"report_to: {name} is not installed", f"pip install {name}")
 
 
 def start_trackers(config: TrainConfig, first_step: int, note: Callable[[str], None]) -> list[Tracker]:

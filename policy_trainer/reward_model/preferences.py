@@ -71,7 +71,7 @@ def _preferences(rows: Rows, source: str) -> list[Preference]:
         chosen, rejected = (_sample(row, column, where) for column in ("chosen", "rejected"))
         margin = row.get("margin")
         if isinstance(margin, bool) or not isinstance(margin, int | float | None) or not math.isfinite(margin or 0):
-            raise UserError(f"{where}: margin must be a finite number, got {margin!r}; leave it out for 0")
+            raise UserError(f"{where}: margin must be a finite number, got {margin!r}", "leave it out for 0")
         preferences.append(Preference(chosen, rejected, float(margin or 0), where))
     return preferences
 
@@ -135,7 +135,7 @@ def load_pairs(config: RewardTrainingConfig, classifier: TextClassifier, note: C
     note(f"pairs: {len(train)} to train on, of {tokens} tokens; {len(held_back)} held out{remarks}")
     if not train or not held_back:
         which = "held-out pair" if train else "pair"
-        raise UserError(f"data: no {which} is left{remarks}: add pairs whose texts differ, or raise max_length")
+        raise UserError(f"data: no {which} is left{remarks}", "add pairs whose texts differ, or raise max_length")
     return RowSet(train, held_back, epochs=config.num_train_epochs, batch_size=config.batch_size, seed=config.seed)
 
 
@@ -151,7 +151,7 @@ def encode_pair(preference: Preference, classifier: TextClassifier, too_long: st
         sides = [classifier.encode(sample) for sample in (preference.chosen, preference.rejected)]
         classifier.check([*sides[0], *sides[1]])
     except UserError as error:
-        raise UserError(f"{preference.where}: {error}") from error
+        raise UserError(f"{preference.where}: {error.problem}", error.remedy) from error
     longest, limit, remark = max(map(len, sides)), classifier.limit, ""
     if longest > limit:
         if too_long == "drop":

@@ -28,8 +28,8 @@ class RewardsFailed(UserError, RunFailed):
     def __init__(self, name: str, completions: str, error: str) -> None:
         """completions: which ones, in words. error: the traceback of the first failure, or its reason."""
         slow = error.startswith(_TOO_SLOW)
-        remedy = "Raise judging.seconds, or make the reward faster" if slow else "Fix the reward, or name other rewards"
-        super().__init__(f"rewards: {name} failed on {completions}: {summary(error)}\n{remedy}")
+        remedy = "raise judging.seconds, or make the reward faster" if slow else "fix the reward, or name other rewards"
+        super().__init__(f"rewards: {name} failed on {completions}: {summary(error)}", remedy)
         self.__cause__ = RuntimeError(error)
 
 
@@ -67,7 +67,7 @@ class Failures:
         Raises UserError for a reward that cannot be used, RewardsFailed for one that has failed in every call.
         """
         if refused := next((answer["refused"] for answer in answers if "refused" in answer), None):
-            raise UserError(refused)
+            raise UserError(*refused)
         errors = [answer for answer in answers if "error" in answer]
         with self._lock:
             self._count(name, len(answers), len(errors))

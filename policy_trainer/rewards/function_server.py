@@ -36,8 +36,8 @@ def read_address(name: str, setting: str = "rewards") -> str:
     address = os.environ.get(ADDRESS_VARIABLE, "")
     if not address:
         raise UserError(
-            f"{setting}: {name} is part of the Python program that began the run, and lives only there: "
-            f"continue with policy_trainer.GRPO there, or name other --{setting}"
+            f"{setting}: {name} is part of the Python program that began the run, and lives only there",
+            f"continue with policy_trainer.GRPO there, or name other --{setting}",
         )
     return address
 

@@ -121,7 +121,7 @@ class RewardFunction:
 
     def _answer(self, outcome: Score | BaseException, note: Callable[[BaseException], object]) -> dict[str, Any]:
         if isinstance(outcome, UserError):
-            return {"refused": str(outcome)}
+            return {"refused": outcome.args}
         if not isinstance(outcome, BaseException):
             return {"score": outcome if outcome is None else float(outcome)}
         note(outcome)

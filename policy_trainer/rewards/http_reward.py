@@ -166,9 +166,9 @@ def _checked_url(text: str) -> str:
     except httpx.InvalidURL as error:
         raise UserError(f"rewards: {text!r} is no URL: {error}") from None
     if not url.host:
-        raise UserError(f"rewards: {text!r} names no host: give http://HOST:PORT/PATH")
+        raise UserError(f"rewards: {text!r} names no host", "give http://HOST:PORT/PATH")
     if url.userinfo:  # the name of a reward stands in logs and metrics
-        raise UserError(f"rewards: the URL of {url.host} has a name or password: give a token in {TOKEN_VARIABLE}")
+        raise UserError(f"rewards: the URL of {url.host} has a name or password", f"give a token in {TOKEN_VARIABLE}")
     if len(text) > MAX_NAME_CHARACTERS:
         raise UserError(f"rewards: a name has at most {MAX_NAME_CHARACTERS} characters, the URL of {url.host} more")
     return text

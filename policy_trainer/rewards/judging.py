@@ -88,8 +88,9 @@ class Judge:
                 applies |= given
         if (np.abs(total) > MAX_REWARD).any():
             raise UserError(
-                f"reward_weights: a completion's weighted total is {np.nanmax(np.abs(total)):g} in magnitude; "
-                f"a batch takes {MAX_REWARD:g} at most: give smaller weights, or scale the rewards"
+                f"reward_weights: a completion's weighted total is {np.nanmax(np.abs(total)):g} in magnitude; a batch "
+                f"takes {MAX_REWARD:g} at most",
+                "give smaller weights, or scale the rewards",
             )
         applies &= ~np.array([sample.environment_lost for sample in samples], dtype=np.bool_)
         return Judgement(np.where(applies, total, np.float32(np.nan)), parts, samples, self._logged(samples))

@@ -196,8 +196,8 @@ def grader() -> Any:
         from mathruler import grader
     except ModuleNotFoundError as error:
         raise UserError(
-            f"rewards: easyr1/math and easyr1/r1v need {error.name}, which is not installed: "
-            "pip install 'tandem-grpo[vision]'"
+            f"rewards: easyr1/math and easyr1/r1v need {error.name}, which is not installed",
+            "pip install 'tandem-grpo[vision]'",
         ) from error
     logging.getLogger("pylatexenc").setLevel(logging.ERROR)  # it warns of malformed LaTeX
     return grader

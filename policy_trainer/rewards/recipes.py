@@ -15,6 +15,7 @@ from policy_trainer.rewards.answers import MAX_ANSWER_CHARACTERS, each_tag_once,
 from policy_trainer.rewards.expressions import MAX_CHARACTERS, NoExpression, evaluate
 from policy_trainer.rewards.mathematics import as_latex, boxed, graded, read_first, read_latex, read_number, same
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 # The same matches as `\d+\.\d+|\d+/\d+|\d+`.
 _NUMBER = re.compile(r"\d+(?:[./]\d+)?")
@@ -192,8 +193,8 @@ def _reaches(expression: str, sample: Sample) -> float:
     missing = [name for name in ("numbers", "target") if name not in extras]
     if missing:
         raise UserError(
-            f"rewards: countdown rewards need problems with {' and '.join(missing)}, as in task countdown; "
-            "choose other --rewards"
+            f"rewards: countdown rewards need problems with {' and '.join(missing)}, as in task countdown",
+            f"choose other {spell_setting('rewards')}",
         )
     try:
         numbers, target = sorted(map(int, extras["numbers"])), Fraction(str(extras["target"]))

@@ -214,7 +214,7 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
     known = sorted([*RULES, *CONFIGURED, *SUMS])
     near = get_close_matches(name, known, n=1)
     remedy = f"did you mean {near[0]}?" if near else "give module:function or http://… for your own"
-    raise UserError(f"rewards: {name!r} is none of {', '.join(known)}; {remedy}")
+    raise UserError(f"rewards: {name!r} is none of {', '.join(known)}", remedy)
 
 
 CONFIGURED: Mapping[str, Callable[[CommonConfig, Task], Rule]] = {

@@ -31,7 +31,10 @@ class RewardModel:
             raise UserError("judging.model.path: reward `model` needs the directory or hub id of a reward model")
         try:
             self._classifier = _load(config, config.path)
-        except (UserError, AssertionError) as error:  # PyTorch asserts that there is such a device
+        except UserError as error:
+            problem = f"judging.model.path: {config.path} cannot be used: {error.problem}"
+            raise UserError(problem, error.remedy) from error
+        except AssertionError as error:  # PyTorch asserts that there is such a device
             raise UserError(f"judging.model.path: {config.path} cannot be used: {error}") from error
         self._batch_size = config.batch_size
 
@@ -45,7 +48,7 @@ class RewardModel:
         try:
             rows = [self._classifier.encode(sample) for sample in samples]
         except UserError as error:
-            raise UserError(f"judging.model: {error}") from error
+            raise UserError(f"judging.model: {error.problem}", error.remedy) from error
         scores = [math.nan] * len(rows)
         # Rows of similar length share a forward, so that little is computed for padding.
         known = [i for i, row in enumerate(rows) if max(row, default=0) < self._classifier.vocabulary]
@@ -63,8 +66,8 @@ def _load(config: RewardModelConfig, path: str) -> "TextClassifier":
     model, missing = load_classifier(path, revision=config.revision, device=config.device, dtype=config.dtype)
     if missing:  # they would be initialised at random, and the scores would be noise
         raise UserError(
-            f"it has no {', '.join(missing)}: use a model trained to score texts, or make it one with "
-            "`policy-trainer reward-model`"
+            f"it has no {', '.join(missing)}",
+            "use a model trained to score texts, or make it one with `policy-trainer reward-model`",
         )
     return TextClassifier(model, tokenizer, max_length=config.max_length)
 

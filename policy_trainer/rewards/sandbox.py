@@ -136,7 +136,7 @@ class _Lane:
         except ProcessEnded as ended:
             raise UserError(f"rewards: loading {', '.join(self._rewards)} {ended}") from None
         if "refused" in answer:
-            raise UserError(answer["refused"])
+            raise UserError(*answer["refused"])
         self._together = frozenset(answer["together"])
 
 

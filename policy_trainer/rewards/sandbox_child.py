@@ -27,12 +27,12 @@ def load(pickled: str) -> Mapping[str, Any]:
             loaded = load_function(reward) if isinstance(reward, str) else RewardFunction(name, reward, "sample")
             _REWARDS[name] = loaded
     except UserError as error:
-        return {"refused": str(error)}
+        return {"refused": error.args}
     except BaseException as error:  # a module may also raise SystemExit
         reason = f"rewards: one of them cannot be loaded:\n{traceback.format_exc()}"
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             reason = "judging.memory_gib: too little to load the rewards: give more, or 0 for no limit"
-        return {"refused": reason}
+        return {"refused": [reason]}
     return {"together": [name for name, reward in _REWARDS.items() if reward.judges_together]}
 
 

@@ -66,8 +66,9 @@ class Delivery:
         self._raise_failure()
         if self._unwanted_in_a_row >= _MAX_UNWANTED_IN_A_ROW:
             raise UserError(
-                f"run: the server expired the last {self._unwanted_in_a_row} batches at once: the run was finished, or "
-                "another trainer of its name has taken over; start this worker again with that one's config.toml"
+                f"run: the server expired the last {self._unwanted_in_a_row} batches at once: the run was finished, "
+                "or another trainer of its name has taken over",
+                "start this worker again with that one's config.toml",
             )
 
     def send(self, index: int, body: bytes) -> None:

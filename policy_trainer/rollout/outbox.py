@@ -16,6 +16,7 @@ from policy_trainer.run_files import locks
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api.base import Version
 from shared.atomic_files import read_json, whole_file, write_json
+from shared.spelling import spell_setting
 
 # A worker whose trainer was killed takes a moment to end and release its lock.
 _LOCK_SECONDS = 5.0
@@ -133,11 +134,12 @@ def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
 
     Raises UserError when another process still holds the lock after _LOCK_SECONDS.
     """
-    refusal = (
-        f"worker: worker {worker} of {workers} already runs in {directory}; start others with --worker and --workers, "
-        "next to a trainer with --rollout external"
+    problem = f"worker: worker {worker} of {workers} already runs in {directory}"
+    remedy = (
+        f"start others with {spell_setting('worker')} and {spell_setting('workers')}, next to a trainer with "
+        f"{spell_setting('rollout', 'external')}"
     )
-    return locks.hold(directory / "lock", refusal, seconds=_LOCK_SECONDS)
+    return locks.hold(directory / "lock", problem, remedy, seconds=_LOCK_SECONDS)
 
 
 def worker_directory(config: RolloutConfig) -> Path:

@@ -305,6 +305,6 @@ class Rounds:
         """Raises UserError for a prompt that is too long if data.too_long says so."""
         if isinstance(error, PromptTooLong):
             if self._config.data.too_long == "refuse":
-                raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None
+                raise UserError(f"problem {index}: {error}", "raise it, or set data.too_long = drop") from None
         else:
             self._left_out.note(error, problem=index)

@@ -100,7 +100,7 @@ def stay_with(config: RunConfig, url: str, wait: OnWait) -> OnWait:
     def check(reason: str, seconds: float) -> None:
         now = read_url(RunDirectory(config.run_dir))
         if now not in (None, url):
-            raise RunFailed(f"the trainer's reference server is at {now} now, not at {url}: start this worker again")
+            raise RunFailed(f"the trainer's reference server is at {now} now, not at {url}", "start this worker again")
         wait(reason, seconds)
 
     return check

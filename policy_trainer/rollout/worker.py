@@ -256,15 +256,17 @@ def compare(sampler: Sampler, publication: Publication, bound: float, vocabulary
         group.check_ids(vocabulary, "the model's vocabulary")
     except BatchError as error:
         raise UserError(
-            f"weights: the probe published with version {publication.name} cannot be used: {error}; give this worker "
-            "the model that the run trains"
+            f"weights: the probe published with version {publication.name} cannot be used: {error}",
+            "give this worker the model that the run trains",
         ) from None
     mean, largest = publication.probe.difference(sampler.logps(group))
     if not mean <= bound:  # also if it is NaN
         raise UserError(
-            f"sampling.max_logp_difference: after loading version {publication.version} the sampler's log-probs differ "
-            f"from the trainer's by {mean:.3g} nats on average, {largest:.3g} at most; the bound is {bound:g}.\n"
+            f"sampling.max_logp_difference: after loading version {publication.version} the sampler's log-probs "
+            f"differ from the trainer's by {mean:.3g} nats on average, {largest:.3g} at most; the bound is "
+            f"{bound:g}.\n"
             "It does not sample from the policy that is trained: its engine has kept other weights, or computes "
-            "otherwise.\nRestart the worker; raise the bound only if you know why"
+            "otherwise",
+            "restart the worker; raise the bound only if you know why",
         )
     return {"probe_logp_difference": mean, "probe_logp_difference_max": largest}

@@ -29,6 +29,7 @@ from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import STATE, RunDirectory, checkpoint_versions
 from shared.atomic_files import read_json, sync, whole_file, write_json
 from shared.errors import UserError
+from shared.spelling import spell_name
 
 _OPTIMIZER = "optimizer.pt"
 # A subdirectory, because some programs read every safetensors file in a model's directory as a part of it.
@@ -174,8 +175,9 @@ class RunFiles:
         """Raises RunFailed if the directory was deleted, and perhaps begun again, since this trainer opened it."""
         if self.directory.lineage != self.lineage:
             raise RunFailed(
-                f"run_dir: {self.directory.root} was deleted or begun again while this trainer was at work.\n"
-                "It stops here and writes nothing more; train again to begin a new run"
+                f"{spell_name('run_dir')}: {self.directory.root} was deleted or begun again while this trainer was at "
+                "work, so it stops here and writes nothing more",
+                "train again to begin a new run",
             )
 
 
@@ -222,7 +224,7 @@ def read_saved(checkpoint: Path) -> tuple[dict[str, Any], Tensor, Mapping[str, T
     except (OSError, RuntimeError, EOFError, LookupError, TypeError, UnpicklingError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # mapping a short file
             raise
-        raise UserError(f"{file} is damaged; {_remedy(checkpoint)}") from error
+        raise UserError(f"{file} is damaged", _remedy(checkpoint)) from error
 
 
 def read_average(checkpoint: Path, renewed_at: int) -> Average | None:

@@ -14,12 +14,12 @@ _MODE = 0o660
 
 
 def hold(
-    file: Path, refusal: str, *, seconds: float = 0.0, on_wait: Callable[[float], None] | None = None
+    file: Path, problem: str, remedy: str = "", *, seconds: float = 0.0, on_wait: Callable[[float], None] | None = None
 ) -> IO[bytes]:
     """Locks a file, which is made if there is none, until the returned file is closed.
 
-    on_wait: called while waiting, with the seconds waited so far; it may raise to stop. Raises UserError with the
-    refusal when another process still holds the lock after so many seconds.
+    on_wait: called while waiting, with the seconds waited so far; it may raise to stop. Raises UserError with
+    problem and remedy when another process still holds the lock after so many seconds.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT, _MODE), "wb")
@@ -28,7 +28,7 @@ def hold(
         while not _try_lock(lock):
             waited = time.monotonic() - began
             if waited >= seconds:
-                raise UserError(refusal)
+                raise UserError(problem, remedy)
             if on_wait is not None:
                 on_wait(waited)
             time.sleep(0.1)

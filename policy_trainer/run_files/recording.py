@@ -25,7 +25,7 @@ def open_recording(root: Path, *, resumed_at: int | None) -> None:
     if resumed_at is not None:
         steps.remove_after(resumed_at)
     elif steps.by_numbers():
-        raise UserError(f"record: {root} holds a recording already; choose another directory")
+        raise UserError(f"record: {root} holds a recording already", "choose another directory")
 
 
 def record(root: Path, step: int, batches: Sequence[Batch]) -> None:
@@ -47,7 +47,7 @@ def read_recording(root: Path, groups_per_step: int) -> Iterator[tuple[int, list
         starts = range(0, len(loose), groups_per_step)
         files = [(number, loose[start : start + groups_per_step]) for number, start in enumerate(starts, 1)]
     if not any(part for _, part in files):
-        raise UserError(f"batches: {root} holds no batches; record some: policy-trainer train --record {root}")
+        raise UserError(f"batches: {root} holds no batches", f"record some: `policy-trainer train --record {root}`")
     return ((number, [_read(file) for file in part]) for number, part in files)
 
 

@@ -19,9 +19,8 @@ from shared.api.base import Version
 from shared.atomic_files import VersionedDirectory, read_json, write_json, write_text
 from shared.errors import UserError, printable
 from shared.settings.files import read_known
+from shared.spelling import spell_name, spell_setting
 
-REPLAY = "a replay cannot be continued: choose another --run-dir"
-_CONTINUE = "add --resume to continue it, or choose another --run-dir"
 # The file of a checkpoint that has the run's progress.
 STATE = "trainer.json"
 # A refusal names so many settings.
@@ -54,7 +53,6 @@ class RunDirectory:
         self.bad_batches = root / "bad_batches"
         self.identity = root / "run.json"
         self._lock = root / "lock"
-        self._in_use = f"run_dir: another trainer is at work in {root}; stop it, or choose another --run-dir"
 
     @property
     def lineage(self) -> str:
@@ -89,18 +87,18 @@ class RunDirectory:
     def hold(self) -> IO[bytes]:
         """Locks the directory until the returned file is closed. Raises UserError while another process has it."""
         with self._refusals():
-            return hold(self._lock, self._in_use)
+            return hold(self._lock, *self._in_use())
 
-    def check(self, config: BaseSettings, *, resume: bool, remedy: str = _CONTINUE) -> None:
+    def check(self, config: BaseSettings, *, resume: bool, replay: bool = False) -> None:
         """Raises UserError for what `hold` and `open` would refuse. It writes nothing and needs no model.
 
-        remedy: what to do if the directory holds a run and resume is off.
+        replay: whether the directory would be that of a replay, which cannot be continued.
         """
         with self._refusals():
             if self._lock.exists() and is_held(self._lock):
-                raise UserError(self._in_use)
+                raise UserError(*self._in_use())
         if not resume:
-            self.refuse_trained(remedy)
+            self.refuse_trained(replay=replay)
         elif self.holds_a_run():
             self._changes(config)
 
@@ -116,12 +114,17 @@ class RunDirectory:
         with self.metrics.open(encoding="utf-8") as lines:
             return any('"kind": "step"' in line for line in lines)
 
-    def refuse_trained(self, remedy: str) -> None:
-        """Raises UserError if the directory holds a run that trained, or cannot be read."""
+    def refuse_trained(self, *, replay: bool = False) -> None:
+        """Raises UserError if the directory holds a run that trained, or cannot be read. replay: as in `check`."""
         with self._refusals():
             trained = self.has_trained()
         if trained:
-            raise UserError(f"run_dir: {self.root} holds a run already; {remedy}")
+            other = f"choose another {spell_setting('run_dir')}"
+            add = f"add {spell_setting('resume', True)} to continue it, or {other}"
+            raise UserError(
+                f"{spell_name('run_dir')}: {self.root} holds a run already",
+                f"a replay cannot be continued: {other}" if replay else add,
+            )
 
     @property
     def files(self) -> list[Path]:
@@ -148,7 +151,7 @@ class RunDirectory:
         off, or if batches that wait would be wrong under the new settings, or if the directory cannot be written.
         """
         if not resume:
-            self.refuse_trained(_CONTINUE)
+            self.refuse_trained()
         with self._refusals():
             known = self.holds_a_run()
         if resume and not known:
@@ -170,20 +173,29 @@ class RunDirectory:
         before, _ = read_known(self.config, type(config))
         differences = changes(_moved(before, str(before.get("run_dir", self.root)), str(self.root)), config)
         if fixed := [change for change in differences if not change.allowed]:
-            raise UserError(self._refusal(fixed))
+            raise self._refusal(fixed)
         return differences
 
-    def _refusal(self, fixed: Sequence[Change]) -> str:
+    def _refusal(self, fixed: Sequence[Change]) -> UserError:
         newest = checkpoint_versions(self.checkpoints).newest()
-        start = f"from it: --model {newest} --run-dir OTHER" if newest else "with another --run-dir"
+        model, other = spell_setting("model", newest), spell_setting("run_dir")
+        start = f"from it: {model} {other} OTHER" if newest else f"with another {other}"
         more = [f"and {len(fixed) - _LISTED} more"] if len(fixed) > _LISTED else []
-        return "\n".join(
-            [
-                f"{fixed[0].name}: --resume cannot change it, because batches of {self.root} may wait in the queue",
-                *(f"  {change}" for change in fixed[:_LISTED]),
-                *more,
-                f"leave it as it was, or start a new run {start}",
-            ]
+        lines = [
+            (
+                f"{spell_name(fixed[0].name)}: {spell_setting('resume', True)} cannot change it, because batches of "
+                f"{self.root} may wait in the queue"
+            ),
+            *(f"  {change}" for change in fixed[:_LISTED]),
+            *more,
+        ]
+        return UserError("\n".join(lines), f"leave it as it was, or start a new run {start}")
+
+    def _in_use(self) -> tuple[str, str]:
+        """Problem and remedy while another process has the directory."""
+        return (
+            f"{spell_name('run_dir')}: another trainer is at work in {self.root}",
+            f"stop it, or choose another {spell_setting('run_dir')}",
         )
 
     def make(self) -> None:
@@ -211,7 +223,8 @@ class RunDirectory:
         except OSError as error:
             reason = "it is a file" if self.root.is_file() else error.strerror or str(error)
             raise UserError(
-                f"run_dir: {self.root} cannot be written: {reason}; choose another --run-dir, or correct this one"
+                f"{spell_name('run_dir')}: {self.root} cannot be written: {reason}",
+                f"choose another {spell_setting('run_dir')}, or correct this one",
             ) from error
 
 

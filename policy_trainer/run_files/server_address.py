@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import write_json
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 _CONTENT = TypeAdapter(dict[str, str])
 # The token has role admin.
@@ -68,10 +69,12 @@ def _read(directory: RunDirectory) -> dict[str, str]:
     except PermissionError:
         raise UserError(
             f"server: {file} belongs to the user who started the trainer, and only that user may read it. Workers of "
-            "other users need a server that is started separately: give --server URL --token-file FILE"
+            "other users need a server that is started separately",
+            f"give {spell_setting('server')} URL {spell_setting('token_file')} FILE",
         ) from None
     except (ValueError, LookupError):
         raise UserError(
-            f"server: {file} is damaged; delete it, and start the trainer again with --resume, which writes a new one"
+            f"server: {file} is damaged",
+            f"delete it, and start the trainer again with {spell_setting('resume', True)}, which writes a new one",
         ) from None
     return content

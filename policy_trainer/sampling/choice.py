@@ -16,6 +16,7 @@ from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs import self_test_difference, vision_of
 from shared.logprobs.choice import self_test_tolerance
+from shared.spelling import spell_setting
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ def takes_decoding_attention(model: PreTrainedModel) -> bool:
             errors[name] = f"differs from a plain forward by {difference:.2g} of the log-probs' standard deviation"
         log.info("%s is not used: %s", name, errors[name])
     raise UserError(
-        f"model: {type(model).__name__} cannot be sampled with transformers: {errors}; use --sampler vllm, or a model "
-        "of another family (docs/models.md)"
+        f"model: {type(model).__name__} cannot be sampled with transformers: {errors}",
+        f"use {spell_setting('sampler', 'vllm')}, or a model of another family (docs/models.md)",
     )
 
 

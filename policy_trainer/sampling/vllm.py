@@ -35,6 +35,7 @@ from shared.client.retry import OnWait
 from shared.errors import UserError
 from shared.logprobs import placeholders_of
 from shared.models import eos_token_ids, is_adapter, load_outline
+from shared.spelling import spell_setting
 
 
 class VllmSampler:
@@ -50,8 +51,8 @@ class VllmSampler:
         limit = config.vllm.max_model_len
         if limit is not None and limit < longest:
             raise UserError(
-                f"vllm.max_model_len: prompt and completion need {longest} tokens, got {limit}: raise it, or lower "
-                "data.max_prompt_length or sampling.max_completion_length"
+                f"vllm.max_model_len: prompt and completion need {longest} tokens, got {limit}",
+                "raise it, or lower data.max_prompt_length or sampling.max_completion_length",
             )
         return cls(config, model, longest, eos_token_ids(model, tokenizer), engine_options(lora.rank)), model
 
@@ -60,8 +61,9 @@ class VllmSampler:
         engine_options(lora_rank)
         if find_spec("vllm") is None:
             raise UserError(
-                "sampler: vllm is not installed here; pip install 'tandem-grpo[vllm]', or --sampler vllm-server with a "
-                "`vllm serve` in a separate environment: docs/vllm.md"
+                "sampler: vllm is not installed here",
+                f"pip install 'tandem-grpo[vllm]', or {spell_setting('sampler', 'vllm-server')} with a `vllm serve` "
+                "in a separate environment: docs/vllm.md",
             )
 
     @classmethod

@@ -16,6 +16,7 @@ from shared.client.connection import append, whole
 from shared.client.proxies import connection_options, is_this_machine
 from shared.client.retry import OnWait, retried
 from shared.errors import UserError, printable
+from shared.spelling import spell_setting
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -196,25 +197,27 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
     try:
         cards, processed = ask(url, inspect)
     except Unavailable as error:
-        raise UserError(f"vllm_url: no vLLM server answers at {url} ({error}); start one with: {command}") from None
+        raise UserError(f"vllm_url: no vLLM server answers at {url} ({error})", f"start one with: {command}") from None
     except Refused as error:
-        raise UserError(f"vllm_url: what answers at {url} is not vLLM ({error}); start it with: {command}") from None
+        raise UserError(f"vllm_url: what answers at {url} is not vLLM ({error})", f"start it with: {command}") from None
     card = _card_of(model, cards)
     if card is None:
         served = " and ".join(card.id for card in cards)
         raise UserError(
-            f"vllm_url: the server at {url} has {served}, not {model}; start one with: {command}, or, if it is the "
-            f"same model by another name, give that one here with --model, or start it with --served-model-name {model}"
+            f"vllm_url: the server at {url} has {served}, not {model}",
+            f"start one with: {command}, or, if it is the same model by another name, give that one here with "
+            f"{spell_setting('model')}, or start it with `--served-model-name {model}`",
         )
     if (card.max_model_len or 0) < longest:
         raise UserError(
-            f"vllm_url: the server at {url} takes {card.max_model_len} tokens of prompt and completion, and this "
-            f"run needs {longest}; start it with: {command}, or lower data.max_prompt_length"
+            f"vllm_url: the server at {url} takes {card.max_model_len} tokens of prompt and completion, and this run "
+            f"needs {longest}",
+            f"start it with: {command}, or lower data.max_prompt_length",
         )
     if not processed:
         raise UserError(
-            f"vllm_url: the server at {url} answers log-probs of the raw logits, not of what it samples from; "
-            f"start it with: {command}"
+            f"vllm_url: the server at {url} answers log-probs of the raw logits, not of what it samples from",
+            f"start it with: {command}",
         )
     return card.id
 
@@ -228,8 +231,9 @@ def check_sleep_mode(url: str) -> None:
         sleeps, why = False, f" ({error})"
     if not sleeps:
         raise UserError(
-            f"vllm.enable_sleep_mode: the vLLM server at {url} cannot sleep{why}: start it with --enable-sleep-mode "
-            "on a GPU, with VLLM_SERVER_DEV_MODE=1 in its environment; docs/vllm.md has the command"
+            f"vllm.enable_sleep_mode: the vLLM server at {url} cannot sleep{why}",
+            "start it with `--enable-sleep-mode` on a GPU, with VLLM_SERVER_DEV_MODE=1 in its environment; "
+            "docs/vllm.md has the command",
         )
 
 
@@ -282,8 +286,9 @@ def check_takes_adapters(url: str, rank: int) -> None:
         fault = f"does not say what it was started with ({error})"
     if fault:
         raise UserError(
-            f"lora.rank: the vLLM server at {url} {fault}: start it with{server_flags(rank)}, and with "
-            f"{server_environment(rank)}VLLM_SERVER_DEV_MODE=1 in its environment; docs/vllm.md has the command"
+            f"lora.rank: the vLLM server at {url} {fault}",
+            f"start it with{server_flags(rank)}, and with {server_environment(rank)}VLLM_SERVER_DEV_MODE=1 in its "
+            "environment; docs/vllm.md has the command",
         )
 
 

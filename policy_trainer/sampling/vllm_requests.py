@@ -19,6 +19,7 @@ from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import MAX_LOGP, TokenGroup
 from shared.errors import UserError
 from shared.models import ADAPTER_CONFIG, context_length
+from shared.spelling import spell_setting
 
 # The finish_reasons of whole completions: by an EOS or a stop text, and at the length limit.
 ENDS = ("stop", "length")
@@ -179,8 +180,8 @@ def engine_rank(rank: int) -> int:
     fitting = [engine for engine in _ENGINE_RANKS if engine >= rank]
     if not fitting:
         raise UserError(
-            f"lora.rank: vLLM accepts adapters up to rank {_ENGINE_RANKS[-1]}, got {rank}: lower it, or use "
-            "--sampler hf"
+            f"lora.rank: vLLM accepts adapters up to rank {_ENGINE_RANKS[-1]}, got {rank}",
+            f"lower it, or use {spell_setting('sampler', 'hf')}",
         )
     return fitting[0]
 

@@ -47,6 +47,7 @@ from shared.client.retry import OnWait
 from shared.errors import UserError
 from shared.logprobs import placeholders_of
 from shared.models import embedding_rows, eos_token_ids, is_adapter, load_outline
+from shared.spelling import spell_setting
 
 # vLLM's name for the weights that a server starts with.
 _FIRST_VERSION = "default"
@@ -157,7 +158,7 @@ class VllmServerSampler:
         """vLLM identifies adapters by name, also in its prefix cache. The previous one stays: other workers may use
         it."""
         if await weights_version(client) != _FIRST_VERSION:
-            raise UserError(f"vllm_url: {self._other_weights()}: start it again")
+            raise UserError(f"vllm_url: {self._other_weights()}", "start it again")
         name = adapter_name(model)
         await load_adapter(client, name, model)
         older = [other for other in self._adapters if other != name]
@@ -223,8 +224,8 @@ class VllmServerSampler:
             yield
         except Refused as error:
             raise UserError(
-                f"vllm_url: the vLLM server at {self._url} does not complete a prompt: {error}; check that vLLM 0.32 "
-                "or newer is there, with the run's model"
+                f"vllm_url: the vLLM server at {self._url} does not complete a prompt: {error}",
+                "check that vLLM 0.32 or newer is there, with the run's model",
             ) from None
 
     async def _check_weights(self, client: VllmClient) -> None:
@@ -258,7 +259,7 @@ class VllmServerSampler:
                 raise
             raise Unavailable(str(error)) from None  # its engine has died, and the server exits, too
         if problem := other_pictures(prompt, answer.prompt_token_ids or []):
-            raise Refused(f"{problem}, and --mm-processor-kwargs with the run's data.min_pixels and data.max_pixels")
+            raise Refused(f"{problem}, and `--mm-processor-kwargs` with the run's data.min_pixels and data.max_pixels")
         choices = answer.choices
         if stopped := [choice.finish_reason for choice in choices if choice.finish_reason not in ENDS]:
             raise Unavailable(f"it ended a completion by {stopped[0]!r}")
@@ -344,7 +345,7 @@ def _explain_refused_weights(url: str, error: Refused) -> str:
     if _PACK_HEAD in str(error):
         return (
             f"vllm_url: the vLLM server at {url} is on a CPU, where it would keep the old LM head: start it with "
-            f"--worker-extension-cls {PackedHead.__module__}.{PackedHead.__qualname__}, as docs/vllm.md shows"
+            f"`--worker-extension-cls {PackedHead.__module__}.{PackedHead.__qualname__}`, as docs/vllm.md shows"
         )
     return f"vllm_url: the vLLM server at {url} cannot load the weights: {error}"
 
@@ -370,5 +371,6 @@ async def unload_adapter(client: VllmClient, name: str) -> None:
 def _explain_refused_adapter(url: str, error: Refused) -> str:
     return (
         f"vllm_url: the vLLM server at {url} cannot load the adapter: {error}; it must accept the run's rank and "
-        "layers (docs/vllm.md has the command), and find the adapter under the worker's path; --sampler hf accepts any"
+        "layers (docs/vllm.md has the command), and find the adapter under the worker's path; "
+        f"{spell_setting('sampler', 'hf')} accepts any"
     )

@@ -15,6 +15,7 @@ from policy_trainer.rewards.answers import TAGS
 from policy_trainer.rewards.registry import tagged_rewards
 from shared.errors import UserError
 from shared.models import decode, eos_token_ids, refuse_unknown_ids
+from shared.spelling import spell_setting
 
 # Number of problems to check. All of a million rows would take minutes in each process.
 _FIRST = 64
@@ -103,7 +104,9 @@ def _dropped_tags(
     )
     remedy = 'set "special": false for them in its tokenizer.json and tokenizer_config.json'
     if rewards and _ANSWER_TAGS & set(dropped):
-        raise UserError(f"{message}: {rewards} would find no answer; {remedy}, or choose other --rewards")
+        raise UserError(
+            f"{message}: {rewards} would find no answer", f"{remedy}, or choose other {spell_setting('rewards')}"
+        )
     return [Remark(f"{message}: a reward that looks for them finds none", remedy)]
 
 

@@ -77,7 +77,7 @@ class GeneratedCountdown:
         self._eval = list(islice(eval_problems.values(), EVAL_PROBLEMS))
         if not eval_problems or all(map(_is_eval, drawn)):
             raise UserError(
-                "data.countdown: makes too few problems: use more numbers, a higher largest, or more operators"
+                "data.countdown: makes too few problems", "use more numbers, a higher largest, or more operators"
             )
 
     def problem(self, index: int) -> Problem:

@@ -14,6 +14,7 @@ from policy_trainer.data.pictures import PICTURE_COLUMNS, with_pictures
 from policy_trainer.data.problem import Correct, Message, Problem
 from policy_trainer.data.rows import Others, Row, Rows, read_dataset, read_file
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 # Asks for the form that the rewards `format` and `tags` check.
 THINK_THEN_ANSWER = (
@@ -159,8 +160,8 @@ def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     if not train:
         where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
         raise UserError(
-            f"{where} leaves no problem to train on: one of every {EVAL_EVERY}, and each copy of it, is held out; "
-            "add problems, or name held-out ones with --data.eval-path"
+            f"{where} leaves no problem to train on: one of every {EVAL_EVERY}, and each copy of it, is held out",
+            f"add problems, or name held-out ones with {spell_setting('data.eval_path')}",
         )
     return (
         LazyProblems(len(train), lambda place: problems[train[place]]),
@@ -174,9 +175,9 @@ def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
         if not set(names) & set(rows.columns):
             there = shorten(", ".join(rows.columns), 300) or "none"
             raise UserError(
-                f"{where} has no column {' or '.join(names)}; its columns: {there}. "
-                "For tasks dataset and jsonl, set data.columns.prompt and data.columns.answer to its names; "
-                "without answers choose --rewards that need none"
+                f"{where} has no column {' or '.join(names)}; its columns: {there}. For tasks dataset and jsonl, set "
+                "data.columns.prompt and data.columns.answer to its names; without answers choose "
+                f"{spell_setting('rewards')} that need none"
             )
     return rows
 

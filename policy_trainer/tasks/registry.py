@@ -16,6 +16,7 @@ from policy_trainer.tasks.math import geometry3k, gsm8k, math
 from policy_trainer.tasks.mixture import Mixture
 from policy_trainer.tasks.user_rows import ROW_TASKS, row_task
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "arithmetic": lambda source, seed: Arithmetic(seed),
@@ -73,8 +74,8 @@ def steps_of_epochs(config: TrainConfig, task: Task) -> int:
     assert config.num_train_epochs is not None
     if (problems := training_problems(task)) is None:
         raise UserError(
-            f"num_train_epochs: task {task.name} has no passes ({_ENDLESS.get(task.name, _NO_ATTRIBUTE)}): "
-            "give --max-steps instead"
+            f"num_train_epochs: task {task.name} has no passes ({_ENDLESS.get(task.name, _NO_ATTRIBUTE)})",
+            f"give {spell_setting('max_steps')} instead",
         )
     return ceil(config.num_train_epochs * problems / config.groups_per_step)
 

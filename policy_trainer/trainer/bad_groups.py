@@ -9,13 +9,10 @@ from policy_trainer.lifecycle.endings import RunFailed
 from shared import wire
 from shared.client import Leased
 from shared.devices import is_out_of_memory
+from shared.spelling import spell_setting
 
 # Packages in whose code errors are located.
 _OURS = ("policy_trainer", "shared")
-TOGETHER = (
-    "Each group of this step can be trained by itself, but not all of them together. If memory is short, lower "
-    "--micro-batch-tokens; --resume then trains these groups first. Each try counts as a delivery"
-)
 
 Failure = tuple[Leased, Exception]
 
@@ -55,6 +52,15 @@ class BadGroups:
         return failures
 
 
+def fail_together() -> str:
+    """What is wrong, and what to do, where each group of a step can be trained, but not all together."""
+    return (
+        "Each group of this step can be trained by itself, but not all of them together. If memory is short, lower "
+        f"{spell_setting('micro_batch_tokens')}; {spell_setting('resume', True)} then trains these groups first. Each "
+        "try counts as a delivery"
+    )
+
+
 def describe(failure: Failure) -> str:
     """The group's lengths, what was raised, and what to try."""
     lease, error = failure
@@ -65,8 +71,9 @@ def describe(failure: Failure) -> str:
     )
     if is_out_of_memory(error):
         text += (
-            ". Lower --sampling.max-completion-length or --sampling.num-generations, or use --gradient-checkpointing: "
-            "a group is never divided among micro-batches"
+            f". Lower {spell_setting('sampling.max_completion_length')} or "
+            f"{spell_setting('sampling.num_generations')}, or use {spell_setting('gradient_checkpointing', True)}: a "
+            "group is never divided among micro-batches"
         )
     return text
 

@@ -19,6 +19,7 @@ from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device
 from shared.errors import UserError
 from shared.models import load_outline
+from shared.spelling import spell_setting
 
 MAIN_MEMORY = "main memory"
 
@@ -154,11 +155,13 @@ def _trainer(config: TrainConfig, shape: Shape, width: int, work: _Work, device:
 
 def _rank(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str, *, ranks: int) -> list[Need]:
     if config.optimizer.offload != "none":
-        raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
+        raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory", "leave it out")
     if config.lora.load_in_4bit:
-        raise UserError("lora.load_in_4bit: under torchrun the ranks divide the weights' memory instead: leave it out")
+        raise UserError(
+            "lora.load_in_4bit: under torchrun the ranks divide the weights' memory instead", "leave it out"
+        )
     if not shape.layer:
-        raise UserError("model: it has no layers that ranks could divide: train it on one device, without torchrun")
+        raise UserError("model: it has no layers that ranks could divide", "train it on one device, without torchrun")
     recompute, updates = config.gradient_checkpointing, config.num_iterations * config.minibatches
     micro_batches = work.micro_batches(config.micro_batch_tokens, ranks * config.minibatches)
     parts = {
@@ -243,11 +246,15 @@ class Shortage:
     size: int
     remedies: Sequence[str]
 
-    def __str__(self) -> str:
+    @property
+    def problem(self) -> str:
         return (
             f"{self.memory} has {self.size / GB:.1f} GB, and the run's processes there need about "
-            f"{self.needed / GB:.1f} GB; what lowers that: {', '.join(self.remedies)}"
+            f"{self.needed / GB:.1f} GB"
         )
+
+    def __str__(self) -> str:
+        return f"{self.problem}; what lowers that: {', '.join(self.remedies)}"
 
 
 def shortages(config: TrainConfig, needs: Sequence[Need], gpu_bytes: int | None) -> list[Shortage]:
@@ -268,17 +275,18 @@ def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[st
     several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
     may_quantise = config.lora.rank > 0 and not config.lora.load_in_4bit and config.sampler_traits.takes_4bit
     known = {
-        "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
-        "a smaller --micro-batch-tokens": gpu and trains and several_groups,
-        "--dtype bfloat16": config.dtype != "bfloat16",
-        "--reference.source adapter-off": "reference server" in here and bool(config.lora.rank),
-        "--optimizer.offload cpu": gpu and one_process and config.optimizer.offload == "none",
-        "--lora.rank 16": trains and not config.lora.rank,
-        "--lora.load-in-4bit": one_process and may_quantise,
-        "--optimizer.offload none": not gpu and config.optimizer.offload == "cpu",
+        spell_setting("gradient_checkpointing", True): gpu and trains and not config.gradient_checkpointing,
+        f"a smaller {spell_setting('micro_batch_tokens')}": gpu and trains and several_groups,
+        spell_setting("dtype", "bfloat16"): config.dtype != "bfloat16",
+        spell_setting("reference.source", "adapter-off"): "reference server" in here and bool(config.lora.rank),
+        spell_setting("optimizer.offload", "cpu"): gpu and one_process and config.optimizer.offload == "none",
+        spell_setting("lora.rank", 16): trains and not config.lora.rank,
+        spell_setting("lora.load_in_4bit", True): one_process and may_quantise,
+        spell_setting("optimizer.offload", "none"): not gpu and config.optimizer.offload == "cpu",
         "more ranks under torchrun": gpu and trains,
-        "--reference.device of another GPU": gpu and trains and "reference server" in here,
-        "--rollout external with workers elsewhere": trains and "worker" in here,
-        "a smaller --sampling.prompts-per-round": "worker" in here and not config.sampler_traits.takes_first_gpus,
+        f"{spell_setting('reference.device')} of another GPU": gpu and trains and "reference server" in here,
+        f"{spell_setting('rollout', 'external')} with workers elsewhere": trains and "worker" in here,
+        f"a smaller {spell_setting('sampling.prompts_per_round')}": "worker" in here
+        and not config.sampler_traits.takes_first_gpus,
     }
     return [remedy for remedy, helps in known.items() if helps] or ["a smaller model"]

@@ -38,12 +38,7 @@ from policy_trainer.trainer.plan import Unplanned, load_teacher_outline, plan, s
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_outline, load_tokenizer
-
-# TRL takes such prompts as they stand.
-TEXTS_ARE_MESSAGES = (
-    "data: prompts that are texts are user messages of the model's chat template; "
-    "--data.prompt-style plain takes them as they stand"
-)
+from shared.spelling import spell_setting
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Displa
         display.note(str(error))
         return
     for shortage in shortages(config, needs, None):
-        display.note(f"this may run out of memory: {shortage} (policy-trainer doctor --plan says more)")
+        display.note(f"this may run out of memory: {shortage} (`policy-trainer doctor --plan` says more)")
 
 
 def load_policy(
@@ -126,7 +121,10 @@ def load_policy(
     source, revision = _source(config, checkpoint)
     tokenizer = judge.tokenizer
     if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
-        display.note(TEXTS_ARE_MESSAGES)
+        display.note(  # TRL takes such prompts as they stand
+            "data: prompts that are texts are user messages of the model's chat template; "
+            f"{spell_setting('data.prompt_style', 'plain')} takes them as they stand"
+        )
     with ExitStack() as stack:
         sessions = open_sessions(config, judge, stack)  # mistakes in tools show before the model is loaded
         display.note(f"loading the model {source}")

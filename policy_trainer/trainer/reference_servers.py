@@ -27,6 +27,7 @@ from policy_trainer.trainer.parts import max_waiting
 from shared.client.retry import OnWait
 from shared.devices import choose_device
 from shared.logprobs import vision_of
+from shared.spelling import spell_name, spell_setting
 
 # After a server has run for this long, its earlier deaths no longer count.
 _LASTING_SECONDS = 300.0
@@ -264,14 +265,16 @@ def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:
 
     Raises UserError when another trainer's server still holds it after _PREDECESSOR_SECONDS.
     """
-    refusal = (
-        f"run_dir: the reference server of another trainer still works in {data}; wait for that trainer, "
-        "stop it, or choose another --run-dir"
-    )
+    problem = f"{spell_name('run_dir')}: the reference server of another trainer still works in {data}"
+    remedy = f"wait for that trainer, stop it, or choose another {spell_setting('run_dir')}"
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     reason = f"the reference server of an earlier trainer is still ending its work in {data}"
     return hold(
-        data / "process.lock", refusal, seconds=_PREDECESSOR_SECONDS, on_wait=lambda waited: on_wait(reason, waited)
+        data / "process.lock",
+        problem,
+        remedy,
+        seconds=_PREDECESSOR_SECONDS,
+        on_wait=lambda waited: on_wait(reason, waited),
     )
 
 

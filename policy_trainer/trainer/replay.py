@@ -16,7 +16,7 @@ from policy_trainer.queue_client.terms import BatchCheck
 from policy_trainer.reporting.metrics import MetricsFile
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.run_files.recording import read_recording
-from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.parts import step_record
 from policy_trainer.trainer.policy import load_in_one_process
@@ -26,6 +26,7 @@ from shared.batch import Batch
 from shared.client import Leased
 from shared.errors import UserError
 from shared.models import load_tokenizer, use_threads
+from shared.spelling import spell_setting
 
 
 def replay(config: ReplayConfig, console: Console) -> TrainResult:
@@ -40,7 +41,7 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
     directory = RunDirectory(config.run_dir)
     records: list[dict[str, Any]] = []
     with directory.hold():
-        directory.refuse_trained(REPLAY)
+        directory.refuse_trained(replay=True)
         directory.open(config, console, resume=False)
         tokenizer = load_tokenizer(config.model, revision=config.revision)
         # Only gdpo needs weights of rewards: without it the task's data need not be there.
@@ -71,8 +72,9 @@ def _train(learner: PolicyLearner, check: BatchCheck, step: int, batches: Sequen
     for batch in batches:
         if reason := check.refusal(batch):
             raise UserError(
-                f"batches: {batch.id} of step {step} cannot be trained on: {reason}; give the settings "
-                "and the model of the run that recorded it, or settings that need less (--loss.beta 0)"
+                f"batches: {batch.id} of step {step} cannot be trained on: {reason}",
+                "give the settings and the model of the run that recorded it, or settings that need less "
+                f"({spell_setting('loss.beta', 0)})",
             )
     began, groups = time.monotonic(), list[Group]()
     stats = learner.step(batches, step=step - 1, on_groups=groups.extend)

@@ -24,6 +24,7 @@ from policy_trainer.trainer.observer import Observer
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.devices import choose_device, deterministic_operations
 from shared.models import use_threads
+from shared.spelling import spell_setting
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,14 @@ def train(
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:
-        message = (
-            "the run trained no token: no group had rewards that differ, or none could be judged.\n"
-            f"The model in {files.directory.model} is the one that the run began with; "
-            "docs/troubleshooting.md has what to try"
+        failure = RunFailed(
+            "the run trained no token: no group had rewards that differ, or none could be judged. The model in "
+            f"{files.directory.model} is the one that the run began with",
+            "docs/troubleshooting.md has what to try",
         )
         if observer is None or observer.must_train:
-            raise RunFailed(message)
-        console.print(message, highlight=False, soft_wrap=True)
+            raise failure
+        console.print(str(failure), highlight=False, soft_wrap=True)
     return TrainResult(finished, state.step, state.training_seconds, state.batches, state.best_step)
 
 
@@ -97,7 +98,7 @@ def _steps_or_epochs(config: TrainConfig, task: Callable[[], Task], console: Con
     if config.max_steps:
         console.print(
             f"max_steps = {config.max_steps} is given, so num_train_epochs = {epochs:g} is not used; "
-            "--max-steps 0 lets it decide",
+            f"{spell_setting('max_steps', 0)} lets it decide",
             highlight=False,
         )
         return config

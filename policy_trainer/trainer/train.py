@@ -18,7 +18,7 @@ from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
-from policy_trainer.trainer.bad_groups import TOGETHER, BadGroups, Failure, describe, not_finite
+from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, fail_together, not_finite
 from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
@@ -27,6 +27,7 @@ from shared.atomic_files import whole_directory
 from shared.batch import Batch
 from shared.client import Leased
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 
 class Trainer:
@@ -68,7 +69,9 @@ class Trainer:
                 self._evaluate()
             self._stop_if_wished()
             if state.step >= config.max_steps:
-                self._reporters.display.note(f"all {state.step} steps are done; raise --max-steps to continue")
+                self._reporters.display.note(
+                    f"all {state.step} steps are done; raise {spell_setting('max_steps')} to continue"
+                )
             counted = time.monotonic()
             while state.step < config.max_steps and not self._stop:
                 began = time.monotonic()
@@ -146,7 +149,7 @@ class Trainer:
         failures = None if lost else learner.failures([lease.batch for lease in leased], step=self._state.step)
         if failures is None or not any(failures):
             if failures is not None:
-                error.add_note(TOGETHER)
+                error.add_note(fail_together())
             for lease in leased:
                 feed.refuse(lease, f"a step with it raised {type(error).__name__}: {error}")
             return False

@@ -31,18 +31,19 @@ def refuse_contradictions(args: GRPOConfig, *, adapts: bool, in_4bit: bool, held
     """Raises UserError for arguments that contradict each other, by TRL's names. adapts: whether adapters are trained.
     in_4bit: whether the weights are quantised. held_out: whether there is an eval_dataset."""
     if in_4bit and not adapts:
-        raise UserError("quantization_config: 4-bit weights cannot be trained: pass peft_config too")
+        raise UserError("quantization_config: 4-bit weights cannot be trained", "pass peft_config too")
     if args.eval_strategy != "no" and not held_out:
-        raise UserError("eval_dataset: required by eval_strategy: pass one, or set eval_strategy='no'")
+        raise UserError("eval_dataset: required by eval_strategy", "pass one, or set eval_strategy='no'")
     if not args.sync_ref_model:
         return
     if args.beta == 0:
         raise UserError(
-            "sync_ref_model: You passed `sync_ref_model=True` while `beta=0.0`, which means the reference model is not "
-            "used: set beta above 0, or leave sync_ref_model out"
+            "sync_ref_model: You passed `sync_ref_model=True` while `beta=0.0`, which means the reference model is "
+            "not used",
+            "set beta above 0, or leave sync_ref_model out",
         )
     if adapts:
-        raise UserError("sync_ref_model: with adapters the reference is the model without adapters: leave it out")
+        raise UserError("sync_ref_model: with adapters the reference is the model without adapters", "leave it out")
 
 
 def warn_of_unjudged(record: "Metrics", groups: "Groups") -> None:

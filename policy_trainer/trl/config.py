@@ -76,8 +76,9 @@ class GRPOConfig(_Fields):
         if self.generation_batch_size % self.num_generations:
             raise UserError(
                 f"generation_batch_size: {self.generation_batch_size} completions are not a multiple of "
-                f"{self.num_generations} (num_generations): choose per_device_train_batch_size (8 by default) and "
-                "gradient_accumulation_steps so that their product is one"
+                f"{self.num_generations} (num_generations)",
+                "choose per_device_train_batch_size (8 by default) and gradient_accumulation_steps so that their "
+                "product is one",
             )
 
     def __getattr__(self, name: str) -> Any:

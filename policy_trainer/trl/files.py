@@ -66,7 +66,7 @@ def move_earlier_run(config: TrainConfig) -> None:
     rewards = [name.removeprefix("model/") for name in config.rewards if name.startswith("model/")]
     for name in (config.model, *rewards):
         if _is_replaced(Path(name), directory):
-            raise UserError(f"output_dir: the run would replace {name}, which it needs; choose another output_dir")
+            raise UserError(f"output_dir: the run would replace {name}, which it needs", "choose another output_dir")
     if not directory.has_trained():
         return
     links = _links(output_dir)

@@ -79,14 +79,14 @@ class Repository:
             raise UserError(f"hub_strategy: must be one of {', '.join(_STRATEGIES)}, got {strategy!r}")
         self._args, self._strategy, self._token = args, strategy, token or args.hub_token
         if not (self._token or get_token()):
-            raise UserError("push_to_hub: no token: run `hf auth login`, or set HF_TOKEN or hub_token")
+            raise UserError("push_to_hub: no token", "run `hf auth login`, or set HF_TOKEN or hub_token")
         self._api, self._uploads = HfApi(), list["Future[Any]"]()
         wanted = args.hub_model_id or Path(args.output_dir).absolute().name
         private = args.hub_private_repo if private is None else private
         try:
             made = self._api.create_repo(wanted, token=self._token, private=private, exist_ok=True)
         except (HfHubHTTPError, OSError, ValueError) as error:
-            raise UserError(f"push_to_hub: {wanted} cannot be created: {error}; check hub_model_id") from None
+            raise UserError(f"push_to_hub: {wanted} cannot be created: {error}", "check hub_model_id") from None
         self.name = made.repo_id
 
     def upload(self, directory: Path, message: str, *, revision: str | None = None, wait: bool = True) -> Any:

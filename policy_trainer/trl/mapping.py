@@ -1,18 +1,16 @@
 """Translates TRL's configuration into Tandem's settings."""
 
 import math
-import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.config.names import TRL_DEFAULTS, TRL_ENTRIES
-from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.steps import NEVER, Steps
 from shared.errors import UserError
+from shared.spelling import spelled_in_python
 
 # loss_type -> loss.surrogate, loss.aggregation.
 LOSS_TYPES: Mapping[str, tuple[str, str]] = {
@@ -34,6 +32,14 @@ _SAME = (
     "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "top_entropy_quantile",
     "entropy_coef", "output_dir", "generation_kwargs", "router_aux_loss_coef", "eval_on_start",
 )  # fmt: skip
+# In texts, TRL's arguments instead of Tandem's settings: those of the same values, and those that hold the rows.
+_ARGUMENTS = {TRL_ENTRIES[name][0]: name for name in _SAME} | {
+    "resume": "resume_from_checkpoint",
+    "data.path": "train_dataset",
+    "data.eval_path": "eval_dataset",
+    "optimizer.lr_scheduler_kwargs": "lr_scheduler_kwargs",
+}
+spelled_in_trl = spelled_in_python(_ARGUMENTS)
 # Keys of model_init_kwargs that do not change the result.
 _IDLE_MODEL = {"attn_implementation", "low_cpu_mem_usage", "use_safetensors", "cache_dir", "local_files_only"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
@@ -46,6 +52,7 @@ _SCHEDULES = (
 _DTYPES = ("dtype", "torch_dtype")
 
 
+@spelled_in_trl
 def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) -> dict[str, Any]:
     """Returns Tandem's settings as nested dicts. in_chat: whether prompts are lists of messages. evaluates: whether the
     run evaluates.
@@ -110,7 +117,7 @@ def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
     _one_of(args, "metric_for_best_model", (None, "reward", "eval_reward"))
     _one_of(args, "greater_is_better", (None, True))
     if args.load_best_model_at_end and args.eval_strategy == "no":
-        raise UserError("load_best_model_at_end: requires evaluations: set eval_strategy to that of save_strategy")
+        raise UserError("load_best_model_at_end: requires evaluations", "set eval_strategy to that of save_strategy")
     saving = _one_of(args, "save_strategy", ("no", "steps", "epoch", "best"))
     every = {"steps": args.save_steps, "epoch": (steps.of_epoch or NEVER) * steps.updates}.get(saving, NEVER)
     trackers = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
@@ -188,10 +195,7 @@ def _check_schedule(peak: float, given: dict[str, Any]) -> None:
     from policy_trainer.learner.optimizer import lr_factor  # imported late: it loads PyTorch
 
     config = OptimizerConfig(learning_rate=peak, lr_scheduler_type="transformers", lr_scheduler_kwargs=given)
-    try:
-        lr_factor(0, config, 1)
-    except UserError as error:
-        raise UserError(f"lr_scheduler_kwargs: {str(error).partition(': ')[2]}") from None
+    lr_factor(0, config, 1)
 
 
 def _sampling(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
@@ -288,14 +292,3 @@ def _others(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
         "judging.seconds": 600.0,
         "judging.memory_gib": 0.0,
     }
-
-
-@contextmanager
-def in_trls_names() -> Iterator[None]:
-    """Replaces Tandem's names in error messages with TRL's."""
-    try:
-        yield
-    except (UserError, RunFailed) as error:
-        text = re.sub(r"(?<![/\w])run_dir\b", "output_dir", str(error))
-        error.args = (text.replace("resume=True", "train(resume_from_checkpoint=True)"),)
-        raise

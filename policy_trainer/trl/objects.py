@@ -85,8 +85,8 @@ def _refuse_custom_code(directory: Path) -> None:
 
     if (kind := config.get("model_type")) not in CONFIG_MAPPING:
         raise UserError(
-            f"model: {directory} has custom code for its model type, {kind}, which is never run: choose a "
-            "model whose type transformers has"
+            f"model: {directory} has custom code for its model type, {kind}, which is never run",
+            "choose a model whose type transformers has",
         )
 
 
@@ -150,6 +150,6 @@ def _modules(wanted: Any, model: Any) -> list[str]:
     config = model.config if hasattr(model, "config") else AutoConfig.from_pretrained(str(model))
     if (family := config.model_type) not in USUAL:
         raise UserError(
-            f"peft_config.target_modules: peft has no default for the model type {family}; name the modules"
+            f"peft_config.target_modules: peft has no default for the model type {family}", "name the modules"
         )
     return sorted(USUAL[family])

@@ -90,13 +90,14 @@ def check_adapted(model: Any, peft_config: Any, *, beta: float) -> None:
     """Raises UserError for a PeftModel that cannot be trained further."""
     if peft_config is not None:
         raise UserError(
-            "peft_config: You passed a `PeftModel` instance together with a `peft_config`: leave it out to train these "
-            "adapters further, or pass model.merge_and_unload() to train new ones on the merged model"
+            "peft_config: You passed a `PeftModel` instance together with a `peft_config`",
+            "leave it out to train these adapters further, or pass model.merge_and_unload() to train new ones on the "
+            "merged model",
         )
     if [*model.peft_config] != ["default"]:
         raise UserError(f"model: must have one adapter, named default, got {', '.join(model.peft_config)}")
     if getattr(model.config, "quantization_config", None) is not None:
-        raise UserError("model: is already quantised: pass its name, with quantization_config and peft_config")
+        raise UserError("model: is already quantised", "pass its name, with quantization_config and peft_config")
     if beta and has_learnt(model):
         raise UserError(
             "beta: must be 0, since the reference is the model without its adapters, which have been trained: or pass "

@@ -38,7 +38,8 @@ def check_rewards(args: GRPOConfig, rewards: list[Any], tokenizers: list[Any], e
     if tokenizers and len(tokenizers) != len(rewards):
         raise UserError(
             f"reward_processing_classes: The number of reward processing classes ({len(tokenizers)}) must match the "
-            f"number of reward functions ({len(rewards)}): pass a list, with None for each function"
+            f"number of reward functions ({len(rewards)})",
+            "pass a list, with None for each function",
         )
 
 

@@ -47,7 +47,7 @@ def _read_by_one_process(args: GRPOConfig) -> None:
     config = AcceleratorConfig(**given) if isinstance(given, Mapping) else given or AcceleratorConfig()
     if config.dispatch_batches:
         raise UserError(
-            "accelerator_config: Iterable datasets require `dispatch_batches=False`, but it is True: leave it out"
+            "accelerator_config: Iterable datasets require `dispatch_batches=False`, but it is True", "leave it out"
         )
     config.dispatch_batches = False
     args.accelerator_config, args.dataloader_num_workers = config, 0

@@ -16,7 +16,7 @@ from policy_trainer.trl.config import GRPOConfig, checked_config
 from policy_trainer.trl.files import INITIAL_MODEL, as_begun, merge, move_earlier_run, resume_from, show_checkpoint
 from policy_trainer.trl.hub import Repository, model_card
 from policy_trainer.trl.logs import Logs
-from policy_trainer.trl.mapping import in_trls_names, model_dtype, precision, settings, tracker_variables
+from policy_trainer.trl.mapping import model_dtype, precision, settings, spelled_in_trl, tracker_variables
 from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
 from policy_trainer.trl.objects import adapters, is_adapted, load_processing, saved_path
 from policy_trainer.trl.policy import (
@@ -53,7 +53,7 @@ class GRPOTrainer:
     Raises UserError, with TRL's argument name, for arguments that Tandem cannot honour.
     """
 
-    @in_trls_names()
+    @spelled_in_trl
     def __init__(
         self,
         model: Any,
@@ -191,7 +191,7 @@ class GRPOTrainer:
     def processing_class(self) -> Any:
         return load_processing(self._grpo.config)
 
-    @in_trls_names()
+    @spelled_in_trl
     def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> Any:
         """Trains to the last step. resume_from_checkpoint: True for the newest checkpoint in output_dir, or the path of
         one.
@@ -204,7 +204,8 @@ class GRPOTrainer:
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         if self._trained and not wanted:
             raise UserError(
-                "train: has already run: continue with resume_from_checkpoint=True, or pass the model to a new trainer"
+                "train: has already run",
+                "continue with resume_from_checkpoint=True, or pass the model to a new trainer",
             )
         check_environments(self._rows, self._environments)
         self.observer.summary = {}  # it stays empty if the run is stopped while its model loads
@@ -257,7 +258,7 @@ class GRPOTrainer:
             shutil.copy(Path(self.args.output_dir, "README.md"), saved)
             self._repository.upload_checkpoint(link, f"Training in progress, step {self.state.global_step}")
 
-    @in_trls_names()
+    @spelled_in_trl
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, Any]:
@@ -268,9 +269,11 @@ class GRPOTrainer:
         """
         given = self.eval_dataset if eval_dataset is None else eval_dataset
         if given is None:
-            raise UserError("eval_dataset: evaluation requires an eval_dataset: pass one to evaluate() or the trainer")
+            raise UserError(
+                "eval_dataset: evaluation requires an eval_dataset", "pass one to evaluate() or the trainer"
+            )
         if self._trained is None and "model" in vars(self) and has_learnt(self.model):
-            raise UserError("evaluate: before train() it ignores trained adapters: pass model.merge_and_unload()")
+            raise UserError("evaluate: before train() it ignores trained adapters", "pass model.merge_and_unload()")
         if isinstance(given, Mapping):
             several = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
             return {name: value for metrics in several for name, value in metrics.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 from policy_trainer.weights.publication import KEPT, Publication, Save, weights_versions
 from shared.atomic_files import write_json
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 LATEST = "latest.json"
 
@@ -51,8 +52,8 @@ class WeightsDirectory:
         except FileNotFoundError:
             return None
         except UserError as error:
-            remedy = "delete it, and start the trainer again with --resume, which writes a new one"
-            raise UserError(f"{error}; {path} is damaged: {remedy}") from None
+            again = f"start the trainer again with {spell_setting('resume', True)}, which writes a new one"
+            raise UserError(f"{error}; {path} is damaged", f"delete it, and {again}") from None
 
     @contextmanager
     def reading(self, publication: Publication, reader: str) -> Iterator[Path]:

@@ -46,8 +46,8 @@ def fetch(client: RefServerClient, version: WeightsVersion, directory: Path) -> 
         return target
     if strange := [file for file in version.files if not file.endswith(_KINDS)]:
         raise UserError(
-            f"weights: version {version.name} has the file {strange[0]}, and workers load only {', '.join(_KINDS)}: "
-            "publish weights as safetensors"
+            f"weights: version {version.name} has the file {strange[0]}, and workers load only {', '.join(_KINDS)}",
+            "publish weights as safetensors",
         )
     try:
         with write_failures(target, "make room, and start this worker again"):

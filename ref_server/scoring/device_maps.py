@@ -55,5 +55,5 @@ def balanced_map(outline: PreTrainedModel, room: Mapping[int, int], dtype: torch
     device_map = infer_auto_device_map(outline, memory, no_split_module_classes=whole, dtype=dtype)  # type: ignore[arg-type]
     if not set(device_map.values()) <= set(room):
         sizes = ", ".join(f"{size / 2**30:.1f} GiB of cuda:{gpu}" for gpu, size in room.items())
-        raise UserError(f"devices: the model does not fit {sizes}; name more devices, or load it in --dtype bfloat16")
+        raise UserError(f"devices: the model does not fit {sizes}", "name more devices, or load it in --dtype bfloat16")
     return device_map

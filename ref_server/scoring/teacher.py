@@ -18,7 +18,7 @@ def add_teacher(reference: ReferenceModel, config: ServeConfig) -> "ReferenceWit
     try:
         teacher = frozen_model.load(config.model_copy(update={"model": config.teacher, "revision": None}))
     except UserError as error:
-        raise UserError(f"teacher: {str(error).removeprefix('model: ')}") from error
+        raise UserError(f"teacher: {error.problem.removeprefix('model: ')}", error.remedy) from error
     _check_match(reference.info, teacher.info)
     return ReferenceWithTeacher(reference, teacher)
 
@@ -27,13 +27,14 @@ def _check_match(reference: ModelInfo, teacher: ModelInfo) -> None:
     if teacher.tokenizer_fingerprint != reference.tokenizer_fingerprint:
         raise UserError(
             f"teacher: the tokenizer of {teacher.name} is not that of {reference.name}, so the same id is another "
-            "token; give a teacher of the same family"
+            "token",
+            "give a teacher of the same family",
         )
     rows, needed = teacher.vocabulary_size or 0, reference.vocabulary_size or 0
     if rows < needed:  # additional rows belong to no token
         raise UserError(
-            f"teacher: {teacher.name} has a vocabulary of {rows} tokens, the reference {reference.name} has {needed}; "
-            "give a teacher of the same family"
+            f"teacher: {teacher.name} has a vocabulary of {rows} tokens, the reference {reference.name} has {needed}",
+            "give a teacher of the same family",
         )
 
 

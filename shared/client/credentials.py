@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from shared.api.base import TOKEN_CHARACTERS, is_token
 from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, Untrusted
+from shared.spelling import spell_setting
 
 
 def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
@@ -40,20 +41,20 @@ def trust(ca: Path) -> ssl.SSLContext:
 
 
 def remedy(error: ClientError, prefix: str) -> str:
-    """Advice to append to an error message of a command, or ''. prefix: of the command's environment variables."""
+    """What to do about the error; empty if nothing is known. prefix: of the command's environment variables."""
     if isinstance(error, Untrusted):
-        return "; give the certificate of its authority with --tls-ca"
+        return f"give the certificate of its authority with {spell_setting('tls_ca')}"
     if isinstance(error, RefServerError) and error.status == HTTPStatus.UNAUTHORIZED:
         return (
-            f"; give one of the server's tokens with --token-file, or {prefix}TOKEN in the environment; for a server "
-            "that a trainer started the file is RUN_DIR/server.json"
+            f"give one of the server's tokens with {spell_setting('token_file')}, or {prefix}TOKEN in the "
+            "environment; for a server that a trainer started the file is RUN_DIR/server.json"
         )
     if isinstance(error, RefServerError) and "a token of role" in error.message:
-        return f"; --token-file, or {prefix}TOKEN in the environment, must give a token of that role"
+        return f"{spell_setting('token_file')}, or {prefix}TOKEN in the environment, must give a token of that role"
     if isinstance(error, NotRefServer):
-        return "; give the URL that `ref-server serve` prints"
+        return "give the URL that `ref-server serve` prints"
     if isinstance(error, Unreachable):
-        return "; start one with `ref-server serve`, or give the URL of one that runs"
+        return "start one with `ref-server serve`, or give the URL of one that runs"
     return ""
 
 

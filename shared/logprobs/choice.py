@@ -51,7 +51,7 @@ def choose_forward(
         log.warning("the %s forward is refused: %s", candidate.name, errors[candidate.name])
         set_attention(model, attention)  # undo the change that a refused packed forward made
     if broken := next((name for name, each in model.named_parameters() if not each.isfinite().all()), None):
-        raise UserError(f"model: {broken} has NaN or infinite values; use another checkpoint")
+        raise UserError(f"model: {broken} has NaN or infinite values", "use another checkpoint")
     raise UserError(f"model: no forward computes correct log-probs for {type(model).__name__}: {errors}")
 
 

@@ -76,7 +76,7 @@ def refuse_lasting_frequencies(model: PreTrainedModel) -> None:
     """UserError for dynamic RoPE in transformers before 5.14: a long row stretches the rows of later forwards."""
     old = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 14)
     if old and "dynamic" in _rope_types(model):
-        raise UserError("model: its dynamic RoPE is wrong after a long row in this transformers; take 5.14 or newer")
+        raise UserError("model: its dynamic RoPE is wrong after a long row in this transformers", "take 5.14 or newer")
 
 
 def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

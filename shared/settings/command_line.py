@@ -10,6 +10,7 @@ from typing import Any
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsError
 
 from shared.settings.names import Hints, explain_unknown, is_secret, names_in_help
+from shared.spelling import spell_option
 
 _HELP = {"-h", "--help", "--help-all"}
 
@@ -67,10 +68,6 @@ def _keep_texts(given: Namespace, cls: type[BaseSettings]) -> None:
         if name in given and NoDecode in info.metadata:
             texts = ("--" if text == [] else text for text in getattr(given, name))  # argparse drops `--` until 3.12
             setattr(given, name, tuple(texts))
-
-
-def spell_option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _one_spelling_each(parser: ArgumentParser, cls: type[BaseSettings]) -> None:

@@ -17,9 +17,10 @@ from pydantic_settings import (
 )
 
 from shared.errors import UserError, printable
-from shared.settings.command_line import command_line, spell_option
+from shared.settings.command_line import command_line
 from shared.settings.files import FileSource, own_fields
 from shared.settings.names import NO_HINTS, Hints, explain_unknown, group_at, is_secret, nested_model, setting_names
+from shared.spelling import spell_name, spell_setting
 
 # With a line that counts the others, five in all.
 _LISTED = 4
@@ -47,7 +48,7 @@ def _explain(item: Any, cls: type[BaseModel], hints: Hints) -> str:
     got = f", got {item['input']!r}" if shown else ""
     # A check of several fields has no location, or only their group's: its message names them.
     named = not where or message.startswith(f"{where}.")
-    return message if named else f"{where}: {message}{got}"
+    return message if named else f"{spell_name(where)}: {message}{got}"
 
 
 def _message(item: Any, where: str) -> str:
@@ -56,9 +57,9 @@ def _message(item: Any, where: str) -> str:
     is_table = isinstance(item["input"], dict) and bool(item["loc"])
     if kind == "missing":
         in_a_list = any(isinstance(part, int) for part in item["loc"])
-        return "is required" if in_a_list else f"is required: give {spell_option(where)}, or write it in a file"
+        return "is required" if in_a_list else f"is required: give {spell_setting(where)}, or write it in a file"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"is a group of settings: write a table [{where}], or {spell_option(where)}.NAME VALUE"
+        return f"is a group of settings: write a table [{where}], or {spell_setting(where)}.NAME VALUE"
     if kind == "list_type":
         return f"must be a list: write [[{where}]] above it" if is_table else "must be a list: write [ … ]"
     message = item["msg"].removeprefix("Value error, ")

@@ -72,7 +72,7 @@ def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixtur
     model = site / "runs/default/model"
     assert output.out.strip() == f"{model} {result.history[-1]['reward']}"
     assert f"2 steps; the model is in {model}" in output.err
-    with pytest.raises(UserError, match="holds a run already; give resume=True"):
+    with pytest.raises(UserError, match="holds a run already; add resume=True"):
         exec(small(EXAMPLE, random_model, 2), space)
 
 

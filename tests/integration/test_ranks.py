@@ -97,7 +97,7 @@ def test_what_rank_0_refuses_is_printed_once_and_without_tracebacks(random_model
     options = ("--model", str(random_model), "--run-dir", str(tmp_path / "run"), "--optimizer.offload", "cpu", *QUICK)
     job = start(torchrun(2, "train", *options, log=tmp_path / "log"))
     assert job.wait() == 1
-    assert job.output().count("the ranks divide the optimizer's memory: leave it out") == 1
+    assert job.output().count("the ranks divide the optimizer's memory; leave it out") == 1
     assert "rank 0 has ended" in job.output() and "[rank" not in job.output()
 
 

@@ -34,7 +34,7 @@ def test_a_gpu_that_is_not_there(gpus: int) -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "", "cuda:x"])
 def test_what_is_no_device(name: str) -> None:
-    with pytest.raises(UserError, match=f"device: '{name}' is no device of PyTorch's: use auto"):
+    with pytest.raises(UserError, match=f"device: '{name}' is no device of PyTorch's; use auto"):
         choose_device(name)
 
 

@@ -36,7 +36,7 @@ def test_names_what_a_process_on_a_cpu_holds_beyond_it(model: str, capsys: pytes
 def test_of_other_machines_needs_the_option(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(["--model", model, "--ranks", "4"])
-    assert "ranks: it is for the memory plan of other machines: add --plan" in capsys.readouterr().err
+    assert "ranks: it is for the memory plan of other machines: add `--plan`" in capsys.readouterr().err
 
 
 def test_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import SftConfig, TrainConfig
 from policy_trainer.config.names import ABSENT, HINTS, NO_SETTING, RENAMED, TRL
 from shared.errors import UserError
-from shared.settings.command_line import spell_option
 from shared.settings.names import explain_unknown, setting_names
+from shared.spelling import spell_option
 from tools import trl_page
 
 OURS = {*setting_names(TrainConfig), *setting_names(SftConfig)}

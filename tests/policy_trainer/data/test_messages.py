@@ -119,7 +119,7 @@ def test_a_template_that_leaves_calls_out_is_refused(name: str) -> None:
     tokenizer = make_tokenizer()
     if name != "demo":
         tokenizer.chat_template = (TRL / f"{name}.jinja").read_text()
-    with pytest.raises(UserError, match=r"chat template omits tool_calls \(times\): use one that renders them"):
+    with pytest.raises(UserError, match=r"chat template omits tool_calls \(times\); use one that renders them"):
         PromptEncoder(tokenizer, PromptConfig()).encode(Problem("", spoken(ARGUMENTS)))
 
 
@@ -162,7 +162,7 @@ class TestWhereNoTemplateWritesThem:
 
     def test_the_answers_of_sft_and_of_reward_models(self, tmp_path: Path) -> None:
         last = calling({}, content="x", reasoning_content="I multiply.")
-        lost = f"rows:1:.* the last message has {self.LOST}, but only its content is trained on: put the whole turn"
+        lost = f"rows:1:.* the last message has {self.LOST}, but only its content is trained on; put the whole turn"
         with pytest.raises(UserError, match=lost):
             read_demonstrations(write(tmp_path / "rows", {"messages": [USER, last]}), "data.path")
         pair = {"chosen": [USER, last], "rejected": [USER, {"role": "assistant", "content": "5"}]}

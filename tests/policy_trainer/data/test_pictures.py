@@ -66,7 +66,7 @@ class TestPixelsOfAPrompt:
             raise AssertionError("decoded")
 
         monkeypatch.setattr(ImageFile.ImageFile, "load", load)
-        message = r"its 8 pictures have 536870912 pixels in all; a prompt may have at most 134217728: make them smaller"
+        message = r"its 8 pictures have 536870912 pixels in all; a prompt may have at most 134217728; make them smaller"
         with pytest.raises(UserError, match=rf"^row 1: {message}"):
             images_of([self.LARGE] * 8)
         problem = Problem("", ({"role": "user", "content": "?"},), images=(self.LARGE,) * 8)

@@ -52,7 +52,7 @@ class TestEncoder:
         bare = Tokenizer(models.WordLevel({"one": 0, "[UNK]": 1}, unk_token="[UNK]"))
         bare.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare)
-        with pytest.raises(UserError, match=r"no chat template: .* or --data\.prompt-style plain"):
+        with pytest.raises(UserError, match=r"no chat template; .* or --data\.prompt-style plain"):
             encoded(tokenizer, PROBLEM)
         problem = Problem(answer="", messages=({"role": "user", "content": "one one"},))
         assert PromptEncoder(tokenizer, PromptConfig(prompt_style="plain")).encode(problem).ids == [0, 0]

@@ -20,7 +20,7 @@ def good(subject: Subject) -> Iterator[Finding]:
 
 def bad(subject: Subject) -> Iterator[Finding]:
     yield ok("the first half")
-    raise UserError("task: it is empty; fill it")
+    raise UserError("task: it is empty", "fill it")
 
 
 def test_what_needs_something_wrong_is_not_checked(model: Path) -> None:
@@ -55,11 +55,11 @@ DIED = "the worker died with status 2; its last output:\ninfo: it begins\nreward
 @pytest.mark.parametrize(
     ("error", "seen", "remedy"),
     [
-        (UserError("device: there is no cuda:1; use auto; or cpu"), "device: there is no cuda:1", "use auto; or cpu"),
+        (UserError("device: there is no cuda:1", "use auto; or cpu"), "device: there is no cuda:1", "use auto; or cpu"),
         (
-            RunFailed("run: another one trains it; it lives.\nStop it"),
-            "run: another one trains it; it lives.",
-            "Stop it",
+            RunFailed("run: another one trains it; it lives:\nname", "stop it"),
+            "run: another one trains it; it lives:\nname",
+            "stop it",
         ),
         (RunFailed(DIED), "the worker died with status 2", "rewards: no such name"),
     ],

@@ -149,7 +149,7 @@ def test_no_eos_token(save: Any) -> None:
         model.generation_config.eos_token_id = None
         tokenizer.eos_token = None
 
-    with pytest.raises(UserError, match=r"no EOS token: set eos_token_id"):
+    with pytest.raises(UserError, match=r"no EOS token; set eos_token_id"):
         looked(vocabulary, save(forgets))
 
 
@@ -167,7 +167,7 @@ def test_a_chat_template_that_ends_answers_otherwise(save: Any) -> None:
 
 def test_no_chat_template(save: Any) -> None:
     directory = save(lambda model, tokenizer: setattr(tokenizer, "chat_template", None))
-    with pytest.raises(UserError, match=r"no chat template: .*--data.prompt-style plain"):
+    with pytest.raises(UserError, match=r"no chat template; .*--data.prompt-style plain"):
         looked(prompts, directory)
     assert verdicts(looked(prompts, directory, data={"prompt_style": "plain"})) == [Verdict.OK, Verdict.OK]
 

@@ -22,7 +22,7 @@ def test_a_server_that_is_down(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(step_checks, "_PATIENCE_SECONDS", 0.0)
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(
-        UserError, match=rf"^server: the reference server at {url} does not answer.*start one with: ref-server serve"
+        UserError, match=rf"^server: the reference server at {url} does not answer.*start one with: `ref-server serve"
     ):
         looked(server, model, server=url)
 

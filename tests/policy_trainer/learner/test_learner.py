@@ -621,7 +621,7 @@ class TestStatistics:
         assert stats.metrics["clip_ratio"] == stats.metrics["clip_ratio_low"] + stats.metrics["clip_ratio_high"]
         assert min(stats.metrics["clip_ratio_low"], stats.metrics["clip_ratio_high"]) > 0
 
-    def test_are_those_of_the_table(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    def test_are_those_of_the_table(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         """None has a name that the table lacks, and none of the table is left out; this model has no routers."""
         stats = learner(model).step(batches, step=0)
         assert {name for name, value in stats.metrics.items() if math.isnan(value)} == {"aux_loss"}
@@ -669,7 +669,7 @@ class TestFunctionsOfTheUser:
             return -tokens.advantages * tokens.logps, {next(names): tokens.ratio}
 
         trainer = learner(model, loss=LossConfig.model_validate({"surrogate": fickle, "beta": 0.0}), num_iterations=2)
-        with pytest.raises(UserError, match=r"loss\.surrogate: returned the metrics b, and before a: return the same"):
+        with pytest.raises(UserError, match=r"loss\.surrogate: returned the metrics b, and before a; return the same"):
             trainer.step(batches, step=0)
 
     def test_metrics_must_be_the_same_on_all_ranks(self, model: PreTrainedModel, batches: list[Batch]) -> None:

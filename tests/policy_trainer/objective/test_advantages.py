@@ -116,7 +116,7 @@ class TestMaxRL:
         assert of_groups([[0.0, 2.0], [0.0, 0.0, 3.0]], advantage="maxrl") == [[-1.0, 1.0], [-1.0, -1.0, 2.0]]
 
     def test_a_negative_reward_is_refused(self) -> None:
-        with pytest.raises(UserError, match=r"loss\.advantage: maxrl .* must be 0 or more, got -0\.5: leave out"):
+        with pytest.raises(UserError, match=r"loss\.advantage: maxrl .* must be 0 or more, got -0\.5; leave out"):
             of_group(1.0, -0.5, advantage="maxrl")
 
 

@@ -172,10 +172,10 @@ def raising(tokens: SurrogateInputs) -> Tensor:
             "a metric called 'of one': a name begins",
         ),
         (lambda tokens: (tokens.logps, {"share": 0.5}), r"as metric share, shape \(7,\) .*; it returned a float"),
-        (detached, r"caller:detached returned values without a gradient.*: compute them from tokens.logps or tok"),
+        (detached, r"caller:detached returned values without a gradient.*; compute them from tokens.logps or tok"),
         (raising, r"caller:raising raised AttributeError: 'SurrogateInputs' object has no .*\n.*test_functions.py"),
         ("tests.nowhere:f", r"tests.nowhere:f cannot be imported"),
-        ("caller:f", r"caller:f was a function in a script: give module:name"),
+        ("caller:f", r"caller:f was a function in a script; give module:name"),
         ("tests.docs.pages:ROOT", r"must be a function, got a PosixPath"),
     ],
 )

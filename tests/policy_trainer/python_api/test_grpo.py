@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO, UserError
-from policy_trainer.python_api.grpo import in_python
+from policy_trainer.processes.variables import environment as child_environment
+from policy_trainer.python_api.grpo import environment
 from policy_trainer.run_files.run_directory import RunDirectory
+from shared.spelling import spelled_in_python
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(20)]
 
@@ -45,8 +47,8 @@ def test_tools_and_environments_become_names() -> None:
 def test_functions_of_the_loss_are_names_where_any_process_can_import_them() -> None:
     def local(tokens: Any) -> Any: ...
 
-    config = GRPO(model="m", loss={"surrogate": local, "advantage": in_python, "beta": 0.0}).config
-    assert config.loss.surrogate is local and config.loss.advantage == "policy_trainer.python_api.grpo:in_python"
+    config = GRPO(model="m", loss={"surrogate": local, "advantage": environment, "beta": 0.0}).config
+    assert config.loss.surrogate is local and config.loss.advantage == "policy_trainer.python_api.grpo:environment"
 
 
 async def asynchronous(metrics: dict[str, Any]) -> None: ...
@@ -74,7 +76,7 @@ async def asynchronous(metrics: dict[str, Any]) -> None: ...
         ({"on_step": []}, "on_step: must be a function of a step's metrics, got list"),
         ({"on_step": lambda: None}, "on_step: is called as f(metrics) or f(metrics, groups), but too many"),
         ({"on_step": asynchronous}, "on_step: must be a function of a step's metrics, got an async function"),
-        ({"task": "jsonl"}, "data.path: task jsonl needs a file of problems: give data.path FILE"),
+        ({"task": "jsonl"}, "data.path: task jsonl needs a file of problems: give dataset FILE"),
     ],
 )
 def test_mistakes_name_the_setting_and_the_remedy(given: dict[str, Any], message: str) -> None:
@@ -94,7 +96,7 @@ def test_a_file_may_name_the_model(tmp_path: Path) -> None:
 
 def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
-    with pytest.raises(UserError, match=r"run_dir: .* holds a run already; give resume=True to continue it, or"):
+    with pytest.raises(UserError, match=r"run_dir: .* holds a run already; add resume=True to continue it, or"):
         GRPO(model="m", dataset=ROWS, run_dir=tmp_path).train()
     assert not (tmp_path / "data").exists()
 
@@ -111,7 +113,7 @@ def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"dataset": ROWS[1:]}, "data.path: resume=True cannot change it"),
+        ({"dataset": ROWS[1:]}, "dataset: resume=True cannot change it"),
         ({"rewards": ["format"]}, "rewards: resume=True cannot change it"),
     ],
 )
@@ -159,21 +161,8 @@ def test_importing_the_package_stays_cheap(code: str, heavy: set[str]) -> None:
         from policy_trainer import PPO  # type: ignore[attr-defined] # noqa: F401
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("--data.prompt-style plain takes them", "data={'prompt_style': 'plain'} takes them"),
-        ("add --resume to continue", "add resume=True to continue"),
-        ("--no-loss.drop-zero-variance keeps them", "loss={'drop_zero_variance': False} keeps them"),
-        ("--max-steps 0 lets it decide", "max_steps=0 lets it decide"),
-        ("--max-steps 1.5 is refused", "max_steps 1.5 is refused"),
-        ("--loss.beta in small steps", "loss.beta in small steps"),
-        ("--data.system-prompt '' leaves it out", "data={'system_prompt': ''} leaves it out"),
-        ("raise --sampling.max-completion-length. Then", "raise sampling.max_completion_length. Then"),
-        ("start one with `policy-trainer rollout --config f`", "start one with `policy-trainer rollout --config f`"),
-        ("name held-out ones with --data.eval-path", "name held-out ones with eval_dataset"),
-        ("--help-all lists them - or -- not", "--help-all lists them - or -- not"),
-    ],
-)
-def test_options_become_arguments(text: str, expected: str) -> None:
-    assert in_python(text) == expected
+@spelled_in_python({"data.path": "dataset"})
+def test_processes_of_a_run_spell_settings_as_its_caller() -> None:
+    code = "from shared.spelling import spell_setting; print(spell_setting('data.path'), spell_setting('resume', True))"
+    printed = subprocess.check_output([sys.executable, "-c", code], env=child_environment(), text=True)
+    assert printed == "dataset resume=True\n"

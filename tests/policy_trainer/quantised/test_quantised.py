@@ -297,7 +297,7 @@ def test_adapters_of_another_model_change_nothing(tmp_path: Path, tokenizer: Pre
     sampler = HFSampler(load(str(tmp_path / "base")), tokenizer)
     sampler.load(tmp_path / "published")
     before = sampler.logps(GROUPS[0])
-    with pytest.raises(UserError, match=r"h\.0\..*not there: give the base model"):
+    with pytest.raises(UserError, match=r"h\.0\..*not there; give the base model"):
         sampler.load(tmp_path / "of gpt2")
     np.testing.assert_array_equal(sampler.logps(GROUPS[0]), before)
 

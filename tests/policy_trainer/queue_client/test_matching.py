@@ -53,16 +53,16 @@ APART = {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}
 @pytest.mark.parametrize(
     ("settings", "server", "words"),
     [
-        ({}, {}, "it has no reference model .*serve --model mine,.*--loss.beta 0$"),
+        ({}, {}, "it has no reference model .*serve --model mine`,.*--loss.beta 0$"),
         ({"loss": {"kl_in": "reward"}}, {}, "it has no reference model "),
         ({}, {"name": "ref"}, None),
         ({"loss": {"beta": 0}}, {}, None),
         (APART, {}, None),
-        ({"loss": {**DISTILL, "beta": 0}}, {}, "it has no model .*serve --model TEACHER$"),
+        ({"loss": {**DISTILL, "beta": 0}}, {}, "it has no model .*serve --model TEACHER`$"),
         (
             {"loss": DISTILL},
             {"name": "ref"},
-            "ref, is the reference.* --model mine --teacher TEACHER, .*beta 0$",
+            "ref, is the reference.* --model mine --teacher TEACHER`, .*beta 0$",
         ),
         ({"loss": {**DISTILL, "beta": 0}}, {"name": "ref"}, None),
         ({"loss": DISTILL}, {"name": "ref", "teacher": "wise"}, None),
@@ -91,7 +91,7 @@ def test_the_longest_group_must_fit_a_batch(limit: int, prompt: int, needed: int
             check_group_fits(reference, sampling, prompt)
         else:
             settings = "sampling.num_generations, sampling.max_completion_length"
-            words = rf"^{settings}: 8 .* 40 .* {limit} .*--max-batch-tokens {needed}$"
+            words = rf"^{settings}: 8 .* 40 .* {limit} .*`ref-server serve --max-batch-tokens {needed}`$"
             with pytest.raises(UserError, match=words):
                 check_group_fits(reference, sampling, prompt)
 
@@ -101,11 +101,11 @@ def test_the_longest_group_must_fit_a_batch(limit: int, prompt: int, needed: int
     [
         ({}, 50, None),
         ({"max_batches": 8}, 8, None),
-        ({"max_batches": 8}, 9, "needs 9 groups and the server holds 8 at most.*--queue.max-batches "),
+        ({"max_batches": 8}, 9, "needs 9 groups and the server holds 8 at most.*`--queue.max-batches` "),
         ({"max_batches_per_run": 8}, 9, "holds 8 at most.*--queue.max-batches-per-run"),
         ({"max_in_flight": 8}, 4, None),
-        ({"max_in_flight": 8}, 5, "at most half of the 8 batches.*--queue.max-in-flight .* to 10"),
-        ({"max_in_flight_per_run": 9}, 5, "at most half of the 9 batches.*--queue.max-in-flight-per-run .* to 10"),
+        ({"max_in_flight": 8}, 5, "at most half of the 8 batches.*`--queue.max-in-flight` .* to 10"),
+        ({"max_in_flight_per_run": 9}, 5, "at most half of the 9 batches.*`--queue.max-in-flight-per-run` .* to 10"),
         ({"max_in_flight": 1}, 1, "at most half of the 1 batches"),
     ],
 )

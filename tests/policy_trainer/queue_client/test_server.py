@@ -95,7 +95,7 @@ def test_without_an_answer_the_command_that_starts_a_server_is_named(
     monkeypatch.setattr(httpx.Client, "stream", refuse)
     message = (
         f"the reference server at {server} does not answer (refused); "
-        f"start one with: ref-server serve --model m{port}, or leave --server out"
+        f"start one with: `ref-server serve --model m{port}`, or leave --server out"
     )
     client = connect(from_values(RolloutConfig, model="m", server=server), server, on_wait)
     with client, pytest.raises(Enough, match=f"^{re.escape(message)}$"):

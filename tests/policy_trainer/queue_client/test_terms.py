@@ -46,10 +46,10 @@ def test_a_trainer_that_asks_again_lives(refusals: LeaseRefusals, clock: list[fl
     clock[0] += 1
     with pytest.raises(RunFailed) as failed:
         refusals.refused(taken(10))
-    assert str(failed.value).splitlines() == [
-        "run: another trainer trains a run named 'mine' on this server.",
-        "Stop that one, or choose another name with --run, or another --run-dir",
-    ]
+    assert (failed.value.problem, failed.value.remedy) == (
+        "run: another trainer trains a run named 'mine' on this server",
+        "stop that one, or choose another name with --run, or another --run-dir",
+    )
 
 
 def test_its_last_lease_may_have_been_settled_meanwhile(refusals: LeaseRefusals, clock: list[float]) -> None:

@@ -23,5 +23,5 @@ def test_a_directory_that_is_no_checkpoint(tmp_path: Path) -> None:
 def test_an_output_that_exists_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "shards").mkdir(parents=True)
     (tmp_path / "out").mkdir()
-    with pytest.raises(UserError, match="out exists: name another"):
+    with pytest.raises(UserError, match="out exists; name another"):
         export(tmp_path / "checkpoint", tmp_path / "out")

@@ -173,7 +173,7 @@ class TestFailures:
     def test_a_package_that_is_missing_is_refused_with_the_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         refuse_missing(["tensorboard"])
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(UserError, match=r"report_to: trackio is not installed: pip install trackio"):
+        with pytest.raises(UserError, match=r"report_to: trackio is not installed; pip install trackio"):
             refuse_missing(["trackio"])
 
     def test_a_new_run_does_not_start_without_its_trackers(

@@ -120,7 +120,7 @@ class TestLeftOut:
         ]
 
     def test_nothing_is_left(self, load: Load) -> None:
-        with pytest.raises(UserError, match=r"data: no pair is left; 1 left out, whose texts are equal: add pairs"):
+        with pytest.raises(UserError, match=r"data: no pair is left; 1 left out, whose texts are equal; add pairs"):
             load({**PAIR, "rejected": [RIGHT]})
 
 

@@ -239,10 +239,10 @@ class TestBrokenAnswers:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("http://", r"rewards: 'http://' names no host: give http://HOST:PORT/PATH"),
+        ("http://", r"rewards: 'http://' names no host; give http://HOST:PORT/PATH"),
         ("http:///judge", r"names no host"),
         ("http://host:port/", r"rewards: 'http://host:port/' is no URL"),
-        ("https://me:s3cret@host/", rf"the URL of host has a name or password: give a token in {TOKEN_VARIABLE}"),
+        ("https://me:s3cret@host/", rf"the URL of host has a name or password; give a token in {TOKEN_VARIABLE}"),
         ("http://host/" + "x" * 200, r"at most 200 characters, the URL of host more"),
     ],
 )  # fmt: skip

@@ -148,7 +148,7 @@ def test_models_that_cannot_score_are_refused(make: Make) -> None:
     with pytest.raises(UserError, match=r"judging\.model\.path: .* it has 3 labels: use a reward model, which has one"):
         RewardModel(config)
     Qwen2ForCausalLM(Qwen2Config(vocab_size=64, num_key_value_heads=2, **SIZES)).save_pretrained(directory)
-    with pytest.raises(UserError, match=r"it has no score\.weight: use a model trained to score texts"):
+    with pytest.raises(UserError, match=r"it has no score\.weight; use a model trained to score texts"):
         RewardModel(config)
 
 

@@ -46,7 +46,7 @@ def test_it_ends_when_the_next_trainer_has_another_port(tmp_path: Path) -> None:
     wait = stay_with(config_of(tmp_path), url, lambda reason, seconds: waits.append(reason))
     wait("it does not answer", 1.0)
     write_address(RunDirectory(tmp_path), 6)
-    with pytest.raises(RunFailed, match=r"at http://127.0.0.1:6 now, not at http://127.0.0.1:5: start this worker"):
+    with pytest.raises(RunFailed, match=r"at http://127.0.0.1:6 now, not at http://127.0.0.1:5; start this worker"):
         wait("it does not answer", 2.0)
     assert waits == ["it does not answer"]
 

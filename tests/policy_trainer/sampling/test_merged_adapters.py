@@ -108,9 +108,9 @@ def test_an_adapter_of_another_model_is_refused_and_changes_nothing(
     model = make_tiny(layers=2)
     before = bits(model)
     sampler = HFSampler(model, tokenizer)
-    with pytest.raises(UserError, match=r"layers\.2\..*not there: give the base model"):
+    with pytest.raises(UserError, match=r"layers\.2\..*not there; give the base model"):
         sampler.load(tmp_path / "layers")
-    with pytest.raises(UserError, match=r"would be .* and is .*: give the base model"):
+    with pytest.raises(UserError, match=r"would be .* and is .*; give the base model"):
         sampler.load(tmp_path / "shapes")
     assert_same(bits(model), before)
     (tmp_path / "layers" / "adapter_model.safetensors").unlink()

@@ -101,7 +101,7 @@ class TestLoading:
     ) -> None:
         save_model(make_tiny(seed=7), tokenizer, tmp_path / "whole")
         sampler_of(fake).load(tmp_path / "whole")
-        with pytest.raises(UserError, match=r"has other weights .*: start it again"):
+        with pytest.raises(UserError, match=r"has other weights .*; start it again"):
             sampler_of(fake).load(published(1))
 
     def test_a_refusal_is_quoted(self, fake: FakeVllm, published: Make) -> None:

@@ -126,7 +126,7 @@ def test_stopped_before_the_first_step(configure: Callable[..., SftConfig], cons
 
 def test_a_loss_that_is_not_finite_ends_the_run(configure: Callable[..., SftConfig], console: Console) -> None:
     config = configure(optimizer={"learning_rate": 1e30})
-    with pytest.raises(RunFailed, match=r"loss or gradient of step \d is not finite: lower"):
+    with pytest.raises(RunFailed, match=r"loss or gradient of step \d is not finite; lower"):
         sft(config, console)
     assert not (config.run_dir / "model").exists()
 
@@ -135,6 +135,6 @@ def test_a_last_step_that_spoils_the_weights_ends_the_run(
     configure: Callable[..., SftConfig], console: Console
 ) -> None:
     config = configure(optimizer={"learning_rate": 1e30}, batch_size=80, checkpoint={"save_steps": 1})
-    with pytest.raises(RunFailed, match=r"held-out loss after step 1 is not finite: lower optimizer.learning_rate"):
+    with pytest.raises(RunFailed, match=r"held-out loss after step 1 is not finite; lower optimizer.learning_rate"):
         sft(config, console)
     assert not (config.run_dir / "model").exists() and not list(config.run_dir.glob("checkpoints/*"))

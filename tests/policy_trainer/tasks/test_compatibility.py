@@ -45,7 +45,7 @@ class TestPictures:
     def test_a_model_that_is_not_shown_them_is_refused_before_it_answers(self, name: str, tmp_path: Path) -> None:
         save_vision_model(OTHERS[name], tmp_path)
         row = {"image": data_url(PICTURE), "prompt": "What?", "answer": "5"}
-        with pytest.raises(UserError, match=r"are not supported for \w+: use Qwen2-VL, .* and SmolVLM2, or data"):
+        with pytest.raises(UserError, match=r"are not supported for \w+; use Qwen2-VL, .* and SmolVLM2, or data"):
             evaluate(tmp_path, [row])
         with pytest.raises(UserError, match="pictures, which are not supported"):  # only a later row has a picture
             evaluate(tmp_path, [{"prompt": "What?", "answer": "5"}, row])
@@ -72,7 +72,7 @@ class TestPictures:
             encoder = PromptEncoder(
                 tokenizer, PromptConfig(), processor=PictureProcessor(config, tokenizer), model=model
             )
-            with pytest.raises(UserError, match=r"are not supported for \w+: use Qwen2-VL"):
+            with pytest.raises(UserError, match=r"are not supported for \w+; use Qwen2-VL"):
                 encoder.encode(Problem("", ({"role": "user", "content": "?"},), images=(PICTURE,)))
             refused.append(name)
         assert {"llava", "idefics3", "gemma4", "qwen3_5", "internvl", "mllama"} <= set(refused)

@@ -86,7 +86,7 @@ class TestGenerated:
 
     @pytest.mark.parametrize("settings", [{"numbers": 2, "largest": 1}, {"numbers": 2, "largest": 2, "operators": "+"}])
     def test_too_few_problems_are_refused(self, settings: dict[str, Any]) -> None:
-        with pytest.raises(UserError, match=r"^data\.countdown: makes too few problems: use more"):
+        with pytest.raises(UserError, match=r"^data\.countdown: makes too few problems; use more"):
             generated(CountdownConfig(**settings))
 
 

@@ -50,7 +50,7 @@ class TestChatTemplateKwargs:
 
     @pytest.mark.parametrize(
         ("value", "message"),
-        [("no", "must be an object"), ({"tools": []}, "chat_template_kwargs: tools is set for each prompt: leave it")],
+        [("no", "must be an object"), ({"tools": []}, "chat_template_kwargs: tools is set for each prompt; leave it")],
     )
     def test_that_cannot_be_used_are_refused(self, value: Any, message: str, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"p\.jsonl:1: .*{message}"):

@@ -22,7 +22,7 @@ REFUSING = "{{ raise_exception('no system message') }}"
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "no chat template: .*--data.prompt-style plain"),
+        (None, "no chat template; .*--data.prompt-style plain"),
         (REFUSING, r"problems\.jsonl:\d+: .*--data.system-prompt"),
     ],
 )

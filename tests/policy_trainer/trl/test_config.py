@@ -5,6 +5,7 @@ import enum
 import json
 import logging
 import warnings
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.config.names import TRL_DEFAULTS, TRL_ENTRIES
+from policy_trainer.config.names import HINTS, TRL_DEFAULTS, TRL_ENTRIES
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl import GRPOConfig
 from policy_trainer.trl.config import checked_config
-from policy_trainer.trl.mapping import model_dtype, precision, settings, tracker_variables
+from policy_trainer.trl.mapping import model_dtype, precision, settings, spelled_in_trl, tracker_variables
 from policy_trainer.trl.steps import NEVER, count_steps
 from shared.errors import UserError
+from shared.settings import from_python
 
 
 def mapped(rows: int | None = 100, *, evaluates: bool = False, **given: Any) -> TrainConfig:
@@ -309,3 +312,17 @@ def test_evaluations_come_at_the_logs_if_nothing_says_otherwise() -> None:
     assert (config.evaluation.eval_steps, config.evaluation.problems) == (10, NEVER)
     assert config.evaluation.num_generations == 8
     assert mapped(evaluates=True, eval_strategy="steps", eval_steps=0.1).evaluation.eval_steps == 30
+
+
+@spelled_in_trl
+def test_errors_of_a_run_name_trls_arguments(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
+    with pytest.raises(UserError, match=r"^output_dir: .* holds a run already") as refused:
+        RunDirectory(tmp_path).refuse_trained()
+    assert refused.value.remedy == "add resume_from_checkpoint=True to continue it, or choose another output_dir"
+
+
+@spelled_in_trl
+def test_a_value_out_of_bounds_is_of_trls_argument() -> None:
+    with pytest.raises(UserError, match=r"^epsilon: Input should be less than 1, got 1.3"):
+        from_python(TrainConfig, {"model": "m", "loss": {"epsilon": 1.3}}, presets={}, hints=HINTS)

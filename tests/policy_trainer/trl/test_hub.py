@@ -67,7 +67,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def test_without_a_token_it_fails_before_training(hub: Hub) -> None:
-    with pytest.raises(ValueError, match=r"^push_to_hub: no token: run `hf auth login`"):
+    with pytest.raises(ValueError, match=r"^push_to_hub: no token; run `hf auth login`"):
         Repository(GRPOConfig("out", push_to_hub=True))
     with pytest.raises(ValueError, match=r"^push_to_hub: taken/name cannot be created: 403 Forbidden"):
         Repository(GRPOConfig("out", push_to_hub=True, hub_token="t", hub_model_id="taken/name"))

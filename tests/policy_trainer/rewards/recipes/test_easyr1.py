@@ -187,7 +187,7 @@ def test_hostile_answers_get_the_failing_score_and_cost_no_other_answer(name: st
 def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     grader.cache_clear()
     monkeypatch.setitem(sys.modules, "mathruler", None)
-    with pytest.raises(UserError, match=r"need mathruler, .*: pip install 'tandem-grpo\[vision\]'"):
+    with pytest.raises(UserError, match=r"need mathruler, .*; pip install 'tandem-grpo\[vision\]'"):
         grader()
 
 
