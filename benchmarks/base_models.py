@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from policy_trainer import sft
+from policy_trainer.cli.demo import base_model
+from policy_trainer.cli.demo.base_model import BATCH, MAX_TOKENS, OPTIMIZER, example, keep, make_model, make_tokenizer
 from policy_trainer.config import DataConfig, PromptConfig, SourceConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.demo import base_model
-from policy_trainer.demo.base_model import BATCH, MAX_TOKENS, OPTIMIZER, example, keep, make_model, make_tokenizer
-from policy_trainer.sft import Demonstration, SupervisedLearner, encode_row
-from policy_trainer.tasks import countdown as task
-from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.data.tasks import countdown as task
+from policy_trainer.data.tasks.arithmetic import Arithmetic
+from policy_trainer.supervised import sft
+from policy_trainer.supervised.sft import Demonstration, SupervisedLearner, encode_row
 from shared.logprobs import choose_forward
 
 # No system prompt: the tiny tokenizer spends one token on each byte.

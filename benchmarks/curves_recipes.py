@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.base_models import DATA, cached_countdown_model, cached_teacher
+from policy_trainer.cli.demo.base_model import cached_base_model
 from policy_trainer.config import (
     CheckpointConfig,
     EvaluationConfig,
@@ -16,8 +17,7 @@ from policy_trainer.config import (
     ReferenceConfig,
     TrainConfig,
 )
-from policy_trainer.demo.base_model import cached_base_model
-from policy_trainer.presets import PRESETS
+from policy_trainer.config.presets import PRESETS
 from shared.settings import from_values
 
 # Updates of a step. With several, the policy leaves the one that sampled: what bounds that acts.

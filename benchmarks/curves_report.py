@@ -18,8 +18,8 @@ from benchmarks.curves_recipes import (
     PROBLEMS,
     RENEW_EVERY,
 )
-from policy_trainer.evaluation.results import wilson_interval
-from policy_trainer.presets import PRESETS
+from policy_trainer.config.presets import PRESETS
+from policy_trainer.trainer.evaluation.results import wilson_interval
 
 COLUMNS = 5
 _HEAD = (

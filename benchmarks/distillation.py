@@ -14,11 +14,11 @@ from benchmarks.base_models import cached_student, cached_teacher
 from benchmarks.processes import run_policy_trainer
 from policy_trainer.config import EvalConfig, PromptConfig
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.evaluation.standalone import evaluate_model
+from policy_trainer.data.tasks.arithmetic import Arithmetic
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams, sample
-from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import SamplingParams, sample
+from policy_trainer.trainer.evaluation.standalone import evaluate_model
 from shared.models import load_model, load_tokenizer, use_threads
 from shared.settings import from_values
 

@@ -15,17 +15,17 @@ from uuid import UUID
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.algorithms.objective.kl import k3
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.evaluation.evaluator import make_evaluator
+from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.objective.kl import k3
 from policy_trainer.rewards.judging import Judge
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import sample, sampling_params
-from policy_trainer.tasks.registry import make_task
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import sample, sampling_params
+from policy_trainer.trainer.evaluation.evaluator import make_evaluator
 from shared.batch import Batch
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer

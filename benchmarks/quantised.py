@@ -17,7 +17,7 @@ from benchmarks import measure
 from policy_trainer.config import LoraConfig, TrainConfig
 from policy_trainer.learner.adapters import add_adapters
 from policy_trainer.learner.learner import Learner
-from policy_trainer.quantised import load_base
+from policy_trainer.weights.quantised import load_base
 from shared.logprobs import choose_forward
 from shared.settings import from_values
 

@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.measure import show
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import OptimizerConfig, TrainConfig
-from policy_trainer.demo.base_model import make_tokenizer
-from policy_trainer.ranks.lead import Rank, load_rank
-from policy_trainer.ranks.sharding import forward_cost, parts_of_rank
-from policy_trainer.ranks.world import join_world
+from policy_trainer.learner.ranks.lead import Rank, load_rank
+from policy_trainer.learner.ranks.sharding import forward_cost, parts_of_rank
+from policy_trainer.learner.ranks.world import join_world
 from policy_trainer.trainer import memory
 from policy_trainer.trainer.memory import Shape
 from shared.batch import Batch

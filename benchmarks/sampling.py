@@ -18,13 +18,13 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from benchmarks import measure
+from policy_trainer.cli.demo.base_model import cached_base_model, make_tokenizer
 from policy_trainer.config import DataConfig
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
-from policy_trainer.demo.base_model import cached_base_model, make_tokenizer
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams, sample
-from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.data.tasks.arithmetic import Arithmetic
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import SamplingParams, sample
 from shared.logprobs import PlainForward
 from shared.models import load_model
 

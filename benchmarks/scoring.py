@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks import measure
-from policy_trainer.demo.base_model import make_model
+from policy_trainer.cli.demo.base_model import make_model
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward
 from shared.models import embedding_rows

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import measure
 from benchmarks.processes import serving, thread_seconds
-from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from ref_server.scoring.scorer import Scorer
 from shared import wire
 from shared.batch import Batch

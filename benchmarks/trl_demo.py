@@ -16,15 +16,15 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.processes import run_policy_trainer
+from policy_trainer.cli.demo.base_model import cached_base_model
+from policy_trainer.cli.demo.demo import SAMPLING
 from policy_trainer.config import EvalConfig, EvalEvaluationConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.demo.base_model import cached_base_model
-from policy_trainer.demo.demo import SAMPLING
-from policy_trainer.evaluation.standalone import evaluate_model
+from policy_trainer.data.tasks.arithmetic import Arithmetic
 from policy_trainer.rewards import Sample, accuracy, equal_text
 from policy_trainer.rewards.answers import tags_reward
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.trainer.evaluation.standalone import evaluate_model
 
 STEPS = 160
 SEED = 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import measure
-from policy_trainer.demo.base_model import cached_base_model
+from policy_trainer.cli.demo.base_model import cached_base_model
 
 ROUNDS = 3
 STEPS = 10

@@ -34,8 +34,8 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from benchmarks import measure
 from benchmarks.measure import LENGTHS, VOCABULARY, batch_of, random_group
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
-from policy_trainer.demo.base_model import make_tokenizer
 from ref_server.scoring.scorer import Scorer
 from shared.batch import Array, Batch
 from shared.logprobs import choose_forward

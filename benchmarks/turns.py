@@ -28,15 +28,15 @@ from policy_trainer.config import EvalConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.environments.dialogue import Dialogue
-from policy_trainer.environments.response_reader import ResponseReader
-from policy_trainer.environments.rollouts import Rollouts
-from policy_trainer.environments.sessions import Sessions
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import RunningBatch, SamplingParams, sampling_params
+from policy_trainer.rollout.environments.dialogue import Dialogue
+from policy_trainer.rollout.environments.response_reader import ResponseReader
+from policy_trainer.rollout.environments.rollouts import Rollouts
+from policy_trainer.rollout.environments.sessions import Sessions
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import RunningBatch, SamplingParams, sampling_params
 from shared.models import load_model, load_tokenizer, save_model
-from tests.policy_trainer.environments import trl_rollouts
-from tests.policy_trainer.environments.calling_model import make_calling_model
+from tests.policy_trainer.rollout.environments import trl_rollouts
+from tests.policy_trainer.rollout.environments.calling_model import make_calling_model
 
 PROMPTS, SIZE = 2, 8
 # Of the tool, and how many rounds are measured.

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from benchmarks import measure
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import EvalConfig
-from policy_trainer.demo.base_model import make_tokenizer
-from policy_trainer.sampling.engines import load_sampler
-from policy_trainer.sampling.sampler import Sampler, SamplingParams, sample
+from policy_trainer.rollout.sampling.engines import load_sampler
+from policy_trainer.rollout.sampling.sampler import Sampler, SamplingParams, sample
 from shared.models import load_tokenizer, save_model
 from shared.settings import from_values
-from tests.policy_trainer.sampling.architectures import texts
+from tests.policy_trainer.rollout.sampling.architectures import texts
 
 _GROUP, _PROMPT, _COMPLETION = 8, 64, 64
 _SEQUENCES = (64, 256)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import gpu
 from benchmarks.curves_recipes import RunSetup, names, recipe
 from benchmarks.pipeline import Stages, measured, predict
-from policy_trainer.presets import PRESETS
+from policy_trainer.config.presets import PRESETS
 
 
 def test_recipes_take_the_algorithm_from_the_preset_and_the_rest_from_the_demo(tmp_path: Path, monkeypatch) -> None:

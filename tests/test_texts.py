@@ -9,8 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # What only a command says, and what reads the command line.
-COMMANDS = ("policy_trainer/cli", "policy_trainer/demo", "policy_trainer/report", "policy_trainer/__main__.py",
-            "policy_trainer/presets", "shared/settings", "shared/spelling.py")  # fmt: skip
+COMMANDS = (
+    "policy_trainer/cli", "policy_trainer/reporting/report", "policy_trainer/__main__.py",
+    "policy_trainer/config/presets", "shared/settings", "shared/spelling.py",
+)  # fmt: skip
 FILES = sorted(file for package in ("shared", "policy_trainer") for file in (ROOT / package).rglob("*.py"))
 # A command is for a shell, in backquotes or to its end.
 COMMAND = re.compile(r"`[^`]*`|\bserve .*", re.DOTALL)

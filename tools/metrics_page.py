@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from policy_trainer.metrics import METRICS, STEP_METRICS, Metric
-from policy_trainer.report.story import BUSY, CLEAR
+from policy_trainer.reporting.report.story import BUSY, CLEAR
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "metrics.md"

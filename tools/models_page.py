@@ -17,8 +17,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams, sample
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import SamplingParams, sample
 from shared.errors import UserError
 from shared.logprobs import choose_forward, placeholders_of
 from tests.rounding import rounding

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from policy_trainer.config import LossConfig, TrainConfig
-from policy_trainer.presets import PRESETS, Preset
-from policy_trainer.presets.preset import SAMPLES_IN_TURN, kl, surrogate
+from policy_trainer.config.presets import PRESETS, Preset
+from policy_trainer.config.presets.preset import SAMPLES_IN_TURN, kl, surrogate
 
 PAGE = Path(__file__).parents[1] / "docs" / "presets.md"
 BEGIN, END = "<!-- written by tools/presets_page.py: begin -->\n", "<!-- end -->\n"

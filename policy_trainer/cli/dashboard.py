@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
 
-from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.processes.children import Child
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.run_files.locks import hold_to_read
 from shared.errors import UserError
 
@@ -153,7 +153,7 @@ def _ended(server: Child) -> RunFailed:
 
 def _read_runs(roots: Sequence[Path], running: Collection[Path]) -> list[_Run]:
     """running: those whose own servers are at work."""
-    from policy_trainer.report.run import names_of, read_records, read_run_settings
+    from policy_trainer.reporting.report.run import names_of, read_records, read_run_settings
     from policy_trainer.reporting.samples import read_samples
     from policy_trainer.reporting.server_metrics import samples_records, settings_record
     from policy_trainer.run_files.run_directory import RunDirectory

@@ -19,7 +19,7 @@ from policy_trainer.config import DoctorConfig
 from policy_trainer.processes.variables import in_torchrun
 
 if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
-    from policy_trainer.ranks.world import World
+    from policy_trainer.learner.ranks.world import World
 
 COLUMNS = 120
 # docs/memory.md has the measurement.
@@ -51,8 +51,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _examine(config: DoctorConfig, world: "World | None" = None, *, as_json: bool) -> int:
-    from policy_trainer.doctor.examination import examine
-    from policy_trainer.doctor.findings import Subject, Verdict, conclusion, print_findings
+    from policy_trainer.trainer.doctor.examination import examine
+    from policy_trainer.trainer.doctor.findings import Subject, Verdict, conclusion, print_findings
     from shared.models import use_threads
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also then nothing is left behind

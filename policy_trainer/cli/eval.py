@@ -9,7 +9,7 @@ from rich.console import Console
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.cli.status import tell_device
 from policy_trainer.config import EvalConfig
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.reporting.sample_views import view
 from policy_trainer.reporting.samples import as_json
 
@@ -24,8 +24,8 @@ def run(arguments: list[str]) -> int:
     """
     config = read_settings(EvalConfig, _with_number_of_samples(arguments), "eval")
     # Imported late, so that wrong options fail before PyTorch loads.
-    from policy_trainer.evaluation.results import sampled_groups
-    from policy_trainer.evaluation.standalone import evaluate_with_progress, evaluation_table
+    from policy_trainer.trainer.evaluation.results import sampled_groups
+    from policy_trainer.trainer.evaluation.standalone import evaluate_with_progress, evaluation_table
 
     console = Console(stderr=True)
     tell_device(config.device, console)

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.presets import PRESETS, Preset, Setting
-from policy_trainer.presets.preset import kl, surrogate
+from policy_trainer.config.presets import PRESETS, Preset, Setting
+from policy_trainer.config.presets.preset import kl, surrogate
 from shared.errors import UserError
 from shared.settings import from_values
 

@@ -13,7 +13,7 @@ import tomli_w
 
 from policy_trainer.config import ENV_PREFIX, INLINE, RolloutConfig
 from policy_trainer.config.worker_settings import refused_settings, trains_adapters, travelling_settings
-from policy_trainer.lifecycle.timing import Patience
+from policy_trainer.processes.lifecycle.timing import Patience
 from shared.atomic_files import write_text
 from shared.client import ClientError, RefServerClient
 from shared.client.credentials import remedy
@@ -59,10 +59,10 @@ def published_settings(given: Mapping[str, Any]) -> Path | None:
 
 
 def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    from policy_trainer.queue_client.server import connect  # late: only this way of starting needs them
     from policy_trainer.rollout.outbox import worker_directory
-    from policy_trainer.weights.download import fetch
-    from policy_trainer.weights.publisher import SETTINGS
+    from policy_trainer.trainer.queue_client.server import connect  # late: only this way of starting needs them
+    from policy_trainer.weights.published.download import fetch
+    from policy_trainer.weights.published.publisher import SETTINGS
 
     patience = Patience()
 

@@ -15,7 +15,7 @@ def report(arguments: list[str]) -> int:
     parser.add_argument("--output", metavar="FILE", type=Path, help="default: RUN_DIR/report.html")
     options = parser.parse_args(arguments)
     # Late, so that wrong options fail before templates and settings load.
-    from policy_trainer.report.report import write_report
+    from policy_trainer.reporting.report.report import write_report
 
     output = options.output or options.run_dir / "report.html"
     write_report(options.run_dir, output)
@@ -36,7 +36,7 @@ def compare(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     # Late, so that wrong options fail before templates and settings load.
-    from policy_trainer.report.report import write_comparison
+    from policy_trainer.reporting.report.report import write_comparison
 
     write_comparison(options.run_dirs, options.output)
     print(options.output)

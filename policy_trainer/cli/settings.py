@@ -17,7 +17,7 @@ from policy_trainer.config import (
     TrainConfig,
 )
 from policy_trainer.config.names import COMMANDS, HINTS
-from policy_trainer.presets import SETTINGS
+from policy_trainer.config.presets import SETTINGS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import EarlierRun, FindEarlier, PresetSource, Settings, load_settings
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from shared.errors import Explained, UserError, printable
 from shared.logs import configure_logs
 from shared.process import end_with_parent
 
 if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
-    from policy_trainer.supervised import SupervisedResult
+    from policy_trainer.supervised.training import SupervisedResult
     from policy_trainer.trainer.run import TrainResult
 
 

@@ -32,7 +32,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from shared.process import quick_imports, when_parent_is_gone
 
 if TYPE_CHECKING:
-    from policy_trainer.ranks.world import World
+    from policy_trainer.learner.ranks.world import World
 
 
 def train(arguments: list[str]) -> int:
@@ -57,8 +57,8 @@ def run_as_rank(config: TrainConfig, lead: Callable[["World"], int]) -> int:
     Ranks end when torchrun has ended: a torchrun that is killed does not end them itself.
     """
     when_parent_is_gone(os.getppid(), _end_orphan)
-    from policy_trainer.ranks.lead import follow
-    from policy_trainer.ranks.world import join_world
+    from policy_trainer.learner.ranks.lead import follow
+    from policy_trainer.learner.ranks.world import join_world
 
     with join_world(config.device, config.rank_timeout_seconds) as world:
         if world.rank == 0:
@@ -122,7 +122,7 @@ def replay(arguments: list[str]) -> int:
 def sft(arguments: list[str]) -> int:
     config = read_settings(SftConfig, arguments, "sft")
     RunDirectory(config.run_dir).check(config, resume=config.resume)
-    from policy_trainer.sft import sft as fine_tune
+    from policy_trainer.supervised.sft import sft as fine_tune
 
     console = Console(stderr=True)
     tell_device(config.device, console)
@@ -132,7 +132,7 @@ def sft(arguments: list[str]) -> int:
 def reward_model(arguments: list[str]) -> int:
     config = read_settings(RewardTrainingConfig, arguments, "reward-model")
     RunDirectory(config.run_dir).check(config, resume=config.resume)
-    from policy_trainer.reward_model.training import train_reward_model
+    from policy_trainer.supervised.reward_model.training import train_reward_model
 
     console = Console(stderr=True)
     tell_device(config.device, console)
@@ -141,7 +141,7 @@ def reward_model(arguments: list[str]) -> int:
 
 def export(arguments: list[str]) -> int:
     config = read_settings(ExportConfig, arguments, "export")
-    from policy_trainer.ranks.export import export as export_checkpoint
+    from policy_trainer.learner.ranks.export import export as export_checkpoint
 
     export_checkpoint(config.checkpoint, config.output, config.model)
     print(config.output)
@@ -150,7 +150,7 @@ def export(arguments: list[str]) -> int:
 
 def demo(arguments: list[str]) -> int:
     config = read_settings(DemoConfig, arguments, "demo")
-    from policy_trainer.demo.demo import demo as run_demo
+    from policy_trainer.cli.demo.demo import demo as run_demo
 
     console = Console()
     status = run_demo(config, console)
@@ -161,7 +161,7 @@ def demo(arguments: list[str]) -> int:
 
 def demo_setup(arguments: list[str]) -> int:
     config = read_settings(DemoSetupConfig, arguments, "demo-setup")
-    from policy_trainer.demo.demo import set_up
+    from policy_trainer.cli.demo.demo import set_up
 
     print(set_up(config))
     return 0

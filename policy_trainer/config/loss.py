@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from policy_trainer.algorithms.surrogates import Surrogate, SurrogateName, Surrogates
 from policy_trainer.config.functions import FunctionName, NameOrFunction, is_function
 from policy_trainer.config.marks import Travel
-from policy_trainer.surrogates import Surrogate, SurrogateName, Surrogates
 from shared.settings import InHelp, Section
 
 

@@ -1,4 +1,4 @@
-"""The samplers. To add one, write its class in `policy_trainer/sampling/` and add an entry here.
+"""The samplers. To add one, write its class in `policy_trainer/rollout/sampling/` and add an entry here.
 
 The rest of the program never compares a sampler's name: what it must know before the sampler runs is in the entry.
 """
@@ -41,15 +41,15 @@ class SamplerTraits:
 
 SAMPLERS: Mapping[str, SamplerTraits] = {
     "hf": SamplerTraits(
-        "policy_trainer.sampling.hf:HFSampler", "transformers", "transformers",
+        "policy_trainer.rollout.sampling.hf:HFSampler", "transformers", "transformers",
         can_fork=True, takes_4bit=True, adapts_vision_tower=True, logps_of_all_tokens=True,
     ),
     "vllm": SamplerTraits(
-        "policy_trainer.sampling.vllm:VllmSampler", "vLLM", "vLLM in this process",
+        "policy_trainer.rollout.sampling.vllm:VllmSampler", "vLLM", "vLLM in this process",
         takes_first_gpus=True, can_sleep=True,
     ),
     "vllm-server": SamplerTraits(
-        "policy_trainer.sampling.vllm_server:VllmServerSampler", "vLLM", "a running `vllm serve`",
+        "policy_trainer.rollout.sampling.vllm_server:VllmServerSampler", "vLLM", "a running `vllm serve`",
         server=True, can_sleep=True,
     ),
 }  # fmt: skip

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from policy_trainer.adapters import WEIGHTS, LowRank
 from policy_trainer.config import LoraConfig, TrainConfig
 from policy_trainer.learner.optimizer import trained
-from policy_trainer.quantised import dequantised_state, plain_outline, was_transposed
+from policy_trainer.weights.adapters import WEIGHTS, LowRank
+from policy_trainer.weights.quantised import dequantised_state, plain_outline, was_transposed
 from shared.errors import UserError
 from shared.logprobs import language_model, vision_of
 from shared.models import copy_processor, copy_state, save_model

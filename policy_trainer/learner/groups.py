@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from policy_trainer.algorithms.objective.advantages import kl_penalty
+from policy_trainer.algorithms.objective.group import Group, RewardParts
+from policy_trainer.algorithms.objective.kl import reverse_kl
 from policy_trainer.config import LossConfig, ReferenceSource
-from policy_trainer.objective.advantages import kl_penalty
-from policy_trainer.objective.group import Group, RewardParts
-from policy_trainer.objective.kl import reverse_kl
 from shared.batch import Array, Batch
 
 # Weights of rewards, by name.

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from policy_trainer.algorithms.objective.entropy import EntropyBonus
+from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.data.completion import Probe
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.objective.entropy import EntropyBonus
-from policy_trainer.objective.group import Group
-from policy_trainer.sampling.sampler import Sampler
+from policy_trainer.rollout.sampling.sampler import Sampler
 from shared.batch import Array, Batch
 
 

@@ -12,6 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from policy_trainer.algorithms.objective.advantages import advantages
+from policy_trainer.algorithms.objective.aggregation import Totals, token_weights
+from policy_trainer.algorithms.objective.corrections import importance_sampling_weights
+from policy_trainer.algorithms.objective.entropy import EntropyBonus, mean_entropy, with_high_entropy
+from policy_trainer.algorithms.objective.functions import check_functions
+from policy_trainer.algorithms.objective.group import Group, LossInputs
+from policy_trainer.algorithms.objective.kl import k3
+from policy_trainer.algorithms.objective.loss import TokenLoss, token_loss
+from policy_trainer.algorithms.objective.ratios import sequence_means
 from policy_trainer.config import ReferenceSource, TrainConfig
 from policy_trainer.config.functions import function_label, is_function
 from policy_trainer.data.completion import Probe, probe_tokens
@@ -21,15 +30,6 @@ from policy_trainer.learner.micro_batches import Ranks, cut, join, split_evenly,
 from policy_trainer.learner.optimizer import clip_gradients, learning_rates, make_weights, step_weights
 from policy_trainer.learner.routing import routing_of
 from policy_trainer.learner.step_stats import StepStats, Sums, Update, joined, micro_batch_sums, step_stats
-from policy_trainer.objective.advantages import advantages
-from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.corrections import importance_sampling_weights
-from policy_trainer.objective.entropy import EntropyBonus, mean_entropy, with_high_entropy
-from policy_trainer.objective.functions import check_functions
-from policy_trainer.objective.group import Group, LossInputs
-from policy_trainer.objective.kl import k3
-from policy_trainer.objective.loss import TokenLoss, token_loss
-from policy_trainer.objective.ratios import sequence_means
 from shared.batch import Array, Batch, TokenGroup
 from shared.devices import widest_float
 from shared.errors import UserError

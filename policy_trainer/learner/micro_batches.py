@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policy_trainer.objective.aggregation import Totals
-from policy_trainer.objective.group import Group, LossInputs
+from policy_trainer.algorithms.objective.aggregation import Totals
+from policy_trainer.algorithms.objective.group import Group, LossInputs
 from shared.batch import Array, TokenGroup
 
 

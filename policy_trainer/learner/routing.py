@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from policy_trainer.objective.aggregation import Totals
-from policy_trainer.objective.group import Group
+from policy_trainer.algorithms.objective.aggregation import Totals
+from policy_trainer.algorithms.objective.group import Group
 from shared.errors import UserError
 from shared.logprobs import LogprobForward, PackedForward
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from policy_trainer.algorithms.objective.group import Group
+from policy_trainer.algorithms.surrogates.sums import masked
 from policy_trainer.metrics import STEP_METRICS
-from policy_trainer.objective.group import Group
-from policy_trainer.surrogates.sums import masked
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.processes.fork_server import ForkServer
 from policy_trainer.processes.forking import ForkedProcess
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.processes.variables import environment
 from shared.errors import printable
 

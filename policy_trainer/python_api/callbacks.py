@@ -16,7 +16,7 @@ import numpy as np
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.user_code import accepts
-from policy_trainer.lifecycle.endings import StopTraining
+from policy_trainer.processes.lifecycle.endings import StopTraining
 from policy_trainer.trainer.observer import Groups, Metrics, Observer, RunStart
 from shared.errors import UserError
 from shared.process import quick_imports

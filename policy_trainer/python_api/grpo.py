@@ -17,10 +17,9 @@ from policy_trainer.cli.status import tell_device
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.config.functions import CALLER
 from policy_trainer.config.names import HINTS
-from policy_trainer.environments.host import session_here
-from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.presets import SETTINGS
+from policy_trainer.config.presets import SETTINGS
 from policy_trainer.processes.fork_server import fork_server
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.python_api.callbacks import Callbacks, StepFunction, callback_input, step_input
 from policy_trainer.python_api.inputs import (
     Problems,
@@ -35,6 +34,7 @@ from policy_trainer.python_api.inputs import (
 from policy_trainer.reporting.metrics import Metrics, read_metrics
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rewards.function_server import ADDRESS_VARIABLE, FunctionServer
+from policy_trainer.rollout.environments.host import session_here
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.observer import Observer
 from shared.client import ClientError
@@ -45,8 +45,8 @@ from shared.settings import from_python
 from shared.spelling import spelled_in_python
 
 if TYPE_CHECKING:
-    from policy_trainer.evaluation.results import Evaluation
     from policy_trainer.python_api.callbacks import AnyCallback
+    from policy_trainer.trainer.evaluation.results import Evaluation
     from policy_trainer.trainer.run import TrainResult
 
 _HINTS = replace(HINTS, listed="`policy-trainer train --help-all` lists all")
@@ -141,8 +141,8 @@ class GRPO:
         """Checks all that the run needs, up to one full step of one group, and prints what it finds: the command
         `doctor`. It trains nothing and keeps only the data that the run will use. True if the run may begin.
         """
-        from policy_trainer.doctor.examination import examine
-        from policy_trainer.doctor.findings import Subject, Verdict, conclusion, print_findings
+        from policy_trainer.trainer.doctor.examination import examine
+        from policy_trainer.trainer.doctor.findings import Subject, Verdict, conclusion, print_findings
 
         console = _console()
         with self._run_environment() as stack:
@@ -161,8 +161,8 @@ class GRPO:
         other = {} if model is None else {"model": str(model), "revision": None}
         config = self.config.model_copy(update={**other, "sampler": "hf"})
         with self._run_environment():
-            from policy_trainer.evaluation.evaluator import evaluation_params  # late: they load PyTorch
-            from policy_trainer.evaluation.standalone import evaluate_model
+            from policy_trainer.trainer.evaluation.evaluator import evaluation_params  # late: they load PyTorch
+            from policy_trainer.trainer.evaluation.standalone import evaluate_model
 
             (evaluation,) = evaluate_model(config, lambda *_: None, {"": evaluation_params(config)})
             for name, error in evaluation.failed.items():

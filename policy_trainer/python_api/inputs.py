@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Union
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.functions import CALLER
 from policy_trainer.data.pictures import with_readable_pictures
-from policy_trainer.environments.toolbox import Toolbox
 from policy_trainer.python_api.dataset_rows import as_read, batches, readable_table, remedy
 from policy_trainer.rewards.functions import RewardFunction, reward_function
+from policy_trainer.rollout.environments.toolbox import Toolbox
 from shared.atomic_files import whole_file
 from shared.errors import UserError
 from shared.spelling import spell_name, spell_setting

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from policy_trainer.lifecycle.timing import Patience
+from policy_trainer.processes.lifecycle.timing import Patience
 from shared.errors import printable
 
 _LINE_EVERY = 10

@@ -8,8 +8,8 @@ from textwrap import shorten
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from policy_trainer.algorithms.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.conversations import limit_of, rollout_metrics
 from policy_trainer.reporting.health import Trouble
 from shared.batch import Batch

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.lifecycle.endings import write_failures
+from policy_trainer.processes.lifecycle.endings import write_failures
 from shared.atomic_files import write_text
 from shared.batch import Batch
 from shared.client import Leased

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from policy_trainer.config import SamplesConfig
 from policy_trainer.data.pictures import PNG_URL, data_url
-from policy_trainer.lifecycle.endings import write_failures
+from policy_trainer.processes.lifecycle.endings import write_failures
 from policy_trainer.reporting.conversations import SampledTurn, turns_of_batch
 from policy_trainer.reporting.logged import extras_of
 from policy_trainer.reporting.metrics import sample_fields, trained_lengths, without_nan
@@ -24,7 +24,7 @@ from shared.batch import Batch
 from shared.pictures import pictures, png
 
 if TYPE_CHECKING:  # the commands that read samples need no PyTorch
-    from policy_trainer.objective.group import Group
+    from policy_trainer.algorithms.objective.group import Group
 
 T = TypeVar("T")
 

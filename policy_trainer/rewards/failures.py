@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from policy_trainer.data.problem import Score
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from shared.errors import UserError
 
 log = structlog.get_logger()

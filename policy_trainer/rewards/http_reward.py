@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from policy_trainer.config import HttpRewardConfig
 from policy_trainer.data.problem import Sample, Score
-from policy_trainer.lifecycle.timing import logged_wait
+from policy_trainer.processes.lifecycle.timing import logged_wait
 from policy_trainer.rewards.failures import Failures
 from policy_trainer.rewards.functions import arguments, checked
 from shared.batch import MAX_NAME_CHARACTERS

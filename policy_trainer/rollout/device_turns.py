@@ -18,10 +18,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import RolloutConfig, TrainConfig
+from policy_trainer.rollout.sampling.engines import load_sampler, sampler_class
+from policy_trainer.rollout.sampling.sampler import LoadedSampler, RunningBatch, Sampler, SamplingParams, Sleeper
 from policy_trainer.run_files.locks import hold, is_held, let_go
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.sampling.engines import load_sampler, sampler_class
-from policy_trainer.sampling.sampler import LoadedSampler, RunningBatch, Sampler, SamplingParams, Sleeper
 from shared.batch import TokenGroup
 from shared.client.retry import OnWait
 

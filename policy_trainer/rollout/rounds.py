@@ -16,20 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from policy_trainer.algorithms.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.config import RolloutConfig, SamplingConfig
 from policy_trainer.data.completion import Completion, turn_rewards
 from policy_trainer.data.left_out import LeftOut
 from policy_trainer.data.problem import Problem, Task, training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt
 from policy_trainer.data.steps import step_judge, step_rewards
-from policy_trainer.environments.rollouts import Rollouts
-from policy_trainer.environments.single_answers import OpenProblem, SingleAnswers
-from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.rewards.registry import part_weights
-from policy_trainer.sampling.sampler import Sampler, sampling_params
-from policy_trainer.weights.publication import Publication
+from policy_trainer.rollout.environments.rollouts import Rollouts
+from policy_trainer.rollout.environments.single_answers import OpenProblem, SingleAnswers
+from policy_trainer.rollout.sampling.sampler import Sampler, sampling_params
+from policy_trainer.weights.published.publication import Publication
 from shared.batch import StepRewards
 from shared.client.retry import OnWait
 from shared.errors import UserError

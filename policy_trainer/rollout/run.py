@@ -7,23 +7,23 @@ import structlog
 
 from policy_trainer.config import INLINE, RolloutConfig, RunConfig
 from policy_trainer.data.prompts import prompt_encoder, prompt_limit
-from policy_trainer.environments.rollouts import make_rollouts, open_sessions
-from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.timing import logged_wait
-from policy_trainer.queue_client.matching import check_group_fits, check_models_match
-from policy_trainer.queue_client.server import connect
+from policy_trainer.data.tasks.compatibility import check_compatibility
+from policy_trainer.data.tasks.registry import make_task
+from policy_trainer.processes.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.timing import logged_wait
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.device_turns import load_rollout_sampler
+from policy_trainer.rollout.environments.rollouts import make_rollouts, open_sessions
 from policy_trainer.rollout.outbox import worker_directory
 from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, until_finished
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
-from policy_trainer.tasks.compatibility import check_compatibility
-from policy_trainer.tasks.registry import make_task
-from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.download import DownloadedWeights
-from policy_trainer.weights.publication import PublishedWeights
+from policy_trainer.trainer.queue_client.matching import check_group_fits, check_models_match
+from policy_trainer.trainer.queue_client.server import connect
+from policy_trainer.weights.published.directory import WeightsDirectory
+from policy_trainer.weights.published.download import DownloadedWeights
+from policy_trainer.weights.published.publication import PublishedWeights
 from shared.client.retry import OnWait
 from shared.devices import describe_device
 from shared.models import embedding_rows, eos_token_ids, load_tokenizer, use_threads

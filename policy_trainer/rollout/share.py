@@ -1,7 +1,7 @@
 """A worker's share of the groups that the next step trains on, with max_lag = 0."""
 
 from policy_trainer.rollout.outbox import Outbox
-from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.published.publication import Publication
 from shared.api import State
 from shared.client import RefServerClient, RefServerError
 

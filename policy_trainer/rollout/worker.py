@@ -10,16 +10,16 @@ from uuid6 import uuid7
 
 from policy_trainer.config import RolloutConfig
 from policy_trainer.data.completion import group_tokens, loss_mask
-from policy_trainer.lifecycle.timing import logged_wait
-from policy_trainer.queue_client.server import batches_by_state
+from policy_trainer.processes.lifecycle.timing import logged_wait
 from policy_trainer.reporting import conversations, logged
 from policy_trainer.reporting.reward_failures import reported
 from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.outbox import Outbox, hold, worker_directory
 from policy_trainer.rollout.rounds import JudgedGroup, Rounds
+from policy_trainer.rollout.sampling.sampler import Sampler, WeightsLost
 from policy_trainer.rollout.share import StepShare
-from policy_trainer.sampling.sampler import Sampler, WeightsLost
-from policy_trainer.weights.publication import Publication, PublishedWeights
+from policy_trainer.trainer.queue_client.server import batches_by_state
+from policy_trainer.weights.published.publication import Publication, PublishedWeights
 from shared import wire
 from shared.api import State
 from shared.batch import Batch, BatchError

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.learner.adapters import save_policy, save_unrounded
 from policy_trainer.learner.interface import WritesWeights
 from policy_trainer.learner.optimizer import Weights
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import STATE, RunDirectory, checkpoint_versions
 from shared.atomic_files import read_json, sync, whole_file, write_json
 from shared.errors import UserError

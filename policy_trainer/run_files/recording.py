@@ -7,7 +7,7 @@ A recording has a directory for each step, `step-00000012`, with the step's batc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from policy_trainer.lifecycle.endings import write_failures
+from policy_trainer.processes.lifecycle.endings import write_failures
 from shared import wire
 from shared.atomic_files import VersionedDirectory
 from shared.batch import Batch, BatchError

@@ -9,16 +9,9 @@ from rich.console import Console
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.marks import public_settings, settings_as_json
 from policy_trainer.data.problem import Task
-from policy_trainer.lifecycle.endings import Stopped, StopRequest
+from policy_trainer.learner.ranks.world import World
 from policy_trainer.processes.fork_server import ForkServer
-from policy_trainer.quantised import check_quantisation
-from policy_trainer.queue_client.feed import LeaseFeed
-from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.matching import check_first_kl, check_server
-from policy_trainer.queue_client.server import KeptSamples, QueueWatch, connect, in_flight_allowance
-from policy_trainer.queue_client.terms import BatchCheck, LeaseTerms
-from policy_trainer.ranks.world import World
-from policy_trainer.reference.renewal import choose_renewal
+from policy_trainer.processes.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.reporting.display import Display, make_display
 from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
 from policy_trainer.reporting.health import Health
@@ -29,14 +22,21 @@ from policy_trainer.reporting.samples import Samples, append_samples
 from policy_trainer.reporting.server_metrics import ServerMetrics, settings_record
 from policy_trainer.reporting.tracking import Trackers, start_trackers
 from policy_trainer.rollout.device_turns import choose_turns, in_turn
+from policy_trainer.rollout.sampling.engines import check_engine
 from policy_trainer.run_files.checkpoint import RunFiles
-from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.observer import Observer
 from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
 from policy_trainer.trainer.policy import Policy, check_model, load_judge, load_policy, warn_of_memory
+from policy_trainer.trainer.queue_client.feed import LeaseFeed
+from policy_trainer.trainer.queue_client.ledger import Ledger
+from policy_trainer.trainer.queue_client.matching import check_first_kl, check_server
+from policy_trainer.trainer.queue_client.server import KeptSamples, QueueWatch, connect, in_flight_allowance
+from policy_trainer.trainer.queue_client.terms import BatchCheck, LeaseTerms
 from policy_trainer.trainer.reference_servers import choose_server
 from policy_trainer.trainer.train import Trainer
-from policy_trainer.weights.publisher import BackgroundPublisher, choose_publisher
+from policy_trainer.weights.published.publisher import BackgroundPublisher, choose_publisher
+from policy_trainer.weights.quantised import check_quantisation
+from policy_trainer.weights.reference.renewal import choose_renewal
 from shared.api import Order
 from shared.client import ClientError, RefServerClient
 from shared.models import decode, eos_token_ids

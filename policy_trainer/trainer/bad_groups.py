@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from shared import wire
 from shared.client import Leased
 from shared.devices import is_out_of_memory

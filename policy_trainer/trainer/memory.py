@@ -29,7 +29,7 @@ _IN_4BIT = 1 / 2 + 1 / 64 + FLOAT32 / (64 * 256)
 _KEPT_LOGITS, _TILE_LOGITS = 2**27, 2**26
 # float32 tensors of a tile that are alive at a time: its logits, their log-softmax and its exponential.
 _TILES = 3
-# A full cache of keys and values grows by half: policy_trainer/sampling/kv_cache.py.
+# A full cache of keys and values grows by half: policy_trainer/rollout/sampling/kv_cache.py.
 _CACHE_ROOM = 1.5
 
 

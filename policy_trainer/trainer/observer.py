@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.lifecycle.timing import Stopwatch
+from policy_trainer.processes.lifecycle.timing import Stopwatch
 
 if TYPE_CHECKING:  # a program that only makes a run's settings needs no PyTorch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from policy_trainer.evaluation.results import Evaluation
     from policy_trainer.reporting.samples import SampledGroup
+    from policy_trainer.trainer.evaluation.results import Evaluation
 
 Metrics = dict[str, Any]
 # Returns the groups of a step as they were sampled, with rewards and advantages.

@@ -6,16 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from policy_trainer.algorithms.objective.group import Group
+from policy_trainer.algorithms.objective.kl import teacher_kl
 from policy_trainer.config import ENV_PREFIX, TrainConfig
-from policy_trainer.evaluation.results import Evaluation, sampled_groups
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.objective.group import Group
-from policy_trainer.objective.kl import teacher_kl
 from policy_trainer.processes.children import Child, RestartedChild
 from policy_trainer.processes.fork_server import ForkServer
-from policy_trainer.queue_client.feed import LeaseFeed
-from policy_trainer.queue_client.server import KeptSamples, QueueWatch, token_of
-from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.conversations import rollout_metrics
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
@@ -27,8 +23,12 @@ from policy_trainer.reporting.samples import Samples
 from policy_trainer.reporting.tracking import Recorder
 from policy_trainer.run_files import recording
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.evaluation.results import Evaluation, sampled_groups
 from policy_trainer.trainer.observer import Observer
-from policy_trainer.weights.publisher import BackgroundPublisher
+from policy_trainer.trainer.queue_client.feed import LeaseFeed
+from policy_trainer.trainer.queue_client.server import KeptSamples, QueueWatch, token_of
+from policy_trainer.weights.published.publisher import BackgroundPublisher
+from policy_trainer.weights.reference.renewal import Renewal
 from shared.batch import Batch
 from shared.client import Leased
 

@@ -14,27 +14,27 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.environments.rollouts import open_sessions
-from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
+from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.learner.adapters import adapt, has_adapters, read_adapters, save_unrounded, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16, trained
-from policy_trainer.quantised import load_base
-from policy_trainer.ranks.lead import load_lead
-from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, restore_from_shards
-from policy_trainer.ranks.world import World
+from policy_trainer.learner.ranks.lead import load_lead
+from policy_trainer.learner.ranks.sharded_checkpoint import has_shards, load_from_shards, restore_from_shards
+from policy_trainer.learner.ranks.world import World
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import part_weights, tagged_rewards
 from policy_trainer.rollout.device_turns import DeviceTurns, in_turn
+from policy_trainer.rollout.environments.rollouts import open_sessions
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import Sampler
 from policy_trainer.run_files.checkpoint import holds_masters, restore, write_weights
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import Sampler
-from policy_trainer.tasks.compatibility import check_compatibility
+from policy_trainer.trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.trainer.plan import Unplanned, load_teacher_outline, plan, shortages
+from policy_trainer.weights.quantised import load_base
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_outline, load_tokenizer

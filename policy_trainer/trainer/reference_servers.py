@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.prompts import prompt_limit
-from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.processes.children import Child, RestartedChild
 from policy_trainer.processes.fork_server import ForkServer
-from policy_trainer.queue_client.server import configured_token
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.run_files.locks import hold
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import choose_token, read_port, server_file, write_address
 from policy_trainer.trainer.parts import max_waiting
+from policy_trainer.trainer.queue_client.server import configured_token
 from shared.client.retry import OnWait
 from shared.devices import choose_device
 from shared.logprobs import vision_of

@@ -8,18 +8,18 @@ from typing import Any
 
 from rich.console import Console
 
+from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.config import ReplayConfig
+from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.learner.interface import PolicyLearner
-from policy_trainer.lifecycle.endings import RunFailed, StopRequest, write_failures
-from policy_trainer.objective.group import Group
-from policy_trainer.queue_client.terms import BatchCheck
+from policy_trainer.processes.lifecycle.endings import RunFailed, StopRequest, write_failures
 from policy_trainer.reporting.metrics import MetricsFile
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.run_files.recording import read_recording
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.parts import step_record
 from policy_trainer.trainer.policy import load_in_one_process
+from policy_trainer.trainer.queue_client.terms import BatchCheck
 from policy_trainer.trainer.run import TrainResult, count_steps
 from shared.atomic_files import whole_directory
 from shared.batch import Batch

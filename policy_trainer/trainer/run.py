@@ -10,18 +10,18 @@ from rich.console import Console
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Task
-from policy_trainer.lifecycle.endings import RunFailed, Stopped
+from policy_trainer.data.tasks.registry import make_task, steps_of_epochs
+from policy_trainer.learner.ranks.world import World
 from policy_trainer.processes.fork_server import ForkServer
-from policy_trainer.ranks.world import World
+from policy_trainer.processes.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.run_files.checkpoint import Checkpoints, RunFiles, TrainState, read_state
 from policy_trainer.run_files.recording import open_recording
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.tasks.registry import make_task, steps_of_epochs
 from policy_trainer.trainer.assembly import build_trainer
 from policy_trainer.trainer.observer import Observer
-from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.published.directory import WeightsDirectory
 from shared.devices import choose_device, deterministic_operations
 from shared.models import use_threads
 from shared.spelling import spell_setting

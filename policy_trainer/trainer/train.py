@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
+from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.evaluator import NothingAnswered, evaluation_params
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
-from policy_trainer.objective.group import Group
+from policy_trainer.processes.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
 from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import RunFiles, Saving
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, fail_together, not_finite
+from policy_trainer.trainer.evaluation.evaluator import NothingAnswered, evaluation_params
 from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
-from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.published.publication import Publication
 from shared.atomic_files import whole_directory
 from shared.batch import Batch
 from shared.client import Leased

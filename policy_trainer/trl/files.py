@@ -28,7 +28,7 @@ def show_checkpoint(saved: Path, state: "TrainerState", updates_after: Callable[
     Removes links to checkpoints that no longer exist, and renames anything else of that name. updates_after: converts
     Tandem's steps to N. Returns the link, or the checkpoint itself if the file system does not support links.
     """
-    from policy_trainer.ranks.export import DESCRIPTION
+    from policy_trainer.learner.ranks.export import DESCRIPTION
     from shared.models import is_adapter
 
     output_dir = saved.parent.parent
@@ -161,7 +161,7 @@ def _file_hash(path: Path) -> str:
 
 def merge(adapters: Path, run_dir: Path) -> str:
     """Merges a checkpoint's adapters into their base model. Returns the directory of the merged model."""
-    from policy_trainer.ranks.export import export
+    from policy_trainer.learner.ranks.export import export
 
     return str(keep(run_dir / "merged-model", lambda directory: export(adapters, directory)))
 

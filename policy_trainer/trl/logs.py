@@ -19,7 +19,7 @@ from policy_trainer.trl.steps import Steps
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-    from policy_trainer.evaluation.results import Evaluation
+    from policy_trainer.trainer.evaluation.results import Evaluation
 
 # Key in an evaluation's record in metrics.jsonl: its metrics under TRL's names, by the prefix of each dataset.
 _FIGURES = "trl"
@@ -161,7 +161,10 @@ class Logs(Callbacks):
         return {_FIGURES: figures}
 
     def _figures(self, evaluation: "Evaluation", seconds: float) -> Metrics:
-        from policy_trainer.evaluation.results import logged_means, sampled_groups  # imported late: they load PyTorch
+        from policy_trainer.trainer.evaluation.results import (  # imported late: they load PyTorch
+            logged_means,
+            sampled_groups,
+        )
 
         problems = list(sampled_groups(evaluation, None))
         batches = math.ceil(len(problems) / self._trl.per_device_eval_batch_size)

@@ -13,7 +13,7 @@ def high_entropy_mask(entropies: "Tensor", mask: "Tensor", threshold: float) -> 
     """
     import torch
 
-    from policy_trainer.objective.entropy import high_entropy
+    from policy_trainer.algorithms.objective.entropy import high_entropy
 
     real = mask.bool()
     (chosen,) = high_entropy([entropies.detach().float().cpu().numpy()], [real.cpu().numpy()], 1 - threshold)
@@ -35,9 +35,9 @@ def off_policy_mask(
     """
     import torch
 
+    from policy_trainer.algorithms.objective.corrections import kept
+    from policy_trainer.algorithms.objective.group import LossInputs
     from policy_trainer.config.loss import MaskConfig
-    from policy_trainer.objective.corrections import kept
-    from policy_trainer.objective.group import LossInputs
 
     real = mask.bool()
     rows = torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)

@@ -128,10 +128,10 @@ def _loss(groups: Sequence[SampledGroup], config: TrainConfig) -> float:
     """Returns the loss at a ratio of 1 without penalties: the mean of -advantage, by loss.aggregation."""
     import torch
 
+    from policy_trainer.algorithms.objective.advantages import advantages
+    from policy_trainer.algorithms.objective.aggregation import token_weights
+    from policy_trainer.algorithms.objective.group import Group, RewardParts
     from policy_trainer.learner.micro_batches import join, totals
-    from policy_trainer.objective.advantages import advantages
-    from policy_trainer.objective.aggregation import token_weights
-    from policy_trainer.objective.group import Group, RewardParts
     from shared.batch import TokenGroup
 
     weights = dict(zip(config.rewards, config.reward_weights or [1.0] * len(config.rewards), strict=True))

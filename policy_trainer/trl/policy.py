@@ -15,7 +15,7 @@ def load_policy_model(config: TrainConfig, dtype: Any, peft_config: Any, name: s
     name: the model's name, for the adapters' config. trained: directory of the trained weights or adapters; None before
     training.
     """
-    from policy_trainer.quantised import load_base
+    from policy_trainer.weights.quantised import load_base
     from shared.models import load_model
 
     if trained is not None and peft_config is None:
@@ -52,7 +52,7 @@ def set_weights(model: Any, trained: Path, device: str) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from policy_trainer.adapters import WEIGHTS
+    from policy_trainer.weights.adapters import WEIGHTS
     from shared.devices import choose_device
     from shared.models import is_adapter, load_model
 

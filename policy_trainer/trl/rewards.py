@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policy_trainer.environments.toolbox import method_names
+from policy_trainer.rollout.environments.toolbox import method_names
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.objects import saved_path
 from shared.errors import UserError

@@ -1,1 +1,0 @@
-"""Published weights: the trainer writes them, its workers read them."""

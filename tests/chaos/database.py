@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 
-from policy_trainer.queue_client.terms import LeaseTerms
+from policy_trainer.trainer.queue_client.terms import LeaseTerms
 from shared import wire
 from shared.api import State
 from shared.client import RefServerClient

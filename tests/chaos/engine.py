@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from policy_trainer.sampling.vllm_client import Unavailable, ask
-from policy_trainer.weights.publication import weights_versions
+from policy_trainer.rollout.sampling.vllm_client import Unavailable, ask
+from policy_trainer.weights.published.publication import weights_versions
 from shared import wire
 from shared.atomic_files import write_json
 from shared.batch import Batch

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from shared.models import load_model, use_threads
-from tests.policy_trainer.sampling.fake_vllm import FakeVllm
+from tests.policy_trainer.rollout.sampling.fake_vllm import FakeVllm
 
 _LOADING_SECONDS = 0.2
 

@@ -27,7 +27,7 @@ from tests.chaos.history import SETTLED, Event, History, check_kills, record_end
 from tests.chaos.processes import Ended, Launcher
 from tests.chaos.proxy import Proxy
 from tests.chaos.stage import Proof, Stage, broken
-from tests.policy_trainer.tasks.formats import write
+from tests.policy_trainer.data.tasks.formats import write
 from tests.policy_trainer.vision_models import picture, save_vision_model
 from tests.ports import free_port
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from policy_trainer.queue_client.terms import LeaseTerms
+from policy_trainer.trainer.queue_client.terms import LeaseTerms
 from shared import wire
 from shared.batch import Batch
 from shared.client import Leased, RefServerClient

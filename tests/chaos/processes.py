@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from shared.models import save_model
 from shared.process import PARENT_VARIABLE
 
@@ -26,7 +26,7 @@ _PRELOADED = [
     "transformers.models.qwen2_vl.modeling_qwen2_vl",
     "policy_trainer.cli.training",
     "policy_trainer.cli.status",
-    "policy_trainer.demo.base_model",
+    "policy_trainer.cli.demo.base_model",
     "policy_trainer.trainer.run",
     "policy_trainer.rollout.run",
     "ref_server.__main__",

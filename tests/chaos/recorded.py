@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from policy_trainer.__main__ import main as policy_trainer
-from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.publication import Publication, Save
+from policy_trainer.weights.published.directory import WeightsDirectory
+from policy_trainer.weights.published.publication import Publication, Save
 from shared import wire
 from shared.api import Uploaded
 from shared.batch import Batch

@@ -16,8 +16,8 @@ from shared.models import save_model
 from tests.chaos import kill
 from tests.chaos.history import Event, check_kills
 from tests.chaos.stage import Proof, Stage, broken
-from tests.policy_trainer.environments.calling_model import make_calling_model
-from tests.policy_trainer.tasks.formats import write
+from tests.policy_trainer.data.tasks.formats import write
+from tests.policy_trainer.rollout.environments.calling_model import make_calling_model
 
 BAR = f"{kill.BAR}; no problem skipped or repeated, 0 processes of tools left"
 

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from policy_trainer.weights.download import fetch
+from policy_trainer.weights.published.download import fetch
 from shared.api import WeightsName
 from shared.client import RefServerClient
 from tests.chaos.disk import SmallDisk, small_disk

@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from shared import wire
 from shared.batch import Batch
 from shared.models import save_model

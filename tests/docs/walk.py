@@ -18,7 +18,7 @@ from subprocess import Popen
 import httpx
 import pytest
 
-from policy_trainer.demo.base_model import cached_base_model
+from policy_trainer.cli.demo.base_model import cached_base_model
 from tests.docs.pages import PAGES, PLACEHOLDER, ROOT, Block, Command, blocks, commands
 from tests.waiting import until
 

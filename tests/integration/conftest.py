@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer, warm_up
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer, warm_up
 from shared.models import save_model, use_threads
 from tests.integration.processes import Process
 

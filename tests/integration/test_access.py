@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trustme
 
-from policy_trainer.weights.publication import Publication
-from policy_trainer.weights.publisher import SETTINGS, upload_directory
+from policy_trainer.weights.published.publication import Publication
+from policy_trainer.weights.published.publisher import SETTINGS, upload_directory
 from shared.api import State
 from shared.client import RefServerClient
 from tests.integration.processes import QUICK, Process, Server, steps_of, until

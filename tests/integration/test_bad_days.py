@@ -10,7 +10,7 @@ import pytest
 
 from policy_trainer.reporting.samples import read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.published.directory import WeightsDirectory
 from shared.models import load_model
 from tests.integration.processes import QUICK, Server, assert_trained_exactly_once, processes_of, steps_of, train, until
 from tests.postgresql import postgres

@@ -15,8 +15,8 @@ import pytest
 from policy_trainer.reporting.samples import read_samples
 from shared.models import save_model, use_threads
 from tests.integration.processes import QUICK, Process, steps_of, train, until
-from tests.policy_trainer.environments.calling_model import make_calling_model
-from tests.policy_trainer.tasks.formats import write
+from tests.policy_trainer.data.tasks.formats import write
+from tests.policy_trainer.rollout.environments.calling_model import make_calling_model
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from policy_trainer.demo.base_model import example, make_model, make_tokenizer
-from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.cli.demo.base_model import example, make_model, make_tokenizer
+from policy_trainer.data.tasks.arithmetic import Arithmetic
 from shared.models import save_model
 from tests.integration.processes import QUICK, Process, Server, processes_of, steps_of, train, until
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import Completion
-from policy_trainer.sampling import sampler
+from policy_trainer.rollout.sampling import sampler
 from ref_server.service.service import Service
 from shared.batch import Batch
 from shared.client import RefServerClient

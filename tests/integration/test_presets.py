@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import RolloutConfig, TrainConfig
-from policy_trainer.presets import PRESETS
+from policy_trainer.config.presets import PRESETS
 from policy_trainer.rollout.run import run_worker
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
-from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.published.directory import WeightsDirectory
 from tests.integration.processes import Server, steps_of, until
 
 # Problems that the base model sometimes solves, in the form of each recipe's data.

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from policy_trainer.cli.demo import tool_model
+from policy_trainer.cli.demo.tool_model import cached_tool_model
 from policy_trainer.config import EvalConfig
-from policy_trainer.demo import tool_model
-from policy_trainer.demo.tool_model import cached_tool_model
-from policy_trainer.environments.sessions import Sessions
 from policy_trainer.reporting.samples import read_samples
+from policy_trainer.rollout.environments.sessions import Sessions
 from shared.models import use_threads
 from tests.docs.pages import texts
 from tests.integration.processes import Process, steps_of, until

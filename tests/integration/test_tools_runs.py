@@ -11,9 +11,9 @@ from policy_trainer.reporting.samples import read_samples
 from shared import wire
 from shared.models import use_threads
 from tests.integration.processes import Process, steps_of
-from tests.policy_trainer.environments.calling_model import make_calling_model
+from tests.policy_trainer.rollout.environments.calling_model import make_calling_model
 
-COUNTER = "tests.policy_trainer.environments.my_tools:Counter"
+COUNTER = "tests.policy_trainer.rollout.environments.my_tools:Counter"
 QUICK = ("--max-steps", "2", "--groups-per-step", "2", "--sampling.num-generations", "4", "--evaluation.problems", "4")
 
 

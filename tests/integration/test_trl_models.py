@@ -11,15 +11,15 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2ForSequenceClassification
 
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from policy_trainer.config import RewardModelConfig, SftConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.demo.base_model import make_model, make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.rewards.reward_model import RewardModel
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams, sample
-from policy_trainer.sft import sft
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import SamplingParams, sample
+from policy_trainer.supervised.sft import sft
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 from shared.settings import from_values

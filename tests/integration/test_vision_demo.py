@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.demo import vision_model
-from policy_trainer.demo.vision_model import cached_vision_model
+from policy_trainer.cli.demo import vision_model
+from policy_trainer.cli.demo.vision_model import cached_vision_model
 from shared.models import use_threads
 from tests.integration.processes import Process, steps_of, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from shared.models import load_model
 from tests.integration.processes import (
     QUICK,
@@ -20,7 +20,7 @@ from tests.integration.processes import (
     until,
 )
 from tests.integration.timed import spans
-from tests.policy_trainer.sampling.fake_vllm import FakeVllm
+from tests.policy_trainer.rollout.sampling.fake_vllm import FakeVllm
 
 
 def test_a_run_samples_from_what_it_published(random_model, tmp_path, start):

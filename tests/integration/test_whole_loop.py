@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from shared.api import State
 from shared.client import RefServerClient
 from shared.models import is_adapter, load_model, save_model

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from policy_trainer.__main__ import main
-from policy_trainer.evaluation.evaluator import Evaluator
 from policy_trainer.learner.learner import Learner
+from policy_trainer.trainer.evaluation.evaluator import Evaluator
 
 _USES = ((Learner, ("step", "noise_floor", "kl", "probe")), (Evaluator, ("evaluate",)))
 

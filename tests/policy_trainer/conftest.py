@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from shared.batch import Batch, TokenGroup
 from tests.fuse import fuse
 from tests.site import no_backoff, open_site

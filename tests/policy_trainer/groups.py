@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.objective.group import Group
+from policy_trainer.algorithms.objective.group import Group
 from shared.batch import Array, TokenGroup
 
 

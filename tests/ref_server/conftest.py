@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from uuid6 import uuid7
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app

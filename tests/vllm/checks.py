@@ -8,10 +8,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.data.completion import Completion
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import Sampler, SamplingParams, sample
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import Sampler, SamplingParams, sample
 from shared.models import load_model, load_tokenizer
-from tests.policy_trainer.sampling.architectures import texts
+from tests.policy_trainer.rollout.sampling.architectures import texts
 from tests.vllm.models import EOS, PROMPTS, distance, save_adapted, save_tiny, scoring_distance
 
 UPDATES = 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.sampling.vllm_worker import PackedHead
+from policy_trainer.rollout.sampling.vllm_worker import PackedHead
 from tests.integration.conftest import base_model, start
 from tests.integration.processes import Process
 from tests.vllm.models import save_tiny

@@ -8,13 +8,13 @@ import torch
 from peft import LoraConfig
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.demo.base_model import make_tokenizer
-from policy_trainer.sampling.sampler import Sampler
+from policy_trainer.rollout.sampling.sampler import Sampler
 from shared.logprobs import PlainForward
 from shared.models import load_model, load_tokenizer, save_model
-from tests.policy_trainer.adapters.adapters import save_adapter
+from tests.policy_trainer.weights.adapters.adapters import save_adapter
 
 EOS = 1
 CONTEXT = 256

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import httpx
 
-from policy_trainer.sampling.vllm_worker import PackedHead
+from policy_trainer.rollout.sampling.vllm_worker import PackedHead
 from tests.integration.processes import Process, until
 from tests.ports import free_port
 from tests.vllm.models import CONTEXT

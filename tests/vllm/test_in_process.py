@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.measure import in_child
 from policy_trainer.config import EvalConfig, LoraConfig
-from policy_trainer.sampling.engines import load_sampler
-from policy_trainer.sampling.sampler import Sampler
-from policy_trainer.sampling.vllm_worker import PackedHead
+from policy_trainer.rollout.sampling.engines import load_sampler
+from policy_trainer.rollout.sampling.sampler import Sampler
+from policy_trainer.rollout.sampling.vllm_worker import PackedHead
 from shared.errors import UserError
 from shared.models import load_tokenizer
 from shared.settings import from_values

@@ -17,8 +17,8 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, prompt_encoder
 from policy_trainer.learner.adapters import adapt, save_policy
 from policy_trainer.learner.optimizer import trained
-from policy_trainer.sampling.engines import load_sampler
-from policy_trainer.sampling.sampler import Sampler, SamplingParams, sample
+from policy_trainer.rollout.sampling.engines import load_sampler
+from policy_trainer.rollout.sampling.sampler import Sampler, SamplingParams, sample
 from shared.errors import UserError
 from shared.logprobs import vision_of
 from shared.models import load_model, load_tokenizer

@@ -1,4 +1,4 @@
-"""--sampler vllm-server: vLLM answers as the fake server of tests/policy_trainer/sampling does."""
+"""--sampler vllm-server: vLLM answers as the fake server of tests/policy_trainer/rollout/sampling does."""
 
 import shutil
 import threading
@@ -10,11 +10,16 @@ import httpx
 import pytest
 
 from policy_trainer.data.completion import Completion
-from policy_trainer.sampling.sampler import SamplingParams, WeightsLost, sample
-from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters, server_flags
-from policy_trainer.sampling.vllm_server import VllmServerSampler
+from policy_trainer.rollout.sampling.sampler import SamplingParams, WeightsLost, sample
+from policy_trainer.rollout.sampling.vllm_client import (
+    check_server,
+    check_sleep_mode,
+    check_takes_adapters,
+    server_flags,
+)
+from policy_trainer.rollout.sampling.vllm_server import VllmServerSampler
 from shared.errors import UserError
-from tests.policy_trainer.sampling.architectures import texts
+from tests.policy_trainer.rollout.sampling.architectures import texts
 from tests.vllm.checks import (
     PARAMS,
     TOLERANCE,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from policy_trainer.cli import eval as command
-from policy_trainer.evaluation.results import Evaluation, Transcript
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
+from policy_trainer.trainer.evaluation.results import Evaluation, Transcript
 
 
 def evaluation(decoding: str, failed: Mapping[str, str] | None = None) -> Evaluation:
@@ -17,7 +17,7 @@ def evaluation(decoding: str, failed: Mapping[str, str] | None = None) -> Evalua
 
 
 def evaluates(monkeypatch: pytest.MonkeyPatch, *results: Evaluation) -> None:
-    monkeypatch.setattr("policy_trainer.evaluation.standalone.evaluate_with_progress", lambda *_: [*results])
+    monkeypatch.setattr("policy_trainer.trainer.evaluation.standalone.evaluate_with_progress", lambda *_: [*results])
 
 
 @pytest.mark.parametrize(

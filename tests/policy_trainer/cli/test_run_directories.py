@@ -13,15 +13,15 @@ from rich.console import Console
 
 from policy_trainer.cli import status, training
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.supervised import SupervisedResult
+from policy_trainer.supervised.training import SupervisedResult
 from shared.client import NotRefServer
 from shared.errors import UserError
 
 # The module of each command that imports PyTorch.
 HEAVY = {
     "train": "policy_trainer.trainer.run",
-    "sft": "policy_trainer.sft",
-    "reward_model": "policy_trainer.reward_model.training",
+    "sft": "policy_trainer.supervised.sft",
+    "reward_model": "policy_trainer.supervised.reward_model.training",
     "replay": "policy_trainer.trainer.replay",
 }
 SETTINGS = {

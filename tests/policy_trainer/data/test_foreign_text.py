@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.data.foreign_text import SEPARATOR, ForeignText
-from policy_trainer.demo.base_model import make_tokenizer
 
 TOKENS = ["ab", "bc", "aa", "aaa", "\n\n", "\n\n\n", "<x>", "x><"]
 TOKENIZER = make_tokenizer()

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import DataConfig, PromptConfig
 from policy_trainer.config.supervised import PairsConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.demo.base_model import make_tokenizer
-from policy_trainer.reward_model.preferences import read_preferences
+from policy_trainer.data.tasks.user_rows import row_task
 from policy_trainer.rewards.functions import arguments
 from policy_trainer.rewards.reward_model import TextClassifier
-from policy_trainer.sft import read_demonstrations
-from policy_trainer.tasks.user_rows import row_task
+from policy_trainer.supervised.reward_model.preferences import read_preferences
+from policy_trainer.supervised.sft import read_demonstrations
 from shared.errors import UserError
-from tests.policy_trainer.reward_model.models import classifier
-from tests.policy_trainer.tasks.formats import write, write_parquet
+from tests.policy_trainer.data.tasks.formats import write, write_parquet
+from tests.policy_trainer.supervised.reward_model.models import classifier
 
 TRL = Path(str(find_spec("trl").origin)).parent / "chat_templates"  # type: ignore[union-attr]
 USER = {"role": "user", "content": "2*3?", "name": "ann"}

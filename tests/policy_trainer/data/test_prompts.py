@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from policy_trainer.config import DataConfig, EvalConfig, PromptConfig, SamplingConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, UnusablePrompt, prompt_limit
-from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared.errors import UserError
 
 USER = {"role": "user", "content": "1+1=?"}

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from transformers import ByT5Tokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import PromptConfig
 from policy_trainer.data import rendering
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder, UnusablePrompt
 from policy_trainer.data.rendering import TemplateRefusal, encode, render
-from policy_trainer.demo.base_model import make_tokenizer
 from shared.errors import UserError
 
 # Llama 2's and Vicuna's templates, and an early one of Mistral: none opens an answer with a special token.
@@ -197,7 +197,7 @@ class TestTemplateThatNeverEnds:
         """In native code, or outside the main thread."""
         program = (
             "import threading; from policy_trainer.data import rendering\n"
-            "from policy_trainer.demo.base_model import make_tokenizer\n"
+            "from policy_trainer.cli.demo.base_model import make_tokenizer\n"
             "rendering._SECONDS = 0.2; tokenizer = make_tokenizer()\n"
             f"tokenizer.chat_template = {template!r}\n"
             "call = lambda: rendering.render(tokenizer, [{'role': 'user', 'content': 'q'}])\n"

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.steps import Step, step_rewards
-from policy_trainer.demo.base_model import make_tokenizer
-from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.data.tasks.arithmetic import Arithmetic
 from shared.errors import UserError
 
 TOKENIZER = make_tokenizer()

@@ -215,7 +215,7 @@ import sys
 from policy_trainer.config import EvalConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import prompt_encoder
-from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.cli.demo.base_model import make_tokenizer
 before = set(sys.modules)
 prompt_encoder(EvalConfig(model="m"), make_tokenizer()).encode(Problem("", ({"role": "user", "content": "1"},)))
 assert "PIL" not in set(sys.modules) - before, "Pillow"

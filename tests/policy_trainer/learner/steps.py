@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from policy_trainer.algorithms.objective.advantages import advantages
+from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceConfig, SamplingConfig, TrainConfig
 from policy_trainer.learner.groups import make_group, trains, with_old_logps
 from policy_trainer.learner.learner import Learner
-from policy_trainer.objective.advantages import advantages
-from policy_trainer.objective.group import Group
 from shared.batch import Array, Batch
 from shared.logprobs import PackedForward
 

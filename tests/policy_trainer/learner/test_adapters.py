@@ -13,7 +13,6 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.adapters import read_adapter
 from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig
 from policy_trainer.learner.adapters import (
     adapters_off,
@@ -25,6 +24,7 @@ from policy_trainer.learner.adapters import (
 )
 from policy_trainer.learner.learner import Learner
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, restore, write_weights
+from policy_trainer.weights.adapters import read_adapter
 from shared.batch import Batch
 from shared.errors import UserError
 from shared.logprobs import choose_forward

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import make_group, missing_input, trains, with_old_logps
 from policy_trainer.learner.micro_batches import join
-from policy_trainer.objective.group import Group
 from shared.batch import Array, StepRewards
 from tests.device import DEVICE
 from tests.policy_trainer.learner.steps import ready_groups

@@ -647,8 +647,8 @@ def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[B
 class TestFunctionsOfTheUser:
     def test_built_in_ones_by_module_and_name_train_the_same_bits(self, make_tiny: Make, batches: list[Batch]) -> None:
         given = {
-            "surrogate": "tests.policy_trainer.surrogates.users:clipped",
-            "advantage": "policy_trainer.objective.advantages:_outcome",
+            "surrogate": "tests.policy_trainer.algorithms.surrogates.users:clipped",
+            "advantage": "policy_trainer.algorithms.objective.advantages:_outcome",
         }
         theirs = LossConfig.model_validate({"epsilon": 0.2, "beta": 0.1, "scale_rewards": "group", **given})
         trained = []
@@ -679,7 +679,9 @@ class TestFunctionsOfTheUser:
             def gather(self, tensor: Tensor) -> list[Tensor]:
                 return [tensor, tensor + 1] if tensor.dim() == 0 else [tensor]
 
-        config = LossConfig.model_validate({"surrogate": "tests.policy_trainer.surrogates.users:clipped", "beta": 0.0})
+        config = LossConfig.model_validate(
+            {"surrogate": "tests.policy_trainer.algorithms.surrogates.users:clipped", "beta": 0.0}
+        )
         trainer = learner(model, loss=config)
         trainer._ranks = Two()
         with pytest.raises(UserError, match=r"loss\.surrogate: returned other metrics on other ranks, here clipped"):

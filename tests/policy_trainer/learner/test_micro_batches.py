@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy_trainer.algorithms.objective.aggregation import Totals
+from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.micro_batches import cut, join, split_evenly, totals
-from policy_trainer.objective.aggregation import Totals
-from policy_trainer.objective.group import Group
 from tests.device import DEVICE
 from tests.policy_trainer.learner.steps import ready_groups
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from policy_trainer.algorithms.objective.group import Group
+from policy_trainer.algorithms.objective.kl import teacher_kl
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.groups import make_group, missing_input, trains
 from policy_trainer.learner.learner import Learner
-from policy_trainer.objective.group import Group
-from policy_trainer.objective.kl import teacher_kl
 from shared.batch import Batch
 from shared.logprobs import PackedForward
 from tests.policy_trainer.learner.steps import make_learner

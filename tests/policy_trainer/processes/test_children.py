@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.processes import children
 from policy_trainer.processes.children import Child, RestartedChild
 from policy_trainer.processes.fork_server import ForkServer
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from tests.policy_trainer.children import Clock, FakeChild
 from tests.waiting import until
 

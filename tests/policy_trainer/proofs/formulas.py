@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from policy_trainer.algorithms.objective.advantages import ADVANTAGES, kl_penalty
+from policy_trainer.algorithms.objective.aggregation import Totals, token_weights
+from policy_trainer.algorithms.objective.corrections import importance_sampling_weights
+from policy_trainer.algorithms.objective.entropy import EntropyBonus, high_entropy, mean_entropy
+from policy_trainer.algorithms.objective.group import Group as TrainedGroup
+from policy_trainer.algorithms.objective.group import LossInputs, RewardParts
+from policy_trainer.algorithms.objective.kl import reverse_kl, with_teacher
+from policy_trainer.algorithms.objective.loss import token_loss
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.advantages import ADVANTAGES, kl_penalty
-from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.corrections import importance_sampling_weights
-from policy_trainer.objective.entropy import EntropyBonus, high_entropy, mean_entropy
-from policy_trainer.objective.group import Group as TrainedGroup
-from policy_trainer.objective.group import LossInputs, RewardParts
-from policy_trainer.objective.kl import reverse_kl, with_teacher
-from policy_trainer.objective.loss import token_loss
 from shared.batch import StepRewards
 from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teaches, trains

@@ -5,8 +5,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from policy_trainer.algorithms.surrogates import Surrogates
 from policy_trainer.config import LossConfig, TrainConfig
-from policy_trainer.surrogates import Surrogates
 
 
 def choices(name: str) -> tuple[Any, ...]:

@@ -26,10 +26,10 @@ from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.learner.learner import Learner
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams, sample
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import SamplingParams, sample
 from tests.policy_trainer.learner.steps import make_learner
-from tests.policy_trainer.sampling.architectures import texts
+from tests.policy_trainer.rollout.sampling.architectures import texts
 
 Make = Callable[..., Any]
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from policy_trainer.algorithms.objective.advantages import advantages
+from policy_trainer.algorithms.objective.aggregation import Totals, token_weights
+from policy_trainer.algorithms.objective.entropy import EntropyBonus
+from policy_trainer.algorithms.objective.group import LossInputs
+from policy_trainer.algorithms.objective.kl import reverse_kl
+from policy_trainer.algorithms.objective.loss import token_loss
 from policy_trainer.config import EntropyConfig, LossConfig
-from policy_trainer.objective.advantages import advantages
-from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.entropy import EntropyBonus
-from policy_trainer.objective.group import LossInputs
-from policy_trainer.objective.kl import reverse_kl
-from policy_trainer.objective.loss import token_loss
 from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.cases import random_groups
 from tests.policy_trainer.proofs.formulas import loss_and_gradient

@@ -20,8 +20,8 @@ from datasets import Dataset, DatasetDict, Features, Image, Sequence, Value
 from policy_trainer.config import SourceConfig
 from policy_trainer.data.pictures import decode, encode
 from policy_trainer.data.problem import Problem
+from policy_trainer.data.tasks.user_rows import row_task
 from policy_trainer.python_api.inputs import ProblemInput, problem_input, reward_input
-from policy_trainer.tasks.user_rows import row_task
 from shared.errors import UserError
 from tests.policy_trainer.rewards import faulty
 from tests.policy_trainer.vision_models import picture

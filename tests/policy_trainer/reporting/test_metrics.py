@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.reporting.metrics import MetricsFile, batch_metrics, next_index, read_metrics, truncate_metrics
 from shared.batch import StepRewards
 from shared.client import Leased

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.reporting.reward_failures import RewardFailures, reported
 from shared.errors import UserError
 

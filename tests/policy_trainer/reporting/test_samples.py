@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
+from policy_trainer.algorithms.objective.advantages import advantages
+from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.config import LossConfig, SamplesConfig
 from policy_trainer.data.pictures import data_url, decode, from_data_url
 from policy_trainer.learner.groups import make_group
-from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.objective.advantages import advantages
-from policy_trainer.objective.group import Group
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_best_and_worst
 from policy_trainer.reporting.samples import (
     MAX_SIDE,

@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Problem
+from policy_trainer.data.tasks.arithmetic import Arithmetic
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import CONFIGURED, RULES, SUMS
-from policy_trainer.tasks.arithmetic import Arithmetic
 from tests.docs.pages import ROOT, texts
 from tests.ports import free_port
 

@@ -195,7 +195,7 @@ class TestPatience:
         thread.join()
 
     def test_waits_are_logged(self, open_site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("policy_trainer.lifecycle.timing._QUIET_SECONDS", 0.0)
+        monkeypatch.setattr("policy_trainer.processes.lifecycle.timing._QUIET_SECONDS", 0.0)
         answers = iter([Answer(503, b"loading"), single])
         site = open_site(lambda request: next(answers))
         with capture_logs() as logs:

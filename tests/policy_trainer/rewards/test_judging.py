@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import DataConfig, TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
-from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Comparison, equal_math, equal_number, equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge

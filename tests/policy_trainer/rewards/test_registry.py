@@ -7,11 +7,11 @@ import pytest
 
 from policy_trainer.config import CommonConfig, TrainConfig
 from policy_trainer.data.problem import Correct, Problem
+from policy_trainer.data.tasks.arithmetic import Arithmetic
 from policy_trainer.rewards import Sample, equal_math, equal_text, registry
 from policy_trainer.rewards.answers import ByAnswer, ByTask, format_reward, tags_reward
 from policy_trainer.rewards.registry import RULES, SUMS, choose_rewards, part_weights
 from policy_trainer.rewards.sandbox import Sandboxed
-from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.errors import UserError
 
 

@@ -16,9 +16,9 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import RewardModelConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.reward_model import RewardModel
 from shared.errors import UserError

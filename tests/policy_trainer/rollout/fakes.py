@@ -15,13 +15,13 @@ from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.rounds import Rounds
-from policy_trainer.sampling.sampler import Sampler, SamplingParams
-from policy_trainer.weights.publication import Publication
+from policy_trainer.rollout.sampling.sampler import Sampler, SamplingParams
+from policy_trainer.weights.published.publication import Publication
 from shared.api import QueueView, State, Uploaded
 from shared.batch import TokenGroup
 from shared.client import RefServerError
 from tests.policy_trainer.queues import queue_of
-from tests.policy_trainer.sampling.whole_prompts import WholePrompts
+from tests.policy_trainer.rollout.sampling.whole_prompts import WholePrompts
 
 
 class Counting:

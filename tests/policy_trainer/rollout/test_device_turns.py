@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.rollout.device_turns import DeviceTurns, SamplerInTurns
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.rollout.sampling.sampler import SamplingParams
 from tests.waiting import until
 
 # A process that takes turns without end, and writes down when each began and ended.

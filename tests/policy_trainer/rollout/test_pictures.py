@@ -8,19 +8,19 @@ import pytest
 
 from policy_trainer.config import EvalConfig, RolloutConfig
 from policy_trainer.data.pictures import encode
-from policy_trainer.evaluation.evaluator import make_evaluator
+from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.rounds import Rounds
+from policy_trainer.rollout.sampling.hf import HFSampler
+from policy_trainer.rollout.sampling.sampler import SamplingParams
 from policy_trainer.rollout.worker import RolloutWorker
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import SamplingParams
-from policy_trainer.tasks.registry import make_task
-from policy_trainer.weights.publication import Publication
+from policy_trainer.trainer.evaluation.evaluator import make_evaluator
+from policy_trainer.weights.published.publication import Publication
 from shared import wire
 from shared.logprobs.vision import vision_of
 from shared.models import load_model, load_tokenizer
+from tests.policy_trainer.data.tasks.formats import write
 from tests.policy_trainer.rollout.fakes import make_rounds, publication
-from tests.policy_trainer.tasks.formats import write
 from tests.policy_trainer.vision_models import picture, save_vision_model
 
 SAMPLING = {"num_generations": 3, "prompts_per_round": 2, "max_completion_length": 8}

@@ -13,7 +13,7 @@ from policy_trainer.config import RolloutConfig, RolloutLossConfig, SamplingConf
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.rollout.rounds import Round, Rounds
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.rollout.sampling.sampler import SamplingParams
 from tests.policy_trainer.rollout.fakes import Scripted, make_rounds, publication
 
 Make = Callable[..., Any]

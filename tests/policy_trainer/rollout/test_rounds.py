@@ -13,10 +13,10 @@ from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, Roll
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.data.tasks.arithmetic import Arithmetic
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rollout.rounds import Round
-from policy_trainer.sampling.sampler import SamplingParams
-from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.rollout.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from tests.policy_trainer.rollout.fakes import Counting, Scripted, make_rounds, publication
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.config import RolloutConfig
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.rollout.device_workers import only_visible
 from policy_trainer.rollout.run import find_server, stay_with
 from policy_trainer.run_files.run_directory import RunDirectory

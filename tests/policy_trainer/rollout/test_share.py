@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policy_trainer.rollout.outbox import Outbox
 from policy_trainer.rollout.share import StepShare
-from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.published.publication import Publication
 from shared.api import State, Uploaded
 
 

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RolloutConfig, SamplingConfig
 from policy_trainer.data.completion import Completion, Probe
+from policy_trainer.rollout.sampling.sampler import WeightsLost
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished
-from policy_trainer.sampling.sampler import WeightsLost
-from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.published.directory import WeightsDirectory
 from shared import wire
 from shared.api import State
 from shared.atomic_files import write_json

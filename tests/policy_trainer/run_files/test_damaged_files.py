@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from policy_trainer.rollout.outbox import Outbox
 from policy_trainer.run_files.checkpoint import read_saved, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.published.directory import WeightsDirectory
 from shared.errors import UserError
 
 FILES: list[tuple[str, str, Callable[[Path], Any]]] = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.run_files.recording import open_recording, read_recording, record
 from shared import wire
 from shared.batch import Batch

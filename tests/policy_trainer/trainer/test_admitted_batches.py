@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from policy_trainer.config import LossConfig, OptimizerConfig, SamplesConfig
-from policy_trainer.queue_client.server import trained_advantages
-from policy_trainer.queue_client.terms import BatchCheck
 from policy_trainer.reporting.display import Display, LiveDisplay
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
@@ -27,6 +25,8 @@ from policy_trainer.reporting.metrics import MetricsFile, next_index, read_metri
 from policy_trainer.reporting.sample_views import columns_and_rows, markdown, print_best_and_worst
 from policy_trainer.reporting.samples import Samples, append_samples, read_samples
 from policy_trainer.trainer.parts import step_record
+from policy_trainer.trainer.queue_client.server import trained_advantages
+from policy_trainer.trainer.queue_client.terms import BatchCheck
 from shared import wire
 from shared.batch import (
     MAX_INDEX,

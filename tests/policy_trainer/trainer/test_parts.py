@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer import parts
 from policy_trainer.trainer.parts import choose_workers

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import TrainConfig
-from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.reporting.display import make_display
-from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.policy import check_model, load_judge
 from shared.errors import UserError
 from shared.settings import from_values

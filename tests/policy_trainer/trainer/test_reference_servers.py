@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from policy_trainer.config import LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
-from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.processes import children as restarts
+from policy_trainer.processes.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.run_files import locks
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_port, read_url

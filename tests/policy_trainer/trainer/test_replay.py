@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import ReplayConfig
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.recording import record
 from policy_trainer.trainer.replay import replay

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.run import count_steps
 from shared.settings import from_values
 

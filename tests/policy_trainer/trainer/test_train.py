@@ -16,13 +16,9 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policy_trainer.config import CheckpointConfig, LossConfig, TrainConfig
-from policy_trainer.evaluation.evaluator import NothingAnswered
-from policy_trainer.evaluation.results import Transcript
 from policy_trainer.learner.adapters import save_whole
 from policy_trainer.learner.learner import Learner
-from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
-from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.matching import check_first_kl
+from policy_trainer.processes.lifecycle.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health
@@ -31,11 +27,15 @@ from policy_trainer.reporting.samples import Samples, append_samples, read_sampl
 from policy_trainer.run_files.checkpoint import Checkpoints, RunFiles, TrainState, read_state, write_weights
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.bad_groups import BadGroups
+from policy_trainer.trainer.evaluation.evaluator import NothingAnswered
+from policy_trainer.trainer.evaluation.results import Transcript
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting
 from policy_trainer.trainer.policy import Policy
+from policy_trainer.trainer.queue_client.ledger import Ledger
+from policy_trainer.trainer.queue_client.matching import check_first_kl
 from policy_trainer.trainer.train import Trainer
-from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.publisher import BackgroundPublisher
+from policy_trainer.weights.published.directory import WeightsDirectory
+from policy_trainer.weights.published.publisher import BackgroundPublisher
 from shared.api import ModelInfo
 from shared.client import Leased
 from shared.logprobs import PackedForward

@@ -12,11 +12,11 @@ import pytest
 from transformers import TrainerCallback
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.results import Evaluation, Transcript, summarise
-from policy_trainer.lifecycle.timing import Stopwatch
+from policy_trainer.processes.lifecycle.timing import Stopwatch
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
-from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.rollout.sampling.sampler import SamplingParams
+from policy_trainer.trainer.evaluation.results import Evaluation, Transcript, summarise
 from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trl import GRPOConfig
 from policy_trainer.trl.logs import Logs

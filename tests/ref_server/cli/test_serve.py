@@ -15,7 +15,7 @@ import pytest
 import structlog
 import torch
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from ref_server.__main__ import main
 from ref_server.cli.serve import describe_store
 from ref_server.cli.serve import run as serve

@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.demo.base_model import make_model
+from policy_trainer.cli.demo.base_model import make_model
 from tests.device import on_device
 
 

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.queue.queue import Queue

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model

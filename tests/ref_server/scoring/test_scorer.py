@@ -119,7 +119,7 @@ def test_a_forward_that_failed_holds_no_memory(forward: LogprobForward) -> None:
 _LIMITED = """
 import resource, sys
 import numpy as np, torch
-from policy_trainer.demo.base_model import make_model
+from policy_trainer.cli.demo.base_model import make_model
 from ref_server.scoring.scorer import Scorer
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward

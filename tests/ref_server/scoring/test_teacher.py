@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model

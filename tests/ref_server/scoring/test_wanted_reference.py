@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from policy_trainer.demo.base_model import make_model, make_tokenizer
+from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model

@@ -8,7 +8,7 @@ import pytest
 
 from policy_trainer.config import HttpRewardConfig
 from policy_trainer.rewards.http_reward import HttpReward
-from policy_trainer.sampling.vllm_client import ask
+from policy_trainer.rollout.sampling.vllm_client import ask
 from shared.client import RefServerClient, UnusableProxy
 from shared.client.proxies import connection_options
 from tests.site import Answer

@@ -10,7 +10,7 @@ from torch.utils import backend_registration
 _PROGRAM = """
 import sys
 import torch
-from policy_trainer.demo.base_model import make_model
+from policy_trainer.cli.demo.base_model import make_model
 from shared.logprobs import PackedForward, PaddedForward, PlainForward, choose_forward
 from shared.logprobs.choice import _test_groups
 from tests.rounding import rounding

@@ -1,0 +1,1 @@
+"""Published weights: the trainer writes them, its workers read them."""

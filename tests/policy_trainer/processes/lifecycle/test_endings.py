@@ -1,0 +1,48 @@
+"""Ctrl-C between steps, and a second one at once."""
+
+import io
+import signal
+import threading
+
+import pytest
+
+from policy_trainer.processes.lifecycle.endings import Stopped, StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_requests_a_stop_and_the_second_stops(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert not stop
+        stop.check()
+        signal.raise_signal(number)
+        assert stop
+        with pytest.raises(Stopped):
+            stop.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_another_thread_handles_no_signals() -> None:
+    before, during = signal.getsignal(signal.SIGINT), []
+
+    def run() -> None:
+        with StopRequest() as stop:
+            during.append(signal.getsignal(signal.SIGINT))
+            stop.set()
+            during.append(bool(stop))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert during == [before, True]
+
+
+def test_a_stop_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    monkeypatch.setattr("sys.stderr", output)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop
+    assert "stopping; press Ctrl-C again" in output.getvalue()
