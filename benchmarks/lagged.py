@@ -22,7 +22,7 @@ from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import sample, sampling_params
 from policy_trainer.trainer.evaluation.evaluator import make_evaluator
@@ -44,7 +44,7 @@ class LaggedSampler:
         self._sampler = HFSampler(model, tokenizer)
         self._task = make_task(config)
         self._encoder = PromptEncoder(tokenizer, config.data)
-        self._judge = Judge(tokenizer, self._task, config)
+        self._judge = RewardScorer(tokenizer, self._task, config)
         self._kept: deque[tuple[int, dict[str, torch.Tensor]]] = deque(maxlen=lag + 1)
 
     def keep(self, version: int, state: dict[str, torch.Tensor]) -> None:
@@ -167,6 +167,8 @@ def _drift(batches: Sequence[Batch], policy: PreTrainedModel, first: PreTrainedM
 def _accuracy(config: TrainConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
     task = make_task(config)
     evaluation = config.evaluation
-    evaluator = make_evaluator(config, task, Judge(tokenizer, task, config), policy, batch_size=evaluation.batch_size)
+    evaluator = make_evaluator(
+        config, task, RewardScorer(tokenizer, task, config), policy, batch_size=evaluation.batch_size
+    )
     greedy = sampling_params(config.sampling, num_generations=1, temperature=0)
     return evaluator.evaluate(HFSampler(policy, tokenizer), greedy, evaluation.problems).accuracy

@@ -45,12 +45,12 @@ def read_json(path: Path, kind: TypeAdapter[T], remedy: str) -> T:
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Writes a text in UTF-8, atomically."""
-    with whole_file(path, mode=mode) as temporary:
+    with atomic_file(path, mode=mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def whole_file(target: Path, *, mode: int = 0o666, synced: bool = True) -> Iterator[Path]:
+def atomic_file(target: Path, *, mode: int = 0o666, synced: bool = True) -> Iterator[Path]:
     """Yields an empty temporary file to fill. It replaces `target` in one rename when the block ends without an error.
 
     After a power cut, `target` is either the old or the new file. Where it must be the new one, sync the directory too.
@@ -84,7 +84,7 @@ def is_same_file(path: Path, status: os.stat_result) -> bool:
 
 
 @contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
+def atomic_directory(target: Path) -> Iterator[Path]:
     """Yields a temporary directory to fill. It replaces `target` when the block ends, and then survives a power cut.
 
     Anything that a killed writer of `target` left behind is removed first; if it was killed between the two renames,
@@ -169,9 +169,9 @@ class VersionedDirectory:
 
     @contextmanager
     def write(self, *numbers: int) -> Iterator[Path]:
-        """Yields a temporary directory to fill, which becomes the version, as in `whole_directory`."""
+        """Yields a temporary directory to fill, which becomes the version, as in `atomic_directory`."""
         self.remove_leftovers()
-        with whole_directory(self.path(*numbers)) as temporary:
+        with atomic_directory(self.path(*numbers)) as temporary:
             yield temporary
 
     def remove_leftovers(self) -> None:

@@ -98,7 +98,7 @@ def test_all_three_understand_each_other(started: dict[str, Any]) -> None:
     assert (worker.worker, worker.workers) == (0, int(GIVEN["WORKERS"]))
     assert worker.weights == trainer.weights == "server"
     for role in (Role.METRICS, Role.UPLOAD, Role.TRAIN, Role.ADMIN):
-        assert server.keys.holder(f"Bearer a-token-of-role-{role.name.lower()}").role is role
+        assert server.keys.principal(f"Bearer a-token-of-role-{role.name.lower()}").role is role
     assert worker.token.get_secret_value() == "a-token-of-role-upload"
     assert trainer.token.get_secret_value() == "a-token-of-role-train"
     replicas = {each["metadata"]["name"]: each["spec"].get("replicas") for each in OBJECTS if "spec" in each}

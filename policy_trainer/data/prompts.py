@@ -13,11 +13,11 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, PromptConfig
-from policy_trainer.data.foreign_text import SEPARATOR, ForeignText
 from policy_trainer.data.messages import contents
 from policy_trainer.data.pictures import PLACEHOLDER, placed, plain
 from policy_trainer.data.problem import Message, Problem, Tools
 from policy_trainer.data.rendering import OPENED, Frames, TemplateRefusal, encode, frames, render_rows
+from policy_trainer.data.untrusted_text import SEPARATOR, UntrustedText
 from policy_trainer.data.vision import PictureProcessor, placeholder_texts
 from shared.batch import Array, BatchError, TokenGroup
 from shared.errors import UserError
@@ -116,7 +116,7 @@ class PromptEncoder:
         _refuse_unused(prompts.chat_template_kwargs, tokenizer)
         self._used = set(prompts.chat_template_kwargs)
         self._tokenizer = tokenizer
-        self._foreign = ForeignText(tokenizer)
+        self._foreign = UntrustedText(tokenizer)
         self._prompts = prompts
         self._limit = limit
         self._processor = processor
@@ -167,9 +167,9 @@ class PromptEncoder:
         return self._user_text.encode(self._user_text.cut(text), front=front)
 
     @cached_property
-    def _user_text(self) -> ForeignText:
+    def _user_text(self) -> UntrustedText:
         """For users' texts, which may have every token but those of pictures."""
-        return ForeignText(self._tokenizer, self._placeholders)
+        return UntrustedText(self._tokenizer, self._placeholders)
 
     @cached_property
     def _placeholders(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class StepFunction(Observer):
             answer = self._on_step(record, groups)
         except StopTraining:
             answer = False
-        self.wishes.stop |= isinstance(answer, bool | np.bool_) and not answer
+        self.requested.stop |= isinstance(answer, bool | np.bool_) and not answer
 
 
 def callback_input(callbacks: "Iterable[AnyCallback]") -> "list[TrainerCallback]":
@@ -211,9 +211,9 @@ class Callbacks(StepFunction):
         for callback in self.callbacks:
             given = {**self._others, "optimizer": None, "lr_scheduler": None, **values}
             self.control = getattr(callback, event)(self._args, self.state, self.control, **given) or self.control
-        control, wishes = self.control, self.wishes
-        wishes.stop |= control.should_training_stop
-        wishes.save, wishes.evaluate = control.should_save, control.should_evaluate
+        control, requested = self.control, self.requested
+        requested.stop |= control.should_training_stop
+        requested.save, requested.evaluate = control.should_save, control.should_evaluate
 
 
 def _numbers(record: Metrics) -> Metrics:

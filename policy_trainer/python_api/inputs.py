@@ -20,7 +20,7 @@ from policy_trainer.data.pictures import with_readable_pictures
 from policy_trainer.python_api.dataset_rows import as_read, batches, readable_table, remedy
 from policy_trainer.rewards.functions import RewardFunction, reward_function
 from policy_trainer.rollout.environments.toolbox import Toolbox
-from shared.atomic_files import whole_file
+from shared.atomic_files import atomic_file
 from shared.errors import UserError
 from shared.spelling import spell_name, spell_setting
 
@@ -58,7 +58,7 @@ class ProblemInput:
         try:
             if not path.exists():
                 directory.mkdir(parents=True, exist_ok=True)
-                with whole_file(path) as temporary:
+                with atomic_file(path) as temporary:
                     self.save(temporary)
         except OSError as error:
             raise UserError(

@@ -54,7 +54,7 @@ class Judgement:
         return Judgement(self.rewards[start:end], parts, self.samples[start:end], self.logged[start:end])
 
 
-class Judge:
+class RewardScorer:
     """Completions -> rewards by name and their weighted sum."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, config: CommonConfig) -> None:

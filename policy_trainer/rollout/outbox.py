@@ -15,7 +15,7 @@ from policy_trainer.config import RolloutConfig
 from policy_trainer.run_files import locks
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api.base import Version
-from shared.atomic_files import read_json, whole_file, write_json
+from shared.atomic_files import atomic_file, read_json, write_json
 from shared.spelling import spell_setting
 
 # A worker whose trainer was killed takes a moment to end and release its lock.
@@ -80,7 +80,7 @@ class Outbox:
         """Writes an encoded batch; returns its file."""
         path = self._directory / f"{index:012d}.safetensors"
         # Sampling does not wait for the disk: `Delivery` drops a batch that a power cut has cut, and skips its problem.
-        with whole_file(path, synced=False) as temporary:
+        with atomic_file(path, synced=False) as temporary:
             temporary.write_bytes(body)
         return path
 

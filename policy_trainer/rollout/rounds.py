@@ -24,7 +24,7 @@ from policy_trainer.data.problem import Problem, Task, training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt
 from policy_trainer.data.steps import step_judge, step_rewards
 from policy_trainer.reporting.metrics import WastedSamples
-from policy_trainer.rewards.judging import Judge, Judgement
+from policy_trainer.rewards.judging import Judgement, RewardScorer
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.rollout.environments.rollouts import Rollouts
 from policy_trainer.rollout.environments.single_answers import OpenProblem, SingleAnswers
@@ -132,7 +132,7 @@ class JudgedGroup:
 class Round:
     """The groups of a round, in the order in which their problems were drawn, and counts of wasted samples.
 
-    failures: rewards that failed in this round, as from `Judge.failures_since`.
+    failures: rewards that failed in this round, as from `RewardScorer.failures_since`.
     """
 
     groups: list[JudgedGroup] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Pool:
         waiting = [Drawn(group.index, OpenProblem(group.problem), group.prompt) for group, _ in self._kept.values()]
         return waiting[: count - 1]
 
-    def sift(self, groups: list[JudgedGroup]) -> list[JudgedGroup]:
+    def take_ready(self, groups: list[JudgedGroup]) -> list[JudgedGroup]:
         """The groups to train on after a round: from the groups just sampled and those no longer kept. All have
         num_generations completions, in the order of their problems; the other groups are kept."""
         self._round += 1
@@ -206,7 +206,7 @@ class Rounds:
         config: RolloutConfig,
         sampler: Sampler,
         encoder: PromptEncoder,
-        judge: Judge,
+        judge: RewardScorer,
         task: Task,
         rollouts: Rollouts | None = None,
         wait: OnWait = lambda reason, seconds: None,
@@ -244,7 +244,7 @@ class Rounds:
                 if not dropped:
                     break
                 self._sample(current, self._draw(draw, dropped, current), publication)
-            current.groups = self._pool.sift(current.groups)
+            current.groups = self._pool.take_ready(current.groups)
         current.failures = self._judge.failures_since(before)
         return current
 

@@ -11,7 +11,7 @@ from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.processes.lifecycle.timing import logged_wait
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rollout.device_turns import load_rollout_sampler
 from policy_trainer.rollout.environments.rollouts import make_rollouts, open_sessions
 from policy_trainer.rollout.outbox import worker_directory
@@ -51,7 +51,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     wait = until_finished(weights)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    judge = Judge(tokenizer, task, config)
+    judge = RewardScorer(tokenizer, task, config)
     sessions = open_sessions(config, judge, stack)
     sampler, model = load_rollout_sampler(config, tokenizer, wait)
     url = find_server(config, wait)

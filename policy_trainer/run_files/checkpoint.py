@@ -27,7 +27,7 @@ from policy_trainer.learner.interface import WritesWeights
 from policy_trainer.learner.optimizer import Weights
 from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import STATE, RunDirectory, checkpoint_versions
-from shared.atomic_files import read_json, sync, whole_file, write_json
+from shared.atomic_files import atomic_file, read_json, sync, write_json
 from shared.errors import UserError
 from shared.spelling import spell_name
 
@@ -76,7 +76,7 @@ class TrainState:
 
 
 @dataclass(frozen=True, eq=False)
-class Saving:
+class PendingCheckpoint:
     """A checkpoint that is being written. state: the run's progress in it."""
 
     target: Path
@@ -117,7 +117,7 @@ class Checkpoints:
         """Returns once the checkpoint survives a power cut."""
         return self.begin(state, partial(write_weights, model, tokenizer, weights), average).finish()
 
-    def begin(self, state: TrainState, write: WritesWeights, average: Average | None = None) -> "Saving":
+    def begin(self, state: TrainState, write: WritesWeights, average: Average | None = None) -> "PendingCheckpoint":
         """Begins a checkpoint of this moment, which may still be written in the background when this returns.
 
         write: writes the weights into a directory, or begins to. Finish a checkpoint before the next begins.
@@ -133,7 +133,7 @@ class Checkpoints:
                 directory = block.enter_context(self._versions.write(state.step))
                 writing = write(directory)
                 _write_state(directory, state, average)
-            return Saving(target, state, writing, block.pop_all(), self._remove_old)
+            return PendingCheckpoint(target, state, writing, block.pop_all(), self._remove_old)
 
     def newest(self) -> Path | None:
         """The checkpoint to resume from."""
@@ -278,6 +278,6 @@ def _write_average(file: Path, average: Average) -> None:
     if file.exists():
         return
     file.parent.mkdir(exist_ok=True)
-    with whole_file(file) as temporary:
+    with atomic_file(file) as temporary:
         safetensors.torch.save_file(dict(average), temporary)
     sync(file.parent)

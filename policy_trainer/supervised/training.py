@@ -27,7 +27,7 @@ from policy_trainer.processes.lifecycle.endings import RunFailed, StopRequest, w
 from policy_trainer.reporting.metrics import Metrics, MetricsFile, truncate_metrics
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.run_files.run_directory import RunDirectory
-from shared.atomic_files import whole_directory
+from shared.atomic_files import atomic_directory
 from shared.errors import UserError
 from shared.models import load_tokenizer, save_model, use_threads
 from shared.spelling import spell_setting
@@ -230,7 +230,7 @@ class SupervisedRun:
             self.checkpoints.save(self.state, self.learner.model, self.tokenizer, self.learner.weights)
 
     def _save_model(self) -> None:
-        with write_failures(self.directory.model), whole_directory(self.directory.model) as temporary:
+        with write_failures(self.directory.model), atomic_directory(self.directory.model) as temporary:
             save_model(self.learner.model, self.tokenizer, temporary)
 
 

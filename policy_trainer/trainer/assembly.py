@@ -26,7 +26,7 @@ from policy_trainer.rollout.sampling.engines import check_engine
 from policy_trainer.run_files.checkpoint import RunFiles
 from policy_trainer.trainer.observer import Observer
 from policy_trainer.trainer.parts import BatchSource, Reporters, choose_workers
-from policy_trainer.trainer.policy import Policy, check_model, load_judge, load_policy, warn_of_memory
+from policy_trainer.trainer.policy import Policy, check_model, load_policy, load_reward_scorer, warn_of_memory
 from policy_trainer.trainer.queue_client.feed import LeaseFeed
 from policy_trainer.trainer.queue_client.ledger import Ledger
 from policy_trainer.trainer.queue_client.matching import check_first_kl, check_server
@@ -75,7 +75,7 @@ def build_trainer(
 
     display.note(_headline(config))
     # Mistakes in data and rewards show before anything starts.
-    judge = load_judge(config, task(), files.resumed_from)
+    judge = load_reward_scorer(config, task(), files.resumed_from)
     check_quantisation(config.lora)
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)

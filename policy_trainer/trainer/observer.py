@@ -20,7 +20,7 @@ Groups = Callable[[], "list[SampledGroup]"]
 
 
 @dataclass
-class Wishes:
+class Requested:
     """What an observer asks of the trainer. save and evaluate: after this step, even if it is not due; the trainer
     resets them. stop: end the run with a checkpoint."""
 
@@ -50,11 +50,11 @@ class Observer:
 
     def __init__(self, stopwatch: Stopwatch | None = None) -> None:
         self.stopwatch = stopwatch or Stopwatch()
-        self.wishes = Wishes()
+        self.requested = Requested()
 
     def begin(self, run: RunStart) -> None:
-        """Before the first evaluation. Wishes of an earlier run are forgotten."""
-        self.wishes = Wishes()
+        """Before the first evaluation. What an earlier run was asked is forgotten."""
+        self.requested = Requested()
 
     def begin_step(self) -> None:
         """Before the trainer waits for the batches of a step."""

@@ -25,7 +25,7 @@ from policy_trainer.learner.ranks.lead import load_lead
 from policy_trainer.learner.ranks.sharded_checkpoint import has_shards, load_from_shards, restore_from_shards
 from policy_trainer.learner.ranks.world import World
 from policy_trainer.reporting.display import Display
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rewards.registry import part_weights, tagged_rewards
 from policy_trainer.rollout.device_turns import DeviceTurns, in_turn
 from policy_trainer.rollout.environments.rollouts import open_sessions
@@ -66,17 +66,17 @@ class Policy:
         return in_turn(self.turns)
 
 
-def load_judge(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judge:
+def load_reward_scorer(config: TrainConfig, task: Task, checkpoint: Path | None) -> RewardScorer:
     """Loads the tokenizer and the judge, the parts of a policy that need no weights.
 
     Raises UserError for unusable rewards or an unusable tokenizer.
     """
     source, revision = _source(config, checkpoint)
-    return Judge(load_tokenizer(source, revision=revision), task, config)
+    return RewardScorer(load_tokenizer(source, revision=revision), task, config)
 
 
 def check_model(
-    config: TrainConfig, task: Task, checkpoint: Path | None, judge: Judge, display: Display
+    config: TrainConfig, task: Task, checkpoint: Path | None, judge: RewardScorer, display: Display
 ) -> PreTrainedModel:
     """The model's shapes, after checking that they are compatible with its tokenizer, the problems and the rewards.
 
@@ -109,7 +109,7 @@ def load_policy(
     config: TrainConfig,
     task: Task,
     checkpoint: Path | None,
-    judge: Judge,
+    judge: RewardScorer,
     turns: DeviceTurns | None,
     display: Display,
     world: World | None = None,

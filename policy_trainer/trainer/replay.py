@@ -21,7 +21,7 @@ from policy_trainer.trainer.parts import step_record
 from policy_trainer.trainer.policy import load_in_one_process
 from policy_trainer.trainer.queue_client.terms import BatchCheck
 from policy_trainer.trainer.run import TrainResult, count_steps
-from shared.atomic_files import whole_directory
+from shared.atomic_files import atomic_directory
 from shared.batch import Batch
 from shared.client import Leased
 from shared.errors import UserError
@@ -55,7 +55,7 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
                 records.append(_train(loaded.learner, check, step, batches))
                 metrics.write(records[-1])
                 console.print(_line(records[-1]), highlight=False)
-        with write_failures(directory.model, "make room, and replay again"), whole_directory(directory.model) as model:
+        with write_failures(directory.model, "make room, and replay again"), atomic_directory(directory.model) as model:
             loaded.save(model)
     if not stop and not sum(record["tokens"] for record in records):
         raise RunFailed("the replay trained no token: no group had rewards that differ, or none could be judged")

@@ -16,14 +16,14 @@ from policy_trainer.processes.lifecycle.endings import RankLost, RunFailed, Stop
 from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
-from policy_trainer.run_files.checkpoint import RunFiles, Saving
+from policy_trainer.run_files.checkpoint import PendingCheckpoint, RunFiles
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, fail_together, not_finite
 from policy_trainer.trainer.evaluation.evaluator import NothingAnswered, evaluation_params
 from policy_trainer.trainer.observer import RunStart
 from policy_trainer.trainer.parts import BatchSource, Reporters, max_waiting, step_record
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.published.publication import Publication
-from shared.atomic_files import whole_directory
+from shared.atomic_files import atomic_directory
 from shared.batch import Batch
 from shared.client import Leased
 from shared.errors import UserError
@@ -54,7 +54,7 @@ class Trainer:
         self._stop = stop
         self._noise_floor: float | None = None
         self._trained: Sequence[Batch] = ()  # the latest step's
-        self._saving: Saving | None = None
+        self._saving: PendingCheckpoint | None = None
         self._bad_groups = BadGroups()
 
     def run(self) -> bool:
@@ -115,7 +115,7 @@ class Trainer:
         return finished
 
     def _stop_if_wished(self) -> None:
-        if self._observer.wishes.stop and self._state.step < self._config.max_steps:
+        if self._observer.requested.stop and self._state.step < self._config.max_steps:
             self._stop.set()
 
     def _ensure_reference(self) -> None:
@@ -172,11 +172,11 @@ class Trainer:
 
     def _evaluate_and_checkpoint(self) -> None:
         """Does what is due after this step. The best weights so far get a checkpoint."""
-        step, config, wishes = self._state.step, self._config, self._observer.wishes
+        step, config, requested = self._state.step, self._config, self._observer.requested
         last = step == config.max_steps
         eval_steps = config.evaluation.eval_steps
-        best = (last or wishes.evaluate or (eval_steps and step % eval_steps == 0)) and self._evaluate()
-        save = best or last or wishes.save or step % config.checkpoint.save_steps == 0
+        best = (last or requested.evaluate or (eval_steps and step % eval_steps == 0)) and self._evaluate()
+        save = best or last or requested.save or step % config.checkpoint.save_steps == 0
         if save or self._source.feed.settling_is_due:
             self._checkpoint()
         elif self._saving and self._saving.done():
@@ -203,7 +203,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Answers held-out problems, once each greedily. True if the scores are the best so far, not of step 0."""
-        self._observer.wishes.evaluate = False
+        self._observer.requested.evaluate = False
         params, problems = evaluation_params(self._config), self._config.evaluation.problems
         if not problems:
             return False
@@ -235,7 +235,7 @@ class Trainer:
     def _checkpoint(self) -> None:
         """Saves weights and ledger in one rename, or begins to."""
         self._settle()
-        self._observer.wishes.save = False
+        self._observer.requested.save = False
         self._state.ledger = self._source.feed.ledger.ids()
         with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {self._state.step}"):
             average = None if self._source.renewal is None else self._source.renewal.average
@@ -277,7 +277,7 @@ class Trainer:
     def _save_model(self) -> None:
         target = self._files.directory.model
         failures = write_failures(target, "the last checkpoint holds the same model")
-        with self._stopwatch("save model"), failures, whole_directory(target) as directory:
+        with self._stopwatch("save model"), failures, atomic_directory(target) as directory:
             self._policy.save(directory)
 
     def _count(self, leased: Sequence[Leased], stats: StepStats, seconds: float) -> None:

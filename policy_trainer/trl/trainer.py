@@ -232,7 +232,7 @@ class GRPOTrainer:
         if result.model is not None:
             best = result.best_model if self.args.load_best_model_at_end else None
             self._keep(best or str(self._checkpoint()), result.model if best is None else None)
-        if not result.finished and not self.observer.wishes.stop:
+        if not result.finished and not self.observer.requested.stop:
             raise KeyboardInterrupt  # after a Ctrl-C the script does not continue, as in TRL
 
     def _keep(self, weights: str, model: str | None) -> None:

@@ -43,7 +43,7 @@ class Role(IntEnum):
 
 
 @dataclass(frozen=True)
-class Holder:
+class Principal:
     """Whom a token belongs to. name: from the file, else one that reveals nothing about the token.
 
     run: the only run that the token may be used for; None: all.
@@ -71,38 +71,38 @@ class Holder:
         return run if self.run is None else self.run
 
 
-# The holder of a request where no token is required.
-ANYBODY = Holder(Role.OPEN, "")
+# The principal of a request where no token is required.
+ANYBODY = Principal(Role.OPEN, "")
 
 
 @dataclass(frozen=True)
 class Keys:
     """The known tokens. Only digests are kept, so that printing this shows no token."""
 
-    holders: dict[bytes, Holder] = field(default_factory=dict, repr=False)
+    principals: dict[bytes, Principal] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
-        return bool(self.holders)
+        return bool(self.principals)
 
-    def holder(self, authorization: str | None) -> Holder:
+    def principal(self, authorization: str | None) -> Principal:
         """Whose token an `Authorization` header has. Raises Unauthenticated if it is missing or unknown."""
         scheme, _, token = (authorization or "").partition(" ")
         given = _digest(token.strip())
         # Compare with all tokens, each in constant time, so that the time taken says nothing about a token.
-        matching = [holder for digest, holder in self.holders.items() if hmac.compare_digest(digest, given)]
+        matching = [principal for digest, principal in self.principals.items() if hmac.compare_digest(digest, given)]
         if scheme.lower() == "bearer" and matching:
             return matching[0]
         what = "this token is not known here" if authorization else "a token is required: Authorization: Bearer TOKEN"
         raise Unauthenticated(what, "Authorization")
 
     def __or__(self, other: Self) -> "Keys":
-        return Keys({**self.holders, **other.holders})
+        return Keys({**self.principals, **other.principals})
 
 
 def one_admin(token: str) -> Keys:
     """One token of role admin. Raises ValueError, whose message does not contain the token."""
     _check(token)
-    return Keys({_digest(token): Holder(Role.ADMIN, _name(token))})
+    return Keys({_digest(token): Principal(Role.ADMIN, _name(token))})
 
 
 def read_keys(file: Path) -> Keys:
@@ -110,23 +110,23 @@ def read_keys(file: Path) -> Keys:
 
     Raises OSError, and ValueError, whose message has the line's number but not its text.
     """
-    holders: dict[bytes, Holder] = {}
+    principals: dict[bytes, Principal] = {}
     for number, line in enumerate(_text(file).splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         try:
-            digest, holder = _read_line(words)
-            if digest in holders:
+            digest, principal = _read_line(words)
+            if digest in principals:
                 raise ValueError("this token is in a line above")
-            if holder.name in {other.name for other in holders.values()}:
+            if principal.name in {other.name for other in principals.values()}:
                 raise ValueError("this name is in a line above")
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: {error}") from None
-        holders[digest] = holder
-    if not holders:
+        principals[digest] = principal
+    if not principals:
         raise ValueError(f"{file} holds no token")
-    return Keys(holders)
+    return Keys(principals)
 
 
 def readable_by_all(file: Path) -> bool:
@@ -141,7 +141,7 @@ def _text(file: Path) -> str:
         raise ValueError(f"{file} is not text") from None
 
 
-def _read_line(words: list[str]) -> tuple[bytes, Holder]:
+def _read_line(words: list[str]) -> tuple[bytes, Principal]:
     # A name is marked as one, or a token in its place would be logged.
     named = dict(word.split("=", 1) for word in words[1:] if word.startswith(("name=", "run=")))
     *role, token = words[: len(words) - len(named)]
@@ -149,12 +149,12 @@ def _read_line(words: list[str]) -> tuple[bytes, Holder]:
     if len(role) > 1 or (role and role[0] not in roles):
         raise ValueError(f"must be ROLE TOKEN, then name=NAME and run=RUN if wanted, ROLE one of {', '.join(roles)}")
     _check(token)
-    holder = Holder(roles[role[0]] if role else Role.ADMIN, named.get("name", _name(token)), named.get("run"))
-    if not _NAME.fullmatch(holder.name):
+    principal = Principal(roles[role[0]] if role else Role.ADMIN, named.get("name", _name(token)), named.get("run"))
+    if not _NAME.fullmatch(principal.name):
         raise ValueError("a name has 1 to 64 letters, digits and - . _ @")
-    if holder.run is not None and (not holder.run or holder.role not in (Role.UPLOAD, Role.TRAIN)):
+    if principal.run is not None and (not principal.run or principal.role not in (Role.UPLOAD, Role.TRAIN)):
         raise ValueError("run=RUN names the one run of a token of role upload or train")
-    return _digest(token), holder
+    return _digest(token), principal
 
 
 def _name(token: str) -> str:

@@ -17,7 +17,7 @@ ANY = "*/*"
 class Requirement:
     """role: the least that may use the route. media_types: accepted for its body; empty: it takes no body.
 
-    confines: it keeps a token of a single run to that run (`Holder.only`), or shows nothing of any run. Others are
+    confines: it keeps a token of a single run to that run (`Principal.only`), or shows nothing of any run. Others are
     closed to such tokens. audited: each of its requests is logged, with who sent it. streamed: the route writes the
     body to the disk as it arrives, since it may not fit the memory. Any other body is bounded by `max_body_mib`, and
     read by the guard before the route is called, so that no route waits for a slow client.

@@ -49,7 +49,7 @@ class Pace:
             self._waited += clock() - began
 
 
-class Rests:
+class RefusedBodies:
     """Throws away what still arrives of refused bodies."""
 
     def __init__(self) -> None:
@@ -81,10 +81,10 @@ class Body:
     receive, send: those of ASGI. They replace the server's for the code that answers the request.
     """
 
-    def __init__(self, headers: Headers, receive: Receive, send: Send, rests: Rests) -> None:
+    def __init__(self, headers: Headers, receive: Receive, send: Send, refused: RefusedBodies) -> None:
         self._receive = receive
         self._send = send
-        self._rests = rests
+        self._refused = refused
         self._pace = Pace()
         self._arrived = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
         self._answered_early = False
@@ -131,7 +131,7 @@ class Body:
             await self._send(message)
         elif self._answered_early and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
-            await self._rests.discard(self._receive)
+            await self._refused.discard(self._receive)
             await self._send({"type": "http.response.body", "body": b""})
         else:
             await self._send(message)

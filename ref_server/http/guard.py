@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ref_server.access.hosts import Hosts, is_loopback
-from ref_server.access.keys import Denied, Holder, Role
+from ref_server.access.keys import Denied, Principal, Role
 from ref_server.access.requirements import ANY, JSON, UNDECLARED, Requirement, requirement_of
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
-from ref_server.http.bodies import Body, Rests, replay, too_large
+from ref_server.http.bodies import Body, RefusedBodies, replay, too_large
 from ref_server.http.errors import HttpError, busy, denied
 from shared import wire
 from shared.api import MAX_UPLOADS_BYTES
@@ -69,7 +69,7 @@ class Guard:
         self._hosts = Hosts(config.host, config.allowed_hosts)
         self._max_body_bytes = config.max_body_mib * 2**20
         self._bodies = Shares(config.max_bodies_mib * 2**20)
-        self._rests = Rests()
+        self._refused_bodies = RefusedBodies()
         self._json_bodies: dict[str, Shares] = defaultdict(lambda: Shares(MAX_JSON_BODIES_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +77,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        body = Body(headers, receive, send, self._rests)
+        body = Body(headers, receive, send, self._refused_bodies)
         try:
             await self._pass_on(scope, headers, body)
             return
@@ -125,16 +125,18 @@ class Guard:
         wanted = Role.OPEN if legacy and _comes_from_this_machine(scope, headers) else required.role
         open_to_all = not self._config.keys or wanted is Role.OPEN
         if open_to_all:
-            holder = Holder(Role.OPEN, peer((scope.get("client") or ("",))[0]))
+            principal = Principal(Role.OPEN, peer((scope.get("client") or ("",))[0]))
         else:
-            holder = self._config.keys.holder(headers.get("authorization"))
+            principal = self._config.keys.principal(headers.get("authorization"))
         state = scope["state"]
-        state["role"] = holder.role.name.lower() if holder.role else None
-        state["caller"], state["holder"] = holder, holder.name
+        state["role"] = principal.role.name.lower() if principal.role else None
+        state["caller"], state["holder"] = principal, principal.name
         if not open_to_all:
-            holder.require(wanted)
-        if holder.run is not None and not required.confines:
-            raise Denied(f"this token is for run {holder.run!r} only, and this route is for all runs", "Authorization")
+            principal.require(wanted)
+        if principal.run is not None and not required.confines:
+            raise Denied(
+                f"this token is for run {principal.run!r} only, and this route is for all runs", "Authorization"
+            )
 
     def _limits(self, path: str, required: Requirement, kind: str) -> tuple[Shares, int]:
         """The memory that the body counts against, and its greatest length."""

@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ref_server.access.keys import Holder
+from ref_server.access.keys import Principal
 from ref_server.metrics import Traffic, known_method
 from ref_server.queue.queue import Queue
 
@@ -111,14 +111,14 @@ def _is_unusual(status: int) -> bool:
     return status >= 400 and status not in _USUAL
 
 
-async def _caller(request: Request) -> Holder:
+async def _caller(request: Request) -> Principal:
     return request.state.caller  # the guard has set it
 
 
-Caller = Annotated[Holder, Depends(_caller)]
+Caller = Annotated[Principal, Depends(_caller)]
 
 
-def confine(caller: Holder, queue: Queue, ids: Iterable[str]) -> None:
+def confine(caller: Principal, queue: Queue, ids: Iterable[str]) -> None:
     """Raises Denied if a batch belongs to another run than the caller's token is for. Unknown ids belong to no run."""
     if caller.run is not None:
         for run in queue.runs_of(list(ids)):

@@ -36,7 +36,7 @@ def lease(tx: Transaction, request: LeaseBody) -> list[Lease]:
     lineages.abandon_others(tx, request)  # also what the leases that ended just now gave back
     lineages.expire_useless(tx, request)
     granted = _repeated(tx, request) or _grant(tx, _choose(tx, request), request)
-    lineages.hear(tx, request.run, request.lineage_name)
+    lineages.renew_presence(tx, request.run, request.lineage_name)
     return granted
 
 
@@ -143,7 +143,7 @@ def count_leasable(
     tx: Transaction, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]
 ) -> dict[Wanted, int]:
     for run, lineage in sorted(alive):
-        lineages.hear(tx, run, lineage)
+        lineages.renew_presence(tx, run, lineage)
     of_runs = "SELECT run FROM depths WHERE state = 'ready' GROUP BY run HAVING sum(batches) > 0"
     ready = {run for (run,) in tx.rows(of_runs)}
     in_flight = InFlight(tx)

@@ -111,7 +111,7 @@ def _apply_to_leases(
         if held and outcomes[place] is Outcome.OK:
             heard.add((held.run, held.lineage))
     for run, lineage in sorted(heard):
-        lineages.hear(tx, run, lineage)
+        lineages.renew_presence(tx, run, lineage)
     return [outcomes[place] for place in range(len(keys))]
 
 

@@ -59,7 +59,7 @@ def abandon_others(tx: Transaction, request: LeaseBody) -> None:
         _expire_waiting(tx, Count.EXPIRED_ABANDONED, f"run = ? AND {others}", request.run, request.lineage_name)
 
 
-def hear(tx: Transaction, run: str | None, lineage: str) -> None:
+def renew_presence(tx: Transaction, run: str | None, lineage: str) -> None:
     """Prolongs the presence of a lineage that holds its run: a sign of life has come.
 
     Heartbeats are a part of a lease's time apart, so a lineage with leases is present for half of the longest.

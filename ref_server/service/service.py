@@ -7,7 +7,7 @@ import numpy as np
 import structlog
 from anyio import CapacityLimiter, to_thread
 
-from ref_server.access.keys import ANYBODY, Holder
+from ref_server.access.keys import ANYBODY, Principal
 from ref_server.background import BackgroundLoop
 from ref_server.config import ServeConfig
 from ref_server.metrics import Count
@@ -136,7 +136,7 @@ class Service:
             return f"the queue cannot be written: {error}"
         return None
 
-    def admit(self, body: bytes, caller: Holder = ANYBODY) -> Uploaded:
+    def admit(self, body: bytes, caller: Principal = ANYBODY) -> Uploaded:
         """Checks one upload and queues it, durably. Raises BatchError, Denied, NotReady, what `Queue.put` raises."""
         self.check_open()
         metadata, tensors = wire.parse(body)

@@ -21,7 +21,7 @@ from shared.api import (
     WeightsName,
     WeightsVersion,
 )
-from shared.atomic_files import whole_file
+from shared.atomic_files import atomic_file
 from shared.client.connection import JSON, READ_SECONDS, ApiCall, ServerConnection, as_record, route
 from shared.client.errors import WrongContent
 from shared.client.transfers import WeightsDownload, content_digest, describe_file
@@ -148,7 +148,7 @@ class RunsClient(ServerConnection):
         url = _weights_route(name, file)
         for left in reversed(range(_DOWNLOADS)):
             try:
-                with whole_file(target) as path, WeightsDownload(path, content, target.name) as download:
+                with atomic_file(target) as path, WeightsDownload(path, content, target.name) as download:
                     self._send(ApiCall("GET", url, download.begin, download=download))
                     download.check()
                 return

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shared.atomic_files import VersionedDirectory, remove_directory, whole_directory, whole_file, write_json
+from shared.atomic_files import VersionedDirectory, atomic_directory, atomic_file, remove_directory, write_json
 
 
 def test_a_reader_never_sees_half_a_json_file(tmp_path: Path, fuse: Any) -> None:
@@ -41,7 +41,7 @@ def test_everything_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatc
     for name in ("rename", "replace"):
         monkeypatch.setattr(Path, name, checked(getattr(Path, name)))
     write_json(tmp_path / "value.json", {"value": 1})
-    with whole_directory(tmp_path / "model") as directory:
+    with atomic_directory(tmp_path / "model") as directory:
         (directory / "weights").write_text("1")
     with VersionedDirectory(tmp_path / "new" / "steps", "step-{0:08d}").write(1) as directory:
         (directory / "weights").write_text("1")
@@ -63,7 +63,7 @@ def test_a_private_file_is_private_whatever_was_there(tmp_path: Path) -> None:
 def test_a_file_that_a_library_replaces_has_the_usual_permissions(tmp_path: Path) -> None:
     """safetensors renames a file to the path, which only its owner may read."""
     (tmp_path / "usual").touch()
-    with whole_file(tmp_path / "weights") as temporary:
+    with atomic_file(tmp_path / "weights") as temporary:
         (tmp_path / "private").touch(0o600)
         (tmp_path / "private").rename(temporary)
     assert (tmp_path / "weights").stat().st_mode == (tmp_path / "usual").stat().st_mode
@@ -71,20 +71,20 @@ def test_a_file_that_a_library_replaces_has_the_usual_permissions(tmp_path: Path
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_frees_its_space(tmp_path: Path) -> None:
     (tmp_path / "value").write_text("old")
-    with pytest.raises(OSError, match="full"), whole_file(tmp_path / "value") as temporary:
+    with pytest.raises(OSError, match="full"), atomic_file(tmp_path / "value") as temporary:
         temporary.write_text("half")
         raise OSError(errno.ENOSPC, "full")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("value", "old")]
 
 
 def test_a_writer_that_fails_leaves_the_file_of_another_that_has_begun(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "value"), whole_file(tmp_path / "value") as second:
+    with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "value"), atomic_file(tmp_path / "value") as second:
         second.write_text("second")
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
-    first = whole_file(tmp_path / "value")
+    first = atomic_file(tmp_path / "value")
     first.__enter__()
-    with whole_file(tmp_path / "value") as second:
+    with atomic_file(tmp_path / "value") as second:
         second.write_text("second")
         assert not first.__exit__(OSError, OSError(), None)
     assert (tmp_path / "value").read_text() == "second"
@@ -92,7 +92,7 @@ def test_a_writer_that_fails_leaves_the_file_of_another_that_has_begun(tmp_path:
 
 def test_a_whole_directory_replaces_an_older_one(tmp_path: Path) -> None:
     for name in ("first", "second"):
-        with whole_directory(tmp_path / "model") as directory:
+        with atomic_directory(tmp_path / "model") as directory:
             (directory / name).touch()
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/second"]
 
@@ -102,7 +102,7 @@ def test_what_others_keep_in_the_parent_directory_stays(tmp_path: Path) -> None:
     for directory in kept:
         directory.mkdir()
     (tmp_path / ".tmp-file").write_text("another program's")
-    with whole_directory(tmp_path / "model") as directory:
+    with atomic_directory(tmp_path / "model") as directory:
         (directory / "weights").touch()
     assert all(directory.is_dir() for directory in kept)
     assert (tmp_path / ".tmp-file").read_text() == "another program's"
@@ -123,7 +123,7 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
 def test_an_old_directory_comes_back_if_the_new_one_cannot_get_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with whole_directory(tmp_path / "model") as directory:
+    with atomic_directory(tmp_path / "model") as directory:
         (directory / "old").touch()
     rename = Path.rename
 
@@ -133,7 +133,7 @@ def test_an_old_directory_comes_back_if_the_new_one_cannot_get_its_name(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(OSError, match="full"), whole_directory(tmp_path / "model") as directory:
+    with pytest.raises(OSError, match="full"), atomic_directory(tmp_path / "model") as directory:
         (directory / "new").touch()
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["old"]
 
@@ -144,11 +144,11 @@ def test_wherever_its_writer_is_killed_the_old_or_the_new_directory_is_there_aft
     target = tmp_path / "model"
 
     def write(content: str) -> None:
-        with whole_directory(target) as directory:
+        with atomic_directory(target) as directory:
             (directory / "weights").write_text(content)
 
     def fail() -> None:
-        with whole_directory(target):
+        with atomic_directory(target):
             raise KeyboardInterrupt
 
     number = 0

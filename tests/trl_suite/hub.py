@@ -17,7 +17,7 @@ from datasets import Dataset
 from PIL import Image
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig
 
-from shared.atomic_files import whole_directory
+from shared.atomic_files import atomic_directory
 from tests.trl_suite.sources import SOURCES
 
 ORGANIZATION = "trl-internal-testing"
@@ -60,7 +60,7 @@ def _scripts(checkout: Path) -> Iterator[tuple[str, str]]:
 def _stand_in(checkout: Path, home: Path) -> Iterator[None]:
     def save(model: Any, tokenizer: Any, generation_config: Any, *ends: str) -> None:
         prefix, *suffix = ends
-        with whole_directory(home / "-".join((prefix, type(model).__name__, *suffix))) as folder:
+        with atomic_directory(home / "-".join((prefix, type(model).__name__, *suffix))) as folder:
             for part in (model, tokenizer, generation_config):
                 if part is not None:
                     part.save_pretrained(folder)
@@ -81,7 +81,7 @@ def _stand_in(checkout: Path, home: Path) -> Iterator[None]:
 
 
 def _dataset(folder: Path, configs: dict[str, Callable[[int], dict[str, Any]]]) -> None:
-    with whole_directory(folder) as new:
+    with atomic_directory(folder) as new:
         card = ["---", "configs:"]
         for config, row in configs.items():
             card += [f"- config_name: {config}", "  data_files:"]

@@ -12,7 +12,7 @@ from policy_trainer.learner.adapters import add_adapters, merged_by_peft, save_w
 from policy_trainer.learner.ranks.sharded_checkpoint import has_shards, load_from_shards, read_weights_in_one_process
 from policy_trainer.weights.adapters import MergedAdapters, OtherMethod
 from policy_trainer.weights.quantised import dequantised, load_base
-from shared.atomic_files import whole_directory
+from shared.atomic_files import atomic_directory
 from shared.errors import UserError
 from shared.models import ADAPTER_CONFIG, is_adapter, load_tokenizer
 from shared.spelling import spell_setting
@@ -47,7 +47,7 @@ def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
         tokenizer = load_tokenizer(str(checkpoint)) if has_tokenizer else load_tokenizer(name, revision=revision)
         model = _with_adapters(checkpoint, saved, name, revision)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with whole_directory(output) as directory:
+    with atomic_directory(output) as directory:
         save_whole(model, tokenizer, directory)
 
 

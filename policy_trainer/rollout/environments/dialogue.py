@@ -16,9 +16,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.data.foreign_text import ForeignText
 from policy_trainer.data.problem import Tools
 from policy_trainer.data.rendering import TemplateRefusal, render
+from policy_trainer.data.untrusted_text import UntrustedText
 from policy_trainer.rollout.environments.response_reader import ResponseReader
 from shared.errors import UserError
 from shared.models import decode
@@ -138,7 +138,7 @@ class Dialogue:
         """eos: ids that end a turn. Raises UserError for a chat template with which rollouts cannot go on."""
         self._reader = reader
         self._tokenizer = tokenizer
-        self._foreign = ForeignText(tokenizer)
+        self._foreign = UntrustedText(tokenizer)
         self._kwargs = config.data.chat_template_kwargs
         self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in eos]
         self._eos = frozenset(eos)

@@ -21,7 +21,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.conversation import CallRecord, Conversation, End
 from policy_trainer.data.problem import Problem, Tools
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rollout.environments.dialogue import UNREADABLE, Call, Dialogue
 from policy_trainer.rollout.environments.response_reader import ResponseReader
 from policy_trainer.rollout.environments.sessions import RESET, Session, Sessions, ToolAnswer
@@ -89,7 +89,7 @@ class _Rollout:
         return Completion(ids, logps, self.end == "finished", self.last.eos, conversation)
 
 
-def open_sessions(config: CommonConfig, judge: Judge, stack: ExitStack) -> Sessions | None:
+def open_sessions(config: CommonConfig, judge: RewardScorer, stack: ExitStack) -> Sessions | None:
     """None without tools and environments. judge: reports what fails in environments, too. stack: closes the sessions.
 
     Raises UserError for tools and environments that cannot be used.

@@ -15,7 +15,7 @@ from policy_trainer.config import ENVIRONMENT
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.answers import reads_tags
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rewards.registry import NOTHING, part_weights
 from policy_trainer.trainer.doctor.findings import Finding, Subject, Verdict, ok, refused, warning, wrong
 from shared.errors import UserError
@@ -120,9 +120,11 @@ class _Answers:
             judge.right(self.samples(form)[:1])[0] == 1 for form in _FORMS
         )
 
-    def judge(self, names: Sequence[str]) -> Judge:
+    def judge(self, names: Sequence[str]) -> RewardScorer:
         changed = {"rewards": list(names), "reward_weights": []}
-        return Judge(self._subject.tokenizer, self._subject.task, self._subject.config.model_copy(update=changed))
+        return RewardScorer(
+            self._subject.tokenizer, self._subject.task, self._subject.config.model_copy(update=changed)
+        )
 
 
 def _reward(name: str, weight: float, answers: _Answers) -> Finding:
@@ -141,7 +143,7 @@ def _reward(name: str, weight: float, answers: _Answers) -> Finding:
     return finding
 
 
-def _try(name: str, judge: Judge, samples: Sequence[Sample]) -> _Trial:
+def _try(name: str, judge: RewardScorer, samples: Sequence[Sample]) -> _Trial:
     before, began = judge.failures.get(name, 0), time.monotonic()
     with structlog.testing.capture_logs() as events:
         scores = judge.score(samples).parts[name]

@@ -20,7 +20,7 @@ from policy_trainer.data.prompts import (
 )
 from policy_trainer.reporting.conversations import turns_of
 from policy_trainer.rewards.failures import summary
-from policy_trainer.rewards.judging import Groups, Judge
+from policy_trainer.rewards.judging import Groups, RewardScorer
 from policy_trainer.rewards.registry import measures_correctness
 from policy_trainer.rollout.environments.rollouts import Rollouts, make_rollouts
 from policy_trainer.rollout.environments.sessions import RESET, Sessions
@@ -48,7 +48,7 @@ class Evaluator:
     def __init__(
         self,
         encoder: PromptEncoder,
-        judge: Judge,
+        judge: RewardScorer,
         task: Task,
         *,
         batch_size: int,
@@ -168,7 +168,7 @@ def evaluation_params(config: TrainConfig) -> SamplingParams:
 def make_evaluator(
     config: CommonConfig,
     task: Task,
-    judge: Judge,
+    judge: RewardScorer,
     model: PreTrainedModel,
     sessions: Sessions | None = None,
     *,

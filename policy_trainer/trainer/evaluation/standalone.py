@@ -13,7 +13,7 @@ from rich.table import Table
 from policy_trainer.config import EvalConfig, TrainConfig
 from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.data.tasks.registry import make_task
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.rollout.environments.rollouts import open_sessions
 from policy_trainer.rollout.sampling.engines import load_sampler
@@ -45,7 +45,7 @@ def evaluate_model(
     use_threads(config.threads)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    judge = Judge(tokenizer, task, config)
+    judge = RewardScorer(tokenizer, task, config)
     outline = load_outline(config.model, revision=config.revision)
     for remark in check_compatibility(config, task, tokenizer, outline, held_out=True):
         log.warning(str(remark))

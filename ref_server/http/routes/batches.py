@@ -10,7 +10,7 @@ from anyio import from_thread
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from ref_server.access.keys import Holder, Role
+from ref_server.access.keys import Principal, Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import DELAY_SECONDS, HttpError, http_error, no_room_to_answer
@@ -68,11 +68,13 @@ def add(app: FastAPI, service: Service, stats: QueueStats, threads: BodyThreads,
 
 
 def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
-    async def admit(body: bytes, run: str | None, caller: Holder) -> Uploaded:
+    async def admit(body: bytes, run: str | None, caller: Principal) -> Uploaded:
         with shedder.admission(run):
             return await threads.run(partial(service.admit, body, caller))
 
-    async def result(body: bytes, run: str | None, caller: Holder, places: asyncio.Semaphore) -> Uploaded | HttpError:
+    async def result(
+        body: bytes, run: str | None, caller: Principal, places: asyncio.Semaphore
+    ) -> Uploaded | HttpError:
         try:
             if full := shedder.refusal(run):
                 raise full
@@ -81,7 +83,7 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
         except Exception as error:
             return http_error(error)
 
-    async def upload_several(body: bytes, caller: Holder, request: Request) -> Response:
+    async def upload_several(body: bytes, caller: Principal, request: Request) -> Response:
         batches, places = _split(body), asyncio.Semaphore(_PLACES)
         runs: list[str | None] = [None] * len(batches)
         if shedder:  # its middleware sees single batches only
@@ -317,12 +319,12 @@ def or_not_found(value: T | None, id: str) -> T:
     return value
 
 
-def _keep_training(service: Service, caller: Holder, id: str, body: bytes) -> Admitted:
+def _keep_training(service: Service, caller: Principal, id: str, body: bytes) -> Admitted:
     batch = _batch(service, caller, id)
     service.keep_training(batch, body)
     return Admitted(id=id, state=batch.state)
 
 
-def _batch(service: Service, caller: Holder, id: str) -> BatchDetails:
+def _batch(service: Service, caller: Principal, id: str) -> BatchDetails:
     confine(caller, service.queue, [id])
     return or_not_found(service.queue.get(id), id)

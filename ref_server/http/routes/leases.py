@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from ref_server.access.keys import Holder, Role
+from ref_server.access.keys import Principal, Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.errors import HttpError, no_room_to_answer
 from ref_server.http.requests import Caller, confine, note
@@ -216,7 +216,7 @@ def _departure(request: Request, poll: Poll) -> Iterator[asyncio.Future]:
         gone.cancel()
 
 
-def _confined(body: LeaseBody, caller: Holder) -> LeaseBody:
+def _confined(body: LeaseBody, caller: Principal) -> LeaseBody:
     """What a token of a single run asks for: its run, as a consumer whose name no other token can have.
 
     A new incarnation of a consumer ends all of that consumer's leases, whatever their run.
@@ -227,7 +227,7 @@ def _confined(body: LeaseBody, caller: Holder) -> LeaseBody:
 
 
 async def _settle(
-    service: Service, caller: Holder, body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]
+    service: Service, caller: Principal, body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]
 ) -> LeaseResults:
     """Settles and builds the answer in one thread. A route that is no coroutine would use two."""
 

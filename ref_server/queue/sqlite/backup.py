@@ -11,7 +11,7 @@ import apsw
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.sqlite.store import refuse_old_sqlite
 from ref_server.queue.sqlite.writer import storage_error
-from shared.atomic_files import is_same_file, sync, whole_file
+from shared.atomic_files import atomic_file, is_same_file, sync
 
 _MIB = 2**20
 # Pages in one step: Ctrl-C and the progress wait for a step of 4 MiB.
@@ -36,7 +36,7 @@ def back_up(path: Path, target: Path, progress: Callable[[int, int], object]) ->
             source.pragma("query_only", True)
             with source:  # without a transaction the copy would begin again whenever a server has written
                 _check_room(target, source.pragma("page_count") * source.pragma("page_size"))
-                with whole_file(target, mode=0o600) as temporary, temporary.open("rb") as copy:
+                with atomic_file(target, mode=0o600) as temporary, temporary.open("rb") as copy:
                     _copy(source, temporary, progress)
                     os.fsync(copy.fileno())  # now, because the check must come just before the rename
                     if not is_same_file(temporary, os.fstat(copy.fileno())):

@@ -13,10 +13,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig
-from policy_trainer.data.foreign_text import SEPARATOR
 from policy_trainer.data.pictures import encode
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt, prompt_encoder
+from policy_trainer.data.untrusted_text import SEPARATOR
 from policy_trainer.data.vision import PictureProcessor
 from shared.batch import TokenGroup
 from shared.errors import UserError

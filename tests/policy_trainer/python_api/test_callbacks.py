@@ -50,8 +50,8 @@ class Recorder(TrainerCallback):
 
 
 def run(observer: Callbacks, *, evaluations: dict[int, float] | None = None, steps: int = 4) -> list[tuple[Any, ...]]:
-    """What the trainer does, with the wishes after each step."""
-    wishes = []
+    """What the trainer does, with the requested after each step."""
+    requested = []
     observer.begin(beginning())
     for step in range(1, steps + 1):
         observer.begin_step()
@@ -59,10 +59,10 @@ def run(observer: Callbacks, *, evaluations: dict[int, float] | None = None, ste
         if evaluations and step in evaluations:
             figures = {"reward": evaluations[step], "accuracy": None, "rewards": {}}
             observer.evaluated({"step": step, **figures}, best=step == 1)
-        wishes.append((observer.wishes.stop, observer.wishes.save, observer.wishes.evaluate))
+        requested.append((observer.requested.stop, observer.requested.save, observer.requested.evaluate))
         observer.saved(Path(f"checkpoints/step-{step:08}"))
     observer.end()
-    return wishes
+    return requested
 
 
 def test_events_come_in_the_order_of_transformers() -> None:
@@ -94,15 +94,15 @@ def test_a_control_reaches_the_trainer(asks: str, during: str, expected: list[An
     observer = Callbacks([Recorder(asks=asks, at=2, during=during)])
     assert run(observer, steps=3) == expected
     observer.begin(beginning())
-    assert not observer.wishes.stop, "the next run begins anew"
+    assert not observer.requested.stop, "the next run begins anew"
 
 
 def test_early_stopping_ends_a_run_that_gets_no_better() -> None:
     observer = Callbacks([EarlyStoppingCallback(early_stopping_patience=2)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformers.trainer_callback.logger.warning", lambda message: None)
-        wishes = run(observer, evaluations={1: 0.5, 2: 0.4, 3: 0.3})
-    assert [stop for stop, _, _ in wishes] == [False, False, True, True]
+        requested = run(observer, evaluations={1: 0.5, 2: 0.4, 3: 0.3})
+    assert [stop for stop, _, _ in requested] == [False, False, True, True]
     state = observer.state
     assert (state.best_metric, state.best_global_step) == (0.5, 1)
     assert state.best_model_checkpoint == "checkpoints/step-00000001"
@@ -133,7 +133,7 @@ def test_a_resumed_run_knows_its_best_evaluation() -> None:
     assert (observer.state.best_metric, observer.state.best_global_step) == (0.9, 1)
     observer.begin_step()
     observer.evaluated({"step": 3, "accuracy": 0.95, "reward": 1.1, "rewards": {}}, best=True)
-    assert not observer.wishes.stop and observer.state.best_metric == 0.95
+    assert not observer.requested.stop and observer.state.best_metric == 0.95
 
 
 def test_events_that_a_run_does_not_have_are_named() -> None:
@@ -154,7 +154,7 @@ def test_a_step_function_may_end_the_run() -> None:
         for observer in (StepFunction(step_input(function)), Callbacks([], step_input(function))):
             observer.begin(beginning())
             observer.end_step(record(1), no_groups)
-            assert observer.wishes.stop is stops
+            assert observer.requested.stop is stops
 
 
 def test_a_function_of_steps_gets_what_it_names() -> None:

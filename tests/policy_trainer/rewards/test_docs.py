@@ -13,7 +13,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.tasks.arithmetic import Arithmetic
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rewards.registry import CONFIGURED, RULES, SUMS
 from tests.docs.pages import ROOT, texts
 from tests.ports import free_port
@@ -33,7 +33,7 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer:
     monkeypatch.chdir(tmp_path)
     assert "--rewards accuracy my_rewards:concise" in PAGE
     config = TrainConfig(model="m", rewards=["accuracy", "my_rewards:concise"])
-    judge = Judge(tokenizer, Arithmetic(0), config)
+    judge = RewardScorer(tokenizer, Arithmetic(0), config)
     right, wrong = "<answer>5</answer>", "5"
     completions = [(right, 100), (right, 450), (right, 900), (wrong, 1)]
     judged = judge.score([Sample(Problem("5"), text, tokens) for text, tokens in completions])
@@ -49,7 +49,7 @@ def test_the_example_of_many_completions(
     code = file("many_rewards.py")
     (tmp_path / "many_rewards.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    judge = Judge(tokenizer, Arithmetic(0), TrainConfig(model="m", rewards=["many_rewards:hinted"]))
+    judge = RewardScorer(tokenizer, Arithmetic(0), TrainConfig(model="m", rewards=["many_rewards:hinted"]))
     question = ({"role": "user", "content": "?"},)
     problems = [Problem("", question, extras={"hint": hint}) for hint in ("carry", "carry", None)]
     judged = judge.score(
@@ -69,7 +69,7 @@ def test_the_example_of_a_server(tmp_path: Path, tokenizer: PreTrainedTokenizerF
     server = subprocess.Popen([sys.executable, "reward_server.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         config = TrainConfig(model="m", rewards=["accuracy", name], reward_weights=[1.0, 0.5])
-        judge = Judge(tokenizer, Arithmetic(0), config)
+        judge = RewardScorer(tokenizer, Arithmetic(0), config)
         judged = judge.score([Sample(Problem("5"), text, 100) for text in ("<answer>5</answer>", "5")])
     finally:
         server.kill()

@@ -13,7 +13,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Comparison, equal_math, equal_number, equal_text
 from policy_trainer.rewards.answers import ByAnswer
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from shared.errors import UserError
 
 USER = {"role": "user", "content": "1+1=?"}
@@ -57,7 +57,7 @@ def test_totals(
     tokenizer: PreTrainedTokenizerFast, config: dict[str, Any], expected: list[float], compare: Comparison
 ) -> None:
     """Judged here and judged apart."""
-    judge = Judge(tokenizer, FakeTask(compare), TrainConfig(model="m", **config))
+    judge = RewardScorer(tokenizer, FakeTask(compare), TrainConfig(model="m", **config))
     (judged,) = judge.judge([(PROBLEM, [completed(tokenizer, text) for text in TEXTS])])
     assert judged.rewards.dtype == np.float32
     assert judged.rewards.tolist() == expected
@@ -70,7 +70,7 @@ def test_totals(
 def test_a_total_that_no_batch_takes_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     config = TrainConfig(model="m", rewards=["accuracy"], reward_weights=[-2e6])
     with pytest.raises(UserError, match=r"reward_weights: .* 2e\+06"):
-        Judge(tokenizer, FakeTask(), config).judge([(PROBLEM, [completed(tokenizer, text) for text in TEXTS])])
+        RewardScorer(tokenizer, FakeTask(), config).judge([(PROBLEM, [completed(tokenizer, text) for text in TEXTS])])
 
 
 @pytest.mark.parametrize(("weight", "totals"), [(0.0, [1, 0]), (0.5, [math.nan, math.nan])])
@@ -78,7 +78,7 @@ def test_an_unjudged_part_with_a_weight_leaves_the_total_unrewarded(
     tokenizer: PreTrainedTokenizerFast, weight: float, totals: list[float]
 ) -> None:
     config = TrainConfig(model="m", rewards=["accuracy", "tags"], reward_weights=[weight, 1.0])
-    judge = Judge(tokenizer, FakeTask(equal_number), config)
+    judge = RewardScorer(tokenizer, FakeTask(equal_number), config)
     problem = Problem(answer="two", messages=(USER,))
     (judged,) = judge.judge([(problem, [completed(tokenizer, text) for text in (RIGHT, "well")])])
     assert judged.rewards.tolist() == pytest.approx(totals, nan_ok=True)
@@ -106,7 +106,7 @@ def two_ends() -> PreTrainedTokenizerFast:
 def test_only_an_eos_is_no_text(
     two_ends: PreTrainedTokenizerFast, text: str, finished: bool, eos: bool, judged: str
 ) -> None:
-    judge = Judge(two_ends, FakeTask(), TrainConfig(model="m"))
+    judge = RewardScorer(two_ends, FakeTask(), TrainConfig(model="m"))
     ids = np.array(two_ends.encode(text))
     completion = Completion(ids, np.zeros(len(ids), np.float32), finished, eos)
     assert judge.text(completion) == judged
@@ -121,7 +121,7 @@ def test_rewards_see_the_whole_answer(opening: str, given: dict[str, str]) -> No
     assert isinstance(tokenizer.chat_template, str)
     tokenizer.chat_template = tokenizer.chat_template.replace("<|assistant|>", "<|assistant|>" + opening)
     config = TrainConfig(model="m", rewards=["format", "tags", "accuracy"], data=DataConfig.model_validate(given))
-    judge = Judge(tokenizer, FakeTask(), config)
+    judge = RewardScorer(tokenizer, FakeTask(), config)
     completions = [completed(tokenizer, text) for text in (RIGHT.removeprefix("<think>"), RIGHT)]
     (judged,) = judge.judge([(PROBLEM, completions)])
     assert judged.parts["format"].tolist() == [1, 1]
@@ -132,7 +132,9 @@ def test_rewards_see_the_whole_answer(opening: str, given: dict[str, str]) -> No
 
 def test_the_recipes_that_prepend_a_tag_see_the_sampled_part(tokenizer: PreTrainedTokenizerFast) -> None:
     problem = Problem("3", (USER,), extras={"numbers": (1, 2), "target": 3}, assistant_prefill="Let me see.\n<think>")
-    judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=["countdown/nano_aha", "grpo_zero/format"]))
+    judge = RewardScorer(
+        tokenizer, FakeTask(), TrainConfig(model="m", rewards=["countdown/nano_aha", "grpo_zero/format"])
+    )
     (judged,) = judge.judge([(problem, [completed(tokenizer, "1+2</think>\n<answer>1+2</answer>")])])
     assert {name: part.tolist() for name, part in judged.parts.items()} == {
         "nano_aha/format": [1],
@@ -143,7 +145,7 @@ def test_the_recipes_that_prepend_a_tag_see_the_sampled_part(tokenizer: PreTrain
 
 def test_a_round_is_judged_in_one_call_and_split_by_problem(tokenizer: PreTrainedTokenizerFast) -> None:
     other = Problem(answer="3", messages=(USER,))
-    judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
+    judge = RewardScorer(tokenizer, FakeTask(), TrainConfig(model="m"))
     judged = judge.judge([(problem, [completed(tokenizer, text) for text in TEXTS]) for problem in (PROBLEM, other)])
     assert [item.rewards.tolist() for item in judged] == [[2, 1, 1, 0, 1], [1, 0, 2, 0, 0]]
     assert [item.parts["accuracy"].tolist() for item in judged] == [[1, 1, 0, 0, 1], [0, 0, 1, 0, 0]]
@@ -156,11 +158,11 @@ FAULTY = "tests.policy_trainer.rewards.faulty"
 def test_none_leaves_a_reward_out_of_the_total(tokenizer: PreTrainedTokenizerFast) -> None:
     """NaN means that it cannot be judged; without any reward there is no total."""
     config = TrainConfig(model="m", rewards=["tags", f"{FAULTY}:unanswering"], reward_weights=[2.0, 1.0])
-    judge = Judge(tokenizer, FakeTask(), config)
+    judge = RewardScorer(tokenizer, FakeTask(), config)
     (judged,) = judge.judge([(PROBLEM, [completed(tokenizer, text) for text in ("none", "nan", "one", RIGHT)])])
     assert judged.rewards.tolist() == pytest.approx([0, math.nan, 1, 3], nan_ok=True)
     assert judged.parts[f"{FAULTY}:unanswering"].tolist() == pytest.approx([math.nan, math.nan, 1, 1], nan_ok=True)
-    silent = Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=[f"{FAULTY}:silent"]))
+    silent = RewardScorer(tokenizer, FakeTask(), TrainConfig(model="m", rewards=[f"{FAULTY}:silent"]))
     assert np.isnan(silent.judge([(PROBLEM, [completed(tokenizer, "a")])])[0].rewards).all()
 
 
@@ -169,7 +171,7 @@ def test_no_process_is_started_that_no_reward_needs(
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr("policy_trainer.rewards.sandbox.UserProcess", lambda *what, **limits: started.append(what))
-    judge = Judge(tokenizer, FakeTask(equal_math), TrainConfig(model="m", rewards=["format"]))
+    judge = RewardScorer(tokenizer, FakeTask(equal_math), TrainConfig(model="m", rewards=["format"]))
     without = Problem(answer="", messages=(USER,))
     assert judge.judge([(PROBLEM, [completed(tokenizer, RIGHT)])])[0].rewards.tolist() == [1]
     assert np.isnan(judge.right(judge.samples(without, [completed(tokenizer, RIGHT)]))).all()

@@ -13,7 +13,7 @@ from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import EncodedPrompt, prompt_encoder
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.answers import ByAnswer
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.sampling.sampler import Sampler, SamplingParams
 from policy_trainer.weights.published.publication import Publication
@@ -105,7 +105,7 @@ def make_rounds(
 ) -> Rounds:
     task = task or Counting()
     encoder = prompt_encoder(config, tokenizer, limit=config.data.max_prompt_length)
-    judge = Judge(tokenizer, task, config)
+    judge = RewardScorer(tokenizer, task, config)
     return Rounds(config, sampler, encoder, judge, task)
 
 

@@ -9,7 +9,7 @@ import pytest
 from policy_trainer.config import EvalConfig, RolloutConfig
 from policy_trainer.data.pictures import encode
 from policy_trainer.data.tasks.registry import make_task
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import SamplingParams
@@ -77,6 +77,6 @@ def test_an_evaluation(directory: Path) -> None:
     config = EvalConfig.model_validate({**settings(directory), "sampling": {"max_completion_length": 8}})
     task, tokenizer = make_task(config), load_tokenizer(str(directory))
     model = load_model(str(directory), revision=None, device="cpu", dtype="float32")
-    evaluator = make_evaluator(config, task, Judge(tokenizer, task, config), model, batch_size=1)
+    evaluator = make_evaluator(config, task, RewardScorer(tokenizer, task, config), model, batch_size=1)
     result = evaluator.evaluate(HFSampler(model, tokenizer), SamplingParams(1, 8, temperature=0), 10)
     assert result.problems == 2

@@ -12,7 +12,7 @@ from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.reporting.display import make_display
-from policy_trainer.trainer.policy import check_model, load_judge
+from policy_trainer.trainer.policy import check_model, load_reward_scorer
 from shared.errors import UserError
 from shared.settings import from_values
 
@@ -41,4 +41,4 @@ def test_prompts_that_cannot_be_made_are_refused_before_minutes_of_loading(
     )  # fmt: skip
     task, display = make_task(config), make_display(Console(file=StringIO()), 1, 0)
     with pytest.raises(UserError, match=message):
-        check_model(config, task, None, load_judge(config, task, None), display)
+        check_model(config, task, None, load_reward_scorer(config, task, None), display)

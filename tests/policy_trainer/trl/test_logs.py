@@ -312,7 +312,7 @@ def test_rewards_have_trls_names() -> None:
     def f(completions: Any, **columns: Any) -> list[float]:
         return []
 
-    class Judge:
+    class RewardScorer:
         def __call__(self, completions: Any) -> list[float]:
             return []
 
@@ -324,8 +324,8 @@ def test_rewards_have_trls_names() -> None:
         pass
 
     model = SimpleNamespace(config=SimpleNamespace(_name_or_path="org/judge"))
-    assert reward_names([f, partial(f, x=1), Judge(), model, "org/other"], Maze) == [
-        "f", "f", "Judge", "judge", "other", "Maze",
+    assert reward_names([f, partial(f, x=1), RewardScorer(), model, "org/other"], Maze) == [
+        "f", "f", "RewardScorer", "judge", "other", "Maze",
     ]  # fmt: skip
     assert reward_names([f], None) == reward_names([f], Field) == ["f"]
     assert reward_names([f], {"a": Field, "b": Maze}) == ["f", "Maze"]

@@ -351,7 +351,7 @@ def test_the_model_is_there_before_training_as_in_trl(
 
 
 def test_rewards_have_trls_names(tmp_path: Path) -> None:
-    class Judge:
+    class RewardScorer:
         def __call__(self, completions: list[str], **columns: Any) -> list[float]:
             return [0.0] * len(completions)
 
@@ -362,11 +362,11 @@ def test_rewards_have_trls_names(tmp_path: Path) -> None:
         def get_reward(self) -> float:
             return 1.0
 
-    given = [reward, "org/judge", Judge(), partial(reward, scale=2)]
+    given = [reward, "org/judge", RewardScorer(), partial(reward, scale=2)]
     made = trainer(
         tmp_path, reward_funcs=given, environment_factory={"a": Counter, "b": Counter}, config={"max_steps": 1}
     )
-    assert made.reward_func_names == ["reward", "judge", "Judge", "reward", "Counter"]
+    assert made.reward_func_names == ["reward", "judge", "RewardScorer", "reward", "Counter"]
     assert made.reward_funcs[:-1] == given and made.reward_processing_classes == [None] * 5
 
 
@@ -442,7 +442,7 @@ def test_ctrl_c_ends_the_script_and_a_callback_only_the_training(
     monkeypatch.setattr(made._grpo, "train", lambda: stopped)
     with pytest.raises(KeyboardInterrupt):
         made.train()
-    made.observer.wishes.stop = True
+    made.observer.requested.stop = True
     assert made.train().global_step == 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.access.keys import Denied, Holder, Role, Unauthenticated, one_admin, read_keys
+from ref_server.access.keys import Denied, Principal, Role, Unauthenticated, one_admin, read_keys
 from ref_server.config import ServeConfig
 
 TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in Role if role}
@@ -21,23 +21,23 @@ def written(directory: Path, text: str | bytes) -> Path:
 def test_a_token_file(tmp_path: Path) -> None:
     text = f"# who may do what\n\n{FILE}train  second-token-of-a-trainer= # on gpu-2\nbare-token-of-an-admin\n"
     keys = read_keys(written(tmp_path, text.replace("\n", "\r\n")))
-    given = {token: keys.holder(f"Bearer {token}").role for token in TOKENS.values()}
+    given = {token: keys.principal(f"Bearer {token}").role for token in TOKENS.values()}
     assert given == {token: role for role, token in TOKENS.items()}
-    assert keys.holder("bearer  second-token-of-a-trainer=").role is Role.TRAIN
-    assert keys.holder("Bearer bare-token-of-an-admin").role is Role.ADMIN
-    names = {keys.holder(f"Bearer {token}").name for token in TOKENS.values()}
+    assert keys.principal("bearer  second-token-of-a-trainer=").role is Role.TRAIN
+    assert keys.principal("Bearer bare-token-of-an-admin").role is Role.ADMIN
+    names = {keys.principal(f"Bearer {token}").name for token in TOKENS.values()}
     assert len(names) == len(TOKENS) and all(re.fullmatch("[0-9a-f]{16}", name) for name in names), "digests only"
 
 
 def test_tokens_with_names_and_runs(tmp_path: Path) -> None:
     text = f"admin {TOKENS[Role.ADMIN]} name=ann\ntrain {TOKENS[Role.TRAIN]} run=night/2 name=gpu-2@lab # hers\n"
     keys = read_keys(written(tmp_path, text))
-    assert keys.holder(f"Bearer {TOKENS[Role.ADMIN]}") == Holder(Role.ADMIN, "ann")
-    assert keys.holder(f"Bearer {TOKENS[Role.TRAIN]}") == Holder(Role.TRAIN, "gpu-2@lab", "night/2")
+    assert keys.principal(f"Bearer {TOKENS[Role.ADMIN]}") == Principal(Role.ADMIN, "ann")
+    assert keys.principal(f"Bearer {TOKENS[Role.TRAIN]}") == Principal(Role.TRAIN, "gpu-2@lab", "night/2")
 
 
 def test_a_holder_of_a_single_run_asks_for_no_other() -> None:
-    of_one, of_all = Holder(Role.TRAIN, "a", "mine"), Holder(Role.TRAIN, "b")
+    of_one, of_all = Principal(Role.TRAIN, "a", "mine"), Principal(Role.TRAIN, "b")
     assert (of_one.only("mine"), of_one.only(None)) == ("mine", "mine")
     assert (of_all.only("mine"), of_all.only(None)) == ("mine", None)
     with pytest.raises(Denied, match="for run 'mine' only"):
@@ -81,7 +81,7 @@ def test_a_token_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_no_token_is_printed() -> None:
     config = ServeConfig.model_validate({"no_model": True, "token": SECRET})
-    assert config.keys.holder(f"Bearer {SECRET}").role is Role.ADMIN
+    assert config.keys.principal(f"Bearer {SECRET}").role is Role.ADMIN
     assert SECRET not in repr(config) + str(config) + repr(config.keys) + config.model_dump_json()
     with pytest.raises(ValueError, match="token: a token has at least 16") as refused:
         ServeConfig.model_validate({"no_model": True, "token": "s3cret"})
@@ -95,5 +95,5 @@ def test_no_token_is_printed() -> None:
 )  # fmt: skip
 def test_what_is_no_token(given: str | None) -> None:
     with pytest.raises(Unauthenticated) as refused:
-        one_admin(SECRET).holder(given)
+        one_admin(SECRET).principal(given)
     assert refused.value.field == "Authorization"

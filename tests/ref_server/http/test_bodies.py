@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message
 
 from ref_server.http import bodies
-from ref_server.http.bodies import Rests
+from ref_server.http.bodies import RefusedBodies
 from shared import wire
 from tests.ref_server.calls import MakeService, Rollout, Serve, bearer, upload
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
@@ -264,17 +264,17 @@ async def _never() -> Message:
 def test_the_server_waits_for_a_bounded_number_of_refused_bodies() -> None:
 
     async def crowd() -> None:
-        rests = Rests()
-        waiting = [asyncio.create_task(rests.discard(_never)) for _ in range(bodies.MAX_LINGERING)]
+        refused = RefusedBodies()
+        waiting = [asyncio.create_task(refused.discard(_never)) for _ in range(bodies.MAX_LINGERING)]
         await asyncio.sleep(0)
-        await rests.discard(_never)  # at once
+        await refused.discard(_never)  # at once
         assert not any(task.done() for task in waiting)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        next_rest = asyncio.create_task(rests.discard(_never))
+        next_body = asyncio.create_task(refused.discard(_never))
         await asyncio.sleep(0)
-        assert not next_rest.done(), "those that have left make room"
-        next_rest.cancel()
+        assert not next_body.done(), "those that have left make room"
+        next_body.cancel()
 
     asyncio.run(crowd())

@@ -85,7 +85,7 @@ def test_a_batch_on_its_way(client: Any, rollout: Rollout, run: str) -> None:
     assert (first.id, first.created, again.created) == (batch.id, True, False)
     leased = client.lease(terms(run))
     assert leased.batch.ref_logps is not None
-    assert (leased.id, leased.deliveries, leased.group.tokens) == (batch.id, 1, batch.group.tokens)
+    assert (leased.id, leased.deliveries, leased.batch.group.tokens) == (batch.id, 1, batch.group.tokens)
     assert client.extend([leased], 60, started=True) == {batch.id: Outcome.OK}
     assert client.queue().runs[run][State.LEASED].batches == 1
     assert list(client.queue(run).runs) == [run] and list(client.glance(run).runs) == [run]

@@ -17,7 +17,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.reporting.conversations import KEY, Report, read_report, report, rollout_metrics, turns_of
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rollout.environments.dialogue import Dialogue
 from policy_trainer.rollout.environments.rollouts import OpenProblem, Rollouts
 from policy_trainer.rollout.environments.sessions import Session, Sessions
@@ -232,7 +232,7 @@ class TestEnvironments:
             assert completion.ids.tolist()[ending : ending + 20] == it.ids(turns[0])[:20]
         assert answers(completions[0]) == ["4"]
         assert [completion.sampled for completion in completions[1:]] == [len(it.ids(rows[1][0])), 150]
-        judge = Judge(it.tokenizer, make_task(it.config), it.config)
+        judge = RewardScorer(it.tokenizer, make_task(it.config), it.config)
         samples = judge.samples(problem, completions)
         assert [sample.completion for sample in samples] == ["four", "two", "c" * 150]
         assert [sample.problem for sample in samples] == shown
@@ -361,7 +361,7 @@ class TestTrouble:
         assert lost.conversation and kept.conversation
         assert (lost.conversation.environment_lost, kept.conversation.environment_lost) == (True, False)
         task = make_task(it.config.model_copy(update={"task": "environment"}))
-        judged = Judge(it.tokenizer, task, it.config.model_copy(update={"rewards": ["none"]}))
+        judged = RewardScorer(it.tokenizer, task, it.config.model_copy(update={"rewards": ["none"]}))
         (judgement,) = judged.judge([(Problem(""), [lost, kept])])
         assert np.isnan(judgement.rewards).tolist() == [True, False]
         assert it.sessions.failures.counts["environment"] == 1

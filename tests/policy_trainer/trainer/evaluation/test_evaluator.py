@@ -17,7 +17,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
 from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.answers import ByAnswer
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rollout.sampling.sampler import SamplingParams
 from policy_trainer.trainer.evaluation.evaluator import Evaluator
 from policy_trainer.trainer.evaluation.results import sampled_groups, wilson_interval
@@ -85,7 +85,7 @@ class Parrot(WholePrompts):
 
 
 def evaluator(tokenizer: PreTrainedTokenizerFast, task: FakeTask, batch_size: int = 3, **settings: Any) -> Evaluator:
-    judge = Judge(tokenizer, task, TrainConfig(model="m", **settings))
+    judge = RewardScorer(tokenizer, task, TrainConfig(model="m", **settings))
     encoder = PromptEncoder(tokenizer, PromptConfig(), limit=60)
     return Evaluator(encoder, judge, task, batch_size=batch_size)
 
@@ -176,7 +176,7 @@ def test_means_are_over_what_could_be_judged(tokenizer: PreTrainedTokenizerFast)
     silent = "tests.policy_trainer.rewards.faulty:silent"
     config = TrainConfig(model="m", rewards=["simple_grpo/accuracy", silent])
     encoder = PromptEncoder(tokenizer, PromptConfig())
-    judge = Judge(tokenizer, task, config)
+    judge = RewardScorer(tokenizer, task, config)
     result = Evaluator(encoder, judge, task, batch_size=3).evaluate(Parrot(tokenizer), GREEDY, 3)
     assert result.accuracy == pytest.approx(2 / 3)
     assert result.rewards == pytest.approx({"simple_grpo/accuracy": 0, silent: math.nan}, nan_ok=True)

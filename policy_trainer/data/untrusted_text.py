@@ -15,7 +15,7 @@ from policy_trainer.data.rendering import encode
 SEPARATOR = "\ufdd0"
 
 
-class ForeignText:
+class UntrustedText:
     """Inserts separators into text from outside the model, and encodes the result."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tokens: Iterable[str] | None = None) -> None:
