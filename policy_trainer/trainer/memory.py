@@ -15,7 +15,9 @@ from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.adapters import vision_tower
 from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.optimizer import trained
+from policy_trainer.rollout.sampling.kv_cache import GROWTH
 from shared.logprobs import language_model, vision_of
+from shared.logprobs.head import GPU_TILE_LOGITS, KEPT_LOGITS
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
@@ -25,12 +27,8 @@ AT_MOST = frozenset({"activations", "cache"})
 FLOAT32 = 4
 # Bytes of a weight in 4 bits: one byte more for each 64 of them, and four for each 256 of those bytes.
 _IN_4BIT = 1 / 2 + 1 / 64 + FLOAT32 / (64 * 256)
-# Logits that the LM head keeps for its backward, and of one tile on a GPU: shared/logprobs/head.py.
-_KEPT_LOGITS, _TILE_LOGITS = 2**27, 2**26
 # float32 tensors of a tile that are alive at a time: its logits, their log-softmax and its exponential.
 _TILES = 3
-# A full cache of keys and values grows by half: policy_trainer/rollout/sampling/kv_cache.py.
-_CACHE_ROOM = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +226,7 @@ def offloaded(shape: Shape) -> Parts:
 def activations(shape: Shape, width: int, tokens: int, completion_tokens: int, *, recompute: bool) -> int:
     """What a packed forward keeps for its backward, and the largest temporary tensors. Prompts of a model that takes
     pictures are counted as pictures."""
-    logits = _logits(shape, completion_tokens, kept=_KEPT_LOGITS)
+    logits = _logits(shape, completion_tokens, kept=KEPT_LOGITS)
     text = _activations(shape, width, tokens, logits, recompute=recompute)
     if shape.tower is None:
         return text
@@ -262,7 +260,7 @@ def _rotary(shape: Layers, width: int) -> int:
 def _logits(shape: Shape, completion_tokens: int, *, kept: int) -> int:
     """Those that the LM head keeps, and the tile at work."""
     logits = completion_tokens * shape.vocabulary
-    return FLOAT32 * (min(logits, kept) + _TILES * min(logits, _TILE_LOGITS))
+    return FLOAT32 * (min(logits, kept) + _TILES * min(logits, GPU_TILE_LOGITS))
 
 
 def scoring(shape: Shape, width: int, *, tokens: int, completion_tokens: int) -> Parts:
@@ -290,7 +288,7 @@ def sampling(shape: Shape, width: int, *, tokens: int, rows: int) -> Parts:
     """A worker with sampler hf. tokens: of a round, prompts once. rows: its completions."""
     return {
         **shape.weights(width),
-        "cache": int(_CACHE_ROOM * tokens * cache_of_token(shape, width)),
+        "cache": int(GROWTH * tokens * cache_of_token(shape, width)),
         "logits": _TILES * FLOAT32 * rows * shape.vocabulary,
     }
 

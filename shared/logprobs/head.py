@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 # Logits of one tile. On a CPU 4 MiB of float32, which fit its caches; a GPU needs more work per call.
 _TILE_LOGITS = {"cpu": 2**20}
-_TILE_LOGITS_ELSEWHERE = 2**26
+GPU_TILE_LOGITS = 2**26
 # Tile sizes are multiples of this: rows of logits that are not aligned to cache lines cost a third of the speed.
 _ALIGNED = 64
 # Tokens of one tile at most. Fewer make the matrix products slow; more leave room for only a little vocabulary.
 _TILE_TOKENS = 1024
 # Logits kept for the backward, 512 MiB of float32. Each kept tile saves a quarter of its matrix products.
-_KEPT_LOGITS = 2**27
+KEPT_LOGITS = 2**27
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class LMHead:
 
     def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        options = self.softcap, with_entropy, _KEPT_LOGITS if torch.is_grad_enabled() else 0
+        options = self.softcap, with_entropy, KEPT_LOGITS if torch.is_grad_enabled() else 0
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
         return _TiledLogps.apply(*inputs, options)  # type: ignore[return-value]
 
@@ -195,7 +195,7 @@ class Tiles:
         softcap: float | None,
     ) -> "Tiles":
         tokens = list(_slices(len(hidden), _TILE_TOKENS))
-        size = _TILE_LOGITS.get(hidden.device.type, _TILE_LOGITS_ELSEWHERE) // tokens[0].stop
+        size = _TILE_LOGITS.get(hidden.device.type, GPU_TILE_LOGITS) // tokens[0].stop
         return cls(
             hidden, weight, bias, targets, temperatures, softcap, tokens, list(_slices(len(weight), max(1, size)))
         )

@@ -20,8 +20,10 @@ from shared.logprobs.vision import FAMILIES, Vision
 ATTENTION_CACHE = "past_key_values"
 # Names of the cache in a model's output; the second is that of models with only recurrent layers, such as Mamba.
 _CACHE_NAMES = (ATTENTION_CACHE, "cache_params")
-# Free tokens of a new cache. A full cache grows by half.
+# Free tokens of a new cache.
 _FREE_TOKENS = 32
+# A full cache becomes so many times as large.
+GROWTH = 1.5
 
 
 class _KeptLayer(CacheLayerMixin):
@@ -63,7 +65,7 @@ class GrowableLayer(_KeptLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends the next token's (B, K, 1, D). Returns all as (B K, T, D), as decoding attention takes them."""
         if self._end == self._keys.shape[2]:
-            self._move(len(self._keys), self._width, self._width + self._width // 2)
+            self._move(len(self._keys), self._width, int(GROWTH * self._width))
         self._keys[:, :, self._end] = key_states[:, :, 0]
         self._values[:, :, self._end] = value_states[:, :, 0]
         self._end += 1

@@ -55,7 +55,7 @@ def tiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     tokens, logits, kept = request.param
     monkeypatch.setattr(head, "_TILE_TOKENS", tokens)
     monkeypatch.setitem(head._TILE_LOGITS, DEVICE.type, logits)
-    monkeypatch.setattr(head, "_KEPT_LOGITS", kept)
+    monkeypatch.setattr(head, "KEPT_LOGITS", kept)
 
 
 # The factors of log-probs and entropies in a loss.
