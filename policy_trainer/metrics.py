@@ -11,31 +11,33 @@ from typing import Literal, NamedTuple
 WINDOW = 20
 # A clip ratio is reported after it has been 0 for this many steps.
 LONG = 60
-# The entropy must stay above this share of its beginning, or above the second one where the reward rises.
+# The entropy must stay above the first share of its initial value, or above the second one while the reward rises.
 ENTROPY_LEFT, ENTROPY_LEFT_LEARNING = 0.1, 0.01
-# `truncated` may grow by so much.
+# `truncated` may rise by this much above its initial value.
 TRUNCATED_GAIN = 0.1
-# A smaller KL may triple: it is noise.
+# A KL below this may triple: it is noise.
 LOW_KL = 0.2
-# So many of the completions may be unrewarded.
+# This share of the completions may be without a reward.
 UNREWARDED_SHARE = 0.05
 
 
 # The learner computes these from the values of tokens (`learner/step_stats.py`):
 # mean, min, max: over the tokens that train, in all updates
-# update: of one number of each update, the mean over updates
-# effective_size: of weights w of tokens, (sum w)^2 / (n sum w^2)
+# update: the mean over updates of a value that each update has once
+# effective_size: (sum w)^2 / (n sum w^2), where w are the weights of the n tokens that train
 Reduction = Literal["", "mean", "min", "max", "update", "effective_size"]
 
 
 class Metric(NamedTuple):
-    """name: `<name>` in it stands for any text. meaning: in Markdown. title: of its plot; a metric without a title has
-    a plot under its name, after the others.
+    """One metric of `METRICS`.
+
+    name: `<name>` in it stands for any text. meaning: in Markdown. title: the title of its plot; a metric without one
+    has a plot under its name, after the others.
 
     reduction: how the values of tokens become one number; empty if the metric is not computed from those.
-    each_update: whether each update has the metric, besides the step. low, high: the bounds of a range that is the same
-    in every run. also: what else is healthy, in words. too_low, too_high: the remedies; the trainer watches metrics
-    that have one. kind: of the records that have it. when: the runs that have it; empty: all.
+    each_update: whether each update has the metric, as well as the step. low, high: the bounds of a range that is the
+    same in every run. also: what else is healthy, in words. too_low, too_high: the remedies; the trainer watches
+    metrics that have one. kind: the kind of the records that contain it. when: which runs report it; empty: all.
     """
 
     name: str
@@ -82,8 +84,8 @@ METRICS = (
         "gold answer or no reward measures correctness", unit="share", title="Held-out accuracy", also="rising",
         kind="evaluation",
     ),
-    Metric("low", "lower end of its 95% interval (Wilson), over problems", kind="evaluation"),
-    Metric("high", "upper end", kind="evaluation"),
+    Metric("low", "lower end of the accuracy's 95% interval (Wilson), over problems", kind="evaluation"),
+    Metric("high", "upper end of that interval", kind="evaluation"),
     Metric(
         "num_generations", "answers to each problem, where `evaluation.num_generations` is above 1", unit="answers",
         kind="evaluation", when="several",
@@ -137,11 +139,11 @@ METRICS = (
         too_high="the policy drifts too far from the reference: lower optimizer.learning_rate, or raise loss.beta",
     ),
     Metric(
-        "kl_at_step_0", "only in the first step: k3 to the reference before any update", unit="nats a token",
+        "kl_at_step_0", "only in the first step: k3 to the reference before any update", unit="nats/token",
         also="below 1e-9 in float32",
     ),
     Metric(
-        "kl_noise_floor", "KL of the policy to itself in two packings: a smaller `kl` is noise", unit="nats a token",
+        "kl_noise_floor", "KL of the policy to itself in two packings: a smaller `kl` is noise", unit="nats/token",
         also="below 1e-9 in float32",
     ),
     Metric(
@@ -150,12 +152,18 @@ METRICS = (
         "one update of fresh samples; otherwise clipping has no effect: raise optimizer.learning_rate",
         too_high="lower optimizer.learning_rate, publish_every, num_iterations or minibatches",
     ),
-    Metric("clip_ratio_low", "of these, at the lower bound", reduction="mean", each_update=True),
+    Metric(
+        "clip_ratio_low", "share of tokens whose ratio is clipped at the lower bound", reduction="mean",
+        each_update=True,
+    ),
     Metric(
         "clip_ratio_low_min", "the smallest share of a completion's tokens that any update clipped at the lower bound",
         reduction="min", each_update=True,
     ),
-    Metric("clip_ratio_high", "of these, at the upper bound", reduction="mean", each_update=True),
+    Metric(
+        "clip_ratio_high", "share of tokens whose ratio is clipped at the upper bound", reduction="mean",
+        each_update=True,
+    ),
     Metric(
         "clip_ratio_high_max", "the largest share of a completion's tokens that any update clipped at the upper bound",
         reduction="max", each_update=True,
@@ -168,14 +176,14 @@ METRICS = (
     ),
     Metric("entropy_coef", "coefficient of the entropy bonus after the step, by `loss.entropy`", each_update=True),
     Metric("completion_length_mean", "mean length of the completions", unit="tokens", title="Completion length"),
-    Metric("completion_length_min", "the shortest", unit="tokens"),
-    Metric("completion_length_max", "the longest", unit="tokens"),
+    Metric("completion_length_min", "length of the shortest completion", unit="tokens"),
+    Metric("completion_length_max", "length of the longest completion", unit="tokens"),
     Metric(
         "finished_length_mean", "mean length of the completions that were not cut off at the limit; `null` if all "
         "were", unit="tokens",
     ),
-    Metric("finished_length_min", "the shortest of them", unit="tokens"),
-    Metric("finished_length_max", "the longest of them", unit="tokens"),
+    Metric("finished_length_min", "length of the shortest of them", unit="tokens"),
+    Metric("finished_length_max", "length of the longest of them", unit="tokens"),
     Metric("prompt_length_mean", "mean length of the completions' prompts", unit="tokens"),
     Metric(
         "truncated", "share of completions cut off at the length limit", title="Truncated completions",
@@ -186,15 +194,15 @@ METRICS = (
         "staleness", "mean age of the weights that sampled the batches", unit="steps", title="Staleness", high=16,
         too_high="lower publish_every or max_waiting, set max_lag, or set order = freshest",
     ),
-    Metric("staleness_max", "that of the oldest", unit="steps"),
-    Metric("reference_version_min", "least version of the reference that scored the batches"),
-    Metric("reference_version_max", "the largest; it differs from the least where the reference was renewed meanwhile"),
+    Metric("staleness_max", "age of the oldest of these weights", unit="steps"),
+    Metric("reference_version_min", "lowest version of the reference that scored the batches"),
+    Metric("reference_version_max", "the highest; it differs from the lowest if the reference was replaced meanwhile"),
     Metric(
         "grad_norm", "gradient norm before clipping to `optimizer.max_grad_norm`", title="Gradient norm",
         each_update=True,
     ),
     Metric("learning_rate", "learning rate of the last update", each_update=True),
-    Metric("updates", "of the optimizer", unit="updates"),
+    Metric("updates", "updates of the optimizer in the step", unit="updates"),
     Metric("each_update", "a list with one entry per update: its"),
     Metric("not_finite", "a loss or gradient was not finite, and made no update", also="false"),
     Metric(
@@ -203,7 +211,7 @@ METRICS = (
         "sampling.num_generations or sampling.max_resamples, or set sampling.regroup",
     ),
     Metric("groups", "groups that trained", unit="groups"),
-    Metric("groups_left_out", "groups that did not", unit="groups"),
+    Metric("groups_left_out", "groups that did not train", unit="groups"),
     Metric(
         "waiting_share", "share of time that the trainer waits; high: sampling or scoring is too slow",
         title="Trainer waiting share", also="low",
@@ -216,10 +224,10 @@ METRICS = (
     ),
     Metric("sampler_waiting_seconds", "time that workers waited for room in the queue and for uploads", unit="seconds"),
     Metric("sampling_seconds", "time that workers spent on the step's batches, judging included", unit="seconds"),
-    Metric("judging_seconds", "of these, with the rewards", unit="seconds"),
+    Metric("judging_seconds", "part of these that the rewards took", unit="seconds"),
     Metric(
-        "sampler_tokens_per_second", "all completion tokens, over `sampling_seconds`: of one worker",
-        unit="tokens a second",
+        "sampler_tokens_per_second", "all completion tokens, over `sampling_seconds`: the throughput of one worker",
+        unit="tokens/s",
     ),
     Metric(
         "tokens_per_second", "`tokens` over training and waiting time together", unit="tokens/s",
@@ -244,7 +252,7 @@ METRICS = (
         reduction="mean", also="about 1",
     ),
     Metric("ratio_min", "smallest ratio of the policy to `old_logps`, before truncation", reduction="min"),
-    Metric("ratio_max", "largest ratio", reduction="max"),
+    Metric("ratio_max", "largest ratio of the policy to `old_logps`, before truncation", reduction="max"),
     Metric(
         "effective_sample_size", "(sum w)^2 / (n sum w^2) of w = exp(log-prob - the sampler's): the share of the "
         "samples that counts", unit="share", title="Effective sample size", reduction="effective_size", low=0.5,
@@ -265,7 +273,7 @@ METRICS = (
         "sampling_logp_difference_mean", "mean of |log-prob - the sampler's|", unit="nats", reduction="mean",
         also="far below `entropy`",
     ),
-    Metric("sampling_logp_difference_max", "the largest", unit="nats", reduction="max"),
+    Metric("sampling_logp_difference_max", "the largest |log-prob - the sampler's|", unit="nats", reduction="max"),
     Metric(
         "masked_ratio", "share of tokens that `loss.mask` removes from the loss's surrogate", title="Masked tokens",
         reduction="mean", high=0.5, too_high="the policy is far from its samples: lower publish_every, set max_lag, "
@@ -278,7 +286,7 @@ METRICS = (
         "were published, or compute differently from the trainer: check the engine's precision and attention, and "
         "restart the workers",
     ),
-    Metric("probe_logp_difference_max", "the largest", unit="nats"),
+    Metric("probe_logp_difference_max", "the largest of these differences", unit="nats"),
     Metric(
         "advantage_std", "standard deviation of the advantages over completions with at least one trained token",
         title="Advantage std", also="where advantages are scaled", low=0.5, high=1.5,
@@ -326,10 +334,10 @@ METRICS = (
     ),
     Metric("eval_step", "step of the latest evaluation"),
     Metric(
-        "eval_accuracy", "of the latest evaluation; none where problems have no gold answers or no reward judges "
-        "correctness", unit="share", also="rising",
+        "eval_accuracy", "accuracy of the latest evaluation; missing if problems have no gold answers or no reward "
+        "judges correctness", unit="share", also="rising",
     ),
-    Metric("eval_reward", "of the latest evaluation", also="rising"),
+    Metric("eval_reward", "mean reward of the latest evaluation", also="rising"),
     Metric(
         "tools/call_frequency", "with [tools](tools.md): calls for each completion; `/<name>`: of one tool",
         when="tools",
@@ -338,7 +346,7 @@ METRICS = (
     Metric("tools/failures/<kind>", "failed calls of a kind, such as `wrong_arguments`", unit="calls", when="tools"),
     Metric("turns_mean", "mean of the model's turns in a rollout", unit="turns", when="tools"),
     Metric("rollout_seconds_mean", "mean time of a rollout, with that of its tools", unit="seconds", when="tools"),
-    Metric("rollout_seconds_max", "the longest", unit="seconds", when="tools"),
+    Metric("rollout_seconds_max", "time of the longest rollout", unit="seconds", when="tools"),
     Metric(
         "rollouts/<end>", "share of the rollouts that ended so: `finished`, `truncated`, `out_of_turns`, "
         "`out_of_time`, `no_bridge`", when="tools",

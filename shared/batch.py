@@ -51,7 +51,7 @@ class BatchError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class TokenGroup:
-    """What a forward takes of one group: a prompt, the completions that share it, and the prompt's images.
+    """The input of a forward for one group: a prompt, the completions that share it, and the prompt's images.
 
     prompt_ids: int64 (P,), P >= 1. completion_ids: int64 (C,). completion_lengths: int64 (G,), each >= 1, sum C.
     images: float32, uint8 or int64 tensors by the names that the model's own forward gives them, such as pixel_values
@@ -128,7 +128,7 @@ class TokenGroup:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepRewards:
-    """Process supervision: K_i rewards for completion i.
+    """Rewards of single steps, for process supervision: completion i has K_i of them.
 
     rewards: float32 (S,). ends: int64 (S,), the completion-relative index of each step's last token, rising within a
     completion. counts: int64 (G,), sum S.
@@ -154,13 +154,13 @@ class Batch:
     rewards: float32 (G,), NaN where a completion could not be judged. finished: bool (G,), true where the completion
     ended by itself and was not cut off. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature`
     under the policy that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on.
-    policy_versions: int64 (G,), if completions were sampled by different versions; `policy_version` is then the
-    oldest. lineage: distinguishes trainings of the same run name; empty for clients without lineages. index: of the
-    batch's problem, by which steps are ordered. sample: any JSON of the client, as text, for people.
+    policy_versions: int64 (G,), if completions were sampled by different versions; `policy_version` is then the oldest.
+    lineage: distinguishes training runs that have the same name; empty for clients without lineages. index: the number
+    of the batch's problem, by which steps are ordered. sample: any JSON of the client, as text, for display.
 
-    A batch that was scored also has these. ref_logps: float32 (C,), log-probs by the reference model, of logits divided
-    by the batch's temperature. reference_version: names its weights. teacher_logps: float32 (C,), the same by a second
-    model, where the server has one.
+    A scored batch also has these. ref_logps: float32 (C,), log-probs under the reference model, of logits divided by
+    the batch's temperature. reference_version: identifies its weights. teacher_logps: float32 (C,), the same by a
+    teacher model, if the server has one.
 
     Raises BatchError if a field is invalid.
     """

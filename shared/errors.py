@@ -4,10 +4,10 @@ import json
 
 
 class Explained(Exception):
-    """An error that is no fault of the code. Commands print it without a traceback.
+    """An error that is not a bug in the code. Commands print it without a traceback.
 
     problem: what is wrong; it begins with the name of the setting, if there is one. remedy: what to do; empty if the
-    problem says it already. It has a line of its own if the problem has several.
+    problem says it already. It gets a line of its own if the problem has several lines.
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:

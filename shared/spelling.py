@@ -1,4 +1,4 @@
-"""How texts name a setting: as the person writes it who gives options to a command, or arguments to Python."""
+"""How messages name a setting: as an option of the command line, or as an argument in Python, as the user gave it."""
 
 import json
 import os
@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-# Set in a process that was given Python's arguments: a JSON object {name of a setting: the argument that holds it}, of
-# those that have another name. Child processes inherit it, since their errors may reach the same person.
+# Set in a process whose settings are arguments in Python. A JSON object of those settings whose argument has another
+# name: {name of the setting: name of the argument}. Child processes inherit it, since their errors may reach the same
+# user.
 _VARIABLE = "TANDEM_ARGUMENTS"
 
 
 @contextmanager
 def spelled_in_python(arguments: Mapping[str, str]) -> Iterator[None]:
-    """In the block, texts of this process and of its new children name settings as arguments in Python. Inside another
-    such block it changes nothing: the outermost is the one that the person called.
+    """Within the block, messages of this process and of its new children name settings as arguments in Python. Inside
+    another such block it changes nothing: the user called the outermost one.
 
-    arguments: those with another name than their setting, by the setting's dotted name.
+    arguments: the names of the arguments that differ from the setting's, by the setting's dotted name.
     """
     if _VARIABLE in os.environ:
         yield
@@ -39,9 +40,9 @@ def spell_name(name: str) -> str:
 
 
 def spell_setting(name: str, value: Any = None) -> str:
-    """A setting of this dotted name, and its value if one is given. On the command line `--loss.beta`,
-    `--loss.beta 0.5`, `--resume` or `--no-resume`; in Python `loss.beta`, `loss={'beta': 0.5}`, `resume=True` or
-    `resume=False`."""
+    """How the user writes the setting of this dotted name, and its value if one is given. On the command line
+    `--loss.beta`, `--loss.beta 0.5`, `--resume` or `--no-resume`; in Python `loss.beta`, `loss={'beta': 0.5}`,
+    `resume=True` or `resume=False`."""
     if _VARIABLE in os.environ:
         return spell_name(name) if value is None else _argument(spell_name(name), value)
     if isinstance(value, bool):

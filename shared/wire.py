@@ -23,7 +23,7 @@ LEASES_CONTENT_TYPE = "application/vnd.tandem.batches"
 UPLOADS_CONTENT_TYPE = "application/vnd.tandem.uploads"
 ROLLOUT_FORMAT = "rollout-batch/1"
 SCORED_FORMAT = "scored-batch/1"
-# The same with tensors of the prompt's images.
+# The same two formats with tensors of the prompt's images.
 IMAGE_ROLLOUT_FORMAT = "rollout-batch/2"
 IMAGE_SCORED_FORMAT = "scored-batch/2"
 TRAINING_FORMAT = "training/1"
@@ -124,7 +124,7 @@ def encode_scores(
 
 
 def with_scores(body: bytes, scores: bytes | None) -> bytes:
-    """An uploaded batch and its scores, as one scored batch. Without scores the batch as it is."""
+    """An uploaded batch and its scores, as one scored batch. Without scores it returns the batch as it is."""
     return body if scores is None else tensor_file.splice(body, scores)
 
 
@@ -234,7 +234,7 @@ def _steps(tensors: dict[str, Array]) -> StepRewards | None:
 
 
 def _lineage(metadata: dict[str, str]) -> str:
-    """An absent lineage is encoded by absence; an empty string is rejected."""
+    """The lineage of a batch; empty if the metadata have none. Raises BatchError for an empty string in them."""
     if metadata.get("lineage") == "":
         raise BatchError("lineage", f"must match {LINEAGE}, got ''")
     return metadata.get("lineage", "")

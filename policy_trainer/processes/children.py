@@ -17,7 +17,7 @@ from policy_trainer.processes.variables import environment
 from shared.errors import printable
 
 _LAST_LINES = 12
-# A log that exceeds the first size is cut to the second: a user's code may print a lot.
+# A log of more bytes than the first number is cut to the second: a user's code may print a lot.
 _MOST_LOG, _KEPT_LOG = 2**26, 2**20
 # Longer than a reference server takes to shut down.
 _STOP_SECONDS = 35.0
@@ -44,8 +44,8 @@ class Child:
         inherited: Sequence[int] = (),
         forks: ForkServer | None = None,
     ) -> None:
-        """secrets: environment variables that the child gets in addition. inherited: file descriptors that it keeps
-        open, as of a lock. forks: starts the child with PyTorch imported, if it can."""
+        """secrets: additional environment variables of the child. inherited: file descriptors that it keeps open, such
+        as that of a lock. forks: the fork server, which starts the child with PyTorch imported, if it can."""
         self.name = name
         self._module = module
         self._arguments = arguments
@@ -129,8 +129,8 @@ class RestartedChild:
     def __init__(
         self, child: Child, note: Callable[[str], None], *, futile: str = "", lasting: float = math.inf
     ) -> None:
-        """futile: in the last error, what the child did not do. lasting: seconds of a life after which deaths are
-        counted anew, besides `succeeded`."""
+        """futile: ends the message of the last error, and says what the child has not done. lasting: a child that ran
+        for this many seconds starts the count of deaths anew, as `succeeded` does."""
         self._child = child
         self._note = note
         self._futile = futile
@@ -169,7 +169,7 @@ class RestartedChild:
                 self.start()
 
     def succeeded(self) -> None:
-        """Call it when the child has done its work: deaths are counted anew."""
+        """Resets the count of deaths. To be called when the child has done its work."""
         self._deaths = 0
 
     def terminate(self) -> None:

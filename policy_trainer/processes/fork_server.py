@@ -46,7 +46,7 @@ _ROOM = 4096
 
 
 class ForkServer:
-    """The process, seen from its parent."""
+    """The parent's handle of the process: it starts the process, and asks it to fork."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._imported = _read_at_import(environment)
@@ -77,8 +77,8 @@ class ForkServer:
         """Runs `python -m module` in a new process, with a session of its own. Returns once it has begun.
 
         log: a file descriptor, for its output. inherited: file descriptors that it gets under the same numbers.
-        None if it must be started in another way: this process is gone, or variables that PyTorch reads when it is
-        imported have changed.
+        Returns None if the module must be started in another way: the fork server has ended, or variables that PyTorch
+        reads when it is imported have changed.
         """
         if not self.serves(environment):
             return None
@@ -174,7 +174,7 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _become_child(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    """Makes this process what `python -m` would find: its descriptors, environment, directory and random numbers."""
+    """Gives this process what `python -m` would start with: descriptors, environment, directory, random seeds."""
     places = [1, 2, *request["inherited"]]
     above = max(*places, *descriptors) + 1
     log, *others = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in descriptors]

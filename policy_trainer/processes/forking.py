@@ -1,7 +1,8 @@
-"""Forks of a process that has imported what they need: they start within milliseconds.
+"""A process forks children on request, after it has imported what they need: they start within milliseconds.
 
-Python's own `forkserver` is one for all of a program, while ours differ in what they import and may do; it ignores
-modules that cannot be imported; its children have its environment and output, and do not outlive a request to end.
+Python's own `forkserver` does not fit. A program has only one, while ours differ in what they import and may do. It
+ignores modules that cannot be imported. Its children have its environment and output, and do not outlive a request to
+end.
 """
 
 import math
@@ -30,8 +31,8 @@ _SECONDS = 60.0
 
 
 class Forks:
-    """In the process that forks, which has no thread. It answers its parent, over a socket that no other process has:
-    `fork`, and `status` or `end` of a child."""
+    """The side of the process that forks, which must have no other thread. It answers its parent's requests, over a
+    socket that no other process has: `fork`, and `status` or `end` of a child."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -42,7 +43,8 @@ class Forks:
         self._others = children()  # started by imported modules
 
     def serve(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Until the parent is gone; then None. Returns also in each child, with the request and its descriptors."""
+        """Answers requests until the parent has ended, and then returns None. It also returns in each child, with the
+        request and its descriptors."""
         while os.getppid() == self._parent:
             if select.select([self._control], [], [], _TICK)[0]:
                 try:
@@ -81,7 +83,7 @@ class Forks:
         return os.waitstatus_to_exitcode(status)
 
     def _fork(self, descriptors: Sequence[int]) -> dict[str, Any] | None:
-        """The answer; None in the child, which has a session of its own."""
+        """Forks. Returns the answer to the parent, or None in the child, which has a session of its own."""
         try:
             pid = os.fork()
         except OSError as error:
@@ -111,8 +113,9 @@ class ForkedProcess:
     def __init__(
         self, ask: Callable[..., dict[str, Any]], seconds: float, descriptors: Sequence[int], **request: Any
     ) -> None:
-        """ask: of the connection to `Forks`. request: for the child, which gets the descriptors with it. Raises OSError
-        where there can be no more processes, ProcessEnded if there is no answer within `seconds`."""
+        """ask: the method of the connection to `Forks`. request: what the child receives, together with the
+        descriptors. Raises OSError if no process can be started, ProcessEnded if there is no answer within
+        `seconds`."""
         answer = ask("fork", seconds, descriptors=descriptors, **request)
         if "error" in answer:
             raise OSError(answer["error"])

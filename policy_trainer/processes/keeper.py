@@ -25,14 +25,17 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _THREADS = "/proc/self/task"
 # From linux/proc_ns.h: the only namespace of processes in whose /proc an account's processes can all be counted.
 _ALL_PROCESSES = "pid:[4026531836]"
-# So many more processes and threads than it had at the start may the account have, when the user's code starts one:
-# above what many rollouts with compilers or browsers need, and far below the 4194304 pids of Linux, so that a fork bomb
+# When the user's code starts a process or thread, the account may have this many more of them than at the start: above
+# what many rollouts with compilers or browsers need, and far below the 4194304 pids of Linux, so that a fork bomb
 # in a tool leaves the account able to log in and end it.
 _MORE_TASKS = 1000
 
 
 def keep(descriptor: int) -> None:
-    """Returns in the child. descriptor: the child's; the keeper closes it."""
+    """Forks a child and returns in it; this process becomes the keeper, and does not return.
+
+    On systems other than Linux it returns at once. descriptor: the child's, which the keeper closes.
+    """
     if sys.platform != "linux":
         return
     parent, signals = os.getppid(), {signal.SIGCHLD, signal.SIGTERM}

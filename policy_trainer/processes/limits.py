@@ -1,4 +1,4 @@
-"""What code may take: time, memory, processes."""
+"""Limits of time, memory and processes for the code that this process runs."""
 
 import faulthandler
 import os
@@ -17,7 +17,7 @@ _WATCHDOG_LIMITS = 3
 
 @contextmanager
 def watchdog(seconds: float, file: int) -> Iterator[None]:
-    """Ends this process where the block takes three times as long as it may. file: descriptor for the traceback."""
+    """Ends this process if the block takes three times as long as it may. file: descriptor for the traceback."""
     with suppress(RuntimeError):  # too little memory for its C thread, which needs no GIL
         faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds, exit=True, file=file)
     try:
@@ -59,15 +59,18 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
 
 
 def limit_memory(limit: int, *, more: bool = False) -> None:
-    """limit: bytes of this process's address space, 0 for none. more: those that it may take from now on (Linux)."""
+    """Limits the address space of this process to `limit` bytes; 0: no limit.
+
+    more: whether the limit counts only what the process adds from now on (Linux).
+    """
     if limit:
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if more else 0
         resource.setrlimit(resource.RLIMIT_AS, (limit + taken, limit + taken))
 
 
 def limit_tasks(more: int) -> None:
-    """This process and its descendants can start no process or thread once the account has `more` more than now.
-    No effect for root, which Linux does not limit."""
+    """Keeps this process and its descendants from starting processes and threads once the account has `more` more of
+    them than now. No effect for root, which Linux does not limit."""
     account = f"\nUid:\t{os.getuid()}\t"
     tasks = 0
     for status in Path("/proc").glob("[0-9]*/status"):

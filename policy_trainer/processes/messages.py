@@ -1,9 +1,10 @@
-"""The framing of all sockets between our processes: numbered requests and their answers, each a line of JSON.
+"""The protocol of all sockets between our processes: numbered requests and their answers, each a line of JSON.
 
-What users' code may do to its socket decides the form. It may write there by mistake: lines that are not the awaited
-answer are dropped, where `multiprocessing.connection` would read them as the length of a frame. It may stop within an
-answer: the time limit includes the last byte, where `Connection.poll` waits only for the first. And nothing that it
-sends is unpickled. Packets (SOCK_SEQPACKET) would be bounded by the socket's buffer, and macOS has none.
+The protocol allows for what users' code may do to its socket. It may write there by mistake: lines that are not the
+awaited answer are dropped, where `multiprocessing.connection` would read them as the length of a frame. It may stop in
+the middle of an answer: the time limit includes the last byte, where `Connection.poll` waits only for the first. And
+nothing that it sends is unpickled. Packets (SOCK_SEQPACKET) would be bounded by the socket's buffer, and macOS has
+none.
 """
 
 import json
@@ -23,7 +24,7 @@ _PART = 2**16
 # File descriptors that come with a request.
 _MOST_DESCRIPTORS = 64
 
-# Answers a request: its `do`, and its arguments. None closes the connection.
+# Takes a request, which is `do` and its arguments, and returns the answer; None closes the connection.
 Answer = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 
@@ -36,10 +37,10 @@ class ProcessEnded(Exception):
 
 
 class Connection:
-    """The end that asks. It takes one request at a time, from any thread."""
+    """The requesting end: sends one request at a time, from any thread."""
 
     def __init__(self, connection: socket.socket, end: Callable[[], str] = lambda: "closed the connection") -> None:
-        """end: ends what answers, and says in words how it ended."""
+        """end: ends the process at the other end, and returns in words how it ended."""
         self._socket = connection
         self._end = end
         self._lock = threading.Lock()
@@ -62,11 +63,11 @@ class Connection:
     def ask(
         self, do: str, seconds: float | None, *, descriptors: Sequence[int] = (), **arguments: Any
     ) -> dict[str, Any]:
-        """The answer to this request. Without one, the connection is closed.
+        """Sends a request and returns its answer. If there is none, the connection is closed.
 
-        seconds: time limit; None for none. descriptors: of files that the request brings along. Raises ProcessEnded if
+        seconds: time limit; None for none. descriptors: file descriptors that are sent with it. Raises ProcessEnded if
         there is no answer within `seconds`, ValueError, TypeError or RecursionError for arguments that JSON cannot
-        have.
+        represent.
         """
         number = next(self._numbers)
         request = _line({"number": number, "do": do, "seconds": seconds, **arguments})
@@ -87,7 +88,7 @@ class Connection:
                 raise
 
     def close(self) -> str:
-        """Ends what answers, and says how it ended. May be called again."""
+        """Closes the connection, ends the process at the other end and returns how it ended. May be called again."""
         with suppress(OSError):  # wakes a thread that waits for an answer
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -113,8 +114,10 @@ def serve(
     answer: Answer,
     guard: Callable[[float], AbstractContextManager[None]] = lambda seconds: nullcontext(),
 ) -> None:
-    """Answers until the other end disconnects, or `answer` returns None. guard: surrounds each call, and gets its time
-    limit."""
+    """Answers requests until the other end disconnects, or `answer` returns None.
+
+    guard: a context for each call, made from its time limit in seconds.
+    """
     process = os.getpid()
     with suppress(EOFError):
         while True:
@@ -146,7 +149,7 @@ def receive(connection: socket.socket, *, descriptors: bool = False) -> tuple[di
 
 
 def reply(connection: socket.socket, number: int, answer: Mapping[str, Any]) -> None:
-    """number: of the request."""
+    """Sends the answer to the request of this number."""
     # The first newline ends a line that users' code may have written to the socket.
     connection.sendall(b"\n" + _line({**answer, "number": number}))
 

@@ -14,7 +14,10 @@ from shared.process import end_with_parent
 
 
 def serve_parent(**methods: Callable[..., Mapping[str, Any]]) -> None:
-    """Answers by these methods, which a request names, until the parent disconnects. Started by `UserProcess`."""
+    """Answers the parent's requests, each of which names one of these methods, until the parent disconnects.
+
+    `UserProcess` starts the program that calls it.
+    """
     end_with_parent()
     descriptor, memory = map(int, sys.argv[1:])
     limit_memory(memory)

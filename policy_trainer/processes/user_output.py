@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from shared.errors import printable
 
-# The end of what a call printed, which is kept.
+# Characters at the end of a call's output that are kept.
 _MOST_TAIL = 2000
 # Bytes that are passed on of a call's output, and of a process's output in so many seconds.
 _MOST_OF_CALL = 10_000
@@ -18,8 +18,8 @@ _MOST_OF_PROCESS, _SECONDS = 2**16, 60.0
 
 
 class UserOutput:
-    """Standard output and error of the calls in such a process. A call may close or replace them or their descriptors:
-    they are restored for the next."""
+    """Standard output and standard error during calls of users' code. A call may close or replace them or their
+    descriptors: they are restored for the next call."""
 
     def __init__(self) -> None:
         self.descriptor = os.dup(2)
@@ -69,8 +69,8 @@ def _stream(output: UserOutput, descriptor: int) -> io.TextIOWrapper:
 def pass_on(output: BinaryIO) -> None:
     """Copies to standard error what a process writes, until it and what it has started have ended.
 
-    A terminal gets control characters escaped. Reads on where standard error takes no more: else the process would fail
-    where it prints.
+    Control characters are escaped for a terminal. It goes on reading when standard error accepts no more, since the
+    process would otherwise fail when it prints.
     """
     left, until = _MOST_OF_PROCESS, 0.0
     text = codecs.getincrementaldecoder("utf-8")(errors="replace") if os.isatty(2) else None

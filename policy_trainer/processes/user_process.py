@@ -1,6 +1,6 @@
 """Processes that run users' code: a new interpreter under a keeper, without our secrets, whose output is limited.
 
-`concurrent.futures` could end none of its workers without the others, and unpickles what they answer.
+`concurrent.futures` does not fit: it cannot end one of its workers without the others, and it unpickles what they send.
 """
 
 import os
@@ -18,7 +18,7 @@ from policy_trainer.processes.user_output import pass_on
 from policy_trainer.processes.variables import environment_of_users_code
 
 _END_SECONDS = 5.0
-# How long the last that a process wrote may take to reach standard error.
+# How long to wait until the last output of a process has reached standard error.
 _READ_SECONDS = 1.0
 _KEEPER = "policy_trainer.processes.keeper"
 # The thread that reads the output of a process.
@@ -26,13 +26,14 @@ _READERS: "weakref.WeakKeyDictionary[subprocess.Popen[bytes], threading.Thread]"
 
 
 class UserProcess:
-    """Starts at once and ends with this object. It has its own session, so that Ctrl-C reaches only the parent.
+    """A process that starts at once and ends with this object. It has its own session, so that Ctrl-C reaches only the
+    parent.
 
     It is a new Python interpreter, not a fork: the parent may have threads.
     """
 
     def __init__(self, module: str, *, memory: int) -> None:
-        """module: calls `serve_parent` as its main program. memory: bytes of its address space, 0 for no limit."""
+        """module: its main program calls `serve_parent`. memory: bytes of its address space, 0 for no limit."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = start_python(module, theirs.fileno(), memory)
@@ -74,7 +75,7 @@ def start_python(module: str, descriptor: int, *arguments: object) -> subprocess
 
 
 def end_python(process: subprocess.Popen[bytes]) -> None:
-    """Ends what `start_python` has started, with all that descends from it."""
+    """Ends a process that `start_python` has started, and all its descendants."""
     # On Linux the group is the keeper's, which kills the rest. Elsewhere there is no keeper, and the group has all that
     # the process has started; its number is not another's until the process is reaped.
     if sys.platform != "linux" and process.returncode is None:

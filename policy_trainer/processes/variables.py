@@ -1,4 +1,4 @@
-"""What a child process sees of this one's environment variables."""
+"""The environment variables of child processes."""
 
 import os
 import sys
@@ -34,6 +34,7 @@ def environment() -> dict[str, str]:
 
 
 def environment_of_users_code() -> dict[str, str]:
-    """For a child that runs only users' code: besides, without our secrets, and with this process's import paths."""
+    """For a child that runs only users' code: that of `environment` without our secrets, and with this process's import
+    paths."""
     variables = {name: value for name, value in environment().items() if not name.startswith(_OURS)}
     return variables | {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}

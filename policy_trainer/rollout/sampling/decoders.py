@@ -1,7 +1,7 @@
 """Decoders: compute the logits of one token per row and step, after prompts that were prefilled once per group.
 
 Most use a custom attention function, over keys and values that grow in place. All rows end at the same column, so
-their only mask is that of the columns before a row's first token.
+only the columns before a row's first token are masked.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ def supports_decoding_attention(model: PreTrainedModel) -> bool:
 def make_decoder(
     model: PreTrainedModel, prompts: PrefilledPrompts, groups: Tensor, *, decoding_attention: bool
 ) -> "Decoder":
-    """The fastest decoder for a row after each of the prompts in `groups`, int64 (B,) in ascending order.
+    """The fastest decoder for B rows. groups: int64 (B,) in ascending order, the prompt that each row continues.
 
     decoding_attention: whether the model supports it, see choice.py. Other models have sliding windows or recurrent
     layers, which only transformers' own cache keeps.
@@ -72,9 +72,8 @@ def fill_slots(kept: Tensor, count: int) -> Tensor:
 
 
 class AttentionDecoder(ABC):
-    """Decodes with models that support decoding attention.
+    """Decodes B rows with a model that supports decoding attention. Rows can be dropped.
 
-    B rows, which can be dropped.
     attention: name of the attention implementation that the model must use while decoding.
     """
 
@@ -218,7 +217,7 @@ class SharedPromptDecoder(AttentionDecoder):
     """
 
     def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, groups: Tensor) -> None:
-        """A row for each of `groups`, int64 (B,), in which every prompt occurs."""
+        """groups: int64 (B,), the prompt that each row continues; every prompt occurs."""
         self._groups = groups
         # Of each layer the prompts' keys and values, (n, K, P, D).
         self._prompts = [(layer.keys.contiguous(), layer.values.contiguous()) for layer in prompts.cache.layers]

@@ -1,7 +1,7 @@
 """A running batch with transformers: rows that are sampled together, and join and leave at any time.
 
-A row that joins is prefilled with what it has so far, and then decoded with the others. How many columns attention
-reads in a step is up to the longest row.
+A row that joins is prefilled with what it has so far, and then decoded with the others. The longest row determines how
+many columns attention reads in a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from policy_trainer.rollout.sampling.sampler import SamplingParams
 from shared.logprobs.attention import attention_of, set_attention
 from shared.logprobs.vision import vision_of
 
-# Tokens of a prefill, with its padding. Without a limit many rows that join together could fill the memory.
+# Most tokens of a prefill, its padding included. Without a limit many rows that join together could fill the memory.
 _PREFILL_TOKENS = 2**16
 # Ended rows are dropped once they are more than this share of a batch: dropping moves the other rows.
 _DROP_SHARE = 0.125
@@ -40,7 +40,8 @@ Draw = Callable[[Tensor, Callable[[], Tensor]], tuple[Tensor, Tensor]]
 
 @dataclass(eq=False)
 class _Row:
-    """A completion. number: the caller's. limit: of the ids. ids, logps: what was sampled until it ended."""
+    """A completion that is being sampled. number: the caller's number of it. limit: most tokens that it may have. ids,
+    logps: what was sampled until it ended."""
 
     number: int
     prompt: EncodedPrompt
@@ -63,7 +64,7 @@ class _NewRows:
 
 @dataclass(frozen=True, eq=False)
 class Endings:
-    """What ends a completion before its limit: an id of `eos` or `stop_token_ids`, or a text of `stop`."""
+    """What ends a completion before its limit: a token of `eos` or `stop_token_ids`, or a text of `stop`."""
 
     tokenizer: PreTrainedTokenizerBase
     eos: frozenset[int]
@@ -87,9 +88,9 @@ class HFRunningBatch:
 
     All rows are one batch if the model takes decoding attention: rows that begin together share their prompts, and get
     copies once others join. Other models, with sliding windows or recurrent layers, keep the rows that joined together
-    as a batch of their own, and a call computes a forward for each of them. They are few, since small ones begin again
-    with the rows that join: for R rows that join one by one there are at most log2(R) + 1, and each row is prefilled
-    about as often.
+    as a batch of their own, and a call computes a forward for each of them. They are few, since small ones are
+    prefilled again together with the rows that join: for R rows that join one by one there are at most log2(R) + 1, and
+    each row is prefilled about as often.
 
     Each call draws a random number for each row of its batch, in their order, and for ended rows that are not dropped
     yet. So with the same calls of `add` and `advance` a seed decides all completions.

@@ -20,7 +20,7 @@ from shared.errors import UserError
 @dataclass(frozen=True)
 class SamplingParams:
     """num_generations: completions per prompt. temperature: 0 is greedy. top_p 1, top_k 0, min_p 0 and
-    repetition_penalty 1 are off."""
+    repetition_penalty 1 turn these off."""
 
     num_generations: int
     max_completion_length: int
@@ -100,7 +100,11 @@ class Sampler(Protocol):
         ...
 
     def running_batch(self, params: SamplingParams, seed: int) -> AbstractContextManager[RunningBatch]:
-        """Opens an empty batch. It ignores num_generations and max_completion_length of the parameters."""
+        """Opens an empty batch. It ignores num_generations and max_completion_length of the parameters: `add` says how
+        many rows there are and how long they may become.
+
+        Each completion has the log-prob of every token at params.temperature, if that is above 0: the loss needs them.
+        """
         ...
 
 
