@@ -13,7 +13,7 @@ from policy_trainer.processes.user_output import UserOutput
 from shared.process import end_with_parent
 
 
-def serve_parent(**methods: Callable[..., Mapping[str, Any]]) -> None:
+def serve_parent(**methods: Callable[..., Mapping[str, Any] | Iterator[Mapping[str, Any]]]) -> None:
     """Answers by these methods, which a request names, until the parent disconnects. Started by `UserProcess`."""
     end_with_parent()
     descriptor, memory = map(int, sys.argv[1:])
