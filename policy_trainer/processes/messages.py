@@ -77,7 +77,7 @@ class Connection:
     def ask_each(
         self, do: str, seconds: float | None, answers: int, *, descriptors: Sequence[int] = (), **arguments: Any
     ) -> Generator[dict[str, Any]]:
-        """So many answers to one request, at least one, as they come. seconds: time limit of each. Raises as `ask` does.
+        """So many answers to one request, at least one, as they come. seconds: time limit of each. Raises as `ask`.
 
         Until it is exhausted the connection takes no other request. If it is closed before, so is the connection.
         """
