@@ -18,6 +18,9 @@ from shared.errors import UserError
 
 # Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
+# Samples of one request, if each is a call. Reading the request counts towards the first one's time limit, and what is
+# not answered is sent again.
+_AT_ONCE = 64
 _CHILD = "policy_trainer.rewards.sandbox_child"
 
 
@@ -95,10 +98,11 @@ class _Lane:
         scores: list[Score] = []
         while len(scores) < len(samples):
             process = self.start()
-            rest = list(samples[len(scores) :])
-            size = len(rest) if self.judges_together(name) else 1
+            together = self.judges_together(name)
+            sent = list(samples[len(scores) :][: None if together else _AT_ONCE])
+            size = len(sent) if together else 1
             calls = process.ask_each(
-                "judge", self._seconds * size, len(rest) // size, reward=name, pickled=_pickled(rest)
+                "judge", self._seconds * size, len(sent) // size, reward=name, pickled=_pickled(sent)
             )
             try:
                 with closing(calls):  # pending answers end the process
