@@ -19,6 +19,8 @@ MAX_HEADER_BYTES = 64 * 1024
 
 _DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
 _IMAGE_DTYPES = ("F32", "U8", "I64")
+# Of a tensor's entry in the header.
+_PART_KEYS = {"dtype", "shape", "data_offsets"}
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,10 @@ def read_header(body: bytes, layout: Layout) -> tuple[dict[str, str], list[str]]
     for name in metadata:
         if name not in layout.metadata:
             raise BatchError(name[:80], f"is not a metadata key of a {layout.noun}")
+    for name, part in header.items():
+        # Safetensors ignores other keys. Their values could become longer when `splice` writes them again.
+        if isinstance(part, dict) and not part.keys() <= _PART_KEYS:
+            raise BatchError(name[:80], f"must have only {', '.join(sorted(_PART_KEYS))} in the header")
     layout.check_header_size(size, metadata.get("format"))
     return metadata, list(header)
 

@@ -13,8 +13,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -24,8 +26,9 @@ _PART = 2**16
 # File descriptors that come with a request.
 _MOST_DESCRIPTORS = 64
 
-# Takes a request, which is `do` and its arguments, and returns the answer; None closes the connection.
-Answer = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+# Takes a request, which is `do` and its arguments, and returns the answer, or an iterator of several; None closes the
+# connection.
+Answer = Callable[[dict[str, Any]], Mapping[str, Any] | Iterator[Mapping[str, Any]] | None]
 
 
 class ProcessEnded(Exception):
@@ -46,6 +49,7 @@ class Connection:
         self._lock = threading.Lock()
         self._numbers = count()
         self._received = bytearray()
+        self._lines: deque[bytearray] = deque()  # received, and not read
 
     @property
     def alive(self) -> bool:
@@ -69,21 +73,33 @@ class Connection:
         there is no answer within `seconds`, ValueError, TypeError or RecursionError for arguments that JSON cannot
         represent.
         """
+        (answer,) = self.ask_each(do, seconds, 1, descriptors=descriptors, **arguments)
+        return answer
+
+    def ask_each(
+        self, do: str, seconds: float | None, answers: int, *, descriptors: Sequence[int] = (), **arguments: Any
+    ) -> Generator[dict[str, Any]]:
+        """So many answers to one request, at least one, as they come. seconds: time limit of each. Raises as `ask`.
+
+        Until it is exhausted the connection takes no other request. If it is closed before, so is the connection.
+        """
         number = next(self._numbers)
         request = _line({"number": number, "do": do, "seconds": seconds, **arguments})
         with self._lock:
-            deadline = math.inf if seconds is None else time.monotonic() + seconds
+            deadline = _deadline(seconds)
             try:
                 self._socket.settimeout(seconds)
                 sent = socket.send_fds(self._socket, [request], [*descriptors]) if descriptors else 0
                 self._socket.sendall(request[sent:])
-                return self._answer(number, deadline)
+                for _ in range(answers):
+                    yield self._answer(number, deadline)
+                    deadline = _deadline(seconds)
             except TimeoutError:
                 self.close()
                 raise ProcessEnded(f"took more than {seconds:g} s", too_slow=True) from None
             except (OSError, EOFError, ValueError):
                 raise ProcessEnded(self.close()) from None
-            except BaseException:  # Ctrl-C: half a request may have been sent
+            except BaseException:  # Ctrl-C, perhaps with half a request sent; or answers that nobody reads any more
                 self.close()
                 raise
 
@@ -95,7 +111,12 @@ class Connection:
         return self._end()
 
     def _answer(self, number: int, deadline: float) -> dict[str, Any]:
-        while (left := deadline - time.monotonic()) > 0:
+        while True:
+            while self._lines:
+                if (answer := _read(self._lines.popleft(), number)) is not None:
+                    return answer
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
             self._socket.settimeout(None if left == math.inf else left)
             part = self._socket.recv(_PART)
             if not part or len(self._received) > _MOST_BYTES:
@@ -103,10 +124,7 @@ class Connection:
             self._received += part
             if b"\n" in part:
                 *lines, self._received = self._received.split(b"\n")
-                answers = (_read(line, number) for line in lines)
-                if (answer := next((each for each in answers if each is not None), None)) is not None:
-                    return answer
-        raise TimeoutError
+                self._lines.extend(lines)
 
 
 def serve(
@@ -119,17 +137,33 @@ def serve(
     guard: a context for each call, made from its time limit in seconds.
     """
     process = os.getpid()
-    with suppress(EOFError):
+    with suppress(EOFError, ConnectionError):  # the latter with a request or answers that nobody awaits any more
         while True:
             request, _ = receive(connection)
             number, seconds = request.pop("number"), request.pop("seconds")
-            with guard(seconds):
-                answered = answer(request)
-            if os.getpid() != process:  # users' code has forked; only the original process may answer
-                os._exit(0)
-            if answered is None:
-                return
-            reply(connection, number, answered)
+            for answered in _answers(answer, request, partial(guard, seconds)):
+                if os.getpid() != process:  # users' code has forked; only the original process may answer
+                    os._exit(0)
+                if answered is None:
+                    return
+                reply(connection, number, answered)
+
+
+def _answers(
+    answer: Answer, request: dict[str, Any], guard: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Mapping[str, Any] | None]:
+    """Each is found under a guard of its own."""
+    with guard():
+        answered = answer(request)
+    if not isinstance(answered, Iterator):
+        yield answered
+        return
+    while True:
+        with guard():
+            following = next(answered, None)
+        if following is None:
+            return
+        yield following
 
 
 def receive(connection: socket.socket, *, descriptors: bool = False) -> tuple[dict[str, Any], list[int]]:
@@ -162,6 +196,10 @@ def is_gone(other: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
+
+
+def _deadline(seconds: float | None) -> float:
+    return math.inf if seconds is None else time.monotonic() + seconds
 
 
 def _read(line: bytes | bytearray, number: int) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from policy_trainer.processes.user_output import UserOutput
 from shared.process import end_with_parent
 
 
-def serve_parent(**methods: Callable[..., Mapping[str, Any]]) -> None:
+def serve_parent(**methods: Callable[..., Mapping[str, Any] | Iterator[Mapping[str, Any]]]) -> None:
     """Answers the parent's requests, each of which names one of these methods, until the parent disconnects.
 
     `UserProcess` starts the program that calls it.

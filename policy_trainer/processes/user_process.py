@@ -39,7 +39,7 @@ class UserProcess:
             process = start_python(module, theirs.fileno(), memory)
         self._process = process
         connection = Connection(ours, partial(_end, process))
-        self.ask = connection.ask
+        self.ask, self.ask_each = connection.ask, connection.ask_each
         # Kills the process and all that it has started.
         self.end = weakref.finalize(self, connection.close)
 

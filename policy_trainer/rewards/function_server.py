@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from types import TracebackType
@@ -134,7 +134,7 @@ class FunctionServer:
         """A connection asks for rewards, or is a session."""
         session: Answer | None = None
 
-        def answer(request: dict[str, Any]) -> Mapping[str, Any] | None:
+        def answer(request: dict[str, Any]) -> Mapping[str, Any] | Iterator[Mapping[str, Any]] | None:
             nonlocal session
             if request["do"] == "judge":
                 return self._judged(request["name"], request["samples"], client)

@@ -6,6 +6,7 @@ import threading
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 from policy_trainer.data.problem import Reward, Sample, Score
@@ -17,6 +18,9 @@ from shared.errors import UserError
 
 # Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
+# Samples of one request, if each is a call. Reading the request counts towards the first one's time limit, and what is
+# not answered is sent again.
+_AT_ONCE = 64
 _CHILD = "policy_trainer.rewards.sandbox_child"
 
 
@@ -94,19 +98,23 @@ class _Lane:
         scores: list[Score] = []
         while len(scores) < len(samples):
             process = self.start()
-            call = samples[len(scores) :] if self.judges_together(name) else [samples[len(scores)]]
+            together = self.judges_together(name)
+            sent = list(samples[len(scores) :][: None if together else _AT_ONCE])
+            size = len(sent) if together else 1
+            calls = process.ask_each(
+                "judge", self._seconds * size, len(sent) // size, reward=name, pickled=_pickled(sent)
+            )
             try:
-                seconds = self._seconds * len(call)
-                answers = process.ask("judge", seconds, reward=name, pickled=_pickled(list(call)))["answers"]
+                with closing(calls):  # pending answers end the process
+                    for answered in calls:
+                        self._logs.add(samples[len(scores) : len(scores) + size], answered["answers"])
+                        scores.extend(self._failures.scores(name, answered["answers"]))
             except ProcessEnded as ended:
                 if self._stopped.is_set():
                     break
-                reason = too_slow(self._seconds, len(call)) if ended.too_slow else str(ended)
-                self._failures.lost(name, reason, count=len(call))
-                scores.extend([self._rewards[name].cut_off] * len(call))
-            else:
-                self._logs.add(call, answers)
-                scores.extend(self._failures.scores(name, answers))
+                reason = too_slow(self._seconds, size) if ended.too_slow else str(ended)
+                self._failures.lost(name, reason, count=size)
+                scores.extend([self._rewards[name].cut_off] * size)
         return scores
 
     def stop(self) -> None:

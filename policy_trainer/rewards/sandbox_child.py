@@ -7,7 +7,7 @@ import errno
 import pickle
 import traceback
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from policy_trainer.processes.user_code import serve_parent
@@ -36,9 +36,11 @@ def load(pickled: str) -> Mapping[str, Any]:
     return {"together": [name for name, reward in _REWARDS.items() if reward.judges_together]}
 
 
-def judge(reward: str, pickled: str) -> Mapping[str, Any]:
-    """An answer for each of the samples, which one call of the reward takes."""
-    return {"answers": _REWARDS[reward].answers(pickle.loads(b64decode(pickled)))}
+def judge(reward: str, pickled: str) -> Iterator[Mapping[str, Any]]:
+    """Answers to each call of the reward: one for each of the samples that the call takes."""
+    function = _REWARDS[reward]
+    for call in function.split(pickle.loads(b64decode(pickled))):
+        yield {"answers": function.answers(call)}
 
 
 if __name__ == "__main__":

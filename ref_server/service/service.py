@@ -169,7 +169,8 @@ class Service:
         stored = {lease.id: Payload(lease.body, lease.scores) for lease in leases if lease.body is not None}
         if later := [lease.id for lease in leases if lease.body is None]:
             stored |= self.queue.payloads(later)
-        return [(lease, wire.with_scores(*stored[lease.id])) for lease in leases if lease.id in stored]
+        # pop: each body goes once it is copied, so that no second copy of all is in memory.
+        return [(lease, wire.with_scores(*stored.pop(lease.id))) for lease in leases if lease.id in stored]
 
     def finish(self, run: str, lineage: str) -> int:
         """Ends a lineage of a run; returns how many batches expired. Raises BatchError for the legacy run."""

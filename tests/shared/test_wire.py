@@ -642,6 +642,8 @@ BODIES: list[tuple[str, bytes]] = [
     ("body", altered(lambda header: header["rewards"].update(shape=[2**62]))),
     ("body", altered(lambda header: header["rewards"].update(dtype="I99"))),
     ("rewards", altered(lambda header: header["rewards"].update(dtype="I32"))),
+    # Python writes each number with 18 digits: with scores the header would be beyond the limit.
+    ("rewards", header_text('"rewards": {', '"rewards": {"x": [' + ", ".join(["1e15"] * 8000) + "], ")),
     ("rewards", altered(lambda header: header["rewards"].update(shape=[1, 2]))),
     ("rewards", altered(lambda header: header["rewards"].update(shape=[1] * 100 + [2]))),
     ("rewards", raw({"rewards": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}, b"1234")),

@@ -45,8 +45,6 @@ def main(descriptor: int) -> None:
             return
     try:
         _serve(begun[1][0], loaded)
-    except ConnectionError:  # the worker has stopped waiting
-        pass
     except BaseException:
         traceback.print_exc()
     finally:

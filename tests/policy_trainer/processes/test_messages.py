@@ -4,8 +4,9 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -43,6 +44,32 @@ def test_each_request_gets_its_answer(connect: Open) -> None:
     for number in range(3):
         assert connection.ask("try", 60, value=number) == {"got": {"do": "try", "value": number}}
     assert connection.alive
+
+
+def test_a_request_may_have_several_answers(connect: Open) -> None:
+    """Each has the whole time limit, and all may arrive at once."""
+    guarded: list[float] = []
+
+    def several(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for place in range(request["count"]):
+            time.sleep(request["pause"])
+            yield {"place": place}
+
+    connection = connect(lambda other: serve(other, several, lambda seconds: nullcontext(guarded.append(seconds))))
+    for count, pause in ((5, 0.3), (500, 0.0), (1, 0.0)):
+        answers = list(connection.ask_each("try", 1.0, count, count=count, pause=pause))
+        assert answers == [{"place": place} for place in range(count)]
+    assert connection.alive and len(guarded) >= 506
+
+
+def test_answers_that_nobody_awaits_end_the_connection(connect: Open) -> None:
+    """They would cost the time of the next request."""
+    connection = connect(lambda other: serve(other, lambda request: iter([{}, {}, {}])))
+    answers = connection.ask_each("try", 60, 3)
+    assert next(answers) == {} and not connection.alive
+    answers.close()
+    with pytest.raises(ProcessEnded, match=r"^ended$"):
+        connection.ask("try", 60)
 
 
 def test_large_messages(connect: Open) -> None:

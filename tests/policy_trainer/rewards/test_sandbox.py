@@ -223,6 +223,13 @@ def test_processes_judge_in_parallel() -> None:
     assert three.scores("raising", []) == []
 
 
+def test_more_samples_than_a_request_has() -> None:
+    texts = ["a" * (1 + place % 7) for place in range(150)]
+    texts[70] = "raise"
+    expected = [NAN if text == "raise" else len(text) for text in texts]
+    assert sandbox("raising").scores("raising", samples(*texts)) == expected
+
+
 def test_a_forked_copy_never_answers() -> None:
     assert sandbox("forking").scores("forking", samples("a", "fork", "ccc", "fork", "eeeee")) == [1, 4, 3, 4, 5]
 

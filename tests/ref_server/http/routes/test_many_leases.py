@@ -1,11 +1,14 @@
 """Many batches in one lease over HTTP."""
 
+import json
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from ref_server.access.shares import Shares
@@ -86,6 +89,25 @@ def test_batches_that_are_dropped_before_they_are_read(
     assert ids_of(lease(http, run, count=2, request_id="r")) == kept
     (dropped,) = admit(http, rollout(run=run))
     assert lease(http, run, count=2, wait_seconds=0).status_code == 204
+
+
+def test_scores_are_added_without_a_second_copy_of_all(
+    service: Service, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, count = rollout(run=run, sample=json.dumps("x" * 12_000)), 200
+    body, scores = wire.encode(batch), wire.encode_scores(-np.ones(len(batch.group.completion_ids), np.float32), "0")
+    leases = [Lease(id=str(k), token="t", lease_seconds=1, deliveries=1, bytes=len(body)) for k in range(count)]
+    monkeypatch.setattr(service.queue, "payloads", lambda ids: {id: Payload(bytes([*body]), scores) for id in ids})
+    tracemalloc.start()
+    try:
+        read = service.read_leased(leases)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        service.queue.close()
+    assert [lease.id for lease, _ in read] == [lease.id for lease in leases]
+    assert all(wire.decode(scored).ref_logps is not None for _, scored in read)
+    assert peak < 1.3 * count * len(body)
 
 
 def test_an_answer_without_room_can_be_requested_again(
