@@ -507,8 +507,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("on_server", "message"),
         [
-            (None, r"reference\.sync_steps: .* start ref-server with --snapshot-root .*snapshots"),
-            (Path("/nowhere"), r"does not find test/epoch-\S+ below its --snapshot-root; is .*snapshots the"),
+            (None, r"reference\.sync_steps: .* start ref-server with `--snapshot-root .*snapshots`"),
+            (Path("/nowhere"), r"does not find test/epoch-\S+ below its `--snapshot-root`; is .*snapshots the"),
         ],
     )
     def test_a_server_without_the_directory(
