@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
 
 
 @contextmanager
-def atomic_file(target: Path, *, mode: int = 0o666, synced: bool = True) -> Iterator[Path]:
+def atomic_file(target: Path, *, mode: int = 0o666, synced: bool = True) -> Generator[Path]:
     """Yields an empty temporary file to fill. It replaces `target` in one rename when the block ends without an error.
 
     After a power cut, `target` is either the old or the new file. Where it must be the new one, sync the directory too.
@@ -84,7 +84,7 @@ def is_same_file(path: Path, status: os.stat_result) -> bool:
 
 
 @contextmanager
-def atomic_directory(target: Path) -> Iterator[Path]:
+def atomic_directory(target: Path) -> Generator[Path]:
     """Yields a temporary directory to fill. It replaces `target` when the block ends, and then survives a power cut.
 
     Anything that a killed writer of `target` left behind is removed first; if it was killed between the two renames,
@@ -168,7 +168,7 @@ class VersionedDirectory:
         return next(reversed(self.by_numbers().values()), None)
 
     @contextmanager
-    def write(self, *numbers: int) -> Iterator[Path]:
+    def write(self, *numbers: int) -> Generator[Path]:
         """Yields a temporary directory to fill, which becomes the version, as in `atomic_directory`."""
         self.remove_leftovers()
         with atomic_directory(self.path(*numbers)) as temporary:

@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -19,7 +19,7 @@ from typing import TextIO
 
 
 @contextmanager
-def end_with_reader() -> Iterator[None]:
+def end_with_reader() -> Generator[None]:
     """Wraps a whole program: if the reader of its output has closed the pipe, as in `… | head -1`, the program ends
     quietly, as if by SIGPIPE. Other broken pipes are errors."""
     try:

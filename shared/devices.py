@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def describe_processor() -> str:
 
 
 @contextmanager
-def deterministic_operations(device: torch.device) -> Iterator[None]:
+def deterministic_operations(device: torch.device) -> Generator[None]:
     """In this block operations on a GPU are deterministic where PyTorch supports it; those on a CPU always are."""
     if device.type != "cuda":
         yield

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
@@ -83,7 +83,8 @@ def _read(name: str, **options: Any) -> PreTrainedModel:
 
 def _auto_class(config: Any) -> Any:
     """The class that builds a model of this configuration: most vision-language models are not among the causal LMs."""
-    known = type(config) in AutoModelForCausalLM._model_mapping or not hasattr(config, "vision_config")
+    mapping = AutoModelForCausalLM._model_mapping  # pyright: ignore[reportPrivateUsage] -- it has no public name
+    known = type(config) in mapping or not hasattr(config, "vision_config")
     return AutoModelForCausalLM if known else AutoModelForImageTextToText
 
 
@@ -198,7 +199,7 @@ def _join_logs() -> None:
 
 
 @contextmanager
-def _without_load_reports() -> Iterator[None]:
+def _without_load_reports() -> Generator[None]:
     """Keeps transformers from listing weights that are new or unused, which the head and the LM head are."""
     logger = logging.getLogger("transformers")
     level = logger.level
@@ -210,7 +211,7 @@ def _without_load_reports() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(name: str, revision: str | None) -> Iterator[None]:
+def _explained(name: str, revision: str | None) -> Generator[None]:
     """Turns errors of loading the model `name` into UserError, and transformers' own output into lines of the log."""
     transformers_logging.disable_progress_bar()  # it would break our live display; downloads still show theirs
     _join_logs()

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 PARENT_VARIABLE = "TANDEM_PARENT"
@@ -40,7 +40,7 @@ def _watch(parent: int, act: Callable[[], None]) -> None:
 
 
 @contextmanager
-def quick_imports() -> Iterator[None]:
+def quick_imports() -> Generator[None]:
     """Pauses the garbage collector, so that PyTorch and transformers import in a quarter less time: imports make no
     garbage."""
     enabled = gc.isenabled()

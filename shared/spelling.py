@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ _VARIABLE = "TANDEM_ARGUMENTS"
 
 
 @contextmanager
-def spelled_in_python(arguments: Mapping[str, str]) -> Iterator[None]:
+def spelled_in_python(arguments: Mapping[str, str]) -> Generator[None]:
     """Within the block, messages of this process and of its new children name settings as arguments in Python. Inside
     another such block it changes nothing: the user called the outermost one.
 

@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
 
 from tests.device import TEST_DEVICE, TestDevice
+
+# Calls of these modules fail if a tensor's shape or dtype, or any other argument, contradicts the annotations.
+install_import_hook(
+    ["policy_trainer.algorithms.objective", "policy_trainer.algorithms.surrogates.sums"], "beartype.beartype"
+)
 
 # The time of an example depends on the machine's load.
 settings.register_profile("exploring", deadline=None, suppress_health_check=[HealthCheck.too_slow])

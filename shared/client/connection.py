@@ -1,6 +1,6 @@
 """Sends requests to one reference server: URL, credentials, retries, and limits of what is read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -165,7 +165,7 @@ class ServerConnection:
         return NotRefServer(f"the server at {self.url} is not a reference server: {reason}")
 
     @contextmanager
-    def _translating(self) -> Iterator[None]:
+    def _translating(self) -> Generator[None]:
         """Turns httpx's connection errors into Unreachable."""
         try:
             yield

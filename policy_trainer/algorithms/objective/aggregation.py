@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from policy_trainer.algorithms.surrogates.sums import sequence_sums
@@ -24,31 +25,32 @@ class Totals:
     explored: int = 0
 
 
-def token_weights(aggregation: str, sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Returns the weight of each token, (C,) in the dtype of `widest_float`; 0 where masked.
+def token_weights(
+    aggregation: str, sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"], totals: Totals
+) -> Float[Tensor, " C"]:
+    """Returns the weight of each token, in the dtype of `widest_float`; 0 where masked.
 
-    aggregation: a key of AGGREGATIONS. sequence_ids: int64 (C,), the completion of each token. mask: bool (C,), tokens
-    that train.
+    aggregation: a key of AGGREGATIONS. sequence_ids: the completion of each token. mask: tokens that train.
     """
     return torch.where(mask, AGGREGATIONS[aggregation](sequence_ids, mask, totals), 0.0)
 
 
-def _sequence_mean(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+def _sequence_mean(sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"], totals: Totals) -> Float[Tensor, " C"]:
     """The mean over completions of means over their tokens (GRPO). A completion without tokens that train adds 0."""
     return (1 / (sequence_sums(mask, sequence_ids).clamp(min=1) * max(totals.completions, 1)))[sequence_ids]
 
 
-def _token_mean(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+def _token_mean(sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"], totals: Totals) -> Float[Tensor, " C"]:
     """The mean over tokens (DAPO)."""
     return mask.to(widest_float(mask.device)) / max(totals.tokens, 1)
 
 
-def _constant(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+def _constant(sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"], totals: Totals) -> Float[Tensor, " C"]:
     """The sum divided by a constant that does not depend on lengths (Dr. GRPO, arXiv 2503.20783)."""
     return mask.to(widest_float(mask.device)) / (max(totals.completions, 1) * totals.max_completion_length)
 
 
-def _luspo(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+def _luspo(sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"], totals: Totals) -> Float[Tensor, " C"]:
     """The mean over completions of sums over their tokens (LUSPO, arXiv 2602.05261): with one ratio per completion, the
     weight of its tokens does not depend on its length."""
     return mask.to(widest_float(mask.device)) / max(totals.completions, 1)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from policy_trainer.algorithms.objective.group import LossInputs
@@ -18,13 +19,17 @@ from policy_trainer.config import LossConfig, MaskConfig
 
 
 def importance_sampling_weights(
-    old_logps: Tensor, sampler_logps: Tensor, sequence_ids: Tensor, mask: Tensor, config: LossConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns three tensors (C,) without a gradient: the weight of each token's surrogate, 1 where masked; this weight
-    before truncation; and, as bool, whether it was truncated or set to 0.
+    old_logps: Float[Tensor, " C"],
+    sampler_logps: Float[Tensor, " C"],
+    sequence_ids: Int64[Tensor, " C"],
+    mask: Bool[Tensor, " C"],
+    config: LossConfig,
+) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"], Bool[Tensor, " C"]]:
+    """Returns three tensors without a gradient: the weight of each token's surrogate, 1 where masked; this weight
+    before truncation; and whether it was truncated or set to 0.
 
     The weights are exp(d) with d = old_logps - sampler_logps, or exp of the sum of d over the whole completion.
-    sequence_ids: int64 (C,), the completion of each token.
+    sequence_ids: the completion of each token.
     """
     difference = (old_logps - sampler_logps).detach()
     weights = log_ratio(_LEVELS[config.correction_level], difference, sequence_ids, mask).exp()
@@ -32,17 +37,17 @@ def importance_sampling_weights(
     return torch.where(mask, kept, 1.0), weights, mask & clipped
 
 
-def _none(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+def _none(weights: Float[Tensor, " C"], config: LossConfig) -> tuple[Float[Tensor, " C"], Bool[Tensor, " C"]]:
     return torch.ones_like(weights), torch.zeros_like(weights, dtype=torch.bool)
 
 
-def _tis(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+def _tis(weights: Float[Tensor, " C"], config: LossConfig) -> tuple[Float[Tensor, " C"], Bool[Tensor, " C"]]:
     """Truncated importance sampling (Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy)."""
     kept = weights.clamp(config.correction_min, config.correction_max)
     return kept, kept != weights
 
 
-def _mask(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+def _mask(weights: Float[Tensor, " C"], config: LossConfig) -> tuple[Float[Tensor, " C"], Bool[Tensor, " C"]]:
     """IcePop (Ling team, Small Leak Can Sink a Great Ship)."""
     outside = (weights < config.correction_low) | (weights > config.correction_high)
     return weights.masked_fill(outside, 0.0), outside
@@ -58,10 +63,10 @@ CORRECTIONS: dict[str, Callable[[Tensor, LossConfig], tuple[Tensor, Tensor]]] = 
 _LEVELS = {"token": "token", "sequence": "sequence_sum"}
 
 
-def kept(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
-    """Returns bool (C,): tokens that train and whose surrogate no active mask removes.
+def kept(logps: Float[Tensor, " C"], tokens: LossInputs, config: MaskConfig) -> Bool[Tensor, " C"]:
+    """Returns the tokens that train and whose surrogate no active mask removes.
 
-    logps: (C,), log-probs under the current policy, without a gradient. tokens: must have finite sampler_logps for
+    logps: log-probs under the current policy, without a gradient. tokens: must have finite sampler_logps for
     every token that trains.
     """
     keep = tokens.mask
@@ -70,25 +75,25 @@ def kept(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
     return keep
 
 
-def _mean_log_ratio(logps: Tensor, tokens: LossInputs) -> Tensor:
-    """(C,): the mean of logps - sampler_logps over the tokens that train of each token's completion."""
+def _mean_log_ratio(logps: Float[Tensor, " C"], tokens: LossInputs) -> Float[Tensor, " C"]:
+    """The mean of logps - sampler_logps over the tokens that train of each token's completion."""
     assert tokens.sampler_logps is not None
     return sequence_means(masked(logps - tokens.sampler_logps, tokens.mask), tokens.sequence_ids, tokens.mask)
 
 
-def _probability_change(logps: Tensor, tokens: LossInputs) -> Tensor:
-    """(C,): the probability of each token minus its probability when it was sampled."""
+def _probability_change(logps: Float[Tensor, " C"], tokens: LossInputs) -> Float[Tensor, " C"]:
+    """The probability of each token minus its probability when it was sampled."""
     assert tokens.sampler_logps is not None
     return logps.exp() - tokens.sampler_logps.exp()
 
 
-def _off_policy_sequence(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
+def _off_policy_sequence(logps: Float[Tensor, " C"], tokens: LossInputs, config: MaskConfig) -> Bool[Tensor, " C"]:
     """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, eq. 9)."""
     near = -_mean_log_ratio(logps, tokens) <= _bound(config.off_policy_sequence)
     return near | (tokens.advantages >= 0)
 
 
-def _geometric(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
+def _geometric(logps: Float[Tensor, " C"], tokens: LossInputs, config: MaskConfig) -> Bool[Tensor, " C"]:
     """Keeps completions whose geometric mean ratio is within the bounds (verl's Geo-RS; prime-rl's geo mask)."""
     low, high = config.geometric_low, config.geometric_high
     mean = _mean_log_ratio(logps, tokens)
@@ -96,7 +101,7 @@ def _geometric(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
     return above & (mean <= (math.inf if high is None else math.log(high)))
 
 
-def _dppo(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
+def _dppo(logps: Float[Tensor, " C"], tokens: LossInputs, config: MaskConfig) -> Bool[Tensor, " C"]:
     """DPPO with the binary total variation (arXiv 2602.04879): removes tokens whose probability moved too far in the
     direction of their advantage."""
     change, advantages = _probability_change(logps, tokens), tokens.advantages
@@ -105,7 +110,7 @@ def _dppo(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
     return ~(risen | fallen)
 
 
-def _ipo(logps: Tensor, tokens: LossInputs, config: MaskConfig) -> Tensor:
+def _ipo(logps: Float[Tensor, " C"], tokens: LossInputs, config: MaskConfig) -> Bool[Tensor, " C"]:
     """prime-rl's IPO: removes tokens whose probability moved too far in either direction, whatever the advantage."""
     return _probability_change(logps, tokens).abs() <= _bound(config.ipo)
 

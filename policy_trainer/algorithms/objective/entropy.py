@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from policy_trainer.algorithms.objective.group import Group
@@ -40,9 +41,9 @@ def with_high_entropy(
     return [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
 
 
-def mean_entropy(entropy: Tensor, mask: Tensor, tokens: int) -> Tensor:
-    """Returns a micro-batch's part of the mean entropy of an update, with a gradient. entropy: (C,). mask: bool (C,),
-    tokens that the mean includes. tokens: their number in the whole update."""
+def mean_entropy(entropy: Float[Tensor, " C"], mask: Bool[Tensor, " C"], tokens: int) -> Float[Tensor, ""]:
+    """Returns a micro-batch's part of the mean entropy of an update, with a gradient. mask: tokens that the mean
+    includes. tokens: their number in the whole update."""
     return masked(entropy, mask).sum() / max(tokens, 1)
 
 

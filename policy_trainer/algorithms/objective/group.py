@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import numpy as np
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from policy_trainer.algorithms.objective.ratios import log_linear
@@ -19,7 +19,7 @@ class RewardParts:
     weights: Array
 
     @classmethod
-    def of(cls, parts: Mapping[str, Array], weights: Mapping[str, float]) -> Self:
+    def of(cls, parts: Mapping[str, Array], weights: Mapping[str, float]) -> "RewardParts":
         """Takes the rewards whose weight is not 0. Raises KeyError if one of them is missing."""
         named = {name: weight for name, weight in weights.items() if weight}
         return cls(np.stack([parts[name] for name in named]), np.array([*named.values()]))
@@ -129,34 +129,34 @@ class Group:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The inputs of the loss: one value per token, (C,), floating point unless stated otherwise.
+    """The inputs of the loss: one value per token.
 
-    sequence_ids: int64, the index of the token's completion in the micro-batch. mask: bool, tokens that train.
+    sequence_ids: the index of the token's completion in the micro-batch. mask: tokens that train.
     old_logps: log-probs under the old policy. None means the current policy: the ratio is 1, with a gradient.
     ref_logps: None without a KL. importance_weights: factors of the surrogate, or None. sampler_logps: NaN or None
-    where unknown. staleness: int64; if given, old_logps are the sampler's, from which `log_linear` interpolates.
-    high_entropy: bool, those of the tokens that train that have a surrogate; None means all.
+    where unknown. staleness: if given, old_logps are the sampler's, from which `log_linear` interpolates.
+    high_entropy: those of the tokens that train that have a surrogate; None means all.
     """
 
-    sequence_ids: Tensor
-    mask: Tensor
-    advantages: Tensor
-    old_logps: Tensor | None = None
-    ref_logps: Tensor | None = None
-    importance_weights: Tensor | None = None
-    sampler_logps: Tensor | None = None
-    staleness: Tensor | None = None
-    high_entropy: Tensor | None = None
+    sequence_ids: Int64[Tensor, " C"]
+    mask: Bool[Tensor, " C"]
+    advantages: Float[Tensor, " C"]
+    old_logps: Float[Tensor, " C"] | None = None
+    ref_logps: Float[Tensor, " C"] | None = None
+    importance_weights: Float[Tensor, " C"] | None = None
+    sampler_logps: Float[Tensor, " C"] | None = None
+    staleness: Int64[Tensor, " C"] | None = None
+    high_entropy: Bool[Tensor, " C"] | None = None
 
-    def denominator(self, logps: Tensor) -> Tensor:
-        """(C,): the log-probs in the denominator of the ratio. logps: the current ones, without a gradient."""
+    def denominator(self, logps: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
+        """The log-probs in the denominator of the ratio. logps: the current ones, without a gradient."""
         if self.old_logps is None:
             return logps
         return self.old_logps if self.staleness is None else log_linear(self.old_logps, logps, self.staleness)
 
     @property
-    def explored(self) -> Tensor:
-        """bool (C,): tokens that train and that loss.top_entropy_quantile selects."""
+    def explored(self) -> Bool[Tensor, " C"]:
+        """The tokens that train and that loss.top_entropy_quantile selects."""
         return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
 

@@ -9,6 +9,7 @@ KL(policy || teacher): MiniLLM (arXiv 2306.08543), on-policy GKD (2306.13649), T
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from jaxtyping import Float
 from torch import Tensor
 
 from policy_trainer.algorithms.objective.group import Group
@@ -17,17 +18,17 @@ from policy_trainer.config import LossConfig
 from shared.batch import Array
 
 
-def k1(x: Tensor) -> Tensor:
+def k1(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """-x with x = ref_logps - logps: unbiased, of either sign. As a loss, its expected on-policy gradient is 0."""
     return -x
 
 
-def k2(x: Tensor) -> Tensor:
+def k2(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """x^2 / 2: biased, but its on-policy gradient is that of the KL."""
     return x.square() / 2
 
 
-def k3(x: Tensor) -> Tensor:
+def k3(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """exp(x) - x - 1: unbiased and never negative.
 
     It uses expm1, since the plain form loses all digits near 0. Both terms are clamped: if only exp(x) were, the

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from policy_trainer.algorithms.objective.corrections import kept
@@ -22,25 +23,25 @@ from policy_trainer.config import LossConfig
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Loss and statistics: one value per token, (C,). Only loss and kl have a gradient; they are 0 where masked.
+    """Loss and statistics: one value per token. Only loss and kl have a gradient; they are 0 where masked.
 
     loss: surrogate and penalties, before aggregation. kl: the estimate without beta or another weight; NaN without
-    ref_logps. ratio: before any truncation; 1 where masked. clipped_low, clipped_high: bool, True where a bound removed
-    the gradient or truncated the weight. untrusted: bool, True where loss.mask removed the surrogate. metrics: the
+    ref_logps. ratio: before any truncation; 1 where masked. clipped_low, clipped_high: True where a bound removed
+    the gradient or truncated the weight. untrusted: True where loss.mask removed the surrogate. metrics: the
     surrogate's own, 0 where masked.
     """
 
-    loss: Tensor
-    kl: Tensor
-    ratio: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
-    untrusted: Tensor
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    loss: Float[Tensor, " C"]
+    kl: Float[Tensor, " C"]
+    ratio: Float[Tensor, " C"]
+    clipped_low: Bool[Tensor, " C"]
+    clipped_high: Bool[Tensor, " C"]
+    untrusted: Bool[Tensor, " C"]
+    metrics: Mapping[str, Float[Tensor, " C"]] = field(default_factory=dict)
 
 
-def token_loss(logps: Tensor, tokens: LossInputs, config: LossConfig) -> TokenLoss:
-    """Returns the loss of each token of a micro-batch. logps: (C,), log-probs under the current policy, with gradient.
+def token_loss(logps: Float[Tensor, " C"], tokens: LossInputs, config: LossConfig) -> TokenLoss:
+    """Returns the loss of each token of a micro-batch. logps: log-probs under the current policy, with gradient.
 
     Raises ValueError if tokens lack an input that a setting needs, UserError if a user's function fails.
     """
@@ -104,8 +105,10 @@ def _refuse_missing(tokens: LossInputs, config: LossConfig) -> None:
             raise ValueError(f"{name}: {setting} needs {name} for every group of the micro-batch: {remedy}")
 
 
-def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossInputs, config: LossConfig) -> Tensor:
-    """Returns bool (C,): tokens that train and whose surrogate loss.mask keeps. Unknown sampler log-probs are replaced
+def _trusted(
+    logps: Float[Tensor, " C"], old_logps: Float[Tensor, " C"], tokens: LossInputs, config: LossConfig
+) -> Bool[Tensor, " C"]:
+    """Returns the tokens that train and whose surrogate loss.mask keeps. Unknown sampler log-probs are replaced
     by the old ones."""
     if not config.mask.active:
         return tokens.mask

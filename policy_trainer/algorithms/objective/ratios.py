@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from policy_trainer.algorithms.surrogates.sums import masked, sequence_sums
@@ -10,25 +11,33 @@ from policy_trainer.algorithms.surrogates.sums import masked, sequence_sums
 MAX_EXPONENT = 30.0
 
 
-def log_ratio(level: str, difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
-    """(C,) -> (C,): turns differences of log-probs into log-ratios, at most MAX_EXPONENT, and 0 where masked. Masking
+def log_ratio(
+    level: str, difference: Float[Tensor, " C"], sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"]
+) -> Float[Tensor, " C"]:
+    """Turns differences of log-probs into log-ratios, at most MAX_EXPONENT, and 0 where masked. Masking
     only after the exponential would leave NaN gradients.
 
-    level: a key of RATIOS. sequence_ids: int64 (C,), the completion of each token. mask: bool (C,).
+    level: a key of RATIOS. sequence_ids: the completion of each token.
     """
     return masked(RATIOS[level](masked(difference, mask), sequence_ids, mask), mask).clamp(max=MAX_EXPONENT)
 
 
-def _token(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
+def _token(
+    difference: Float[Tensor, " C"], sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"]
+) -> Float[Tensor, " C"]:
     return difference
 
 
-def _sequence(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
+def _sequence(
+    difference: Float[Tensor, " C"], sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"]
+) -> Float[Tensor, " C"]:
     """GSPO (arXiv 2507.18071, eq. 7): the geometric mean of the ratios of a completion's tokens."""
     return sequence_means(difference, sequence_ids, mask).to(difference.dtype)
 
 
-def _sequence_sum(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
+def _sequence_sum(
+    difference: Float[Tensor, " C"], sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"]
+) -> Float[Tensor, " C"]:
     """The ratio of whole completions: the product of the ratios of their tokens."""
     return sequence_sums(difference, sequence_ids)[sequence_ids].to(difference.dtype)
 
@@ -40,18 +49,22 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def log_linear(sampler_logps: Tensor, logps: Tensor, staleness: Tensor) -> Tensor:
-    """(C,): estimates the log-probs under the policy before this step, between the sampler's and the current ones.
+def log_linear(
+    sampler_logps: Float[Tensor, " C"], logps: Float[Tensor, " C"], staleness: Int64[Tensor, " C"]
+) -> Float[Tensor, " C"]:
+    """Estimates the log-probs under the policy before this step, between the sampler's and the current ones.
 
     This is AReaL's decoupled PPO without an extra forward pass (A-3PO, arXiv 2512.06547): l_smp + alpha (l - l_smp),
-    with alpha = (v - 1 - v_b) / (v - v_b). v is the version that this step makes, v_b the sampler's. staleness: int64
-    (C,), v - 1 - v_b, the steps in between. Fresh samples have alpha = 0.
+    with alpha = (v - 1 - v_b) / (v - v_b). v is the version that this step makes, v_b the sampler's. staleness:
+    v - 1 - v_b, the steps in between. Fresh samples have alpha = 0.
     """
     alpha = staleness.to(logps.dtype) / (staleness + 1)
     return sampler_logps + alpha * (logps - sampler_logps)
 
 
-def sequence_means(values: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
-    """(C,) -> (C,) in the dtype of `widest_float`: gives each token the mean over its completion's tokens that train.
+def sequence_means(
+    values: Shaped[Tensor, " C"], sequence_ids: Int64[Tensor, " C"], mask: Bool[Tensor, " C"]
+) -> Float[Tensor, " C"]:
+    """In the dtype of `widest_float`: gives each token the mean over its completion's tokens that train.
     values: must be 0 where masked."""
     return (sequence_sums(values, sequence_ids) / sequence_sums(mask, sequence_ids).clamp(min=1))[sequence_ids]

@@ -2,13 +2,14 @@
 summation then makes no difference after rounding to float32."""
 
 import torch
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from shared.devices import widest_float
 
 
-def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """(C,) -> (C,) in the dtype of `widest_float`: element i is the sum over completion i; the rest are 0.
+def sequence_sums(values: Shaped[Tensor, " C"], sequence_ids: Int64[Tensor, " C"]) -> Float[Tensor, " C"]:
+    """In the dtype of `widest_float`: element i is the sum over completion i; the rest are 0.
 
     There are at most C completions. Reading their exact number would synchronise with the device.
     """
@@ -16,5 +17,5 @@ def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
     return zeros.index_add(0, sequence_ids, values.to(zeros.dtype))
 
 
-def masked(values: Tensor, mask: Tensor) -> Tensor:
+def masked(values: Float[Tensor, " C"], mask: Bool[Tensor, " C"]) -> Float[Tensor, " C"]:
     return torch.where(mask, values, 0.0)

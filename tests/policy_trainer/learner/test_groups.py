@@ -263,7 +263,7 @@ def test_log_linear_moves_old_samples_towards_the_current_policy(
     batch = replace(batch, policy_version=version, policy_versions=named)
     group = make_group(batch, loss, step=4)
     [group] = with_old_logps([group], loss, Recompute())
-    tokens = join([group], DEVICE)
+    tokens = join([replace(group, advantages=np.zeros(2, np.float32))], DEVICE)
     current = torch.zeros(2)
     want = [old * (1 - alpha) for old, alpha in zip(SAMPLER[0], alphas, strict=True)]
     assert tokens.denominator(current).tolist() == pytest.approx(want)
