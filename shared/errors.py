@@ -3,7 +3,7 @@
 import json
 
 
-class Explained(Exception):
+class ExpectedError(Exception):
     """An error that is not a bug in the code. Commands print it without a traceback.
 
     problem: what is wrong; it begins with the name of the setting, if there is one. remedy: what to do; empty if the
@@ -19,7 +19,7 @@ class Explained(Exception):
         return ("\n" if "\n" in self.problem else "; ").join(filter(None, (self.problem, self.remedy)))
 
 
-class UserError(Explained, ValueError):
+class UserError(ExpectedError, ValueError):
     """A setting, a model or data that cannot be used. The problem names it, the remedy what would be valid."""
 
 

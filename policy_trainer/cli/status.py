@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from policy_trainer.processes.lifecycle.endings import RunFailed
-from shared.errors import Explained, UserError, printable
+from shared.errors import ExpectedError, UserError, printable
 from shared.logs import configure_logs
 from shared.process import end_with_parent
 
@@ -47,7 +47,7 @@ def _failed_request(error: Exception) -> str:
     if not isinstance(error, ClientError):
         raise error
     setting = "server: " if isinstance(error, NotRefServer) else ""
-    return str(Explained(f"{setting}{error}", remedy(error, ENV_PREFIX)))
+    return str(ExpectedError(f"{setting}{error}", remedy(error, ENV_PREFIX)))
 
 
 def tell_device(name: str, console: Console) -> None:

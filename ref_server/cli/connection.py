@@ -11,7 +11,7 @@ from ref_server.config import ServeConfig
 from shared.client import ClientError, RefServerClient, RefServerError
 from shared.client.credentials import choose_token, remedy, trust
 from shared.client.retry import OnWait
-from shared.errors import Explained, printable
+from shared.errors import ExpectedError, printable
 from shared.settings import load_settings, settings_config
 
 ENV_PREFIX = "REF_SERVER_"
@@ -83,4 +83,4 @@ def complain(command: str, error: ClientError) -> int:
 def explained(error: ClientError) -> str:
     """The server's own message, or the client's when no server answered, and what may help."""
     words = error.message if isinstance(error, RefServerError) and error.code else str(error)
-    return str(Explained(words, remedy(error, ENV_PREFIX)))
+    return str(ExpectedError(words, remedy(error, ENV_PREFIX)))

@@ -32,7 +32,7 @@ from ref_server.scoring.reference import (
     ReferenceRefused,
     TooLarge,
 )
-from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest
+from ref_server.weights.errors import IncompleteVersion, NoWeights, WeightsConflict, WeightsGone, WrongDigest
 from shared.api import Error, ErrorDetail
 from shared.batch import BatchError
 
@@ -175,7 +175,7 @@ _ANSWERS: dict[type[Exception], Callable[[Any], HttpError]] = {
     WeightsGone: lambda error: HttpError(410, "gone", str(error)),
     WeightsConflict: lambda error: HttpError(409, "conflict", str(error)),
     WrongDigest: lambda error: HttpError(422, "wrong_digest", str(error), "Content-Digest"),
-    NotWhole: lambda error: HttpError(422, "not_whole", str(error), error.field),
+    IncompleteVersion: lambda error: HttpError(422, "not_whole", str(error), error.field),
     NotReady: lambda error: HttpError(503, "not_ready", str(error), headers={"Retry-After": "1"}),
     Busy: lambda error: busy(str(error)),
     StorageFull: lambda error: HttpError(507, "storage_full", str(error)),

@@ -23,7 +23,7 @@ class WrongDigest(Exception):
     """A file arrived with other bytes than its Content-Digest says."""
 
 
-class NotWhole(Exception):
+class IncompleteVersion(Exception):
     """A version cannot be committed: a file is missing or differs. field: of the manifest."""
 
     def __init__(self, message: str, field: str) -> None:

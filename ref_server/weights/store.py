@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from ref_server.metrics import WeightsTraffic
 from ref_server.weights.catalog import MANIFEST, Catalog, Published
-from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, disk_failures
+from ref_server.weights.errors import IncompleteVersion, NoWeights, WeightsConflict, WeightsGone, disk_failures
 from ref_server.weights.room import Room
 from ref_server.weights.staging import FILE_BYTES, ArrivingFile, Staging, check_same
 from shared.api import WeightsFile, WeightsName
@@ -87,7 +87,7 @@ class WeightsStore:
     def commit(self, name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]) -> Published:
         """Makes a version visible. Committed again with the same files it takes over the words.
 
-        Raises NotWhole if a file is missing or differs, WeightsConflict if it is committed with other files.
+        Raises IncompleteVersion if a file is missing or differs, WeightsConflict if it is committed with other files.
         """
         with disk_failures(), self._lock:
             known = self._catalog.read(name)
@@ -159,7 +159,7 @@ class WeightsStore:
         for file, content in files.items():
             if staged.get(file) != content:
                 has = f"has {_describe(staged[file])}" if file in staged else "has not been uploaded"
-                raise NotWhole(f"{file} {has}; the manifest says {_describe(content)}", f"files.{file}")
+                raise IncompleteVersion(f"{file} {has}; the manifest says {_describe(content)}", f"files.{file}")
         for superfluous in staged.keys() - files.keys():
             (staging.files / superfluous).unlink()
         number = 1 + max((other.number for other in self._catalog.of_run(name.run)), default=0)

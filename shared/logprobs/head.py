@@ -145,7 +145,7 @@ class _TiledLogps(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
         grad_weight = torch.empty_like(weight) if wants_weight else None
         grad_bias = torch.empty_like(bias) if wants_bias else None
-        slopes = Slopes.of(temperatures, log_sum, entropy, *grad_outputs)
+        slopes = TokenGradients.of(temperatures, log_sum, entropy, *grad_outputs)
         for vocabulary in tiles.vocabulary:
             # The gradient of a weight tile is summed over all tokens in float32 and rounded once.
             tile_weight = torch.zeros_like(weight[vocabulary], dtype=log_sum.dtype) if wants_weight else None
@@ -214,7 +214,7 @@ class Tiles:
         size = vocabulary.stop - vocabulary.start
         return (column >= 0) & (column < size), column.clamp(0, size - 1)[:, None]
 
-    def slope_(self, logits: Tensor, tokens: slice, vocabulary: slice, slopes: "Slopes") -> Tensor:
+    def slope_(self, logits: Tensor, tokens: slice, vocabulary: slice, slopes: "TokenGradients") -> Tensor:
         """The loss's gradient with respect to the matrix product's output. Overwrites `logits`."""
         through = None
         if self.softcap is not None:
@@ -226,7 +226,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, eq=False)
-class Slopes:
+class TokenGradients:
     """What the backward pass needs for each token, (C,).
 
     log_sum: the log-sum-exp of its logits. of_logp, of_entropy: the loss's gradients with respect to its log-prob and
@@ -246,7 +246,7 @@ class Slopes:
         entropy: Tensor | None,
         of_logps: Tensor | None,
         of_entropies: Tensor | None,
-    ) -> "Slopes":
+    ) -> "TokenGradients":
         """of_logps, of_entropies: autograd's gradients; None where the loss has no such term."""
         of_logp = torch.zeros_like(log_sum) if of_logps is None else of_logps / temperatures
         return cls(log_sum, entropy, of_logp, None if of_entropies is None else of_entropies / temperatures)

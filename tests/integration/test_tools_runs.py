@@ -43,7 +43,7 @@ def test_adapters_weights_from_the_server_a_teacher_and_replay(calling_model: Pa
     model = ("--model", str(calling_model), "--environment", COUNTER, "--sampling.max-completion-length", "120")
     teacher = ("--teacher", str(calling_model), "--loss.distillation-coef", "0.1", "--loss.beta", "0")
     seen = ("--samples.every", "1", "--samples.prompts", "2")  # all groups
-    ways = ("--lora.rank", "4", "--weights", "server", *teacher, *seen, "--record", str(recorded))
+    ways = ("--lora.rank", "4", "--weights", "server", *teacher, *seen, "--record", str(recorded), "--seed", "5")
     command("train", *model, *QUICK, *ways, "--run-dir", str(run_dir))
     command(
         "replay", "--config", str(run_dir / "config.toml"), "--batches", str(recorded), "--run-dir", str(tmp_path / "2")

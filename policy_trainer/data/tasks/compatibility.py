@@ -24,7 +24,7 @@ _ANSWER_TAGS = {"<answer>", "</answer>"}
 
 
 @dataclass(frozen=True)
-class Remark:
+class CompatibilityWarning:
     """What the user should know, and what to do about it."""
 
     seen: str
@@ -42,7 +42,7 @@ def check_compatibility(
     *,
     held_out: bool = False,
     max_image_bytes: int | None = None,
-) -> list[Remark]:
+) -> list[CompatibilityWarning]:
     """What the user should know before the command begins. model: only its shapes are read. held_out: whether the
     problems are those for evaluation. max_image_bytes: see PromptEncoder.
 
@@ -83,7 +83,7 @@ def _check_first(encoder: PromptEncoder, problems: Iterator[Problem]) -> None:
 
 def _dropped_tags(
     config: CommonConfig, task: Task, tokenizer: PreTrainedTokenizerBase, problems: list[Problem]
-) -> list[Remark]:
+) -> list[CompatibilityWarning]:
     """Remarks on tags that are special tokens of the tokenizer, and therefore missing from texts that rewards judge.
     Raises UserError for answer tags that rewards look for."""
     rewards = ", ".join(sorted(tagged_rewards(config.rewards or task.default_rewards, task.correct)))
@@ -107,7 +107,7 @@ def _dropped_tags(
         raise UserError(
             f"{message}: {rewards} would find no answer", f"{remedy}, or choose other {spell_setting('rewards')}"
         )
-    return [Remark(f"{message}: a reward that looks for them finds none", remedy)]
+    return [CompatibilityWarning(f"{message}: a reward that looks for them finds none", remedy)]
 
 
 def _texts(config: CommonConfig, problem: Problem) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from shared.errors import Explained
+from shared.errors import ExpectedError
 from shared.spelling import spell_setting
 
 
@@ -27,7 +27,7 @@ class StopTraining(Exception):
     """Raised by a caller's function to end the run with a checkpoint."""
 
 
-class RunFailed(Explained):
+class RunFailed(ExpectedError):
     """The run cannot continue for a reason outside the code."""
 
 

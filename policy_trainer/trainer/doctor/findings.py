@@ -23,7 +23,7 @@ from policy_trainer.reporting.samples import SampledGroup
 from shared.api import ModelInfo
 from shared.client import ClientError, RefServerClient
 from shared.client.credentials import remedy
-from shared.errors import Explained, UserError, printable
+from shared.errors import ExpectedError, UserError, printable
 from shared.models import load_outline, load_tokenizer
 from shared.spelling import spell_name, spell_setting
 
@@ -70,7 +70,7 @@ def refused(error: Exception) -> Finding:
         logs = ("all of it is in ", "it died ")
         lines = [line for line in error.problem.splitlines() if line.strip() and not line.startswith(logs)]
         return wrong(lines[0].partition(";")[0], lines[-1])
-    if isinstance(error, Explained):
+    if isinstance(error, ExpectedError):
         return wrong(error.problem, error.remedy)
     return wrong(str(error), remedy(error, ENV_PREFIX) if isinstance(error, ClientError) else "")
 

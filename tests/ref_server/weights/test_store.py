@@ -13,7 +13,7 @@ import structlog
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import DiskSpace
 from ref_server.weights import room, store
-from ref_server.weights.errors import NotWhole, NoWeights, WeightsGone, WrongDigest, disk_failures
+from ref_server.weights.errors import IncompleteVersion, NoWeights, WeightsGone, WrongDigest, disk_failures
 from ref_server.weights.store import WeightsStore
 from shared.api import WeightsFile, WeightsName
 from tests.fuse import fuse
@@ -112,7 +112,9 @@ def test_a_wrong_digest_leaves_no_file(weights: WeightsStore, root: Path) -> Non
         put(weights, version(), "model.safetensors", b"a", content(b"b").sha256)
     assert not [path for path in root.rglob("*") if path.is_file()]
     assert put(weights, version(), "model.safetensors", b"b", content(b"b").sha256)
-    with pytest.raises(NotWhole, match=r"model\.safetensors has 1 bytes, SHA-256 .*; the manifest says 1 bytes"):
+    with pytest.raises(
+        IncompleteVersion, match=r"model\.safetensors has 1 bytes, SHA-256 .*; the manifest says 1 bytes"
+    ):
         weights.commit(version(), contents({"model.safetensors": b"c"}), {})
 
 
