@@ -18,9 +18,9 @@ from shared.errors import UserError
 
 # Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
-# Samples of one request, if each is a call. Reading the request counts towards the first one's time limit, and what is
-# not answered is sent again.
-_AT_ONCE = 64
+# Samples of one request, if each is a call, and characters of a request with several. Reading it counts towards the
+# first one's time limit and the memory limit, and what is not answered is sent again.
+_AT_ONCE, _AT_ONCE_CHARACTERS = 64, 2**20
 _CHILD = "policy_trainer.rewards.sandbox_child"
 
 
@@ -99,11 +99,10 @@ class _Lane:
         while len(scores) < len(samples):
             process = self.start()
             together = self.judges_together(name)
-            sent = list(samples[len(scores) :][: None if together else _AT_ONCE])
+            count = len(samples) - len(scores) if together else _AT_ONCE
+            sent, pickled = _request(samples[len(scores) :][:count], divisible=not together)
             size = len(sent) if together else 1
-            calls = process.ask_each(
-                "judge", self._seconds * size, len(sent) // size, reward=name, pickled=_pickled(sent)
-            )
+            calls = process.ask_each("judge", self._seconds * size, len(sent) // size, reward=name, pickled=pickled)
             try:
                 with closing(calls):  # pending answers end the process
                     for answered in calls:
@@ -146,6 +145,15 @@ class _Lane:
         if "refused" in answer:
             raise UserError(*answer["refused"])
         self._together = frozenset(answer["together"])
+
+
+def _request(samples: Sequence[Sample], *, divisible: bool) -> tuple[Sequence[Sample], str]:
+    """The samples, or as many of the first ones as make no large request, and their pickle."""
+    pickled = _pickled(list(samples))
+    while divisible and len(samples) > 1 and len(pickled) > _AT_ONCE_CHARACTERS:
+        samples = samples[: len(samples) // 2]
+        pickled = _pickled(list(samples))
+    return samples, pickled
 
 
 def _pickled(value: object) -> str:
