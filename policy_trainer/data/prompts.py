@@ -141,7 +141,8 @@ class PromptEncoder:
             with _about_the_problem():
                 self._check(prompt)
         except UnusablePrompt as error:
-            raise type(error)(f"{problem.where}: {error}" if problem.where else str(error)) from error
+            where = f"{problem.where}: " if problem.where else ""
+            raise type(error)(f"{where}{error.problem}", error.remedy) from error
         return prompt
 
     def _encode_text(self, problem: Problem) -> list[int]:

@@ -1,7 +1,7 @@
 """The directory of a run: the names of its files, and its configuration."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from shared.api.base import Version
 from shared.atomic_files import VersionedDirectory, read_json, write_json, write_text
 from shared.errors import UserError, printable
 from shared.settings.files import read_known
+from shared.settings.names import flat_settings
 from shared.spelling import spell_name, spell_setting
 
 # The file of a checkpoint that has the run's progress.
@@ -207,10 +208,15 @@ class RunDirectory:
         """Writes the effective configuration, a file that every command takes with --config.
 
         The file is replaced in one rename, because a worker may read it at the same time. Raises UserError if the
-        directory cannot be written.
+        directory cannot be written, and for a table of free keys with a value that TOML does not have.
         """
         left_out = marked(type(config), Resume.NOT_KEPT)
         values = json.loads(config.model_dump_json(exclude=left_out, exclude_none=True))
+        if unwritable := [name for name, value in flat_settings(values).items() if _has_null(value)]:
+            raise UserError(
+                f"{spell_name(unwritable[0])}: null, NaN and infinity cannot be kept in {self.config.name}",
+                "leave it out, or give another value",
+            )
         self.make()
         with self._refusals():
             write_text(self.config, tomli_w.dumps(values))
@@ -226,6 +232,13 @@ class RunDirectory:
                 f"{spell_name('run_dir')}: {self.root} cannot be written: {reason}",
                 f"choose another {spell_setting('run_dir')}, or correct this one",
             ) from error
+
+
+def _has_null(value: Any) -> bool:
+    """Whether a JSON value is null, or has one inside. NaN and infinity have become null."""
+    if isinstance(value, Mapping | list):
+        return any(map(_has_null, value.values() if isinstance(value, Mapping) else value))
+    return value is None
 
 
 def checkpoint_versions(directory: Path) -> VersionedDirectory:

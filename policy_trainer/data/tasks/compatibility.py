@@ -74,7 +74,7 @@ def _check_first(encoder: PromptEncoder, problems: Iterator[Problem]) -> None:
         break
     else:
         if first is not None:
-            raise UserError(str(first)) from first
+            raise UserError(first.problem, first.remedy) from first
     for problem in problems:
         if problem.images:
             encoder.require_vision()

@@ -98,9 +98,9 @@ class GrowableLayer(_KeptLayer):
         """Copies the rows to new tensors with so many slots and columns, where they end before the column `end`."""
 
         def moved(part: Tensor) -> Tensor:
-            # Zeros: what no row has written has the weight 0, and 0 times an arbitrary number can be NaN.
-            make = part.new_zeros if slots > len(part) or end > self._width else part.new_empty
-            wider = make(slots, part.shape[1], columns, part.shape[3])
+            # Zeros: what no row has written has the weight 0, and 0 times an arbitrary number can be NaN. Columns after
+            # the end, too: a row that joins later in the slot of one that left has some that neither has written.
+            wider = part.new_zeros(slots, part.shape[1], columns, part.shape[3])
             wider[: len(part), :, end - self._width : end] = part
             return wider
 

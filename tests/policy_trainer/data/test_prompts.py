@@ -251,8 +251,11 @@ def test_a_prompt_leaves_room_for_its_completion(tokenizer: PreTrainedTokenizerF
     with pytest.raises(PromptTooLong, match="has 6 tokens and may have 5"):
         encoder.encode(Problem(answer="", prompt="123456"))
     assert encoded(tokenizer, PROBLEM, limit=8)
-    with pytest.raises(PromptTooLong, match=r"19 tokens and may have 8: .*; 9 of them are the system prompt, .*"):
+    with pytest.raises(
+        PromptTooLong, match=r"19 tokens and may have 8: .*; 9 of them are the system prompt, .*"
+    ) as too_long:
         encoded(tokenizer, PROBLEM, limit=8, system_prompt="Be brief.")
+    assert too_long.value.remedy.startswith("9 of them are the system prompt")
     with pytest.raises(
         UserError, match=r"sampling.max_completion_length: 256 tokens leave no room .* 256 tokens; lower it to 128"
     ):

@@ -1,6 +1,7 @@
 """A run's directory: whether it holds a run, what may change on resume, and its lock; server.json."""
 
 import io
+import math
 import os
 import tomllib
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from policy_trainer.config import LossConfig, TrainConfig
+from policy_trainer.config import DataConfig, LossConfig, TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 
@@ -25,6 +26,13 @@ class TestRunDirectory:
         with pytest.raises(UserError, match=r"^run_dir: .* holds a run already; add --resume"):
             directory.open(TrainConfig(model="n"), Console(file=io.StringIO()), resume=False)
         assert len(directory.metrics.read_text().splitlines()) == 2
+
+    @pytest.mark.parametrize("value", [None, math.inf, [1, None], [{"a": math.nan}]])
+    def test_refuses_values_that_toml_does_not_have(self, tmp_path: Path, value: Any) -> None:
+        config = TrainConfig(model="m", data=DataConfig(chat_template_kwargs={"style": {"day": value}}))
+        with pytest.raises(UserError, match=r"^data\.chat_template_kwargs\.style\.day: null, NaN and infinity cannot"):
+            RunDirectory(tmp_path / "run").write_config(config)
+        assert not (tmp_path / "run").exists()
 
     @pytest.fixture
     def begun(self, tmp_path: Path) -> RunDirectory:

@@ -12,7 +12,7 @@ from policy_trainer.rollout.sampling.decoders import (
     make_decoder,
 )
 from policy_trainer.rollout.sampling.hf import use_attention
-from policy_trainer.rollout.sampling.kv_cache import prefill
+from policy_trainer.rollout.sampling.kv_cache import GrowableLayer, prefill
 from tests.policy_trainer.rollout.sampling.architectures import PROMPTS, SHARING, texts
 from tests.rounding import rounding
 
@@ -53,3 +53,17 @@ def test_short_prompts_are_copied_and_long_ones_shared(tokens: int, kind: type[D
         prompts, groups = prefill(model, texts([[5] * tokens]), None), torch.tensor([0, 0])
         decoder = make_decoder(model, prompts, groups, decoding_attention=True)
     assert type(decoder) is kind
+
+
+def test_a_row_that_joins_reads_nothing_that_no_row_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shorter than what the others have sampled since an earlier row left its slot, after the layer has grown."""
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *sizes: empty(*sizes).fill_(torch.nan))
+    none = torch.zeros(0, dtype=torch.long)
+    prompts = torch.ones(2, 1, 8, 4)
+    layer = GrowableLayer(prompts, prompts)
+    layer.select(1, none, none)
+    for _ in range(5):
+        layer.update(prompts[:1, :, :1], prompts[:1, :, :1])
+    layer.join(prompts[:1, :, :2], prompts[:1, :, :2], 13)
+    assert all(part.shape == (2, 1, 13, 4) and part.isfinite().all() for part in layer.kept())
