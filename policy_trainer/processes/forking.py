@@ -1,8 +1,8 @@
 """A process forks children on request, after it has imported what they need: they start within milliseconds.
 
 Python's own `forkserver` does not fit. A program has only one, while ours differ in what they import and may do. It
-ignores modules that cannot be imported. Its children have its environment and output, and do not outlive a request to
-end.
+ignores modules that cannot be imported. Its children have its environment and output, and none can be ended together
+with what it has started.
 """
 
 import math

@@ -197,6 +197,7 @@ class _Rows:
         self._rows = [*rows]
         self._left = len(rows)
         self._tokens: Tensor  # int64 (B,), the last of each row
+        self._past: Tensor | None = None  # what `_earlier` has returned, while the rows are the same
 
     def __len__(self) -> int:
         """The number of unfinished rows."""
@@ -226,6 +227,7 @@ class _Rows:
         self._logits = torch.cat([self._logits, prompts.logits[groups]])
         self._rows += rows
         self._left += len(rows)
+        self._past = None
 
     def sample(self, draw: Draw, endings: Endings) -> list[_Row]:
         """Samples a token for each row. Returns the rows that have ended."""
@@ -250,9 +252,16 @@ class _Rows:
         self._rows = [self._rows[place] for place in kept.tolist()]
         self._decoder.select(kept)
         self._tokens = self._tokens[kept]
+        self._past = None
 
     def _earlier(self) -> Tensor:
-        """int64 (B, T): the tokens of each row, filled with one of its own, so that no other token is penalised."""
-        tokens = [[*row.prompt.ids, *row.ids] for row in self._rows]
-        width = max(map(len, tokens))
-        return torch.tensor([[*ids, *[ids[0]] * (width - len(ids))] for ids in tokens], device=self._logits.device)
+        """int64 (B, T): the tokens of each row, filled with one of its own, so that no other token is penalised. Called
+        at most once for each token."""
+        if self._past is None:
+            tokens = [[*row.prompt.ids, *row.ids] for row in self._rows]
+            width = max(map(len, tokens))
+            filled = [[*ids, *[ids[0]] * (width - len(ids))] for ids in tokens]
+            self._past = torch.tensor(filled, device=self._logits.device)
+        else:
+            self._past = torch.cat([self._past, self._tokens[:, None]], dim=1)
+        return self._past
