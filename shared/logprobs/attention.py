@@ -1,22 +1,98 @@
 """Attention over a packed sequence, through transformers' attention interface.
 
-Each prompt attends to itself, each completion to its prompt and itself, both causally.
+Each prompt attends to itself, each completion to its prompt and itself, both causally. What else a layer's mask leaves
+out (a window, chunks) is asked of the model's mask function, by the tokens' places in their rows.
 """
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+
+from shared.logprobs.layout import PackedLayout
 
 PACKED_ATTENTION = "tandem_packed"
+# For models whose other forwards need their eager attention, as SDPA has no sinks and no cap on scores.
+PACKED_ATTENTION_EAGER = "tandem_packed_eager"
+# True while a packed forward runs: then the model's masks are `Bounds`.
+_packing: ContextVar[bool] = ContextVar("packing", default=False)
 
 
-# Attention over the spans of one packed layout, built once per forward: (N, H, D) queries, (N, K, D) keys and (N, K, E)
-# values, H a multiple of K; scale, or None for the default; dropout -> (N, H, E).
-SpanAttention = Callable[[Tensor, Tensor, Tensor, float | None, float], Tensor]
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Which of the tokens before it a token attends to, in layers where that is not all of them.
+
+    size: in tokens; a token attends to none that is `size` or more tokens before it. visible: whether tokens at some
+    places of a row attend to tokens at others, int64 tensors that are broadcast.
+    """
+
+    size: int
+    visible: Callable[[Tensor, Tensor], Tensor]
+
+    @property
+    def slides(self) -> bool:
+        """True for a window that moves with the token, False for chunks at fixed places."""
+        return bool(self.visible(torch.tensor(self.size), torch.tensor(1)))
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """How a layer's attention differs from the plain one.
+
+    softcap: scores become softcap * tanh(scores / softcap), as in Gemma 2. sinks: whether each head has a score that
+    takes part in the softmax and has no value, as in GPT-OSS.
+    """
+
+    bounds: Bounds | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+
+class SpanAttention(Protocol):
+    """Attention of one kind over the spans of one packed layout, built once per forward."""
+
+    def __init__(
+        self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device, kind: AttentionKind = ...
+    ) -> None: ...
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        dropout: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """(N, H, D) queries, (N, K, D) keys and (N, K, E) values, H a multiple of K -> (N, H, E).
+
+        scale: None for the default. sinks: (H,), if the kind has them.
+        """
+        ...
+
+
+class Packing:
+    """What each layer of the model gets in a packed forward: the layout, and attention over it."""
+
+    def __init__(self, layout: PackedLayout, attention: type[SpanAttention], dtype: torch.dtype) -> None:
+        self.layout = layout
+        self._longest = layout.longest_row
+        # Made when the first layer of a kind asks on a device.
+        self._made = cache(lambda kind, device: attention(layout, dtype=dtype, device=device, kind=kind))
+
+    def attention(self, kind: AttentionKind, device: torch.device) -> SpanAttention:
+        if kind.bounds is not None and kind.bounds.size >= self._longest:  # no row is long enough to notice
+            kind = AttentionKind(None, kind.softcap, kind.sinks)
+        return self._made(kind, device)
 
 
 def packed_attention(
@@ -24,24 +100,59 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
-    span_attention: SpanAttention | None = None,
-    longest_row: int = 0,
+    attention_mask: Any,
+    packing: Packing | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (1, H, N, D) queries -> (1, N, H, E).
 
-    Without a `span_attention` it is plain SDPA, so that the model can still generate. longest_row: of the layout, in
-    tokens: a sliding window at least this long changes nothing. options: `scaling`, `dropout` and whatever else the
-    model passes to its attention.
+    Without a `packing` it is what the model used before, so that it can still generate. attention_mask: of
+    `packed_mask`. options: `scaling`, `dropout` and whatever else the model passes to its attention.
     """
-    if span_attention is None:
+    if packing is None:
+        if attention_name(module.config) == PACKED_ATTENTION_EAGER:  # type: ignore[arg-type]
+            eager = sys.modules[type(module).__module__].eager_attention_forward
+            return eager(module, query, key, value, attention_mask, **options)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    sinks = options.pop("s_aux", None)
+    kind = AttentionKind(attention_mask, options.pop("softcap", None), sinks is not None)
     refuse_extras(options)
-    if (options.get("sliding_window") or longest_row) < longest_row:
-        raise NotImplementedError("packed attention has no sliding_window")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    return span_attention(query, key, value, options.get("scaling"), options.get("dropout", 0.0))[None], None
+    attention = packing.attention(kind, query.device)
+    scale, dropout = options.get("scaling"), options.get("dropout", 0.0)
+    return attention(query, key, value, scale, dropout, sinks)[None], None
+
+
+def packed_mask(
+    *,
+    mask_function: Callable[..., Tensor] = causal_mask_function,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **options: Any,
+) -> Any:
+    """transformers' mask interface: `Bounds`, or None where a token attends to all before it.
+
+    Outside of a packed forward it is the mask that the model used before. local_size: of a sliding window or of chunks.
+    """
+    if not _packing.get():
+        make = eager_mask if attention_name(options["config"]) == PACKED_ATTENTION_EAGER else sdpa_mask
+        skip = {"allow_is_causal_skip": allow_is_causal_skip}
+        return make(mask_function=mask_function, local_size=local_size, **skip, **options)
+    if mask_function is causal_mask_function:
+        return None
+    if local_size is None or not allow_is_causal_skip:  # something is added to the window, for instance images
+        raise NotImplementedError("packed attention does not know this model's attention mask")
+    return Bounds(local_size, lambda query, key: mask_function(0, 0, query, key))
+
+
+@contextmanager
+def packed_masks() -> Iterator[None]:
+    """The model's masks are those of a packed forward."""
+    token = _packing.set(True)
+    try:
+        yield
+    finally:
+        _packing.reset(token)
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
@@ -50,9 +161,20 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
     model.set_attn_implementation(name if whole else {"text_config": name})
 
 
+def pack_attention(model: PreTrainedModel) -> None:
+    """Has the model use `packed_attention`; other forwards than packed ones stay as they are."""
+    before = attention_of(model)
+    if before not in (PACKED_ATTENTION, PACKED_ATTENTION_EAGER):
+        set_attention(model, PACKED_ATTENTION_EAGER if before == "eager" else PACKED_ATTENTION)
+
+
 def attention_of(model: PreTrainedModel) -> str:
     """The name of the language model's attention implementation."""
-    return model.config.get_text_config()._attn_implementation  # type: ignore[return-value]
+    return attention_name(model.config.get_text_config())
+
+
+def attention_name(config: PretrainedConfig) -> str:
+    return config._attn_implementation  # type: ignore[return-value]
 
 
 def refuse_extras(options: dict[str, Any]) -> None:
@@ -62,5 +184,6 @@ def refuse_extras(options: dict[str, Any]) -> None:
         raise NotImplementedError(f"plain attention has no {', '.join(unknown)}")
 
 
-AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
+for _name in (PACKED_ATTENTION, PACKED_ATTENTION_EAGER):
+    AttentionInterface.register(_name, packed_attention)
+    AttentionMaskInterface.register(_name, packed_mask)

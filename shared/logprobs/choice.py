@@ -1,7 +1,9 @@
 """Chooses a model's forward: the fastest one that agrees with a plain forward, row by row."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from transformers import PreTrainedModel
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs.attention import attention_of, set_attention
+from shared.logprobs.forked import modules_with_state
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.head import target_logps
 from shared.logprobs.packed import PackedForward, VarlenForward
@@ -20,6 +23,9 @@ from shared.logprobs.vision import Vision, vision_of
 from shared.models import embedding_rows
 
 log = logging.getLogger(__name__)
+
+# Settings of models whose layers attend to some of the tokens before.
+_BOUNDS = ("sliding_window", "attention_chunk_size")
 
 
 def choose_forward(
@@ -60,25 +66,25 @@ def _candidates(
 ) -> list[type[VarlenForward | PackedForward | PaddedForward | PlainForward]]:
     """The forwards to try, fastest first.
 
-    Excludes forwards by the model's configuration, since the self-test cannot see everything: its rows may be shorter
-    than a sliding window, its logits smaller than a cap.
+    Excludes forwards by the model's configuration where the self-test could not see a fault.
     """
-    packed = [PackedForward] if attends_fully(model) else []
+    if not _has_known_head(model):
+        return [PlainForward]
+    packed = [PackedForward] if _has_interface(model) and not rope_depends_on_length(model) else []
     varlen = [VarlenForward] if packed and has_kernel(dtype, model.device) else []
-    return [*varlen, *packed, *([PaddedForward] if _has_known_head(model) else []), PlainForward]
+    return [*varlen, *packed, PaddedForward, PlainForward]
 
 
 def attends_fully(model: PreTrainedModel) -> bool:
-    """True if every layer has full attention: no sliding window, no chunks, no cap on scores."""
+    """True if every layer attends to all tokens: no sliding window, no chunks, no state, no cap on scores."""
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or 0
-    bounds = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    bounds = [getattr(config, name, None) for name in _BOUNDS]
     # A window as long as the context has no effect (Phi-4-mini).
     bounded = any(bound and bound < context for bound in bounds) or getattr(config, "attn_logit_softcapping", None)
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    interface = getattr(model, "_supports_sdpa", False) or getattr(model, "_supports_attention_backend", False)
     return (
-        interface
+        _has_interface(model)
         and layers == {"full_attention"}
         and not bounded
         and not rope_depends_on_length(model)
@@ -86,11 +92,17 @@ def attends_fully(model: PreTrainedModel) -> bool:
     )
 
 
+def _has_interface(model: PreTrainedModel) -> bool:
+    """True if the model's layers take what they compute from transformers' attention interface, or keep a state."""
+    names = "_supports_sdpa", "_supports_attention_backend"
+    return any(getattr(model, name, False) for name in names) or any(modules_with_state(model))
+
+
 def _has_known_head(model: PreTrainedModel) -> bool:
     """True if the logits are the head's output unchanged, or with the one softcap that `LMHead` implements."""
     names = model.config.get_text_config().to_dict()
     caps = {name for name, value in names.items() if value and ("softcap" in name or "soft_cap" in name)}
-    return not caps - {"final_logit_softcapping", "attn_logit_softcapping"} and not hasattr(model, "logit_scale")
+    return not caps - {"final_logit_softcapping", "attn_logit_softcapping"}
 
 
 def self_test_difference(
@@ -108,12 +120,13 @@ def self_test_difference(
     """
     vision = vision_of(model)
     # Some models embed more ids than they predict.
-    groups = _test_groups(min(embedding_rows(model), model.config.get_text_config().vocab_size), vision)
-    temperatures = [1.0, 0.7, 1.3][: len(groups)]
+    vocabulary = min(embedding_rows(model), model.config.get_text_config().vocab_size)
+    groups = _test_groups(vocabulary, vision, any(modules_with_state(model)))
+    temperatures = [(1.0, 0.7, 1.3)[number % 3] for number in range(len(groups))]
     training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _shortened(model):
             got = forward(groups, temperatures)
             rows = torch.cat([_row_by_row(model, vision, *pair) for pair in zip(groups, temperatures, strict=True)])
     finally:
@@ -123,11 +136,26 @@ def self_test_difference(
     return float(difference.max() if (dtype or model.dtype) in (torch.float32, torch.float64) else difference.mean())
 
 
+@contextmanager
+def _shortened(model: PreTrainedModel) -> Iterator[None]:
+    """Makes windows and chunks so short that the self-test's rows are longer, as those of real prompts may be."""
+    places: list[tuple[Any, str]] = [(model.config.get_text_config(), name) for name in _BOUNDS]
+    places += [(module, "chunk_size") for module in modules_with_state(model)]
+    before = [(place, name, size) for place, name in places if (size := getattr(place, name, None))]
+    try:
+        for place, name, size in before:
+            setattr(place, name, min(size, 5))
+        yield
+    finally:
+        for place, name, size in before:
+            setattr(place, name, size)
+
+
 def self_test_tolerance(dtype: torch.dtype) -> float:
     return 1e-4 if dtype in (torch.float32, torch.float64) else 0.1
 
 
-def _test_groups(vocabulary: int, vision: Vision | None) -> list[TokenGroup]:
+def _test_groups(vocabulary: int, vision: Vision | None, states: bool) -> list[TokenGroup]:
     generator = np.random.default_rng(0)
 
     def group(prompt: int, lengths: list[int]) -> TokenGroup:
@@ -137,6 +165,8 @@ def _test_groups(vocabulary: int, vision: Vision | None) -> list[TokenGroup]:
         return TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths))
 
     groups = [group(7, [5, 1, 9]), group(3, [4, 2])]
+    if states:  # longer than the chunks in which linear attention is computed
+        groups += [group(70, [66, 2]), group(1, [3])]
     if vision is not None:
         text, images = group(3, [3, 6]), vision.example(generator)
         prompt = vision.example_prompt(images, text.prompt_ids)

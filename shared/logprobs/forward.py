@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
@@ -32,6 +32,12 @@ class LogprobForward(Protocol):
         The entropy's gradient is exact too, and costs nothing where the loss does not use the entropy.
         """
         ...
+
+
+def body_of(model: PreTrainedModel) -> nn.Module:
+    """The model without its head. In some families (Llama 4) transformers' `base_model` is the model itself."""
+    body = model.base_model
+    return model.model if body is model else body  # type: ignore[return-value]
 
 
 class HiddenForward(ABC):
@@ -60,8 +66,10 @@ class HiddenForward(ABC):
         """(sum of C, h) hidden states, (sum of C,) completion tokens and temperatures, where the head is: layers of a
         model that is spread over devices may be elsewhere."""
         tokens = np.concatenate([group.completion_ids for group in groups])
-        per_token = np.repeat(temperatures, [len(group.completion_ids) for group in groups])
-        device = self._head().weight.device
+        head = self._head()
+        # A scale of the logits does what a temperature does.
+        per_token = np.repeat(temperatures, [len(group.completion_ids) for group in groups]) / head.scale
+        device = head.weight.device
         return (
             self._hidden(groups).to(device),
             torch.tensor(tokens, device=device),

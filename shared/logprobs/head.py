@@ -4,6 +4,7 @@ A tile is upcast before its softmax: in bf16 a softmax errs by up to 0.05 nats. 
 logits and recomputes the other tiles: keeping all of them would cost the memory that the tiles save.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +30,14 @@ KEPT_LOGITS = 2**27
 class LMHead:
     """logits = hidden weight^T + bias, then softcap * tanh(logits / softcap) if the model has a softcap (Gemma 2).
 
-    weight: (V, h). bias: (V,) or None.
+    weight: (V, h). bias: (V,) or None. scale: of the model's logits (Granite, Cohere, Falcon-H1), for the caller to
+    divide its temperatures by.
     """
 
     weight: Tensor
     bias: Tensor | None
     softcap: float | None
+    scale: float = 1.0
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "LMHead":
@@ -42,8 +45,11 @@ class LMHead:
         head = model.get_output_embeddings()
         if type(head) is not nn.Linear:  # a subclass may quantise, or add adapters
             raise NotImplementedError(f"the LM head is {type(head).__name__}, not Linear")
-        softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-        return cls(head.weight, head.bias, softcap or None)
+        config = model.config.get_text_config()
+        softcap = getattr(config, "final_logit_softcapping", None)
+        scales = getattr(config, "logit_scale", None), getattr(config, "lm_head_multiplier", None)
+        scale = math.prod(scale for scale in scales if scale) / (getattr(config, "logits_scaling", None) or 1)
+        return cls(head.weight, head.bias, softcap or None, scale)
 
     def logps(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> Tensor:
         """(C, h) hidden states, (C,) targets and temperatures -> (C,) log-probs, float32 or float64."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.errors import UserError
-from shared.logprobs.forward import HiddenForward
+from shared.logprobs.forward import HiddenForward, body_of
 from shared.logprobs.head import target_logps, target_logps_and_entropies
 from shared.logprobs.vision import Vision, vision_of
 
@@ -30,7 +30,7 @@ class PaddedForward(HiddenForward):
 
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
         def states(**inputs: Any) -> Tensor:
-            return self._model.base_model(**inputs).last_hidden_state
+            return body_of(self._model)(**inputs).last_hidden_state
 
         return torch.cat(_by_row(self._model, self._vision, _rows(groups), states))
 

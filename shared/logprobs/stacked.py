@@ -3,6 +3,7 @@
 One call per completion would be correct too, but call overhead would dominate for small models.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared.logprobs.attention import AttentionKind, Bounds
 from shared.logprobs.layout import Indexes, PackedLayout, Span
 
 # The overhead of a call, expressed in attention scores (query times key): the padding that stacking may waste.
@@ -20,6 +22,10 @@ _CALL_SCORES = 4096
 _STACK_SCORES = 2**21
 # Most queries of one block. Smaller blocks have smaller masks and leave out more of the later keys.
 _BLOCK_QUERIES = 512
+# Queries of one block at least, where a window cuts blocks.
+_LEAST_QUERIES = 64
+# Channels that carry sinks. One would do; a head's size stays a multiple of 8, which some kernels need.
+_SINK_CHANNELS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +43,19 @@ class _Block:
 
 
 class StackedAttention:
-    """A `SpanAttention` for any dtype and device."""
+    """A `SpanAttention` for any dtype, device and kind."""
 
-    def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> None:
-        stacks = list(_stacked(_blocks(layout.spans)))
-        owners = _owners(layout, device)
-        self._stacks = [_Stack(stack, owners, dtype, device) for stack in stacks]
+    def __init__(
+        self,
+        layout: PackedLayout,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        kind: AttentionKind = AttentionKind(),  # noqa: B008 -- frozen
+    ) -> None:
+        stacks = list(_stacked(_blocks(layout, kind)))
+        tokens = _Tokens.of(layout, device)
+        self._stacks = [_Stack(stack, tokens, dtype, device, kind) for stack in stacks]
         # The index of each token in the concatenated outputs of all stacks.
         order = np.argsort(np.concatenate([block.queries for stack in stacks for block in stack]))
         outputs, start = [], 0
@@ -51,16 +64,45 @@ class StackedAttention:
             start += len(stack.lengths) * stack.width
         self._order = torch.tensor(np.concatenate(outputs)[order], device=device)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        dropout: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        if sinks is not None:
+            scale = scale or query.shape[2] ** -0.5
+            query, key, value = _with_sinks(query, key, value, sinks / scale)
         parts = [stack(query, key, value, scale, dropout) for stack in self._stacks]
         return torch.cat(parts).index_select(0, self._order)
+
+
+def _with_sinks(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds token N, the sink: its product with a query is that head's sink, and its value is 0. sinks: (H,).
+
+    As one more key it needs nothing of SDPA's kernels. All of the product comes from a channel that other keys leave 0.
+    """
+    sink = sinks.to(query.dtype)[None, :, None].expand(len(query), -1, 1)
+    query = torch.cat([query, sink, query.new_zeros(*query.shape[:2], _SINK_CHANNELS - 1)], dim=2)
+    key = F.pad(key, (0, _SINK_CHANNELS, 0, 0, 0, 1))
+    of_sink = torch.zeros_like(key)
+    of_sink[-1, :, -_SINK_CHANNELS] = 1
+    return query, key + of_sink, F.pad(value, (0, 0, 0, 0, 0, 1))
 
 
 class _Stack:
     """Blocks padded to one shape. Padding queries repeat a real one and are not read; padding keys are masked."""
 
     def __init__(
-        self, blocks: Sequence[_Block], owners: tuple[Tensor, Tensor], dtype: torch.dtype, device: torch.device
+        self,
+        blocks: Sequence[_Block],
+        tokens: "_Tokens",
+        dtype: torch.dtype,
+        device: torch.device,
+        kind: AttentionKind,
     ) -> None:
         self.lengths = [len(block.queries) for block in blocks]
         self.width = max(self.lengths)
@@ -73,22 +115,34 @@ class _Stack:
             keys[row, : len(block.keys)] = block.keys
         self._rows = len(blocks)
         self._causal = blocks[0].causal
+        self._softcap = kind.softcap
         self._queries, self._keys = torch.tensor(queries, device=device), torch.tensor(keys, device=device)
-        self._mask = None if self._causal else _mask(self._queries, self._keys, owners, dtype)
+        self._mask = None if self._causal else _mask(self._queries, self._keys, tokens, dtype, kind.bounds)
         self._keys.clamp_(min=0)
+        if kind.sinks:
+            self._keys = F.pad(self._keys, (0, 1), value=len(tokens.places))
+            self._mask = F.pad(self._mask, (0, 1))  # type: ignore[arg-type]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
         """(N, H, D) -> (rows * width, H, E)."""
-        output = F.scaled_dot_product_attention(
+        query, key, value = (
             self._gather(query, self._queries),
             self._gather(key, self._keys),
             self._gather(value, self._keys),
-            attn_mask=self._mask,
-            is_causal=self._causal,
-            dropout_p=dropout,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
         )
+        if self._softcap is not None:
+            output = _capped_attention(query, key, value, self._mask, scale, self._softcap, dropout)
+        else:
+            output = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=self._mask,
+                is_causal=self._causal,
+                dropout_p=dropout,
+                scale=scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
         return output.transpose(1, 2).flatten(0, 1)
 
     def _gather(self, states: Tensor, indexes: Tensor) -> Tensor:
@@ -96,43 +150,88 @@ class _Stack:
         return states.index_select(0, indexes.view(-1)).view(self._rows, -1, *states.shape[1:]).transpose(1, 2)
 
 
-def _owners(layout: PackedLayout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each token: the number of its span, and that of the span's prompt."""
-    spans, lengths = layout.spans, [span.length for span in layout.spans]
-    numbers = np.arange(len(spans))
-    prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], numbers, 0))
-    return (
-        torch.tensor(np.repeat(numbers, lengths), device=device),
-        torch.tensor(np.repeat(prompts, lengths), device=device),
+def _capped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    softcap: float,
+    dropout: float,
+) -> Tensor:
+    """SDPA with a cap on scores, which it does not know. (R, H, Q, D), (R, K, T, D), (R, K, T, E) -> (R, H, Q, E)."""
+    rows, heads, width, channels = query.shape
+    keys = key.shape[1]
+    grouped = query.reshape(rows, keys, -1, channels) * (scale or channels**-0.5)
+    scores = softcap * torch.tanh(grouped @ key.transpose(2, 3) / softcap)
+    scores = scores.view(rows, heads, width, -1) + mask
+    weights = F.dropout(
+        scores.softmax(dim=3, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype), dropout
     )
+    return (weights.view(rows, keys, -1, scores.shape[3]) @ value).view(rows, heads, width, -1)
 
 
-def _mask(queries: Tensor, keys: Tensor, owners: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class _Tokens:
+    """Of each token of a layout, (N,): the number of its span, that of the span's prompt, and its place in its row."""
+
+    spans: Tensor
+    prompts: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, layout: PackedLayout, device: torch.device) -> "_Tokens":
+        spans, lengths = layout.spans, [span.length for span in layout.spans]
+        numbers = np.arange(len(spans))
+        prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], numbers, 0))
+        arrays = np.repeat(numbers, lengths), np.repeat(prompts, lengths), layout.positions()
+        return cls(*(torch.tensor(array, device=device) for array in arrays))
+
+
+def _mask(queries: Tensor, keys: Tensor, tokens: _Tokens, dtype: torch.dtype, bounds: Bounds | None) -> Tensor:
     """(R, Q) and (R, K) token indexes, -1 for padding -> (R, 1, Q, K) mask: 0 where visible, else -inf.
 
-    A token may attend to its prompt, and to its own span up to itself. owners: of `_owners`.
+    A token may attend to its prompt, and to its own span up to itself, within the bounds.
     """
-    spans, prompts = owners
     query, key = queries[:, :, None], keys[:, None, :]
-    span = spans[key.clamp(min=0)]
-    visible = (key >= 0) & (key <= query) & ((span == spans[query]) | (span == prompts[query]))
+    existing = key.clamp(min=0)
+    span = tokens.spans[existing]
+    visible = (key >= 0) & (key <= query) & ((span == tokens.spans[query]) | (span == tokens.prompts[query]))
+    if bounds is not None:
+        visible &= bounds.visible(tokens.places[query], tokens.places[existing])
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, -torch.inf)[:, None]
 
 
-def _blocks(spans: Iterable[Span]) -> Iterator[_Block]:
-    for prompt, completions in groupby(spans, key=lambda span: span.prompt):
+def _blocks(layout: PackedLayout, kind: AttentionKind) -> Iterator[_Block]:
+    places = layout.positions()
+    # A token reaches this many tokens back, itself among them.
+    reach = kind.bounds.size if kind.bounds else math.inf
+    most = max(_LEAST_QUERIES, min(_BLOCK_QUERIES, reach))
+    plain = not kind.sinks and kind.softcap is None
+    for prompt, spans in groupby(layout.spans, key=lambda span: span.prompt):
         if prompt is None:
-            yield from (_Block(span.indexes(), span.indexes(), causal=True) for span in completions)
+            for span in spans:
+                if plain and span.length <= reach:
+                    yield _Block(span.indexes(), span.indexes(), causal=True)
+                    continue
+                for start in range(span.start, span.end, most):
+                    end = min(start + most, span.end)
+                    yield _Block(
+                        np.arange(start, end), np.arange(max(span.start, start - reach + 1), end), causal=False
+                    )
             continue
-        for first, last in _merged(list(completions), prompt.length // 4):
-            for start in range(first, last, _BLOCK_QUERIES):
-                queries = np.arange(start, min(start + _BLOCK_QUERIES, last))
-                keys = np.concatenate([prompt.indexes(), np.arange(first, queries[-1] + 1)])
+        for first, last in _merged(list(spans), min(prompt.length, reach) // 4):
+            for start in range(first, last, most):
+                queries = np.arange(start, min(start + most, last))
+                lowest = places[queries].min()
+                begin = prompt.start + max(0, lowest - reach + 1)
+                own = first if kind.bounds is None else start - min(places[start] - prompt.length, reach - 1)
+                keys = np.concatenate([np.arange(begin, prompt.end), np.arange(own, queries[-1] + 1)])
                 yield _Block(queries, keys, causal=False)
 
 
-def _merged(completions: Sequence[Span], limit: int) -> Iterator[tuple[int, int]]:
+def _merged(completions: Sequence[Span], limit: float) -> Iterator[tuple[int, int]]:
     """Token ranges [first, last): consecutive completions share a block while they have at most `limit` tokens.
 
     Otherwise each of many short completions would copy the keys of a long prompt.

@@ -5,6 +5,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
+from shared.logprobs.attention import AttentionKind
 from shared.logprobs.layout import PackedLayout
 
 # What `torch.nn.attention.varlen.varlen_attn` calls. That adds an autograd function in Python, which takes a sixth of
@@ -19,14 +20,25 @@ def has_kernel(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 class VarlenAttention:
-    """A `SpanAttention` for float16 and bfloat16 on CUDA."""
+    """A `SpanAttention` for float16 and bfloat16 on CUDA, with sliding windows."""
 
-    def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: PackedLayout,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        kind: AttentionKind = AttentionKind(),  # noqa: B008 -- frozen
+    ) -> None:
         if not has_kernel(dtype, device):
             raise NotImplementedError(
                 f"varlen attention is for half precision on CUDA from PyTorch 2.11, "
                 f"not {dtype} on {device.type} with {torch.__version__}"
             )
+        if kind.sinks or kind.softcap is not None or (kind.bounds is not None and not kind.bounds.slides):
+            raise NotImplementedError("varlen attention has no sinks, caps and chunks")
+        # A span's last key is its last token's, so a window counted from there is one of places in the row.
+        self._before = None if kind.bounds is None else kind.bounds.size - 1
         # The keys of a span are its prompt's tokens, then its own.
         spans = layout.spans
         keys = [part.indexes() for span in spans for part in ((span.prompt, span) if span.prompt else (span,))]
@@ -37,7 +49,15 @@ class VarlenAttention:
         self._key_ends = torch.tensor(np.cumsum([0, *key_lengths]), dtype=torch.int32, device=device)
         self._longest, self._longest_key = max(lengths), max(key_lengths)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        dropout: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         if dropout:
             raise NotImplementedError("varlen attention has no dropout")
         output, *_ = _flash_attention(
@@ -52,5 +72,6 @@ class VarlenAttention:
             True,  # causal, aligned at the last key: a completion attends to its whole prompt
             False,  # no mask to look at
             scale=scale,
+            window_size_left=self._before,
         )
         return output

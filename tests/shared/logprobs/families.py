@@ -12,26 +12,36 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
     CohereConfig,
+    DeepseekV3Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTJConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
     MistralConfig,
     MixtralConfig,
     NanoChatConfig,
+    NemotronHConfig,
     Olmo2Config,
     Phi3Config,
     PhiConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 from shared.batch import TokenGroup
@@ -60,6 +70,27 @@ RECURRENT: dict[str, Any] = {
     "state_size": 4,
     "initializer_range": 0.3,
 }
+# Gated delta rules, Mamba 2 and latent attention.
+DELTA: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+HEADS: dict[str, Any] = {"n_heads": 8, "d_head": 8, "d_state": 8, "n_groups": 1, "chunk_size": 8}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+}
 GPT2: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "n_embd": 32,
@@ -82,7 +113,7 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "qwen3": (Qwen3Config(**COMMON), "packed"),
     "llama": (LlamaConfig(**COMMON), "packed"),
     "mistral": (MistralConfig(**COMMON, sliding_window=None), "packed"),
-    "mistral-window": (MistralConfig(**COMMON, sliding_window=4), "padded"),
+    "mistral-window": (MistralConfig(**COMMON, sliding_window=4), "packed"),
     "mistral-window-of-the-context": (MistralConfig(**COMMON, sliding_window=256), "packed"),
     "mixtral": (MixtralConfig(**COMMON, sliding_window=None, num_local_experts=4), "packed"),
     "phi": (PhiConfig(**{k: v for k, v in COMMON.items() if k != "head_dim"}), "packed"),
@@ -94,11 +125,11 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         "packed",
     ),
     "gptj": (GPTJConfig(**GPT2, rotary_dim=4), "padded"),
-    "granite": (GraniteConfig(**COMMON, logits_scaling=8.0), "plain"),
-    "cohere": (CohereConfig(**COMMON), "plain"),
+    "granite": (GraniteConfig(**COMMON, logits_scaling=8.0), "packed"),
+    "cohere": (CohereConfig(**COMMON), "packed"),
     "nanochat": (NanoChatConfig(**common(num_key_value_heads=4)), "packed"),
     "gemma": (GemmaConfig(**COMMON), "packed"),
-    "gemma2": (Gemma2Config(**COMMON, sliding_window=4, query_pre_attn_scalar=8), "padded"),
+    "gemma2": (Gemma2Config(**COMMON, sliding_window=4, query_pre_attn_scalar=8), "packed"),
     "gemma2-full": (
         Gemma2Config(
             **COMMON,
@@ -109,9 +140,65 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         ),
         "packed",
     ),
-    "gemma3": (Gemma3TextConfig(**COMMON, sliding_window=4, query_pre_attn_scalar=8), "padded"),
+    "gemma3": (Gemma3TextConfig(**common(num_hidden_layers=6), sliding_window=4, query_pre_attn_scalar=8), "packed"),
+    "gpt-oss": (GptOssConfig(**COMMON, sliding_window=4, num_local_experts=4, num_experts_per_tok=2), "packed"),
+    "llama4": (
+        Llama4TextConfig(
+            **common(num_hidden_layers=4), attention_chunk_size=4, intermediate_size_mlp=48, num_local_experts=4
+        ),
+        "packed",
+    ),
+    "deepseek-v3": (DeepseekV3Config(**common(num_key_value_heads=4), **LATENT), "packed"),
+    "cohere2": (Cohere2Config(**common(num_hidden_layers=4), sliding_window=4), "packed"),
+    "qwen3.5": (Qwen3_5TextConfig(**common(num_hidden_layers=4, initializer_range=0.1), **DELTA), "packed"),
+    "qwen3-next": (
+        Qwen3NextConfig(
+            **common(num_hidden_layers=4, initializer_range=0.1),
+            **DELTA,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        ),
+        "packed",
+    ),
+    "lfm2": (Lfm2Config(**COMMON, layer_types=["conv", "full_attention"]), "packed"),
+    "granite4": (
+        GraniteMoeHybridConfig(
+            **COMMON,
+            layer_types=["mamba", "attention"],
+            logits_scaling=4.0,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            shared_intermediate_size=32,
+            **{f"mamba_{name}": size for name, size in HEADS.items()},
+        ),
+        "packed",
+    ),
+    "falcon-h1": (
+        FalconH1Config(
+            **COMMON, mamba_d_ssm=64, lm_head_multiplier=0.5, **{f"mamba_{name}": size for name, size in HEADS.items()}
+        ),
+        "packed",
+    ),
+    "nemotron-h": (
+        NemotronHConfig(
+            **common(num_hidden_layers=4),
+            layers_block_type=["mamba", "moe", "attention", "mlp"],
+            mamba_num_heads=8,
+            mamba_head_dim=8,
+            ssm_state_size=8,
+            n_groups=1,
+            chunk_size=8,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            moe_shared_expert_intermediate_size=16,
+        ),
+        "packed",
+    ),
     "mamba": (MambaConfig(**RECURRENT), "padded"),
-    "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1), "padded"),
+    "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1, chunk_size=8), "packed"),
 }
 _NO_EXPERTS_ON_CPU = Version(torch.__version__) < Version("2.9") and Version(transformers.__version__) < Version("5.14")
 

@@ -15,7 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward, varlen
-from shared.logprobs.attention import PACKED_ATTENTION, packed_attention
+from shared.logprobs.attention import (
+    PACKED_ATTENTION,
+    AttentionKind,
+    Bounds,
+    Packing,
+    packed_attention,
+)
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
 from shared.logprobs.varlen import VarlenAttention
@@ -25,6 +31,24 @@ from tests.shared.logprobs.families import FAMILIES, SHAPES, expected, make
 
 SIZES = st.lists(
     st.tuples(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=12)), min_size=1, max_size=4
+)
+
+PLAIN = AttentionKind()
+
+
+def window(size: int) -> Bounds:
+    return Bounds(size, lambda query, key: (key <= query) & (key > query - size))
+
+
+def chunks(size: int) -> Bounds:
+    return Bounds(size, lambda query, key: (key <= query) & (key // size == query // size))
+
+
+KINDS = st.builds(
+    AttentionKind,
+    st.one_of(st.none(), st.builds(window, st.integers(1, 50)), st.builds(chunks, st.integers(1, 50))),
+    st.sampled_from([None, 0.5]),
+    st.booleans(),
 )
 
 
@@ -37,7 +61,15 @@ def states(tokens: int, heads: int, seed: int) -> Tensor:
     return torch.randn(tokens, heads, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def naive(layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def naive(
+    layout: PackedLayout,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    kind: AttentionKind = PLAIN,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """One token after the other: (N, H, D)."""
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
@@ -45,9 +77,14 @@ def naive(layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, scale
     for span in layout.spans:
         prompt = list(range(span.prompt.start, span.prompt.end)) if span.prompt else []
         for token in range(span.start, span.end):
-            seen = [*prompt, *range(span.start, token + 1)]
+            row = [*prompt, *range(span.start, token + 1)]
+            place = torch.tensor(len(row) - 1)
+            seen = [k for at, k in enumerate(row) if not kind.bounds or kind.bounds.visible(place, torch.tensor(at))]
             scores = torch.einsum("hd,nhd->hn", query[token], key[seen]) * scale
-            outputs.append(torch.einsum("hn,nhd->hd", scores.softmax(dim=1), value[seen]))
+            if kind.softcap is not None:
+                scores = kind.softcap * torch.tanh(scores / kind.softcap)
+            shares = (scores if sinks is None else torch.cat([scores, sinks[:, None]], dim=1)).softmax(dim=1)
+            outputs.append(torch.einsum("hn,nhd->hd", shares[:, : len(seen)], value[seen]))
     return torch.stack(outputs)
 
 
@@ -56,17 +93,20 @@ def assert_same_gradients(got: Tensor, want: Tensor, inputs: Sequence[Tensor]) -
         assert (gradient - right).abs().max() < 1e-9
 
 
-@settings(max_examples=10, deadline=None)
-@given(SIZES, st.sampled_from([(2, 2), (4, 1), (4, 2)]))
-def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int, int]) -> None:
+@settings(max_examples=20, deadline=None)
+@given(SIZES, st.sampled_from([(2, 2), (4, 1), (4, 2)]), KINDS)
+def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int, int], kind: AttentionKind) -> None:
     layout = layout_of(sizes)
     tokens = layout.spans[-1].end
     query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
-    attention = StackedAttention(layout, dtype=torch.float64, device=DEVICE)
-    got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
+    sinks = states(1, heads[0], 5)[0, :, 0].requires_grad_() if kind.sinks else None
+    attention = StackedAttention(layout, dtype=torch.float64, device=DEVICE, kind=kind)
+    got = attention(query, key, value, 0.3, 0.0, sinks)
+    want = naive(layout, query, key, value, 0.3, kind, sinks)
     assert (got - want).abs().max() < 1e-9
     factors = states(tokens, heads[0], 9)
-    assert_same_gradients((got * factors).sum(), (want * factors).sum(), (query, key, value))
+    inputs = [query, key, value, *([] if sinks is None else [sinks])]
+    assert_same_gradients((got * factors).sum(), (want * factors).sum(), inputs)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +114,22 @@ def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int,
     [[(5, [1400])], [(700, [600, 3])], [(2000, [1] * 700)], [(1, [1])], [(3, [2] * 300), (90, [80, 1, 1, 7])]],
     ids=["blocks of one completion", "long prompt", "very many of one token", "smallest", "short and long"],
 )
-def test_stacked_attention_of_extreme_shapes(sizes: list[tuple[int, list[int]]]) -> None:
+@pytest.mark.parametrize("kind", [PLAIN, AttentionKind(window(100)), AttentionKind(chunks(700), None, True)])
+def test_stacked_attention_of_extreme_shapes(sizes: list[tuple[int, list[int]]], kind: AttentionKind) -> None:
     layout = layout_of(sizes)
     tokens = layout.spans[-1].end
     query, key, value = (states(tokens, 1, seed) for seed in range(3))
-    got = StackedAttention(layout, dtype=torch.float64, device=DEVICE)(query, key, value, None, 0.0)
-    assert (got - naive(layout, query, key, value, 8**-0.5)).abs().max() < 1e-9
+    sinks = torch.ones(1, dtype=torch.float64) if kind.sinks else None
+    got = StackedAttention(layout, dtype=torch.float64, device=DEVICE, kind=kind)(query, key, value, None, 0.0, sinks)
+    assert (got - naive(layout, query, key, value, 8**-0.5, kind, sinks)).abs().max() < 1e-9
 
 
-def keys_of_calls(monkeypatch: pytest.MonkeyPatch, layout: PackedLayout) -> list[int]:
+def test_windows_and_chunks_are_told_apart() -> None:
+    for size in (2, 7):
+        assert window(size).slides and not chunks(size).slides
+
+
+def keys_of_calls(monkeypatch: pytest.MonkeyPatch, layout: PackedLayout, kind: AttentionKind = PLAIN) -> list[int]:
     """For each call of SDPA that a packed attention makes: how many keys it gets, over all rows."""
     sdpa, counts = torch.nn.functional.scaled_dot_product_attention, []
 
@@ -92,8 +139,14 @@ def keys_of_calls(monkeypatch: pytest.MonkeyPatch, layout: PackedLayout) -> list
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", count)
     tokens = torch.zeros(layout.spans[-1].end, 1, 8)
-    StackedAttention(layout, dtype=torch.float32, device=DEVICE)(tokens, tokens, tokens, None, 0.0)
+    StackedAttention(layout, dtype=torch.float32, device=DEVICE, kind=kind)(tokens, tokens, tokens, None, 0.0)
     return counts
+
+
+def test_a_window_leaves_out_the_keys_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 completions of 400 behind 4,000: a query's block gets at most its own tokens and a window before them."""
+    layout = layout_of([(4000, [400] * 8)])
+    assert sum(keys_of_calls(monkeypatch, layout, AttentionKind(window(64)))) < 2.5 * layout.spans[-1].end
 
 
 def test_many_short_completions_share_copies_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,18 +155,16 @@ def test_many_short_completions_share_copies_of_a_long_prompt(monkeypatch: pytes
     assert 4096 + 2000 <= sum(keys) < 10 * 4096
 
 
-@pytest.mark.parametrize("name", ["softcap", "sliding_window", "s_aux", "position_bias"])
-def test_packed_attention_refuses_what_it_would_ignore(name: str) -> None:
+def test_packed_attention_refuses_what_it_would_ignore() -> None:
     zeros = torch.zeros(1, 1, 2, 4)
-    attention = StackedAttention(layout_of([(1, [1])]), dtype=torch.float32, device=DEVICE)
-    arguments: Any = {name: 1, "span_attention": attention, "longest_row": 2}
-    with pytest.raises(NotImplementedError, match=name):
-        packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, **arguments)
+    packing = Packing(layout_of([(1, [1])]), StackedAttention, torch.float32)
+    with pytest.raises(NotImplementedError, match="position_bias"):
+        packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, packing=packing, position_bias=1)
 
 
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_key: int,
-    dropout: float, causal: bool, debug_mask: bool, *, scale: float | None,
+    dropout: float, causal: bool, debug_mask: bool, *, scale: float | None, window_size_left: int | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """What PyTorch documents of the CUDA kernel: packed sequences; causal means aligned at the last key."""
     assert causal and not dropout and not debug_mask
@@ -124,6 +175,8 @@ def flash_attention(
         *(zip(e[:-1].tolist(), e[1:].tolist(), strict=True) for e in (ends, key_ends)), strict=True
     ):
         mask = torch.ones(b - a, d - c, dtype=torch.bool).tril((d - c) - (b - a))
+        if window_size_left is not None:
+            mask = mask.triu((d - c) - (b - a) - window_size_left)
         states = (query[a:b], key[c:d], value[c:d])
         outputs.append(
             torch.nn.functional.scaled_dot_product_attention(
@@ -133,18 +186,26 @@ def flash_attention(
     return torch.cat(outputs), torch.empty(0)
 
 
+@pytest.mark.parametrize("kind", [PLAIN, AttentionKind(window(4))])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1), (4, 2)])
-def test_varlen_layout_is_right(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int]) -> None:
+def test_varlen_layout_is_right(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int], kind: AttentionKind) -> None:
     """With a CPU implementation of the kernel. Gradients reach the heads that several queries share."""
     layout = layout_of([(4, [5, 1, 3]), (1, [2]), (7, [6, 6])])
     tokens = layout.spans[-1].end
     query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
     monkeypatch.setattr(varlen, "has_kernel", lambda dtype, device: True)
     monkeypatch.setattr(varlen, "_flash_attention", flash_attention)
-    attention = VarlenAttention(layout, dtype=torch.float64, device=DEVICE)
-    got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
+    attention = VarlenAttention(layout, dtype=torch.float64, device=DEVICE, kind=kind)
+    got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3, kind)
     assert (got - want).abs().max() < 1e-9
     assert_same_gradients(got.square().sum(), want.square().sum(), (query, key, value))
+
+
+@pytest.mark.parametrize("kind", [AttentionKind(chunks(4)), AttentionKind(softcap=2.0), AttentionKind(sinks=True)])
+def test_varlen_attention_refuses_what_its_kernel_lacks(monkeypatch: pytest.MonkeyPatch, kind: AttentionKind) -> None:
+    monkeypatch.setattr(varlen, "has_kernel", lambda dtype, device: True)
+    with pytest.raises(NotImplementedError, match="no sinks, caps and chunks"):
+        VarlenAttention(layout_of([(1, [1])]), dtype=torch.float64, device=DEVICE, kind=kind)
 
 
 @pytest.mark.parametrize(("version", "there"), [("2.10.1", False), ("2.11.0+cu130", True), ("2.13.0", True)])

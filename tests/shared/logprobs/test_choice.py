@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from shared.logprobs import (
     choose_forward,
     self_test_difference,
 )
-from shared.logprobs.attention import PACKED_ATTENTION
+from shared.logprobs.attention import PACKED_ATTENTION, Packing, packed_masks
 from shared.logprobs.choice import self_test_tolerance
 from shared.logprobs.head import target_logps
 from shared.logprobs.layout import PackedLayout
@@ -46,17 +47,18 @@ class Wrong:
             ids = torch.tensor(np.concatenate([tokens.prompt_ids, tokens.completion_ids]))[None]
             positions = np.concatenate([np.arange(n) for n in (len(tokens.prompt_ids), *tokens.completion_lengths)])
             layout = PackedLayout.of([tokens])
-            attention = StackedAttention(layout, dtype=self._model.dtype, device=self._model.device)
+            packing = Packing(layout, StackedAttention, self._model.dtype)
             continued = torch.tensor(layout.positions())[None]
             options: dict[str, Any] = {
                 # Positions that restart, no mask: transformers takes the pieces for sequences of their own.
                 "auto-packed": {"position_ids": torch.tensor(positions)[None]},
                 # The packed attention, but positions that do not restart after the prompt.
-                "default positions": {"span_attention": attention, "attention_mask": torch.zeros(1, 1, 1, 1).bool()},
+                "default positions": {"packing": packing, "attention_mask": torch.ones_like(ids)},
                 # One causal sequence: completions see those before them.
                 "one sequence": {"position_ids": continued, "attention_mask": torch.ones_like(ids)},
             }[self._trap]
-            logits = self._model(input_ids=ids, use_cache=False, **options).logits[0]
+            with packed_masks() if "packing" in options else nullcontext():
+                logits = self._model(input_ids=ids, use_cache=False, **options).logits[0]
             targets = torch.tensor(tokens.completion_ids)
             logps.append(target_logps(logits[layout.predictors()], targets, temperature))
         return torch.cat(logps)

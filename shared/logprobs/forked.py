@@ -1,0 +1,149 @@
+"""Layers with a state (linear attention, convolutions, Mamba 2) in a packed sequence: each completion continues from a
+copy of its prompt's state.
+
+The model's modules compute everything: they are called with the prompts, then with the completions and transformers'
+own interface of a cache, which holds the prompts' states. Gradients of all copies reach the prompt. Not for
+modules whose scan takes no state, as those of Mamba 1 in transformers.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.logprobs.attention import Packing
+from shared.logprobs.layout import PackedLayout, Span
+
+# Names under which these modules take a cache.
+_CACHES = ("cache_params", "past_key_values")
+# Tokens of padding that cost about as much as another call.
+_CALL_TOKENS = {"cpu": 32}
+_GPU_CALL_TOKENS = 2048
+
+
+class States:
+    """What a module with a state asks of transformers' cache, without writing in place: gradients flow through it."""
+
+    def __init__(self) -> None:
+        self._conv: dict[int, Tensor] = {}
+        self._recurrent: dict[int, Tensor] = {}
+
+    def copies(self, rows: Tensor) -> "States":
+        """The states of some rows, int64 (R,), which may occur several times."""
+        copied = States()
+        copied._conv = {index: state.index_select(0, rows) for index, state in self._conv.items()}
+        copied._recurrent = {index: state.index_select(0, rows) for index, state in self._recurrent.items()}
+        return copied
+
+    @staticmethod
+    def joined(parts: "Sequence[States]") -> "States":
+        """The rows of several, in order."""
+        whole = States()
+        whole._conv = {index: torch.cat([part._conv[index] for part in parts]) for index in parts[0]._conv}
+        whole._recurrent = {
+            index: torch.cat([part._recurrent[index] for part in parts]) for index in parts[0]._recurrent
+        }
+        return whole
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._conv.get(state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._recurrent.get(state_idx)
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
+    ) -> Tensor:
+        """(R, channels, T) new inputs of a convolution -> the same behind those of the state. Keeps the last ones."""
+        size = conv_kernel_size or conv_states.shape[-1]
+        before = self._conv.get(state_idx)
+        whole = conv_states if before is None else torch.cat([before, conv_states], dim=-1)
+        self._conv[state_idx] = F.pad(whole, (max(size - whole.shape[-1], 0), 0))[..., -size:]
+        return whole
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
+        self._recurrent[state_idx] = recurrent_states
+        return recurrent_states
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return bool(self._conv or self._recurrent)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+
+def modules_with_state(model: nn.Module) -> Iterator[nn.Module]:
+    """Every module that has a causal convolution of its own and takes a cache for its state."""
+    for module in model.modules():
+        convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
+        if convolves and _cache_name(module) is not None:
+            yield module
+
+
+def fork_states(model: nn.Module) -> None:
+    """Has the model's modules with a state fork it in packed forwards. Other forwards stay as they are."""
+    for module in modules_with_state(model):
+        if getattr(module.forward, "func", None) is not _forward:
+            module.forward = partial(_forward, module, module.forward)
+
+
+def _cache_name(module: nn.Module) -> str | None:
+    forward = module.forward
+    if getattr(forward, "func", None) is _forward:
+        forward = forward.args[1]  # type: ignore[union-attr]
+    names = inspect.signature(forward).parameters
+    return next((name for name in _CACHES if name in names), None)
+
+
+def _forward(module: nn.Module, whole: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+    """What `whole`, the module's forward, does; in a packed forward the output for (1, N, h) hidden states."""
+    packing: Packing | None = options.pop("packing", None)
+    if packing is None:
+        return whole(hidden_states, *args, **options)
+    name = _cache_name(module)
+    assert name is not None
+    # Padding is at the right, where no token sees it.
+    run = partial(whole, **{**options, "attention_mask": None})
+    return _forked(run, name, hidden_states[0], packing.layout)[None]
+
+
+def _forked(run: Any, cache: str, tokens: Tensor, layout: PackedLayout) -> Tensor:
+    """(N, h) -> (N, h). run: (R, T, h) rows and a cache -> (R, T, h)."""
+    prompts = [span for span in layout.spans if span.prompt is None]
+    completions = [span for span in layout.spans if span.prompt is not None]
+    parts: list[tuple[Span, Tensor]] = []
+    states: list[States] = []
+    order: dict[Span, int] = {}
+    # Prompts of one length together: the state behind padding would be another one.
+    for _, group in groupby(sorted(prompts, key=lambda span: span.length), key=lambda span: span.length):
+        spans = list(group)
+        states.append(States())
+        outputs = run(torch.stack([tokens[span.start : span.end] for span in spans]), **{cache: states[-1]})
+        order |= {span: len(order) + number for number, span in enumerate(spans)}
+        parts += zip(spans, outputs, strict=True)
+    begun = States.joined(states)
+    for spans in _rows(completions, tokens.device):
+        # At least two tokens: for a single one, modules may update the state in place.
+        width = max(2, *(span.length for span in spans))
+        rows = torch.stack([F.pad(tokens[span.start : span.end], (0, 0, 0, width - span.length)) for span in spans])
+        owners = torch.tensor([order[span.prompt] for span in spans if span.prompt], device=tokens.device)
+        outputs = run(rows, **{cache: begun.copies(owners)})
+        parts += [(span, output[: span.length]) for span, output in zip(spans, outputs, strict=True)]
+    return torch.cat([output for _, output in sorted(parts, key=lambda part: part[0].start)])
+
+
+def _rows(completions: Sequence[Span], device: torch.device) -> Iterator[list[Span]]:
+    """Completions of similar lengths: another joins while its padding costs less than a call of its own."""
+    limit = _CALL_TOKENS.get(device.type, _GPU_CALL_TOKENS)
+    rows: list[Span] = []
+    for span in sorted(completions, key=lambda span: span.length, reverse=True):
+        if rows and rows[0].length - span.length > limit:
+            yield rows
+            rows = []
+        rows.append(span)
+    yield rows
