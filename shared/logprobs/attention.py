@@ -4,6 +4,7 @@ Each prompt attends to itself, each completion to its prompt and itself, both ca
 out (a window, chunks) is asked of the model's mask function, by the tokens' places in their rows.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,20 +24,26 @@ from shared.logprobs.layout import PackedLayout
 PACKED_ATTENTION = "tandem_packed"
 # For models whose other forwards need their eager attention, as SDPA has no sinks and no cap on scores.
 PACKED_ATTENTION_EAGER = "tandem_packed_eager"
-# True while a packed forward runs: then the model's masks are `Bounds`.
-_packing: ContextVar[bool] = ContextVar("packing", default=False)
+# The layout while a packed forward runs: then the model's masks are `Bounds`.
+_packed: ContextVar[PackedLayout | None] = ContextVar("packed", default=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
     """Which of the tokens before it a token attends to, in layers where that is not all of them.
 
-    size: in tokens; a token attends to none that is `size` or more tokens before it. visible: whether tokens at some
-    places of a row attend to tokens at others, int64 tensors that are broadcast.
+    size: in tokens, or infinity; a token attends to none that is `size` or more tokens before it. visible: whether
+    tokens at some places of a row attend to tokens at others, int64 tensors that are broadcast. images: whether tokens
+    of one image attend to those of them that come later, too, within the bounds.
     """
 
-    size: int
+    size: float
     visible: Callable[[Tensor, Tensor], Tensor]
+    images: bool = False
+
+    @classmethod
+    def window(cls, size: float, images: bool = False) -> "Bounds":
+        return cls(size, lambda query, key: query - key < size, images)
 
     @property
     def slides(self) -> bool:
@@ -85,12 +92,14 @@ class Packing:
 
     def __init__(self, layout: PackedLayout, attention: type[SpanAttention], dtype: torch.dtype) -> None:
         self.layout = layout
+        self.forked: set[nn.Module] = set()  # the modules with a state that were computed
         self._longest = layout.longest_row
         # Made when the first layer of a kind asks on a device.
         self._made = cache(lambda kind, device: attention(layout, dtype=dtype, device=device, kind=kind))
 
     def attention(self, kind: AttentionKind, device: torch.device) -> SpanAttention:
-        if kind.bounds is not None and kind.bounds.size >= self._longest:  # no row is long enough to notice
+        bounds = kind.bounds
+        if bounds and bounds.size >= self._longest and not bounds.images:  # no row is long enough to notice
             kind = AttentionKind(None, kind.softcap, kind.sinks)
         return self._made(kind, device)
 
@@ -134,25 +143,33 @@ def packed_mask(
 
     Outside of a packed forward it is the mask that the model used before. local_size: of a sliding window or of chunks.
     """
-    if not _packing.get():
-        make = eager_mask if attention_name(options["config"]) == PACKED_ATTENTION_EAGER else sdpa_mask
+    layout, config = _packed.get(), options["config"]
+    if layout is None:
+        make = eager_mask if attention_name(config) == PACKED_ATTENTION_EAGER else sdpa_mask
         skip = {"allow_is_causal_skip": allow_is_causal_skip}
         return make(mask_function=mask_function, local_size=local_size, **skip, **options)
     if mask_function is causal_mask_function:
         return None
-    if local_size is None or not allow_is_causal_skip:  # something is added to the window, for instance images
+    if not allow_is_causal_skip:  # something is added to the mask
+        if layout.images is None:
+            raise NotImplementedError("packed attention does not know this model's attention mask")
+        window = getattr(config, "sliding_window", None) or math.inf
+        if window < layout.tokens and not mask_function(0, 0, torch.tensor(window), torch.tensor(0)):
+            return Bounds.window(window, images=True)
+        return Bounds.window(math.inf, images=True) if (layout.images >= 0).any() else None
+    if local_size is None:
         raise NotImplementedError("packed attention does not know this model's attention mask")
     return Bounds(local_size, lambda query, key: mask_function(0, 0, query, key))
 
 
 @contextmanager
-def packed_masks() -> Iterator[None]:
+def packed_masks(layout: PackedLayout) -> Iterator[None]:
     """The model's masks are those of a packed forward."""
-    token = _packing.set(True)
+    token = _packed.set(layout)
     try:
         yield
     finally:
-        _packing.reset(token)
+        _packed.reset(token)
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:

@@ -26,6 +26,13 @@ log = logging.getLogger(__name__)
 
 # Settings of models whose layers attend to some of the tokens before.
 _BOUNDS = ("sliding_window", "attention_chunk_size")
+# Their size in the self-test: less than an image of its examples has tokens.
+_SHORT = 3
+# Types of layers that packed sequences know, by transformers' names.
+_LAYERS = {
+    *("full_attention", "sliding_attention", "chunked_attention"),
+    *("linear_attention", "conv", "mamba", "attention", "hybrid", "hybrid_sliding", "moe", "mlp"),
+}
 
 
 def choose_forward(
@@ -70,7 +77,7 @@ def _candidates(
     """
     if not _has_known_head(model):
         return [PlainForward]
-    packed = [PackedForward] if _has_interface(model) and not rope_depends_on_length(model) else []
+    packed = [PackedForward] if _may_pack(model) else []
     varlen = [VarlenForward] if packed and has_kernel(dtype, model.device) else []
     return [*varlen, *packed, PaddedForward, PlainForward]
 
@@ -90,6 +97,13 @@ def attends_fully(model: PreTrainedModel) -> bool:
         and not rope_depends_on_length(model)
         and _has_known_head(model)
     )
+
+
+def _may_pack(model: PreTrainedModel) -> bool:
+    """True unless layers do what the self-test cannot be trusted to notice."""
+    layers = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    sparse = hasattr(model.config.get_text_config(), "index_topk")  # chooses the tokens that each token attends to
+    return _has_interface(model) and layers <= _LAYERS and not sparse and not rope_depends_on_length(model)
 
 
 def _has_interface(model: PreTrainedModel) -> bool:
@@ -141,10 +155,12 @@ def _shortened(model: PreTrainedModel) -> Iterator[None]:
     """Makes windows and chunks so short that the self-test's rows are longer, as those of real prompts may be."""
     places: list[tuple[Any, str]] = [(model.config.get_text_config(), name) for name in _BOUNDS]
     places += [(module, "chunk_size") for module in modules_with_state(model)]
+    # Llama 4 scales queries from this place on.
+    places += [(module, "floor_scale") for module in model.modules()]
     before = [(place, name, size) for place, name in places if (size := getattr(place, name, None))]
     try:
         for place, name, size in before:
-            setattr(place, name, min(size, 5))
+            setattr(place, name, min(size, _SHORT))
         yield
     finally:
         for place, name, size in before:
@@ -152,7 +168,7 @@ def _shortened(model: PreTrainedModel) -> Iterator[None]:
 
 
 def self_test_tolerance(dtype: torch.dtype) -> float:
-    return 1e-4 if dtype in (torch.float32, torch.float64) else 0.1
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 0.1
 
 
 def _test_groups(vocabulary: int, vision: Vision | None, states: bool) -> list[TokenGroup]:

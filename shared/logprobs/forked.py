@@ -50,6 +50,13 @@ class States:
         }
         return whole
 
+    def detach_(self) -> list[Tensor]:
+        """Cuts the states from their history, and returns them: leaves with gradients."""
+        for states in (self._conv, self._recurrent):
+            for index, state in states.items():
+                states[index] = state.detach().requires_grad_()
+        return [*self._conv.values(), *self._recurrent.values()]
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self._conv.get(state_idx)
 
@@ -85,11 +92,14 @@ def modules_with_state(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-def fork_states(model: nn.Module) -> None:
-    """Has the model's modules with a state fork it in packed forwards. Other forwards stay as they are."""
-    for module in modules_with_state(model):
+def fork_states(model: nn.Module) -> set[nn.Module]:
+    """Has the model's modules with a state, which it returns, fork it in packed forwards. Other forwards do not
+    change."""
+    modules = set(modules_with_state(model))
+    for module in modules:
         if getattr(module.forward, "func", None) is not _forward:
             module.forward = partial(_forward, module, module.forward)
+    return modules
 
 
 def _cache_name(module: nn.Module) -> str | None:
@@ -109,7 +119,30 @@ def _forward(module: nn.Module, whole: Any, hidden_states: Tensor, *args: Any, *
     assert name is not None
     # Padding is at the right, where no token sees it.
     run = partial(whole, **{**options, "attention_mask": None})
+    if type(module) not in _continue:
+        _check_states(module, run, name, hidden_states)
+        _continue.add(type(module))
+    packing.forked.add(module)
     return _forked(run, name, hidden_states[0], packing.layout)[None]
+
+
+# Classes of modules that are known to continue from their state.
+_continue: set[type[nn.Module]] = set()
+
+
+def _check_states(module: nn.Module, run: Any, cache: str, like: Tensor) -> None:
+    """Raises NotImplementedError unless outputs for further tokens depend on every state that the module keeps.
+
+    Where weights are small they depend on it so little that no comparison of log-probs would notice.
+    """
+    identity = torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)  # not a checkpoint's
+    with torch.inference_mode(False), torch.enable_grad(), identity:
+        states = States()
+        run(torch.randn(1, 4, like.shape[2], dtype=like.dtype, device=like.device), **{cache: states})
+        leaves = states.detach_()
+        output = run(torch.randn(1, 4, like.shape[2], dtype=like.dtype, device=like.device), **{cache: states})
+        if not leaves or None in torch.autograd.grad(output.sum(), leaves, allow_unused=True):
+            raise NotImplementedError(f"{type(module).__name__} does not continue from a state")
 
 
 def _forked(run: Any, cache: str, tokens: Tensor, layout: PackedLayout) -> Tensor:

@@ -33,12 +33,17 @@ class Span:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The spans of all prompts and completions, in order: N tokens in all."""
+    """The spans of all prompts and completions, in order: N tokens in all.
+
+    images: (N,) number of the image whose tokens attend to each other in both directions, or -1; None for a model
+    without such images.
+    """
 
     spans: tuple[Span, ...]
+    images: Indexes | None = None
 
     @classmethod
-    def of(cls, groups: Sequence[TokenGroup]) -> "PackedLayout":
+    def of(cls, groups: Sequence[TokenGroup], images: Indexes | None = None) -> "PackedLayout":
         spans: list[Span] = []
         start = 0
         for group in groups:
@@ -46,7 +51,11 @@ class PackedLayout:
             ends = accumulate(group.completion_lengths.tolist(), initial=prompt.end)
             spans += [prompt, *(Span(begin, end, prompt) for begin, end in pairwise(ends))]
             start = spans[-1].end
-        return cls(tuple(spans))
+        return cls(tuple(spans), images)
+
+    @property
+    def tokens(self) -> int:
+        return self.spans[-1].end
 
     @property
     def longest_row(self) -> int:

@@ -29,27 +29,31 @@ class PackedForward(HiddenForward):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         pack_attention(model)
-        fork_states(model)
+        self._with_state = fork_states(model)
 
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
         """(C, hidden size) at the positions that predict the completion tokens of all groups."""
         device = self._model.device
-        layout = PackedLayout.of(groups)
 
         packed = np.concatenate([part for group in groups for part in (group.prompt_ids, group.completion_ids)])
+        layout = PackedLayout.of(groups, self._vision.linked(packed) if self._vision else None)
         ids = torch.tensor(packed, device=device)[None]
         # (1, N), or (3, 1, N) where each token has three positions.
         positions = torch.tensor(self._positions(layout, groups), device=device).unsqueeze(-2)
-        with packed_masks():
+        packing = Packing(layout, self._attention, self._model.dtype)
+        with packed_masks(layout):
             hidden: Tensor = body_of(self._model)(
                 input_ids=ids,
                 position_ids=positions,
                 # Without it transformers would take positions that go back for the start of another sequence.
                 attention_mask=torch.ones_like(ids),
                 use_cache=False,
-                packing=Packing(layout, self._attention, self._model.dtype),
+                packing=packing,
                 **(self._vision.inputs([group.images for group in groups], ids) if self._vision else {}),
             ).last_hidden_state[0]
+        if missed := self._with_state - packing.forked:
+            names = ", ".join(sorted({type(module).__name__ for module in missed}))
+            raise NotImplementedError(f"{names} is not given the packed sequence's layout")
         return hidden.index_select(0, torch.tensor(layout.predictors(), device=hidden.device))
 
     def _positions(self, layout: PackedLayout, groups: Sequence[TokenGroup]) -> np.ndarray:

@@ -53,6 +53,8 @@ class StackedAttention:
         device: torch.device,
         kind: AttentionKind = AttentionKind(),  # noqa: B008 -- frozen
     ) -> None:
+        if kind.sinks and kind.softcap is not None:
+            raise NotImplementedError("packed attention has not both sinks and a cap on scores")
         stacks = list(_stacked(_blocks(layout, kind)))
         tokens = _Tokens.of(layout, device)
         self._stacks = [_Stack(stack, tokens, dtype, device, kind) for stack in stacks]
@@ -173,18 +175,21 @@ def _capped_attention(
 
 @dataclass(frozen=True, eq=False)
 class _Tokens:
-    """Of each token of a layout, (N,): the number of its span, that of the span's prompt, and its place in its row."""
+    """Of each token of a layout, (N,): the number of its span, that of the span's prompt, its place in its row, and
+    the number of its image or -1."""
 
     spans: Tensor
     prompts: Tensor
     places: Tensor
+    images: Tensor
 
     @classmethod
     def of(cls, layout: PackedLayout, device: torch.device) -> "_Tokens":
         spans, lengths = layout.spans, [span.length for span in layout.spans]
         numbers = np.arange(len(spans))
         prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], numbers, 0))
-        arrays = np.repeat(numbers, lengths), np.repeat(prompts, lengths), layout.positions()
+        images = np.full(layout.tokens, -1) if layout.images is None else layout.images
+        arrays = np.repeat(numbers, lengths), np.repeat(prompts, lengths), layout.positions(), images
         return cls(*(torch.tensor(array, device=device) for array in arrays))
 
 
@@ -196,7 +201,10 @@ def _mask(queries: Tensor, keys: Tensor, tokens: _Tokens, dtype: torch.dtype, bo
     query, key = queries[:, :, None], keys[:, None, :]
     existing = key.clamp(min=0)
     span = tokens.spans[existing]
-    visible = (key >= 0) & (key <= query) & ((span == tokens.spans[query]) | (span == tokens.prompts[query]))
+    before = key <= query
+    if bounds is not None and bounds.images:
+        before |= (tokens.images[existing] == tokens.images[query]) & (tokens.images[query] >= 0)
+    visible = (key >= 0) & before & ((span == tokens.spans[query]) | (span == tokens.prompts[query]))
     if bounds is not None:
         visible &= bounds.visible(tokens.places[query], tokens.places[existing])
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
@@ -207,8 +215,9 @@ def _blocks(layout: PackedLayout, kind: AttentionKind) -> Iterator[_Block]:
     places = layout.positions()
     # A token reaches this many tokens back, itself among them.
     reach = kind.bounds.size if kind.bounds else math.inf
-    most = max(_LEAST_QUERIES, min(_BLOCK_QUERIES, reach))
-    plain = not kind.sinks and kind.softcap is None
+    most = int(max(_LEAST_QUERIES, min(_BLOCK_QUERIES, reach)))
+    ahead = kind.bounds is not None and kind.bounds.images
+    plain = not kind.sinks and kind.softcap is None and not ahead
     for prompt, spans in groupby(layout.spans, key=lambda span: span.prompt):
         if prompt is None:
             for span in spans:
@@ -217,9 +226,8 @@ def _blocks(layout: PackedLayout, kind: AttentionKind) -> Iterator[_Block]:
                     continue
                 for start in range(span.start, span.end, most):
                     end = min(start + most, span.end)
-                    yield _Block(
-                        np.arange(start, end), np.arange(max(span.start, start - reach + 1), end), causal=False
-                    )
+                    first, last = max(span.start, start - reach + 1), span.end if ahead else end
+                    yield _Block(np.arange(start, end), np.arange(first, last), causal=False)
             continue
         for first, last in _merged(list(spans), min(prompt.length, reach) // 4):
             for start in range(first, last, most):

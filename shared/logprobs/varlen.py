@@ -35,10 +35,11 @@ class VarlenAttention:
                 f"varlen attention is for half precision on CUDA from PyTorch 2.11, "
                 f"not {dtype} on {device.type} with {torch.__version__}"
             )
-        if kind.sinks or kind.softcap is not None or (kind.bounds is not None and not kind.bounds.slides):
-            raise NotImplementedError("varlen attention has no sinks, caps and chunks")
+        bounds = kind.bounds
+        if kind.sinks or kind.softcap is not None or (bounds and (bounds.images or not bounds.slides)):
+            raise NotImplementedError("varlen attention has no sinks, caps, chunks and images")
         # A span's last key is its last token's, so a window counted from there is one of places in the row.
-        self._before = None if kind.bounds is None else kind.bounds.size - 1
+        self._before = None if bounds is None else int(bounds.size) - 1
         # The keys of a span are its prompt's tokens, then its own.
         spans = layout.spans
         keys = [part.indexes() for span in spans for part in ((span.prompt, span) if span.prompt else (span,))]

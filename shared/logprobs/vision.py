@@ -77,6 +77,11 @@ class Vision(ABC):
         """int64 (P,) positions of a prompt's tokens, or (3, P). Completions continue at the largest plus one."""
         return np.arange(len(prompt_ids))
 
+    def linked(self, ids: Array) -> Array | None:
+        """int64 (N,): for each token of `ids` the number of its image, or -1; None unless the tokens of an image attend
+        to each other in both directions."""
+        return None
+
     @abstractmethod
     def _features(self, images: Images) -> list[int]:
         """How many features each image has. Raises BatchError if the tensors do not fit the model or each other."""
@@ -181,6 +186,11 @@ class SquareVision(Vision):
 
     def inputs(self, images: Sequence[Images], ids: Tensor) -> dict[str, Tensor]:
         return {**super().inputs(images, ids), "token_type_ids": (ids == self._image_token).long()}
+
+    def linked(self, ids: Array) -> Array:
+        marks = ids == self._image_token
+        starts = marks & ~np.concatenate([[False], marks[:-1]])  # images without text between them count as one
+        return np.where(marks, starts.cumsum(), -1)
 
     def example(self, generator: np.random.Generator) -> Images:
         return {_PIXELS: _noise(generator, (2, *_square(self._model.config)))}

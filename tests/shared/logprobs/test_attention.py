@@ -49,7 +49,7 @@ KINDS = st.builds(
     st.one_of(st.none(), st.builds(window, st.integers(1, 50)), st.builds(chunks, st.integers(1, 50))),
     st.sampled_from([None, 0.5]),
     st.booleans(),
-)
+).filter(lambda kind: kind.softcap is None or not kind.sinks)
 
 
 def layout_of(sizes: Sequence[tuple[int, Sequence[int]]]) -> PackedLayout:
@@ -201,10 +201,18 @@ def test_varlen_layout_is_right(monkeypatch: pytest.MonkeyPatch, heads: tuple[in
     assert_same_gradients(got.square().sum(), want.square().sum(), (query, key, value))
 
 
-@pytest.mark.parametrize("kind", [AttentionKind(chunks(4)), AttentionKind(softcap=2.0), AttentionKind(sinks=True)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AttentionKind(chunks(4)),
+        AttentionKind(softcap=2.0),
+        AttentionKind(sinks=True),
+        AttentionKind(Bounds.window(4, images=True)),
+    ],
+)
 def test_varlen_attention_refuses_what_its_kernel_lacks(monkeypatch: pytest.MonkeyPatch, kind: AttentionKind) -> None:
     monkeypatch.setattr(varlen, "has_kernel", lambda dtype, device: True)
-    with pytest.raises(NotImplementedError, match="no sinks, caps and chunks"):
+    with pytest.raises(NotImplementedError, match="no sinks, caps, chunks and images"):
         VarlenAttention(layout_of([(1, [1])]), dtype=torch.float64, device=DEVICE, kind=kind)
 
 

@@ -57,7 +57,7 @@ class Wrong:
                 # One causal sequence: completions see those before them.
                 "one sequence": {"position_ids": continued, "attention_mask": torch.ones_like(ids)},
             }[self._trap]
-            with packed_masks() if "packing" in options else nullcontext():
+            with packed_masks(layout) if "packing" in options else nullcontext():
                 logits = self._model(input_ids=ids, use_cache=False, **options).logits[0]
             targets = torch.tensor(tokens.completion_ids)
             logps.append(target_logps(logits[layout.predictors()], targets, temperature))

@@ -79,7 +79,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 # The forward that is chosen for each family.
-VISION_FAMILIES = {name: "padded" if name == "gemma3" else "packed" for name in _CONFIGS}
+VISION_FAMILIES = dict.fromkeys(_CONFIGS, "packed")
 
 
 def make_vision(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
