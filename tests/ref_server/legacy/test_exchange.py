@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 from ref_server.metrics import Count
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import Claim
+from tests.harness.processes import until
 from tests.ref_server.calls import MakeService, Rollout, Serve, error, lease
 from tests.ref_server.calls import upload as upload_batch
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor, make_bytes_list, tensor_to_bytes
 from tests.ref_server.sockets import connected
-from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
