@@ -19,12 +19,13 @@ from rich.console import Console
 
 from benchmarks.curves_recipes import PAGES, RunSetup, names, recipe
 from benchmarks.curves_report import Point, Result, draw, write_page
-from benchmarks.processes import run_policy_trainer, serving
+from benchmarks.processes import run_policy_trainer
 from policy_trainer.config import TrainConfig
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import write_json
 from shared.client import RefServerClient
+from tests.harness.server import Server
 
 PICTURES = {"curves": "presets.png", "algorithms": "algorithms.png"}
 LEFT_OVER = ("queued", "ready", "leased")
@@ -49,13 +50,12 @@ class Servers:
         return self._urls[kind]
 
     def _start(self, kind: str, model: str | None, *, renewed: bool) -> str:
-        options = ["--data-dir", str(self._root / f"server-{kind}")]
-        options += ["--model", model, "--threads", "1"] if model else ["--no-model"]
+        options: list[str] = []
         if renewed:
             self.snapshots.mkdir(exist_ok=True)
             options += ["--snapshot-root", str(self.snapshots)]
-        _, http = self._stack.enter_context(serving(*options))
-        return str(http.base_url).rstrip("/")
+        directory = self._root / f"server-{kind}"
+        return self._stack.enter_context(Server(Path(model) if model else None, directory, *options)).url
 
 
 def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Result:

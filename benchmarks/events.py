@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 
-from benchmarks.processes import cpu_seconds, serving
+from benchmarks.processes import cpu_seconds
+from tests.harness.server import Server
 from tests.load import honest
 from tests.load.crew import Crew
 
@@ -33,7 +35,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=8)
     options = parser.parse_args()
     ratios: list[float] = []
-    with tempfile.TemporaryDirectory() as directory, serving("--no-model", "--data-dir", directory) as (pid, http):
+    with tempfile.TemporaryDirectory() as directory, Server(None, Path(directory)) as server:
+        pid, http = server.popen.pid, server.http
         idle, watched = _idle(pid, http, options.idle, False), _idle(pid, http, options.idle, True)
         print(f"idle: {idle:.2%} of a core, watched {watched:.2%}")
         _cost(pid, http, options.seconds)  # warms up

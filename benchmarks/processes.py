@@ -1,43 +1,11 @@
-"""Our commands as processes, measured from outside."""
+"""Commands of the trainer, run to their end, and what processes need, measured from outside."""
 
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
-
 from shared.process import child_environment
-from tests.ports import free_port
-
-SERVE = ("ref_server", "serve")
-
-
-@contextmanager
-def serving(
-    *options: str, module: Sequence[str] = SERVE, before: Sequence[str] = (), log: Path = Path(os.devnull)
-) -> Iterator[tuple[int, httpx.Client]]:
-    """A ready server: its pid and a client of it.
-
-    module: the module to run, and its arguments before the options. before: a command that becomes the one behind it.
-    """
-    port = free_port()
-    command = [*before, sys.executable, "-m", *module, "--port", str(port), *options]
-    # A session of its own: Ctrl-C reaches only this process, which ends the server. If this one is killed, it exits.
-    with log.open("ab") as errors:
-        process = subprocess.Popen(command, stderr=errors, env=child_environment(), start_new_session=True)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
-            while not _answers(http):
-                assert process.poll() is None, "the server did not start"
-                time.sleep(0.1)
-            yield process.pid, http
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def run_policy_trainer(*arguments: str) -> None:
@@ -46,13 +14,6 @@ def run_policy_trainer(*arguments: str) -> None:
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
-
-
-def _answers(http: httpx.Client) -> bool:
-    try:
-        return http.get("/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def cpu_seconds(pid: int) -> float:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from uuid6 import uuid7
 
 from benchmarks import measure
-from benchmarks.processes import cpu_seconds, serving
+from benchmarks.processes import cpu_seconds
 from ref_server.cli.serve import open_queue
 from ref_server.config import ServeConfig
 from ref_server.queue.queue import Queue
@@ -22,7 +23,8 @@ from ref_server.queue.records import Upload
 from shared import wire
 from shared.api import LeaseBody, LeaseKey
 from shared.client import LeasedOrUnusable, RefServerClient
-from tests.postgresql import PostgresMissing, postgres
+from tests.harness.postgresql import PostgresMissing, postgres
+from tests.harness.server import Server
 
 CYCLES, REPETITIONS = 200, 5
 CLIENTS = (1, 8)
@@ -31,19 +33,20 @@ LEASED = 512
 DEPTHS = (100, 100_000)
 _JSON, _BATCH = ({"Content-Type": kind} for kind in ("application/json", wire.CONTENT_TYPE))
 
-Options = tuple[str, ...]
-# By name: makes options of `ref-server serve` for a new store of this kind, which is called like this.
-Stores = dict[str, Callable[[str], Options]]
+# The directory of a server, and further options of `ref-server serve`.
+Place = tuple[Path, tuple[str, ...]]
+# By name: makes the place of a new store of this kind, which is called like this.
+Stores = dict[str, Callable[[str], Place]]
 
 
 @contextmanager
 def stores() -> Iterator[Stores]:
     """PostgreSQL is left out where it is not installed."""
     with TemporaryDirectory() as directory, ExitStack() as stack:
-        made: Stores = {"SQLite": lambda name: ("--data-dir", f"{directory}/{name}")}
+        made: Stores = {"SQLite": lambda name: (Path(directory, name), ())}
         try:
             cluster = stack.enter_context(postgres())
-            made["PostgreSQL"] = lambda name: (*made["SQLite"](name), "--store", cluster.create_database(name))
+            made["PostgreSQL"] = lambda name: (Path(directory, name), ("--store", cluster.create_database(name)))
         except PostgresMissing as missing:
             print(f"without PostgreSQL: {missing}")
         yield made
@@ -76,12 +79,14 @@ def _post(
     return answer.headers
 
 
-def cycles_row(store: str, options: Options) -> list[str]:
+def cycles_row(store: str, place: Place) -> list[str]:
     template, uploads = measure.Template(100_000), {number: list[float]() for number in CLIENTS}
     rates, cpu = {number: list[float]() for number in CLIENTS}, list[float]()
-    with serving("--no-model", *options) as (pid, server):
-        port = server.base_url.port or 0
-        clients = {number: [http.client.HTTPConnection("127.0.0.1", port) for _ in range(number)] for number in CLIENTS}
+    with Server(None, place[0], *place[1]) as server:
+        pid = server.popen.pid
+        clients = {
+            number: [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(number)] for number in CLIENTS
+        }
         for repetition in range(REPETITIONS + 1):
             for number, connections in clients.items():
                 used, began = cpu_seconds(pid), time.perf_counter()
@@ -114,10 +119,10 @@ def take(client: RefServerClient, count: int) -> list[LeasedOrUnusable]:
     return [leased for _ in range(0, LEASED, count) for leased in client.lease_many(terms)]
 
 
-def leases_row(store: str, options: Options) -> list[str]:
+def leases_row(store: str, place: Place) -> list[str]:
     """Leased batches a second. Giving them back is not measured."""
     template, taken = measure.Template(10_000), {count: list[float]() for count in (1, *COUNTS)}
-    with serving("--no-model", *options) as (_, server), RefServerClient(str(server.base_url)) as client:
+    with Server(None, place[0], *place[1]) as server, RefServerClient(server.url) as client:
         with ThreadPoolExecutor(16) as workers:
             list(workers.map(client.upload, (template.body(str(uuid7())) for _ in range(LEASED))))
         for repetition in range(4):
@@ -149,12 +154,13 @@ def move(queue: Queue, body: bytes) -> None:
         queue.ack([LeaseKey(id=leased.id, token=leased.token)])
 
 
-def depth_row(store: str, options: Callable[[str], Options]) -> list[str]:
+def depth_row(store: str, place: Callable[[str], Place]) -> list[str]:
     body, sides = measure.Template(2000).body(str(uuid7())), {}
     limits = {"max_batches": 10**6, "max_batches_per_run": 10**6}
     with ExitStack() as stack:
         for depth in DEPTHS:
-            fields = dict(zip(("data_dir", "store"), options(f"depth-{depth}")[1::2], strict=False))
+            directory, options = place(f"depth-{depth}")
+            fields = {"data_dir": str(directory), **dict(zip(("store",), options[1:], strict=False))}
             queue = open_queue(ServeConfig.model_validate({"no_model": True, "queue": limits, **fields}))
             stack.callback(queue.close)
             with ThreadPoolExecutor(64) as threads:
@@ -170,12 +176,12 @@ def run() -> None:
         measure.show(
             "Upload, lease, ack over HTTP, batches of 100 KB, ref-server serve --no-model; clients",
             ["store", *(f"{number} /s" for number in CLIENTS), "ratio (bar 2.5x)", "server CPU ms a cycle", *spans],
-            [cycles_row(store, options("cycles")) for store, options in made.items()],
+            [cycles_row(store, place("cycles")) for store, place in made.items()],
         )
         measure.show(
             "put, claim, complete, lease, ack in one process, batches of 2 KB",
             ["store", *(f"{depth:,} wait, cycles /s" for depth in DEPTHS), "ratio (bar 0.80)"],
-            [depth_row(store, options) for store, options in made.items()],
+            [depth_row(store, place) for store, place in made.items()],
         )
 
 
@@ -184,5 +190,5 @@ def run_leases() -> None:
         measure.show(
             f"Leased over HTTP by the Python client, {LEASED} batches of 10 KB, ref-server serve --no-model",
             ["store", *(f"{count} a request, /s" for count in (1, *COUNTS)), *(f"ratio, {each}" for each in COUNTS)],
-            [leases_row(store, options("leases")) for store, options in made.items()],
+            [leases_row(store, place("leases")) for store, place in made.items()],
         )

@@ -34,7 +34,7 @@ from policy_trainer.trainer.memory import Shape
 from shared.batch import Batch
 from shared.models import save_model
 from shared.process import child_environment
-from tests.chaos.batches import random_batch
+from tests.harness.batches import random_batch
 
 # Of a step, and the tokens of each.
 GROUPS, TOKENS, COMPLETION_TOKENS = 8, 12, 4

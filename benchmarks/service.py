@@ -19,13 +19,14 @@ import numpy as np
 import torch
 
 from benchmarks import measure
-from benchmarks.processes import serving, thread_seconds
+from benchmarks.processes import thread_seconds
 from policy_trainer.cli.demo.base_model import make_tokenizer
 from ref_server.scoring.scorer import Scorer
 from shared import wire
 from shared.batch import Batch
 from shared.logprobs import choose_forward
 from shared.models import save_model
+from tests.harness.server import Server
 
 REPETITIONS = 3
 PROMPT = 64
@@ -109,8 +110,8 @@ def compare(way: Way, model_dir: Path, scorer: Scorer) -> list[str]:
     """A line of the table."""
     served, local, difference, shares = [], [], 0.0, []
     tokens = str(way.per_forward * way.make()[0].group.tokens)
-    options = ("--model", str(model_dir), "--threads", "1", "--scoring-tokens", tokens)
-    with TemporaryDirectory() as data, serving(*options, "--data-dir", data) as (pid, http):
+    with TemporaryDirectory() as directory, Server(model_dir, Path(directory), "--scoring-tokens", tokens) as server:
+        pid, http = server.popen.pid, server.http
         for repetition in range(REPETITIONS + 1):
             batches = way.make()
             before, started = thread_seconds(pid), time.perf_counter()

@@ -9,10 +9,12 @@ from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 from tests.device import TEST_DEVICE, TestDevice
+from tests.shapes import checked
 
 # Calls of these modules fail if a tensor's shape or dtype, or any other argument, contradicts the annotations.
 install_import_hook(
-    ["policy_trainer.algorithms.objective", "policy_trainer.algorithms.surrogates.sums"], "beartype.beartype"
+    ["policy_trainer.algorithms.objective", "policy_trainer.algorithms.surrogates.sums", "policy_trainer.learner"],
+    f"{checked.__module__}.{checked.__name__}",
 )
 
 # The time of an example depends on the machine's load.

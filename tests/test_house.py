@@ -40,6 +40,14 @@ def test_a_batch_returns_to_at_most_two_files() -> None:
     assert len(visits) - len(set(visits)) <= 2
 
 
+def test_the_page_lists_the_harness() -> None:
+    table = PAGE[PAGE.index("## The harness of the tests") :].partition("\n## ")[0]
+    listed = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+\.py)`", row)
+    }
+    assert listed == {file.name for file in (ROOT / "tests" / "harness").glob("[!_]*.py")}
+
+
 @pytest.mark.parametrize("package", ["ref_server", "policy_trainer"])
 def test_the_page_lists_the_rooms(package: str) -> None:
     """Those of the reference server in the order of their imports, those of the trainer by group."""

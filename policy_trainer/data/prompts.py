@@ -23,7 +23,7 @@ from shared.batch import Array, BatchError, TokenGroup
 from shared.errors import UserError
 from shared.logprobs.vision import FAMILIES, vision_of
 from shared.models import context_length, refuse_unknown_ids
-from shared.spelling import spell_setting
+from shared.spelling import spell_name, spell_setting
 
 _SYSTEM = "system"
 _TAG = re.compile(r"<\w+>")
@@ -242,7 +242,8 @@ class PromptEncoder:
         return prompt.followed_by(self._foreign.encode(shown))
 
     def _too_long(self, problem: Problem, length: int, limit: int) -> PromptTooLong:
-        bounds = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
+        most, answer = spell_name("data.max_prompt_length"), spell_name("sampling.max_completion_length")
+        bounds = f"{most}, or the model's context minus {answer}"
         message = f"a prompt has {length} tokens and may have {limit}: {bounds}"
         if problem.images:
             pixels = spell_setting("data.max_pixels")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
+from jaxtyping import Float, Float32
 
 from policy_trainer.algorithms.objective.advantages import kl_penalty
 from policy_trainer.algorithms.objective.group import Group, RewardParts
@@ -71,8 +72,8 @@ def make_group(
     )
 
 
-def teacher_logps(batch: Batch, loss: LossConfig, reference: ReferenceSource) -> Array | None:
-    """float32 (C,): the log-probs of the server's second model, or of its only one if the KL penalty does not use it.
+def teacher_logps(batch: Batch, loss: LossConfig, reference: ReferenceSource) -> Float32[np.ndarray, " C"] | None:
+    """The log-probs of the server's second model, or of its only one if the KL penalty does not use it.
 
     None if the batch lacks them or the loss ignores them. reference: of the KL penalty.
     """
@@ -87,8 +88,8 @@ def trains(group: Group, loss: LossConfig) -> bool:
     return bool(group.sequence_mask.any()) and (group.has_variance or not loss.needs_variance)
 
 
-def _rewards(batch: Batch, loss: LossConfig) -> Array:
-    """float32 (G,): NaN for completions that take no part."""
+def _rewards(batch: Batch, loss: LossConfig) -> Float32[np.ndarray, " G"]:
+    """NaN for completions that take no part."""
     left_out = np.zeros(batch.group.size, np.bool_)
     if loss.truncated == "drop":
         left_out |= ~batch.finished
@@ -116,7 +117,7 @@ def with_old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompu
     return [_with_kl(group, values, loss) for group, values in zip(groups, known, strict=True)]
 
 
-def _with_kl(group: Group, old_logps: Array, loss: LossConfig) -> Group:
+def _with_kl(group: Group, old_logps: Float[np.ndarray, " C"], loss: LossConfig) -> Group:
     if loss.penalises_rewards:
         assert group.ref_logps is not None
         group = replace(group, kl_penalty=kl_penalty(group.ref_logps, old_logps, loss))

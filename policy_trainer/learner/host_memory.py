@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from shared.errors import UserError
@@ -14,8 +15,8 @@ from shared.errors import UserError
 class HostMemory:
     """Main memory for a device that is the CPU."""
 
-    def empty(self, numel: int) -> Tensor:
-        """float32 (numel,), not initialised."""
+    def empty(self, numel: int) -> Float32[Tensor, " numel"]:
+        """Not initialised."""
         return torch.empty(numel)
 
     def run(self, move: Callable[[Tensor, Tensor], None], host: Tensor, gradient: Tensor) -> None:
@@ -35,12 +36,12 @@ def host_memory(device: torch.device) -> HostMemory:
     raise UserError(f"optimizer.offload: there is no offloading from {device.type}, only from cuda", "set it to none")
 
 
-def begin(host: Tensor, gradient: Tensor) -> None:
+def begin(host: Float32[Tensor, "*shape"], gradient: Float[Tensor, "*shape"]) -> None:
     """The first gradient of a step: `host` becomes it."""
     host.copy_(gradient.float(), non_blocking=True)
 
 
-def add(host: Tensor, gradient: Tensor) -> None:
+def add(host: Float32[Tensor, "*shape"], gradient: Float[Tensor, "*shape"]) -> None:
     """A further gradient, added in float32 on the device: it adds faster than a CPU, and copies both ways at once."""
     host.copy_(host.to(gradient.device, non_blocking=True).add_(gradient), non_blocking=True)
 
@@ -52,7 +53,7 @@ class PinnedMemory(HostMemory):
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def empty(self, numel: int) -> Tensor:
+    def empty(self, numel: int) -> Float32[Tensor, " numel"]:
         """Locks exactly its pages: PyTorch's own pinned tensors take the next power of two, up to twice as much."""
         pages = mmap.mmap(-1, numel * torch.float32.itemsize)
         tensor = torch.frombuffer(pages, dtype=torch.float32)

@@ -9,6 +9,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -333,8 +334,8 @@ class Learner:
         return total / max(count, 1)
 
 
-def _values(per_token: TokenLoss, tokens: LossInputs) -> dict[str, Tensor]:
-    """Metrics of the loss of each token, (C,)."""
+def _values(per_token: TokenLoss, tokens: LossInputs) -> dict[str, Shaped[Tensor, " C"]]:
+    """Metrics of the loss of each token."""
     low, high = per_token.clipped_low, per_token.clipped_high
     of_completion = partial(sequence_means, sequence_ids=tokens.sequence_ids, mask=tokens.mask)
     return {
@@ -350,10 +351,15 @@ def _values(per_token: TokenLoss, tokens: LossInputs) -> dict[str, Tensor]:
     }
 
 
-def _drift(ours: Tensor, sampler_logps: Tensor, weights: Tensor, clipped: Tensor) -> dict[str, Tensor]:
-    """Metrics of each token, (C,), of how far the learner is from the sampler. ours: the log-probs before the step
-    where old_logps = recomputed or log_linear, else the current ones. weights: of the importance-sampling correction,
-    before truncation. clipped: bool, where a weight was truncated."""
+def _drift(
+    ours: Float[Tensor, " C"],
+    sampler_logps: Float[Tensor, " C"],
+    weights: Float[Tensor, " C"],
+    clipped: Bool[Tensor, " C"],
+) -> dict[str, Shaped[Tensor, " C"]]:
+    """Metrics of each token, of how far the learner is from the sampler. ours: the log-probs before the step where
+    old_logps = recomputed or log_linear, else the current ones. weights: of the importance-sampling correction, before
+    truncation. clipped: where a weight was truncated."""
     difference = (ours - sampler_logps).abs()
     return {
         "sampling_logp_difference_mean": difference,
@@ -371,8 +377,8 @@ def _inputs(groups: Sequence[Group]) -> tuple[list[TokenGroup], list[float]]:
     return [group.tokens for group in groups], [group.temperature for group in groups]
 
 
-def _sampled(values: Tensor, loss_mask: Array | None) -> Tensor:
-    """(C,) -> those of the tokens that the policy sampled: the others say nothing of its KL."""
+def _sampled(values: Float[Tensor, " C"], loss_mask: Bool[np.ndarray, " C"] | None) -> Float[Tensor, " S"]:
+    """Those of the S tokens that the policy sampled: the others say nothing of its KL."""
     return values if loss_mask is None else values[torch.tensor(loss_mask, device=values.device)]
 
 

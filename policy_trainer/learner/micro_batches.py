@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from policy_trainer.algorithms.objective.aggregation import Totals
@@ -87,6 +88,6 @@ class Ranks:
         for part in cut([group.tokens for group in groups], limit):
             yield range(part.start, part.stop), True
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The CPU tensors, of equal shapes, that the ranks passed, in the order of the ranks."""
+    def gather(self, tensor: Shaped[Tensor, "*shape"]) -> list[Shaped[Tensor, "*shape"]]:
+        """The CPU tensors that the ranks passed, in the order of the ranks."""
         return [tensor]

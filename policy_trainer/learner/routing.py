@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -45,8 +46,8 @@ class Routing:
         model.base_model.register_forward_pre_hook(_ask, with_kwargs=True)
         model.base_model.register_forward_hook(self._keep, with_kwargs=True)
 
-    def loss(self, groups: Sequence[Group], total: Totals) -> Tensor:
-        """A scalar with a gradient: what these groups, those of the latest forward, contribute to the update's loss."""
+    def loss(self, groups: Sequence[Group], total: Totals) -> Float[Tensor, ""]:
+        """With a gradient: what these groups, those of the latest forward, contribute to the update's loss."""
         calls, self._calls = self._calls, []
         of_groups = _packed_tokens(calls, groups) if self._packed else _padded_tokens(calls, groups)
         losses = []

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from policy_trainer.algorithms.objective.group import Group
@@ -49,7 +50,7 @@ class _Reduction(NamedTuple):
     columns: int = 1
 
 
-def _weight_sums(weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _weight_sums(weights: Float[Tensor, " C"], mask: Bool[Tensor, " C"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     weights = masked(weights, mask)
     return weights.sum(), weights.square().sum()
 
@@ -85,11 +86,11 @@ def _reduction(name: str) -> _Reduction:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Joined scalars of metrics. names: of the metrics. columns: (K,), the tokens that train, the sum of
-    `explored_entropy`, and one or several of each metric, in order."""
+    """Joined scalars of metrics. names: of the metrics. columns: the tokens that train, the sum of `explored_entropy`,
+    and one or several of each metric, in order."""
 
     names: tuple[str, ...]
-    columns: Tensor
+    columns: Float[Tensor, " K"]
 
     @property
     def tokens(self) -> int:
@@ -111,12 +112,16 @@ class Sums:
 
 
 @torch.no_grad()
-def micro_batch_sums(values: Mapping[str, Tensor], mask: Tensor, explored_entropy: Tensor) -> Sums:
+def micro_batch_sums(
+    values: Mapping[str, Shaped[Tensor, " C"] | Shaped[Tensor, ""]],
+    mask: Bool[Tensor, " C"],
+    explored_entropy: Float[Tensor, ""],
+) -> Sums:
     """The sums of one micro-batch, on its device.
 
-    values: by the name of the metric, `loss` among them: (C,), numbers or bools; a scalar where the metric's reduction
-    is `update`, of which the update has the sum. mask: bool (C,), tokens that train. explored_entropy: scalar, the
-    micro-batch's part of the mean entropy of the tokens that loss.top_entropy_quantile selects.
+    values: by the name of the metric, `loss` among them: numbers or bools; a scalar where the metric's reduction is
+    `update`, of which the update has the sum. mask: tokens that train. explored_entropy: the micro-batch's part of the
+    mean entropy of the tokens that loss.top_entropy_quantile selects.
     """
     parts = [part for name, each in values.items() for part in _reduction(name).part(each, mask)]
     columns = [part.to(values["loss"].dtype) for part in (mask.sum(), explored_entropy, *parts)]

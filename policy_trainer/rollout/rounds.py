@@ -33,6 +33,7 @@ from policy_trainer.weights.published.publication import Publication
 from shared.batch import StepRewards
 from shared.client.retry import OnWait
 from shared.errors import UserError
+from shared.spelling import spell_setting
 
 # After this many unusable prompts in a row the worker gives up.
 _MAX_DROPPED_IN_A_ROW = 10_000
@@ -298,13 +299,16 @@ class Rounds:
                     current.wasted.dropped_prompts += 1
                     dropped_in_a_row += 1
                     if dropped_in_a_row >= self._most_unusable:
-                        raise UserError(f"{dropped_in_a_row} prompts in a row are unusable: {error}") from None
+                        problem = f"{dropped_in_a_row} prompts in a row are unusable: {error.problem}"
+                        raise UserError(problem, error.remedy) from None
         return drawn
 
     def _note_unusable(self, index: int, error: UnusablePrompt) -> None:
         """Raises UserError for a prompt that is too long if data.too_long says so."""
         if isinstance(error, PromptTooLong):
             if self._config.data.too_long == "refuse":
-                raise UserError(f"problem {index}: {error}", "raise it, or set data.too_long = drop") from None
+                remedy = f"{error.remedy};" if error.remedy else "raise that limit,"
+                drop = spell_setting("data.too_long", "drop")
+                raise UserError(f"problem {index}: {error.problem}", f"{remedy} or set {drop}") from None
         else:
             self._left_out.note(error, problem=index)

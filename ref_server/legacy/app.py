@@ -50,11 +50,15 @@ class Exchange:
         """The frame of the newest scored batch, which is then deleted; None when there is none.
 
         After a failure it is None, too, and the error is logged: the protocol's trainers read any answer but `empty` as
-        a frame.
+        a frame. A batch whose scores the store has lost is a failure.
         """
         try:
             taken = self._service.queue.take(LEGACY_RUN)
-            return None if taken is None or taken.scores is None else scored_frame(taken.body, taken.scores)
+            if taken is None:
+                return None
+            if taken.scores is None:
+                raise StorageBroken("the newest batch, which is now deleted, was ready without scores")
+            return scored_frame(taken.body, taken.scores)
         except (StorageFull, StorageBroken, BatchError) as error:
             log.error("no legacy batch can be delivered", error=str(error))
             return None

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.processes import serving
 from shared import wire
 from shared.batch import Batch
-from tests.chaos.batches import seeing_batch
+from tests.harness.batches import seeing_batch
+from tests.harness.server import Server
 from tests.policy_trainer.vision_models import save_vision_model
 
 OPEN = ("/livez", "/readyz")
@@ -65,11 +65,11 @@ def served(directory: Path) -> Iterator[tuple[str, str, list[str]]]:
     (directory / "tokens").write_text(f"admin {token}\n")
     (directory / "tokens").chmod(0o600)
     model = save_vision_model("qwen2_vl", directory / "model")
-    settings = ("--model", str(model), "--data-dir", str(directory / "data"), "--threads", "1")
-    with serving(*settings, "--token-file", str(directory / "tokens")) as (_, http):
+    with Server(model, directory, "--token-file", str(directory / "tokens")) as server:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
-        ids = [_upload(http, seeing_batch(random.Random(seed), "known"), headers) for seed in range(_KNOWN)]
-        yield str(http.base_url), token, ids
+        ids = [_upload(server.http, seeing_batch(random.Random(seed), "known"), headers) for seed in range(_KNOWN)]
+        yield server.url, token, ids
+        server.terminate()
 
 
 def _upload(http: httpx.Client, batch: Batch, headers: dict[str, str]) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schemathesis import Case, HookContext, Response
 
 from shared import wire
-from tests.chaos.batches import seeing_batch
+from tests.harness.batches import seeing_batch
 
 # The runner uploads these batches first, so that routes of one batch find one.
 KNOWN_IDS = os.environ["KNOWN_IDS"].split(",")

@@ -13,7 +13,7 @@ import httpx
 
 from shared import wire
 from shared.batch import Batch
-from tests.chaos.history import Event, History
+from tests.harness.history import Event, History
 
 _GRANTED = (200, 204)
 

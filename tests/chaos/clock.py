@@ -19,9 +19,10 @@ import httpx
 
 from shared.api import LeaseBody
 from shared.client import Leased, RefServerClient
-from tests.chaos.batches import random_batch
 from tests.chaos.stage import Proof, Stage, broken
-from tests.integration.processes import Server, until
+from tests.harness.batches import random_batch
+from tests.harness.processes import until
+from tests.harness.server import Server
 
 BAR = "no early expiry, no stuck lease, when the wall clock moves by a day and by two, forward and back"
 

@@ -14,10 +14,11 @@ from policy_trainer.trainer.queue_client.terms import LeaseTerms
 from shared import wire
 from shared.api import State
 from shared.client import RefServerClient
-from tests.chaos.batches import random_batch
 from tests.chaos.stage import Proof, Stage, at_work, broken
-from tests.integration.processes import Server, until
-from tests.postgresql import Postgres, postgres
+from tests.harness.batches import random_batch
+from tests.harness.postgresql import Postgres, postgres
+from tests.harness.processes import until
+from tests.harness.server import Server
 
 BAR = "nothing admitted is lost, nothing is settled twice, no lease is stuck, and the same server process goes on"
 
@@ -58,7 +59,7 @@ def run(stage: Stage) -> Proof:
                 went_on.append(_restart(cluster, mode, load, server))
             clients.full.set()
             with suppress(AssertionError):  # what is left then is a fault
-                until(lambda: _is_drained(server), "everything to be settled", server, _DRAIN_SECONDS)
+                until(lambda: _is_drained(server), "everything to be settled", server, seconds=_DRAIN_SECONDS)
         done = _times_done(server, load.admitted)
         states = Counter(batch["state"] for batch in server.batches(run=_RUN))
         ended = server.popen.poll() is not None

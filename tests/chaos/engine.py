@@ -24,10 +24,12 @@ from shared.atomic_files import write_json
 from shared.batch import Batch
 from shared.logprobs import PlainForward
 from shared.models import load_model
-from tests.chaos.processes import PATIENCE, Actor, Launcher
 from tests.chaos.stage import Proof, Stage, broken
-from tests.integration.processes import Server, steps_of, until
-from tests.ports import free_port
+from tests.harness.actors import Actor, Launcher
+from tests.harness.ports import free_port
+from tests.harness.processes import PATIENCE, until
+from tests.harness.runs import steps_of
+from tests.harness.server import Server
 
 BAR = "engine killed: each problem arrives once, sampled with the weights that its batch names; a cut file is reported"
 

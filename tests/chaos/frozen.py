@@ -12,9 +12,10 @@ from pathlib import Path
 
 from shared.api import LeaseBody
 from shared.client import Leased, RefServerClient
-from tests.chaos.batches import random_batch
 from tests.chaos.stage import Proof, Stage, broken
-from tests.integration.processes import Server, until
+from tests.harness.batches import random_batch
+from tests.harness.processes import until
+from tests.harness.server import Server
 
 BAR = "every ack after a SIGSTOP past the lease is refused as stale, and its batch is settled once, by its next holder"
 

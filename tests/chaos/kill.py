@@ -23,13 +23,14 @@ from policy_trainer.data.pictures import encode
 from policy_trainer.reporting.metrics import read_metrics
 from shared.api import LeaseBody
 from shared.client import RefServerClient
-from tests.chaos.history import SETTLED, Event, History, check_kills, record_ending
-from tests.chaos.processes import Ended, Launcher
-from tests.chaos.proxy import Proxy
 from tests.chaos.stage import Proof, Stage, broken
+from tests.chaos.verdicts import SETTLED, check_kills, record_ending
+from tests.harness.actors import Ended, Launcher
+from tests.harness.history import Event, History
+from tests.harness.ports import free_port
+from tests.harness.proxy import Proxy
 from tests.policy_trainer.data.tasks.formats import write
 from tests.policy_trainer.vision_models import picture, save_vision_model
-from tests.ports import free_port
 
 BAR = "kill -9: 0 acknowledged uploads lost, 0 effects doubled, store intact, ready again in under 2 s"
 

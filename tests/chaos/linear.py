@@ -16,14 +16,14 @@ from typing import Any
 
 from shared.batch import Batch
 from shared.client import RefServerClient
-from tests.chaos.batches import random_batch
 from tests.chaos.calls import Caller, Key
-from tests.chaos.history import Event, History
 from tests.chaos.linearizability import violations
-from tests.chaos.processes import Actor, Launcher
 from tests.chaos.stage import Proof, Stage, at_work
-from tests.integration.processes import until
-from tests.ports import free_port
+from tests.harness.actors import Actor, Launcher
+from tests.harness.batches import random_batch
+from tests.harness.history import Event, History
+from tests.harness.ports import free_port
+from tests.harness.processes import until
 
 _RUNS = ("a", "b", "c")
 # Only this run is finished now and then: from then on its batches may expire at any time, which proves less.

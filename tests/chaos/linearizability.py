@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from tests.chaos.calls import BatchCalls, Call, by_batch
-from tests.chaos.history import Event
+from tests.harness.history import Event
 
 ABSENT, READY, LEASED, DONE, EXPIRED, DEAD = "absent", "ready", "leased", "done", "expired", "dead"
 

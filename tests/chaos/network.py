@@ -12,10 +12,11 @@ from policy_trainer.trainer.queue_client.terms import LeaseTerms
 from shared import wire
 from shared.batch import Batch
 from shared.client import Leased, RefServerClient
-from tests.chaos.batches import random_batch
-from tests.chaos.history import History, check_network, record_ending
-from tests.chaos.proxy import Proxy
 from tests.chaos.stage import Proof, Stage
+from tests.chaos.verdicts import check_network, record_ending
+from tests.harness.batches import random_batch
+from tests.harness.history import History
+from tests.harness.proxy import Proxy
 
 BAR = "2,000 uploads, 20% of requests faulty: each there exactly once"
 

@@ -20,7 +20,8 @@ import safetensors.torch
 from tests.chaos import resume
 from tests.chaos.resume import Crash, Ending, Lives, crash_and_resume
 from tests.chaos.stage import Proof, Stage
-from tests.integration.processes import Process, Server, processes_of
+from tests.harness.processes import Process, processes_of
+from tests.harness.server import Server
 
 BAR = (
     "kill -9 of torchrun or of any rank: no process stays, the dead rank is named, 0 batches lost or doubled, and the "

@@ -20,10 +20,11 @@ from shared import wire
 from shared.atomic_files import write_json
 from shared.batch import Batch
 from shared.client import RefServerClient
-from tests.chaos.batches import random_batch, seeing_batch, with_sampler_logps
-from tests.chaos.processes import Launcher
 from tests.chaos.stage import Proof, Stage
-from tests.integration.processes import Server, until
+from tests.harness.actors import Launcher
+from tests.harness.batches import random_batch, seeing_batch, with_sampler_logps
+from tests.harness.processes import until
+from tests.harness.server import Server
 from tests.policy_trainer.vision_models import save_vision_model
 
 

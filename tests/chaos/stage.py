@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from threading import Event
 
-from tests.chaos.processes import tiny_model
-from tests.integration.processes import Server
-from tests.postgresql import postgres
+from tests.harness.models import tiny_model
+from tests.harness.postgresql import postgres
+from tests.harness.server import Server
 
 BACKENDS = ("sqlite", "postgresql")
 
@@ -64,14 +64,9 @@ class Stage:
             with postgres() as cluster:
                 yield ("--store", cluster.create_database("tandem"))
 
-    @contextmanager
-    def serving(self, *options: str, directory: Path | None = None) -> Iterator[Server]:
-        """`ref-server serve`, ready, its data in `directory`/server; killed when the block ends."""
-        server = Server(self.model, directory or self.directory, None, *options)
-        try:
-            yield server.until_ready()
-        finally:
-            server.kill()
+    def serving(self, *options: str, directory: Path | None = None) -> Server:
+        """`ref-server serve` of the model, for a `with` statement."""
+        return Server(self.model, directory or self.directory, *options)
 
     @contextmanager
     def serving_store(self, *options: str, directory: Path | None = None) -> Iterator[Server]:

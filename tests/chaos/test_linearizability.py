@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.history import Event
 from tests.chaos.linear import judge
 from tests.chaos.linearizability import violations
+from tests.harness.history import Event
 
 MAX_DELIVERIES = 2
 

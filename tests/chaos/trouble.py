@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 
 from shared import wire
-from tests.chaos.batches import random_batch
 from tests.chaos.stage import broken
-from tests.integration.processes import Server, until
+from tests.harness.batches import random_batch
+from tests.harness.processes import until
+from tests.harness.server import Server
 
 _RUN = "disk"
 _BEFORE = 6

@@ -14,8 +14,9 @@ from typing import Any
 
 from shared.models import save_model
 from tests.chaos import kill
-from tests.chaos.history import Event, check_kills
 from tests.chaos.stage import Proof, Stage, broken
+from tests.chaos.verdicts import check_kills
+from tests.harness.history import Event
 from tests.policy_trainer.data.tasks.formats import write
 from tests.policy_trainer.rollout.environments.calling_model import make_calling_model
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from policy_trainer.weights.published.download import fetch
 from shared.api import WeightsName
 from shared.client import RefServerClient
-from tests.chaos.disk import SmallDisk, small_disk
-from tests.chaos.proxy import LoopbackProxy
 from tests.chaos.stage import Proof, Stage, at_work
-from tests.integration.processes import Server, until
+from tests.harness.disk import SmallDisk, small_disk
+from tests.harness.processes import until
+from tests.harness.proxy import LoopbackProxy
+from tests.harness.server import Server
 
 
 class CuttingProxy(LoopbackProxy):

@@ -13,7 +13,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.ports import free_port
+from tests.harness.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180.0

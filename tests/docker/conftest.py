@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from uuid6 import uuid7
 
-from shared.batch import Batch, TokenGroup
+from shared.batch import Batch
 from tests.docker.compose import Project, docker, engine_answers
+from tests.harness.batches import make_batch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,16 +79,7 @@ def rollout() -> Callable[[], Batch]:
     generator = np.random.default_rng(0)
 
     def make() -> Batch:
-        lengths = np.array([4, 1, 7])
-        return Batch(
-            id=str(uuid7()),
-            run="by-hand",
-            epoch=0,
-            policy_version=0,
-            temperature=0.7,
-            group=TokenGroup(generator.integers(5, 260, 9), generator.integers(5, 260, lengths.sum()), lengths),
-            rewards=np.array([1, 0, 0.5], dtype=np.float32),
-            finished=np.array([True, True, False]),
-        )
+        unfinished = np.array([True, True, False])
+        return make_batch(generator, 9, (4, 1, 7), run="by-hand", temperature=0.7, finished=unfinished)
 
     return make

@@ -18,7 +18,7 @@ from shared import wire
 from shared.batch import Batch
 from shared.models import save_model
 from tests.docker.compose import ROOT, TOKENS, Project, docker, until
-from tests.integration.processes import steps_of
+from tests.harness.runs import steps_of
 
 MakeProject = Callable[..., Project]
 Rollout = Callable[[], Batch]

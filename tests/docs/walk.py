@@ -20,7 +20,7 @@ import pytest
 
 from policy_trainer.cli.demo.base_model import cached_base_model
 from tests.docs.pages import PAGES, PLACEHOLDER, ROOT, Block, Command, blocks, commands
-from tests.waiting import until
+from tests.harness.processes import until
 
 # Pattern in a command -> where it is tried instead, or why not.
 ELSEWHERE: Mapping[str, str] = {

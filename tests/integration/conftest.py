@@ -10,7 +10,8 @@ import pytest
 
 from policy_trainer.cli.demo.base_model import make_model, make_tokenizer, warm_up
 from shared.models import save_model, use_threads
-from tests.integration.processes import Process
+from tests.harness.models import tiny_model
+from tests.harness.processes import Process
 
 
 @pytest.fixture
@@ -29,15 +30,13 @@ def start() -> Iterator[Callable[[Process], Process]]:
         except ProcessLookupError:
             continue
         finally:
-            process.popen.wait()
+            process.kill()
 
 
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's architecture with random weights."""
-    directory = tmp_path_factory.mktemp("models") / "random"
-    save_model(make_model(0), make_tokenizer(), directory)
-    return directory
+    return tiny_model(tmp_path_factory.mktemp("random"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Access: a run through TLS with a token of its own, and what those who may publish weights cannot do to workers."""
 
 import json
+import ssl
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,8 +15,9 @@ from policy_trainer.weights.published.publication import Publication
 from policy_trainer.weights.published.publisher import SETTINGS, upload_directory
 from shared.api import State
 from shared.client import RefServerClient
-from tests.integration.processes import QUICK, Process, Server, steps_of, until
-from tests.ports import free_port
+from tests.harness.processes import Process, until
+from tests.harness.runs import QUICK, steps_of
+from tests.harness.server import Server
 from tests.site import Answer, Request, open_site
 
 TRAIN = "a-trainers-token-0123456789"
@@ -37,16 +39,10 @@ def test_training_with_a_token_over_tls(random_model, tmp_path, start, ca, monke
     tokens = tmp_path / "tokens"
     tokens.write_text(f"train {TRAIN} name=trainer run=secret\nupload {UPLOAD} run=secret\n")
     tokens.chmod(0o600)
-    port = free_port()
-    url = f"https://127.0.0.1:{port}"
-    server = start(
-        Process(
-            "ref_server", "serve", "--model", str(random_model), "--port", str(port), "--threads", "1",
-            "--data-dir", str(tmp_path / "server"), "--token-file", str(tokens),
-            "--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"),
-            log=tmp_path / "server.log",
-        )
-    )  # fmt: skip
+    pair = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    trusting = ssl.create_default_context(cafile=ca)
+    server = start(Server(random_model, tmp_path, "--token-file", str(tokens), *pair, tls=trusting))
+    url = server.url
     run_dir = tmp_path / "secret"
 
     def train(*options: str) -> Process:

@@ -12,8 +12,10 @@ from policy_trainer.reporting.samples import read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.published.directory import WeightsDirectory
 from shared.models import load_model
-from tests.integration.processes import QUICK, Server, assert_trained_exactly_once, processes_of, steps_of, train, until
-from tests.postgresql import postgres
+from tests.harness.postgresql import postgres
+from tests.harness.processes import processes_of, until
+from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of, train
+from tests.harness.server import Server
 
 
 def assert_server_has_the_metrics(server: Server, run_dir: Path) -> None:
@@ -49,7 +51,7 @@ def assert_server_has_the_metrics(server: Server, run_dir: Path) -> None:
 
 
 def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):
-    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16")).until_ready()
+    server = start(Server(random_model, tmp_path, "--queue.max-batches", "16")).until_ready()
     run_dir = tmp_path / "killed"
     options = (*QUICK, "--max-steps", "20", "--evaluation.eval-steps", "4")
     for after in (8, 13):
@@ -71,7 +73,7 @@ def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):
 
 
 def test_server_restarts_and_worker_dies(random_model, tmp_path, start):
-    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
+    server = start(Server(random_model, tmp_path, "--queue.max-batches", "16"))
     run_dir = tmp_path / "shaken"
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "30"))
     until(lambda: len(steps_of(run_dir)) >= 4, "step 4", trainer)
@@ -88,7 +90,7 @@ def test_server_restarts_and_worker_dies(random_model, tmp_path, start):
 
 
 def test_interrupt_leaves_a_checkpoint_and_no_process(random_model, tmp_path, start):
-    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
+    server = start(Server(random_model, tmp_path, "--queue.max-batches", "16"))
     run_dir = tmp_path / "interrupted"
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "1000"))
     until(lambda: len(steps_of(run_dir)) >= 7, "step 7", trainer)
@@ -109,7 +111,7 @@ def test_interrupt_leaves_a_checkpoint_and_no_process(random_model, tmp_path, st
 
 def test_sigterm_after_the_end_does_not_fail_the_run(random_model, tmp_path, start):
     """Compose sends it with --exit-code-from trainer: it stops all other services when the worker has ended."""
-    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16")).until_ready()
+    server = start(Server(random_model, tmp_path, "--queue.max-batches", "16")).until_ready()
     run_dir = tmp_path / "finished"
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "3"))
 
@@ -133,7 +135,7 @@ def settled_at(server: Server, run_dir: Path) -> int:
 
 
 def test_checkpoints_come_early_when_half_of_the_leases_wait_for_one(random_model, tmp_path, start):
-    server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "16")).until_ready()
+    server = start(Server(random_model, tmp_path, "--queue.max-in-flight", "16")).until_ready()
     refused = start(train(random_model, server, tmp_path / "refused", *QUICK, *RARELY, "--groups-per-step", "5"))
     assert refused.wait() == 2
     assert "groups_per_step: a step needs 5 groups, which must be at most half of the 8" in refused.output()
@@ -147,12 +149,12 @@ def test_checkpoints_come_early_when_half_of_the_leases_wait_for_one(random_mode
 @pytest.mark.long
 def test_a_run_continues_when_the_bound_is_lowered(random_model, tmp_path, start):
     """The trainer still uses the old bound, of which its 14 steps lease less than half."""
-    server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "128"))
+    server = start(Server(random_model, tmp_path, "--queue.max-in-flight", "128"))
     run_dir = tmp_path / "lowered"
     trainer = start(train(random_model, server, run_dir, *QUICK, *RARELY))
     until(lambda: len(steps_of(run_dir)) >= 3, "step 3", trainer)
     server.kill()
-    server = start(Server(random_model, tmp_path, server.port, "--queue.max-in-flight", "8"))
+    server = start(Server(random_model, tmp_path, "--queue.max-in-flight", "8", port=server.port))
     assert trainer.wait() == 0, trainer.output()
     assert "Traceback" not in trainer.output()
     assert_trained_exactly_once(server, run_dir)
@@ -162,7 +164,7 @@ def test_a_run_continues_when_the_bound_is_lowered(random_model, tmp_path, start
 def test_two_runs_at_once(random_model: Path, tmp_path: Path, start) -> None:
     with postgres() as cluster:
         shared = ("--store", cluster.create_database("shared"))
-        servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]
+        servers = [start(Server(random_model, tmp_path / name, *shared)) for name in ("one", "two")]
         trainers = {
             name: start(
                 train(random_model, servers[-place].until_ready(), tmp_path / name, *QUICK, "--max-steps", "10")
@@ -180,7 +182,7 @@ def test_one_of_two_servers_dies(random_model: Path, tmp_path: Path, start) -> N
     """The other server scores what it had begun; the trainer, which uses the other server, is not affected."""
     with postgres() as cluster:
         shared = ("--store", cluster.create_database("shared"))
-        servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]
+        servers = [start(Server(random_model, tmp_path / name, *shared)) for name in ("one", "two")]
         run_dir = tmp_path / "run"
         trainer = start(train(random_model, servers[1].until_ready(), run_dir, *QUICK, "--max-steps", "20"))
         until(lambda: len(steps_of(run_dir)) >= 5, "step 5", trainer)

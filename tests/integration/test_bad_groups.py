@@ -5,13 +5,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api import State
 from shared.client import RefServerClient
-from tests.chaos.batches import plain_batch
-from tests.integration.processes import Process, Server, steps_of, until
+from tests.harness.batches import make_batch
+from tests.harness.processes import Process, until
+from tests.harness.runs import steps_of
+from tests.harness.server import Server
 
 # Tokens of a group, prompt and completions, for which memory suffices.
 LIMIT = 20
@@ -37,7 +40,14 @@ def upload(client: RefServerClient, run_dir: Path, run: Process, lengths: Sequen
     """A group for each length of its two completions."""
     until(lambda: RunDirectory(run_dir).lineage or run.popen.poll(), "the run to begin", run)
     lineage = RunDirectory(run_dir).lineage
-    batches = [plain_batch(run_dir.name, 2, length, lineage=lineage) for length in lengths]
+    numbers = np.random.default_rng(0)
+    batches = [
+        make_batch(
+            numbers, 2, [length] * 2, run=run_dir.name, lineage=lineage,
+            sampler_logps=np.full(2 * length, -1, np.float32),
+        )
+        for length in lengths
+    ]  # fmt: skip
     return [client.upload(batch).id for batch in batches]
 
 

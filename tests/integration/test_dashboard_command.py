@@ -13,7 +13,8 @@ from playwright.sync_api import expect
 
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_token, read_url
-from tests.integration.processes import QUICK, Process, processes_of, steps_of, train, until
+from tests.harness.processes import Process, processes_of, until
+from tests.harness.runs import QUICK, steps_of, train
 from tests.policy_trainer.reporting.report.runs import evaluation_record, learning_run, make_run, step_record
 from tests.ref_server.dashboard.conftest import Tab, chromium, open_tab
 

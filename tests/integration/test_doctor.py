@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from shared.api import State
-from tests.integration.processes import QUICK, Process, Server, processes_of, until
+from tests.harness.processes import Process, processes_of, until
+from tests.harness.runs import QUICK
+from tests.harness.server import Server
 
 CHECKS = (
     "settings", "versions", "devices", "model", "task", "prompts", "EOS", "memory", "weights", "rewards", "server",
@@ -79,7 +81,7 @@ def test_a_token_that_may_not_train_and_one_for_another_run(random_model: Path, 
     upload, confined = "a-workers-token-0123456789", "a-trainers-token-0123456789"
     tokens.write_text(f"upload {upload}\ntrain {confined} run=mine\n")
     tokens.chmod(0o600)
-    server = start(Server(random_model, tmp_path / "server", None, "--token-file", str(tokens))).until_ready()
+    server = start(Server(random_model, tmp_path / "server", "--token-file", str(tokens))).until_ready()
     options = ("--server", server.url)
     status, table, checks = doctor(random_model, tmp_path / "mine", *options, POLICY_TRAINER_TOKEN=upload)
     assert status == 1 and "role" in checks["server"][0]["seen"] + checks["server"][0]["remedy"], table

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.integration.processes import steps_of
+from tests.harness.runs import steps_of
 from tests.integration.roads import walk
 
 PAGE = ROOT / "docs" / "tools.md"

@@ -6,11 +6,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shared.client import RefServerClient
-from tests.chaos.batches import plain_batch
-from tests.integration.processes import QUICK, Process, Server, steps_of, train, until
+from tests.harness.batches import make_batch
+from tests.harness.processes import Process, until
+from tests.harness.runs import QUICK, steps_of, train
+from tests.harness.server import Server
 
 # A few more batches than are trained wait in the server.
 OPTIONS = (*QUICK, "--checkpoint.save-steps", "2")
@@ -102,7 +105,9 @@ def test_a_sampler_that_goes_on_with_the_epoch_before_a_resume_is_named(
     def sample(client: RefServerClient, epoch: int) -> None:
         published = json.loads(latest.read_text())
         names = {name: published[name] for name in ("run", "lineage")}
-        batch = plain_batch(**names, epoch=epoch, policy_version=published["version"])
+        times = {"epoch": epoch, "policy_version": published["version"]}
+        logps = np.full(16, -1, np.float32)
+        batch = make_batch(np.random.default_rng(0), 2, [4] * 4, **names, **times, sampler_logps=logps)
         client.upload(batch)
 
     def step(epoch: int, number: int) -> None:

@@ -18,8 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.processes import PATIENCE, Process, processes_of, steps_of, until
-from tests.ports import free_port
+from tests.harness.ports import free_port
+from tests.harness.processes import PATIENCE, Process, processes_of, until
+from tests.harness.runs import steps_of
+from tests.harness.server import Server
 
 # Lines of an error. What a command says before it (the device, what the run does) is no part of it.
 MOST_LINES = 5
@@ -320,17 +322,16 @@ def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     tokens = directory / "tokens"
     tokens.write_text("".join(f"{role} {token}\n" for role, token in TOKENS.items()))
     tokens.chmod(0o600)
-    taken, web = free_port(), free_port()
-    url, data = f"http://127.0.0.1:{taken}", directory / "data"
-    server = Process(
-        "ref_server", "serve", "--no-model", "--port", str(taken), "--data-dir", str(data), "--token-file", str(tokens),
-        "--max-batch-tokens", str(MOST_TOKENS), log=directory / "server.log",
-    )  # fmt: skip
+    web = free_port()
+    server = Server(None, directory, "--token-file", str(tokens), "--max-batch-tokens", str(MOST_TOKENS))
     other = Process("http.server", str(web), "--bind", "127.0.0.1", log=directory / "web.log")
     try:
-        for name, process in ((url, server), (f"http://127.0.0.1:{web}", other)):
+        for name, process in ((server.url, server), (f"http://127.0.0.1:{web}", other)):
             until(lambda name=name: answers(name), f"{name} to answer", process)
-        yield {"url": url, "taken": taken, "data": data, "tokens": directory, "web": f"http://127.0.0.1:{web}"}
+        yield {
+            "url": server.url, "taken": server.port, "data": server.data, "tokens": directory,
+            "web": f"http://127.0.0.1:{web}",
+        }  # fmt: skip
     finally:
         server.kill()
         other.kill()

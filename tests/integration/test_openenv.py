@@ -14,10 +14,11 @@ import pytest
 
 from policy_trainer.reporting.samples import read_samples
 from shared.models import save_model, use_threads
-from tests.integration.processes import QUICK, Process, steps_of, train, until
+from tests.harness.ports import free_port
+from tests.harness.processes import Process, until
+from tests.harness.runs import QUICK, steps_of, train
 from tests.policy_trainer.data.tasks.formats import write
 from tests.policy_trainer.rollout.environments.calling_model import make_calling_model
-from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 # What was tested, with the libraries that its server and its client run on.

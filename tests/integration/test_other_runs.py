@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 from policy_trainer.cli.demo.base_model import example, make_model, make_tokenizer
 from policy_trainer.data.tasks.arithmetic import Arithmetic
 from shared.models import save_model
-from tests.integration.processes import QUICK, Process, Server, processes_of, steps_of, train, until
+from tests.harness.processes import Process, processes_of, until
+from tests.harness.runs import QUICK, steps_of, train
+from tests.harness.server import Server
 
 SFT_OPTIONS = (
     "--threads", "1", "--optimizer.learning-rate", "4e-3", "--optimizer.betas", "0.9,0.99",

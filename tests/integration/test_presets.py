@@ -18,7 +18,9 @@ from policy_trainer.rollout.run import run_worker
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
 from policy_trainer.weights.published.directory import WeightsDirectory
-from tests.integration.processes import Server, steps_of, until
+from tests.harness.processes import until
+from tests.harness.runs import steps_of
+from tests.harness.server import Server
 
 # Problems that the base model sometimes solves, in the form of each recipe's data.
 DATA: dict[str, list[dict[str, Any]]] = {
@@ -60,7 +62,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     """One server for all presets: a reference that one preset has renewed is the next one's first reference."""
     directory = tmp_path_factory.mktemp("server")
     (directory / "snapshots").mkdir()
-    server = Server(model, directory, None, "--snapshot-root", str(directory / "snapshots")).until_ready()
+    server = Server(model, directory, "--snapshot-root", str(directory / "snapshots")).until_ready()
     yield server
     server.kill()
 

@@ -22,8 +22,9 @@ from policy_trainer import GRPO, RunFailed, StopTraining, UserError
 from policy_trainer.reporting.samples import read_samples
 from shared.models import load_model
 from tests.docs.pages import texts
+from tests.harness.processes import processes_of, until
+from tests.harness.runs import steps_of
 from tests.integration import own_rewards
-from tests.integration.processes import processes_of, steps_of, until
 
 EXAMPLE = texts("python.md", "python")[0]
 PROBLEMS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "hint": i % 3} for i in range(100, 140)]

@@ -8,16 +8,9 @@ import pytest
 import torch
 
 from shared.models import load_model
-from tests.integration.processes import (
-    QUICK,
-    Process,
-    Server,
-    assert_trained_exactly_once,
-    processes_of,
-    steps_of,
-    torchrun,
-    until,
-)
+from tests.harness.processes import Process, processes_of, until
+from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of, torchrun
+from tests.harness.server import Server
 
 STEPS = 28
 

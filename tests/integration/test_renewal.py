@@ -15,7 +15,9 @@ from shared.batch import Batch
 from shared.client import RefServerClient
 from shared.logprobs import choose_forward
 from shared.models import load_model
-from tests.integration.processes import QUICK, Server, assert_trained_exactly_once, processes_of, steps_of, train, until
+from tests.harness.processes import processes_of, until
+from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of, train
+from tests.harness.server import Server
 from tests.rounding import rounding
 
 
@@ -59,7 +61,7 @@ def everything(server: Server, run_dir: Path) -> list[Batch]:
 
 def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, tmp_path: Path, start: Any) -> None:
     root = tmp_path / "snapshots"
-    server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root))).until_ready()
+    server = start(Server(base_model, tmp_path, "--snapshot-root", str(root))).until_ready()
     run_dir = tmp_path / "iterative"
     # Published as often as renewed, so that every policy that samples is also a reference.
     options = ("--max-steps", "1000", "--publish-every", "2", "--max-waiting", "4", "--checkpoint.save-steps", "1000")
@@ -98,7 +100,7 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
 def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path: Path, start: Any) -> None:
     """The reference is a moving average. The trainer is killed after a renewal that no checkpoint has."""
     root = tmp_path / "snapshots"
-    server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root))).until_ready()
+    server = start(Server(base_model, tmp_path, "--snapshot-root", str(root))).until_ready()
     run_dir = tmp_path / "shaken"
     cadence = ("--reference.decay", "0.5", "--checkpoint.save-steps", "7", "--max-steps", "21")
     options = (*QUICK, *renewed(root, 3), *cadence)

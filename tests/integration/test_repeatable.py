@@ -11,7 +11,8 @@ import pytest
 
 from shared.api import State
 from shared.client import RefServerClient
-from tests.integration.processes import QUICK, Process, client_of, processes_of, rollout, steps_of, train, until
+from tests.harness.processes import Process, processes_of, until
+from tests.harness.runs import QUICK, client_of, rollout, steps_of, train
 
 OPTIONS = (
     *QUICK, "--task", "arithmetic", "--rewards", "tests.integration.varied:varied", "--max-lag", "0",

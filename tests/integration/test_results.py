@@ -18,7 +18,9 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_token, read_url
 from shared.api import State
 from shared.client import RefServerClient
-from tests.integration.processes import QUICK, Server, assert_trained_exactly_once, steps_of, train, until
+from tests.harness.processes import until
+from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of, train
+from tests.harness.server import Server
 from tests.ref_server.dashboard.conftest import Tab, chromium, open_tab
 from tests.rounding import rounding
 
@@ -61,7 +63,7 @@ def newest(plot: str) -> int:
 
 
 def test_a_finished_run_can_be_looked_at(base_model, tmp_path, start):
-    server = start(Server(base_model, tmp_path, None, "--queue.keep-samples", "3")).until_ready()
+    server = start(Server(base_model, tmp_path, "--queue.keep-samples", "3")).until_ready()
     run_dir = tmp_path / "looked-at"
     trainer = start(
         train(

@@ -17,7 +17,8 @@ from policy_trainer.reporting.samples import read_samples
 from policy_trainer.rollout.environments.sessions import Sessions
 from shared.models import use_threads
 from tests.docs.pages import texts
-from tests.integration.processes import Process, steps_of, until
+from tests.harness.processes import Process, until
+from tests.harness.runs import steps_of
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from policy_trainer.reporting.samples import read_samples
 from shared import wire
 from shared.models import use_threads
-from tests.integration.processes import Process, steps_of
+from tests.harness.processes import Process
+from tests.harness.runs import steps_of
 from tests.policy_trainer.rollout.environments.calling_model import make_calling_model
 
 COUNTER = "tests.policy_trainer.rollout.environments.my_tools:Counter"

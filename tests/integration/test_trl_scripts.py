@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from policy_trainer.trl import GRPOConfig, GRPOTrainer
 from shared.models import save_model, use_threads
-from tests.integration.processes import processes_of
+from tests.harness.processes import processes_of
 from tests.policy_trainer.rollout.environments.calling_model import make_calling_model
 
 TRLS, OURS = "from trl import GRPOConfig, GRPOTrainer", "from policy_trainer.trl import GRPOConfig, GRPOTrainer"

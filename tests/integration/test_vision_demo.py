@@ -12,7 +12,8 @@ import pytest
 from policy_trainer.cli.demo import vision_model
 from policy_trainer.cli.demo.vision_model import cached_vision_model
 from shared.models import use_threads
-from tests.integration.processes import Process, steps_of, until
+from tests.harness.processes import Process, until
+from tests.harness.runs import steps_of
 
 
 @pytest.fixture

@@ -8,17 +8,9 @@ import pytest
 
 from policy_trainer.cli.demo.base_model import make_tokenizer
 from shared.models import load_model
-from tests.integration.processes import (
-    QUICK,
-    Process,
-    Server,
-    assert_trained_exactly_once,
-    processes_of,
-    rollout,
-    steps_of,
-    train,
-    until,
-)
+from tests.harness.processes import Process, processes_of, until
+from tests.harness.runs import QUICK, assert_trained_exactly_once, rollout, steps_of, train
+from tests.harness.server import Server
 from tests.integration.timed import spans
 from tests.policy_trainer.rollout.sampling.fake_vllm import FakeVllm
 

@@ -14,20 +14,13 @@ from policy_trainer.cli.demo.base_model import make_tokenizer
 from shared.api import State
 from shared.client import RefServerClient
 from shared.models import is_adapter, load_model, save_model
-from tests.integration.processes import (
-    QUICK,
-    Process,
-    Server,
-    assert_trained_exactly_once,
-    processes_of,
-    steps_of,
-    train,
-    until,
-)
+from tests.harness.processes import Process, processes_of, until
+from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of, train
+from tests.harness.server import Server
 
 
 def test_reward_rises(base_model, tmp_path, start):
-    server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "32"))
+    server = start(Server(base_model, tmp_path, "--queue.max-batches", "32"))
     run_dir = tmp_path / "rises"
     trainer = start(
         train(
@@ -92,7 +85,7 @@ def test_own_data_with_another_architecture(tmp_path, start):
 
 
 def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
-    server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "16"))
+    server = start(Server(base_model, tmp_path, "--queue.max-batches", "16"))
     run_dir = tmp_path / "broken"
     # The first step makes the weights useless; they are not published, so that the worker continues to sample.
     trainer = start(
@@ -137,7 +130,7 @@ MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoin
 
 @pytest.mark.long
 def test_a_bfloat16_run_keeps_its_float32_masters_over_a_resume(base_model, tmp_path, start):
-    server = start(Server(base_model, tmp_path, None, "--dtype", "bfloat16"))
+    server = start(Server(base_model, tmp_path, "--dtype", "bfloat16"))
     run_dir = tmp_path / "mixed"
     for steps in ("3", "6"):
         trainer = start(train(base_model, server, run_dir, *MIXED, "--max-steps", steps, "--resume"))

@@ -14,18 +14,9 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
 from shared.client import RefServerClient, RefServerError
 from tests.docs.pages import ROOT
-from tests.integration.processes import (
-    QUICK,
-    Process,
-    Server,
-    assert_trained_exactly_once,
-    client_of,
-    processes_of,
-    rollout,
-    steps_of,
-    train,
-    until,
-)
+from tests.harness.processes import Process, processes_of, until
+from tests.harness.runs import QUICK, assert_trained_exactly_once, client_of, rollout, steps_of, train
+from tests.harness.server import Server
 
 # Lengths differ, so that a random model learns something.
 OPTIONS = (*QUICK, "--device", "cpu", "--rewards", "accuracy", "length")
@@ -123,7 +114,7 @@ def children(run_dir, number):
 
 def test_a_run_with_two_devices_of_each(random_model, tmp_path, start):
     run_dir = tmp_path / "several"
-    server = start(Server(random_model, tmp_path, None, "--devices", "cpu", "cpu"))
+    server = start(Server(random_model, tmp_path, "--devices", "cpu", "cpu"))
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "4", "--rollout", "external"))
     until((run_dir / "config.toml").exists, "the run's settings", trainer)
     workers = start(rollout(run_dir, tmp_path / "workers.log", *TWICE))
@@ -160,7 +151,7 @@ def test_workers_need_a_url_and_a_token_alone(random_model: Path, tmp_path: Path
     for name, text in tokens.items():
         files[name].write_text(text)
         files[name].chmod(0o600)
-    server = start(Server(random_model, tmp_path / "server", None, "--token-file", str(files["server"])))
+    server = start(Server(random_model, tmp_path / "server", "--token-file", str(files["server"])))
     place = tmp_path / "trainer" / "run"
     place.parent.mkdir()
     trainer = start(

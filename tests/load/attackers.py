@@ -12,7 +12,7 @@ from functools import partial
 import httpx
 
 from shared import wire
-from tests.chaos.batches import random_batch
+from tests.harness.batches import random_batch
 from tests.load.connection import get, head, post_json
 from tests.load.crew import Stopping, play_all
 

@@ -5,7 +5,7 @@ import random
 import time
 
 from shared import wire
-from tests.chaos.batches import random_batch
+from tests.harness.batches import random_batch
 from tests.load.connection import Client, Tally, Uploads, get, post_json
 from tests.load.crew import Stopping
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.processes import resident_mib, serving
+from benchmarks.processes import resident_mib
+from tests.harness.server import Server
 from tests.load import attackers, honest
 from tests.load.crew import Crew, Played, Role
 from tests.load.report import Figure, milliseconds, show, watched
@@ -37,7 +38,7 @@ ATTACKS = {
     "60 slow readers of 24 MiB": Attack(attackers.read_slowly, 60),
     "180 slow readers of 24 MiB": Attack(attackers.read_slowly, 180),
 }
-_OPTIONS = ("--no-model", "--max-batch-tokens", "4000000")
+_OPTIONS = ("--max-batch-tokens", "4000000")
 
 
 def run(seconds: float, directory: Path) -> bool:
@@ -47,10 +48,8 @@ def run(seconds: float, directory: Path) -> bool:
 
 
 def _measure(name: str, attack: Attack, seconds: float, directory: Path) -> bool:
-    directory.mkdir()
-    log = directory / "log"
-    with serving(*_OPTIONS, "--data-dir", str(directory / "data"), before=attack.before, log=log) as (pid, http):
-        port = http.base_url.port or 0
+    with Server(None, directory, *_OPTIONS, before=attack.before) as server:
+        port, pid, log = server.port, server.popen.pid, server.log
         before = _load(port, seconds * _ALONE_SHARE, None)
         quiet, lines = resident_mib(pid), _lines(log)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from shared import wire
-from tests.chaos.batches import random_batch
+from tests.harness.batches import random_batch
 from tests.load.connection import Answer, Client, Tally, get, head, post, post_json
 from tests.load.crew import Stopping
 from tests.load.honest import settle_one

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from benchmarks.processes import serving
+from tests.harness.server import Server
 from tests.load import honest
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played
@@ -28,26 +28,25 @@ _CLIENTS = {"tiny model": 4, "no model": 16}
 
 def run(seconds: float, directory: Path) -> bool:
     """Whether all bars were reached, with a model and with only a queue."""
-    from tests.chaos.processes import tiny_model  # imports PyTorch
+    from tests.harness.models import tiny_model  # imports PyTorch
 
-    model = ("--model", str(tiny_model(directory)), "--threads", "1")
-    cases = {"tiny model": model, "no model": ("--no-model",)}
-    passed = [_measure(name, options, seconds, directory) for name, options in cases.items()]
+    cases = {"tiny model": tiny_model(directory), "no model": None}
+    passed = [_measure(name, model, seconds, directory / name.replace(" ", "-")) for name, model in cases.items()]
     return all(passed)
 
 
-def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Path) -> bool:
-    data = directory / name.replace(" ", "-")
-    with serving(*options, *QUEUE, "--data-dir", str(data)) as (pid, http):
-        port = http.base_url.port or 0
+def _measure(name: str, model: Path | None, seconds: float, directory: Path) -> bool:
+    with Server(model, directory, *QUEUE) as server:
+        port, http = server.port, server.http
         before = _peak(port, http, seconds * _PEAK_SHARE, _CLIENTS[name])
-        with Crew(port) as crew, watched(pid) as resident:
+        with Crew(port) as crew, watched(server.popen.pid) as resident:
             crew.start("consumers", honest.consume, _CLIENTS[name])
             crew.start("probe", honest.probe)
             crew.start("offers", honest.offer, FACTOR * before, TOKENS)
             goodput = _goodput(http, seconds)
             played = crew.end()
         after = _peak(port, http, seconds * _PEAK_SHARE, _CLIENTS[name])
+        server.terminate()
     title = f"{FACTOR} times what the server can take, {seconds:.0f} s, {name}, batches of {TOKENS * 8} tokens"
     return show(title, _figures((before, after), goodput, GOODPUT_SHARES[name], played, resident))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.processes import serving
+from tests.harness.server import Server
 from tests.load import attackers, honest
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played
@@ -23,20 +23,18 @@ _QUIET_SHARE = 0.25  # duration without slow clients, as a share of that with th
 
 def run(seconds: float, directory: Path) -> bool:
     """Whether all bars were reached, with only a queue and with a model."""
-    from tests.chaos.processes import tiny_model  # imports PyTorch
+    from tests.harness.models import tiny_model  # imports PyTorch
 
-    model = ("--model", str(tiny_model(directory)), "--threads", "1")
-    cases = {"no model": ("--no-model",), "tiny model": model}
-    passed = [_measure(name, options, seconds, directory) for name, options in cases.items()]
+    cases = {"no model": None, "tiny model": tiny_model(directory)}
+    passed = [_measure(name, model, seconds, directory / name.replace(" ", "-")) for name, model in cases.items()]
     return all(passed)
 
 
-def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Path) -> bool:
-    data = directory / name.replace(" ", "-")
-    with serving(*options, *QUEUE, "--data-dir", str(data)) as (_, http):
-        port = http.base_url.port or 0
-        quiet = _load(port, seconds * _QUIET_SHARE, slow=0)
-        together = _load(port, seconds, slow=SLOW)
+def _measure(name: str, model: Path | None, seconds: float, directory: Path) -> bool:
+    with Server(model, directory, *QUEUE) as server:
+        quiet = _load(server.port, seconds * _QUIET_SHARE, slow=0)
+        together = _load(server.port, seconds, slow=SLOW)
+        server.terminate()
     return show(f"{SLOW} slow clients with {HONEST} honest ones, {seconds:.0f} s, {name}", _figures(quiet, together))
 
 

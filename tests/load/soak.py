@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from rich.progress import track
 
-from benchmarks.processes import serving
+from tests.harness.server import Server
 from tests.load import attackers
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played
@@ -28,17 +28,16 @@ _MORE_FILES, _MORE_THREADS, _MORE_MIB = 8, 4, 4.0
 
 def run(seconds: float, directory: Path) -> bool:
     """Whether nothing grew after the warm-up."""
-    from tests.chaos.processes import tiny_model  # imports PyTorch
+    from tests.harness.models import tiny_model  # imports PyTorch
 
-    model, data = tiny_model(directory), directory / "server"
     retention = min(_MAX_RETENTION_SECONDS, seconds * _RETENTION_SHARE)
     bounds = ("--queue.retention-days", str(retention / _DAY), "--queue.max-deliveries", "2")
-    options = ("--model", str(model), "--threads", "1", "--data-dir", str(data), *bounds)
-    with serving(*options) as (pid, http), Crew(http.base_url.port or 0) as crew:
+    with Server(tiny_model(directory), directory, *bounds) as server, Crew(server.port) as crew:
         crew.start("mixture", mix, 0)
         crew.start("slow", attackers.trickle, _SLOW)
-        taken = _sample(Sampler(pid, data), http, seconds)
+        taken = _sample(Sampler(server.popen.pid, server.data), server.http, seconds)
         played = crew.end()
+        server.terminate()
     if len(taken) < _MIN_SAMPLES:
         print(f"{len(taken)} samples are too few for a verdict: run {_MIN_SAMPLES * _EVERY_SECONDS / 60:.0f} minutes")
     title = f"{taken[-1].at / 60:.1f} minutes of mixed load; ids are remembered for {retention:.0f} s"

@@ -14,7 +14,6 @@ import pytest
 import structlog
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from uuid6 import uuid7
 
 from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.serve import open_queue
@@ -27,6 +26,7 @@ from ref_server.service.service import Service
 from shared.batch import Batch, TokenGroup
 from shared.models import save_model
 from tests.device import on_device
+from tests.harness.batches import make_batch
 from tests.ref_server.serving import listen, serving
 
 
@@ -87,18 +87,7 @@ def rollout() -> Callable[..., Batch]:
     generator = np.random.default_rng(1)
 
     def make(prompt: int = 5, lengths: tuple[int, ...] = (4, 1, 7), **fields: Any) -> Batch:
-        ids = generator.integers(0, 260, size=prompt + sum(lengths))
-        defaults = {
-            "id": str(uuid7()),
-            "run": "test",
-            "epoch": 0,
-            "policy_version": 0,
-            "temperature": 1.0,
-            "group": TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths)),
-            "rewards": generator.normal(size=len(lengths)).astype(np.float32),
-            "finished": np.ones(len(lengths), dtype=np.bool_),
-        }
-        return Batch(**(defaults | fields))
+        return make_batch(generator, prompt, lengths, special=True, **fields)
 
     return make
 

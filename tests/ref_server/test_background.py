@@ -15,7 +15,7 @@ from ref_server.queue.queue import Queue
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import Batch
-from tests.waiting import until
+from tests.harness.processes import until
 
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 

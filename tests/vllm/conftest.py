@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.rollout.sampling.vllm_worker import PackedHead
+from tests.harness.processes import Process
 from tests.integration.conftest import base_model, start
-from tests.integration.processes import Process
 from tests.vllm.models import save_tiny
 from tests.vllm.serving import VllmServe
 

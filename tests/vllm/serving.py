@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx
 
 from policy_trainer.rollout.sampling.vllm_worker import PackedHead
-from tests.integration.processes import Process, until
-from tests.ports import free_port
+from tests.harness.ports import free_port
+from tests.harness.processes import Process, until
 from tests.vllm.models import CONTEXT
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import Process, Server, assert_trained_exactly_once, processes_of, steps_of, train
+from tests.harness.processes import Process, processes_of
+from tests.harness.runs import assert_trained_exactly_once, steps_of, train
+from tests.harness.server import Server
 from tests.vllm.serving import VllmServe
 from tests.vllm.trap import UnpackedHead
 
@@ -36,7 +38,7 @@ def assert_learnt(trainer: Process, server: Server, run_dir: Path) -> None:
 
 @pytest.mark.timeout(1200)
 def test_in_process(base_model: Path, tmp_path: Path, start: Callable[..., Process]) -> None:
-    server = Server(base_model, tmp_path, None, "--queue.max-batches", "32")
+    server = Server(base_model, tmp_path, "--queue.max-batches", "32")
     start(server)
     run_dir = tmp_path / "run"
     trainer = start(run_of_the_demo(base_model, server, run_dir, "--sampler", "vllm", "--vllm.enforce-eager"))
@@ -48,7 +50,7 @@ def test_in_process(base_model: Path, tmp_path: Path, start: Callable[..., Proce
 def test_a_server(
     base_model: Path, tmp_path: Path, start: Callable[..., Process], serve: Callable[..., VllmServe]
 ) -> None:
-    server = Server(base_model, tmp_path, None, "--queue.max-batches", "32")
+    server = Server(base_model, tmp_path, "--queue.max-batches", "32")
     start(server)
     run_dir, vllm = tmp_path / "run", serve(base_model)
     trainer = start(run_of_the_demo(base_model, server, run_dir, "--sampler", "vllm-server", "--vllm-url", vllm.url))
@@ -65,7 +67,7 @@ def test_a_server(
 def test_a_head_that_keeps_its_old_weights_stops_the_run(
     base_model: Path, tmp_path: Path, start: Callable[..., Process], serve: Callable[..., VllmServe]
 ) -> None:
-    server = Server(base_model, tmp_path, None, "--queue.max-batches", "32")
+    server = Server(base_model, tmp_path, "--queue.max-batches", "32")
     start(server)
     run_dir, vllm = tmp_path / "run", serve(base_model, extension=UnpackedHead)
     trainer = start(

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -58,14 +59,14 @@ class ShardedForward:
         self._model: Any = model
         tower = set(vision_tower(model))
 
-        def complete(groups: Sequence[TokenGroup], logps: Tensor) -> Tensor:
+        def complete(groups: Sequence[TokenGroup], logps: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
             """All ranks reduce gradients of the same weights: without images, those of the tower are 0."""
             if not tower or any(group.images for group in groups):
                 return logps
             weights = (weight for name, weight in trained(model).items() if _is_within(name, tower))
             return sum(((0 * weight).sum() for weight in weights), logps)
 
-        def token_logps(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        def token_logps(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Float[Tensor, " C"]:
             return complete(groups, forward(groups, temperatures))
 
         def token_logps_with_entropy(
@@ -79,10 +80,12 @@ class ShardedForward:
         for method in ("token_logps", "token_logps_with_entropy"):
             register_fsdp_forward_method(model, method)
 
-    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Float[Tensor, " C"]:
         return self._model.token_logps(groups, temperatures)
 
-    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def with_entropy(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+    ) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
         return self._model.token_logps_with_entropy(groups, temperatures)
 
 
@@ -154,7 +157,7 @@ class ShardedRanks(Ranks):
             self._model.set_requires_gradient_sync(number == len(parts) - 1)
             yield part
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
+    def gather(self, tensor: Shaped[Tensor, "*shape"]) -> list[Shaped[Tensor, "*shape"]]:
         return self._world.gather(tensor)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Shaped
 from torch import Tensor
 
 from policy_trainer.processes.lifecycle.endings import RankLost, RunFailed
@@ -61,8 +62,8 @@ class World:
             start += size
         return description["command"], description["header"], bodies
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The CPU tensors, of equal shapes, that the ranks passed, in their order. Waits for at most `timeout`."""
+    def gather(self, tensor: Shaped[Tensor, "*shape"]) -> list[Shaped[Tensor, "*shape"]]:
+        """The CPU tensors that the ranks passed, in their order. Waits for at most `timeout`."""
         gathered = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(gathered, tensor.contiguous())
         return gathered

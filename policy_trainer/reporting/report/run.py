@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,21 @@ def read_run_settings(path: Path, steps: Sequence[Metrics]) -> RunSettings:
     else:
         command = _command_of(steps)
     cls = _COMMANDS[command]
-    return RunSettings(command, *public_settings(tables, cls), problem)
+    return RunSettings(command, *public_settings(_as_json(tables), cls), problem)
+
+
+def _as_json(value: Any) -> Any:
+    """A value of a TOML file, with a text for what only TOML has: dates, times, infinity and NaN."""
+    match value:
+        case dict():
+            return {name: _as_json(each) for name, each in value.items()}
+        case list():
+            return [_as_json(each) for each in value]
+        case date() | time():
+            return value.isoformat()
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
 
 
 def _command_of(steps: Sequence[Metrics]) -> str:

@@ -49,7 +49,8 @@ def _subject(run: RecordedRun) -> str:
     source = next((settings[f"data.{name}"] for name in ("path", "dataset") if settings[f"data.{name}"]), None)
     task = f"the task {settings['task']}" + (f" ({source})" if source else "")
     rewards = settings["rewards"] or []
-    with_rewards = f", with the rewards {', '.join(map(str, rewards))}" if rewards else ", with the rewards of the task"
+    named = ", ".join(map(str, rewards)) if isinstance(rewards, list) else rewards
+    with_rewards = f", with the rewards {named}" if rewards else ", with the rewards of the task"
     recipe = f", by the recipe {settings['preset']}" if settings["preset"] else ""
     return f"{model or 'A model'} was trained with GRPO on {task}{with_rewards}{recipe}."
 

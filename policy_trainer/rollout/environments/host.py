@@ -85,7 +85,13 @@ class Host:
         return _encodable(self._output.tail) if self._output else ""
 
     def _failure(self, error: BaseException) -> Mapping[str, str]:
-        kind = {UserError: "refused", _Refused: getattr(error, "kind", "")}.get(type(error), "exception")
+        match error:
+            case UserError():
+                kind = "refused"
+            case _Refused():
+                kind = error.kind
+            case _:
+                kind = "exception"
         trace = "".join(user_traceback(error).format()) if kind == "exception" else ""
         try:
             text = str(error) or type(error).__name__

@@ -12,8 +12,8 @@ from policy_trainer.processes import children
 from policy_trainer.processes.children import Child, RestartedChild
 from policy_trainer.processes.fork_server import ForkServer
 from policy_trainer.processes.lifecycle.endings import RunFailed
+from tests.harness.processes import until
 from tests.policy_trainer.children import Clock, FakeChild
-from tests.waiting import until
 
 OpenChild = Callable[..., Child]
 

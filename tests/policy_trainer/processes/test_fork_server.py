@@ -14,7 +14,7 @@ import pytest
 from policy_trainer.processes.children import Child
 from policy_trainer.processes.fork_server import ForkedProcess, ForkServer
 from policy_trainer.processes.variables import environment
-from tests.waiting import until
+from tests.harness.processes import until
 
 OpenChild = Callable[[str], Child]
 Modules = Callable[[str, str], None]

@@ -35,7 +35,10 @@ def row_logps_and_entropies(
 
 
 def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3, longest: int = 6) -> list[Batch]:
-    """Ragged, of unlike sizes and temperatures, with everything that a completion may lack."""
+    """Ragged, of unlike sizes and temperatures, with everything that a completion may lack.
+
+    Log-probs are near the model's, so that the clip acts on some tokens only: `tests.harness.batches` knows no model.
+    """
     return [_random_batch(rng, model, number, longest) for number in range(count)]
 
 

@@ -14,8 +14,8 @@ from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from policy_trainer.reporting.server_metrics import ServerMetrics, settings_record
 from shared.api import MAX_RECORD_BYTES
 from shared.client import RefServerClient
+from tests.harness.processes import until
 from tests.site import Site, open_site
-from tests.waiting import until
 
 __all__ = ["open_site"]
 

@@ -16,7 +16,7 @@ from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rewards.registry import CONFIGURED, RULES, SUMS
 from tests.docs.pages import ROOT, texts
-from tests.ports import free_port
+from tests.harness.ports import free_port
 
 PAGE = (ROOT / "docs/rewards.md").read_text()
 

@@ -17,7 +17,7 @@ from policy_trainer.config import HttpRewardConfig
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.rewards.http_reward import TOKEN_VARIABLE, HttpReward
 from shared.errors import UserError
-from tests.ports import free_port
+from tests.harness.ports import free_port
 from tests.site import Answer, Request, open_site
 
 __all__ = ["open_site"]

@@ -15,8 +15,8 @@ from shared.api import State, Uploaded
 from shared.batch import Batch
 from shared.client import RefServerError
 from shared.errors import UserError
+from tests.harness.processes import until
 from tests.policy_trainer.rollout.fakes import Server
-from tests.waiting import until
 
 
 def outbox(directory: Path) -> Outbox:

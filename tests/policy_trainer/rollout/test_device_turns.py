@@ -17,7 +17,7 @@ import pytest
 
 from policy_trainer.rollout.device_turns import DeviceTurns, SamplerInTurns
 from policy_trainer.rollout.sampling.sampler import SamplingParams
-from tests.waiting import until
+from tests.harness.processes import until
 
 # A process that takes turns without end, and writes down when each began and ended.
 _PLAYER = """

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, RolloutLossConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Sample
-from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong
 from policy_trainer.data.tasks.arithmetic import Arithmetic
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rollout.rounds import Round
@@ -78,8 +78,13 @@ def test_too_long_prompts_are_dropped_and_counted_or_refused(made: Any, monkeypa
     """Problems from 10 on have two tokens."""
     result, _ = made(set(), draw=iter([8, 10, 9, 11, 7]), data=DataConfig(max_prompt_length=1))
     assert (indexes(result), result.wasted.dropped_prompts) == ([7, 8, 9], 2)
-    with pytest.raises(UserError, match=r"^problem 10: .*has 2 tokens .*; raise it, or set data\.too_long = drop"):
-        made(set(), draw=iter([8, 10, 9]), data=DataConfig(max_prompt_length=1, too_long="refuse"))
+    refuse, unless = DataConfig(max_prompt_length=1, too_long="refuse"), r"or set --data\.too-long drop$"
+    with pytest.raises(UserError, match=rf"^problem 10: .*has 2 tokens .*; raise that limit, {unless}"):
+        made(set(), draw=iter([8, 10, 9]), data=refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptEncoder, "_too_long", lambda *_: PromptTooLong("it is long", "shorten it"))
+        with pytest.raises(UserError, match=rf"^problem 10: it is long; shorten it; {unless}"):
+            made(set(), draw=iter([8, 10, 9]), data=refuse)
     monkeypatch.setattr("policy_trainer.rollout.rounds._MAX_DROPPED_IN_A_ROW", 5)
     with pytest.raises(UserError, match=r"^5 prompts in a row are unusable: a prompt has"):
         made(set(), draw=iter(range(10, 99)), data=DataConfig(max_prompt_length=1))

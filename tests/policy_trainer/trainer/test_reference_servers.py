@@ -23,8 +23,8 @@ from policy_trainer.trainer.reference_servers import InlineServer, choose_server
 from ref_server.config import ServeConfig
 from shared.errors import UserError
 from shared.settings import from_values, load_settings
+from tests.harness.processes import until
 from tests.policy_trainer.children import Clock, FakeChild
-from tests.waiting import until
 
 
 def never(reason: str, seconds: float) -> None:

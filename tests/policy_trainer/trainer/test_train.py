@@ -40,8 +40,8 @@ from shared.api import ModelInfo
 from shared.client import Leased
 from shared.logprobs import PackedForward
 from shared.models import save_model
+from tests.harness.processes import until
 from tests.policy_trainer.learner.steps import make_learner
-from tests.waiting import until
 
 
 class CountingLedger(Ledger):

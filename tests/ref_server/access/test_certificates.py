@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from ref_server.config import ServeConfig
-from tests.ref_server.processes import running
+from tests.harness.server import Server
 from tests.ref_server.sockets import answer, connected, head
 
 
@@ -66,7 +66,7 @@ def test_https(authority: trustme.CA, files: Path, tmp_path: Path) -> None:
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     pair = ("--tls-cert", str(files / "cert.pem"), "--tls-key", str(files / "key.pem"))
-    with running(tmp_path, "--no-model", *pair, tls=trusting) as server:
+    with Server(None, tmp_path, *pair, tls=trusting) as server:
         assert server.http.get("/v1/queue").status_code == 200
         assert server.http.get("/livez", headers={"Host": "evil.example"}).status_code == 403
         own_page = {"Host": "localhost:8400", "Origin": "https://localhost:8400"}
@@ -78,5 +78,5 @@ def test_https(authority: trustme.CA, files: Path, tmp_path: Path) -> None:
             connection.sendall(head("GET", "/livez"))
             assert answer(connection)[0] == 0
         assert server.http.get("/livez").status_code == 200
-        assert f"url={str(server.http.base_url).rstrip('/')}" in server.log.read_text()
-        assert "Traceback" not in server.log.read_text()
+        assert f"url={str(server.http.base_url).rstrip('/')}" in server.output()
+        assert "Traceback" not in server.output()

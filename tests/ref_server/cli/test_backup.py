@@ -20,7 +20,7 @@ from shared import wire
 from shared.api import State
 from shared.batch import Batch
 from tests.docs.pages import texts
-from tests.ref_server.processes import running
+from tests.harness.server import Server
 from tests.ref_server.queue.backends import make_limits, postgres_backend
 from tests.ref_server.queue.sqlite.test_backup import fill, pictures
 
@@ -182,21 +182,21 @@ def test_a_backup_of_a_server_at_work(
     """killed: when the copy has begun."""
     monkeypatch.setattr(backup, "PAGES", 8)
     old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "backup"
-    (new / "data").mkdir(parents=True)
+    (new / "server").mkdir(parents=True)
     old.mkdir()
-    with running(old, "--no-model") as server:
+    with Server(None, old) as server:
         crew = Crew(str(server.http.base_url), rollout)
         crew.work_until(100)
         began = time.monotonic()
-        progress = server.process.kill if killed else lambda: None
-        backup.back_up(old / "data" / "queue.sqlite", file, lambda done, total: progress())
+        progress = server.popen.kill if killed else lambda: None
+        backup.back_up(old / "server" / "queue.sqlite", file, lambda done, total: progress())
         ended = time.monotonic()
         if not killed:
             crew.work_until(len(crew.acked) + 10)
-            server.process.kill()
+            server.popen.kill()
         crew.join()
-    file.rename(new / "data" / "queue.sqlite")
-    with running(new, "--no-model") as server:
+    file.rename(new / "server" / "queue.sqlite")
+    with Server(None, new) as server:
         check_restored(server.http, crew, began, ended)
 
 

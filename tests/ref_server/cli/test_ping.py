@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from ref_server.service.service import Service
-from tests.ports import free_port
-from tests.ref_server.processes import running
+from tests.harness.ports import free_port
+from tests.harness.server import Server
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -121,7 +121,7 @@ def test_a_server_with_tokens_and_tls(tmp_path: Path, command: Command, monkeypa
     table.write_text(f"# the first is used\ntrain {TRAIN} # gpu-2\nupload {UPLOAD}\n")
     context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
     tls = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
-    with running(tmp_path, "--no-model", *tls, "--token-file", str(table), tls=context) as server:
+    with Server(None, tmp_path, *tls, "--token-file", str(table), tls=context) as server:
         url = str(server.http.base_url)
         known = ("--url", url, "--tls-ca", str(tmp_path / "ca.pem"))
         status, out, err = command("ping", "--url", url)

@@ -23,8 +23,8 @@ from shared import wire
 from shared.api import PurgeBody, Purged
 from shared.batch import Batch, Training
 from shared.client import NotRefServer, RefServerClient
-from tests.ports import free_port
-from tests.waiting import until
+from tests.harness.ports import free_port
+from tests.harness.processes import until
 
 Rollout = Callable[..., Batch]
 Command = Callable[..., tuple[int, str, str]]

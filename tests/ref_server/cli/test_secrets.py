@@ -16,7 +16,7 @@ from shared.batch import Batch
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import load_settings
-from tests.ref_server.processes import running
+from tests.harness.server import Server
 from tests.ref_server.sockets import answer, connected, head
 
 SECRET = "hunter2-hunter2"
@@ -102,8 +102,8 @@ def test_nothing_that_clients_send_is_logged(tmp_path: Path, rollout: Callable[.
     file.write_text(f"admin {TOKEN}\n")
     file.chmod(0o644)
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Secret": SECRET}
-    options = ("--no-model", "--token-file", str(file), "--log-level", "debug")
-    with running(tmp_path, *options, REF_SERVER_TOKEN=f"{TOKEN}-2") as server:
+    options = ("--token-file", str(file), "--log-level", "debug")
+    with Server(None, tmp_path, *options, variables={"REF_SERVER_TOKEN": f"{TOKEN}-2"}) as server:
         http = server.http
         good = wire.encode(rollout(sample=json.dumps({"text": SECRET}), run=SECRET))
         for body in (good, good[:-1], SECRET.encode() * 100):
@@ -122,7 +122,7 @@ def test_nothing_that_clients_send_is_logged(tmp_path: Path, rollout: Callable[.
         with connected(http) as connection:
             connection.sendall(head("POST", "/v1/batches", "Upgrade: websocket", "Connection: upgrade, close", SECRET))
             answer(connection)
-        output = server.log.read_text()
+        output = server.output()
     assert "request" in output, "it does log them"
     assert "every user of this machine can read the tokens" in output
     assert SECRET not in output

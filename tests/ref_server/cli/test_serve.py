@@ -24,8 +24,8 @@ from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
 from shared.batch import Batch
 from shared.models import save_model
-from tests.ports import free_port
-from tests.ref_server.processes import running
+from tests.harness.ports import free_port
+from tests.harness.server import Server
 from tests.ref_server.queue.backends import make_limits
 
 Rollout = Callable[..., Batch]
@@ -43,8 +43,7 @@ def lease(http: httpx.Client) -> httpx.Response:
 @pytest.mark.slow
 def test_a_queue_outlives_its_server(model_dir: Path, tmp_path: Path, rollout: Rollout) -> None:
     leased, waiting, last = rollout(), rollout(), rollout()
-    options = ("--model", str(model_dir), "--threads", "1")
-    with running(tmp_path, *options) as server:
+    with Server(model_dir, tmp_path) as server:
         http = server.http
         upload(http, leased)
         keys = [{"id": leased.id, "token": lease(http).headers["Lease-Token"]}]
@@ -64,22 +63,22 @@ def test_a_queue_outlives_its_server(model_dir: Path, tmp_path: Path, rollout: R
         time.sleep(0.3)
 
         started = time.monotonic()
-        server.process.terminate()
-        assert server.process.wait(timeout=60) in (0, -signal.SIGTERM)
+        server.popen.terminate()
+        assert server.popen.wait(timeout=60) in (0, -signal.SIGTERM)
         assert time.monotonic() - started < 30
-        assert "Traceback" not in server.log.read_text()
-        assert f"url={str(http.base_url).rstrip('/')}" in server.log.read_text()
+        assert "Traceback" not in server.output()
+        assert f"url={str(http.base_url).rstrip('/')}" in server.output()
         with poll:
             poll.recv(2**20)
 
-    with running(tmp_path, *options) as server:
+    with Server(model_dir, tmp_path) as server:
         states = {batch["id"]: batch["state"] for batch in server.http.get("/v1/batches").json()["batches"]}
         assert states == {leased.id: "leased", waiting.id: "leased"}
         results = server.http.post("/v1/leases/ack", json={"leases": keys}).json()["results"]
         assert [result["outcome"] for result in results] == ["ok"]
         upload(server.http, last)  # the block ends with kill -9
 
-    with running(tmp_path, *options) as server:
+    with Server(model_dir, tmp_path) as server:
         assert lease(server.http).headers["Batch-Id"] == last.id
         assert server.http.get(f"/v1/batches/{leased.id}").json()["state"] == "done"
 
@@ -87,14 +86,14 @@ def test_a_queue_outlives_its_server(model_dir: Path, tmp_path: Path, rollout: R
 @pytest.mark.slow
 def test_a_queue_without_a_model(tmp_path: Path, rollout: Rollout) -> None:
     batch = rollout()
-    with running(tmp_path, "--no-model") as server:
+    with Server(None, tmp_path) as server:
         upload(server.http, batch)
-        assert "/libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
-    with running(tmp_path, "--no-model") as server:
+        assert "/libtorch" not in Path(f"/proc/{server.popen.pid}/maps").read_text()
+    with Server(None, tmp_path) as server:
         assert wire.content_hash(lease(server.http).content) == wire.content_hash(wire.encode(batch))
-        server.process.terminate()
-        server.process.wait(timeout=60)
-        assert "Traceback" not in server.log.read_text()
+        server.popen.terminate()
+        server.popen.wait(timeout=60)
+        assert "Traceback" not in server.output()
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import expect
 from transformers import PreTrainedTokenizerBase
 
+from tests.harness.processes import until
 from tests.ref_server.dashboard.conftest import Tab
 from tests.ref_server.dashboard.content import group, kill, upload
-from tests.waiting import until
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ref_server.http import server as connections
-from tests.ref_server.processes import running
+from tests.harness.server import Server
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 
 MIB = 2**20
@@ -105,7 +105,7 @@ def test_a_flood_behind_a_request_that_waits(http: httpx.Client) -> None:
 def test_silent_connections_do_not_use_up_the_usual_limit_of_files(tmp_path: Path) -> None:
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, usual[1]))
-    with running(tmp_path, "--no-model") as server, ExitStack() as silent:
+    with Server(None, tmp_path) as server, ExitStack() as silent:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
         for _ in range(400):
             silent.enter_context(connected(server.http))

@@ -11,8 +11,8 @@ import pytest
 
 from shared import wire
 from shared.batch import BatchError
+from tests.harness.server import Server
 from tests.ref_server.calls import SAFETENSORS, Rollout, upload
-from tests.ref_server.processes import Running, running
 from tests.ref_server.sockets import connected, head
 
 pytestmark = pytest.mark.slow
@@ -21,9 +21,9 @@ MIB = 2**20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     limits = ("--max-body-mib", "32", "--max-bodies-mib", "64")
-    with running(tmp_path_factory.mktemp("server"), "--no-model", *limits) as running_server:
+    with Server(None, tmp_path_factory.mktemp("server"), *limits) as running_server:
         yield running_server
 
 
@@ -68,7 +68,7 @@ HOSTILE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/logprobs"])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_body_is_refused(server: Running, kind: str, path: str) -> None:
+def test_a_hostile_body_is_refused(server: Server, kind: str, path: str) -> None:
     refused = server.http.post(path, content=HOSTILE[kind], headers=SAFETENSORS)
     assert refused.status_code == 422
     assert refused.json()["error"]["code"] == "invalid_batch"
@@ -89,13 +89,13 @@ DEEP = {
 
 @pytest.mark.parametrize("path", ["/v1/batches/lease", "/v1/leases/ack", "/v1/logprobs"])
 @pytest.mark.parametrize("kind", DEEP)
-def test_hostile_json_is_refused(server: Running, kind: str, path: str) -> None:
+def test_hostile_json_is_refused(server: Server, kind: str, path: str) -> None:
     refused = server.http.post(path, content=DEEP[kind], headers={"Content-Type": "application/json"})
     assert refused.status_code in (413, 422)
     assert len(refused.content) < 2000
 
 
-def test_a_body_cut_short_anywhere_is_refused(server: Running, rollout: Rollout) -> None:
+def test_a_body_cut_short_anywhere_is_refused(server: Server, rollout: Rollout) -> None:
     body = wire.encode(rollout())
     for length in range(len(body)):
         with pytest.raises(BatchError):
@@ -105,7 +105,7 @@ def test_a_body_cut_short_anywhere_is_refused(server: Running, rollout: Rollout)
     assert upload(server.http, body).status_code == 201
 
 
-def test_memory_stays_bounded(server: Running) -> None:
+def test_memory_stays_bounded(server: Server) -> None:
     """Waves alike: what they need is bounded, and the last needs no more than those before, so nothing is kept.
 
     More than two, since how many bodies of a wave meet, and what the allocator holds on to, is chance.
@@ -116,7 +116,7 @@ def test_memory_stays_bounded(server: Running) -> None:
         with httpx.Client(base_url=server.http.base_url, timeout=100) as http:
             return upload(http, kinds[number % len(kinds)]).status_code
 
-    memory = psutil.Process(server.process.pid).memory_info
+    memory = psutil.Process(server.popen.pid).memory_info
     before, after = memory().rss, []
     for _ in range(4):
         with ThreadPoolExecutor(16) as clients:
@@ -127,7 +127,7 @@ def test_memory_stays_bounded(server: Running) -> None:
     assert server.http.get("/readyz").status_code == 200
 
 
-def test_health_routes_answer_amid_slow_clients_and_full_threads(server: Running, rollout: Rollout) -> None:
+def test_health_routes_answer_amid_slow_clients_and_full_threads(server: Server, rollout: Rollout) -> None:
     """Two hundred bodies that never end, and more uploads at once than there are threads for them."""
     body = wire.encode(rollout())
 

@@ -18,10 +18,10 @@ from ref_server.config import ServeConfig
 from ref_server.http import server as module
 from ref_server.http.listening import CannotListen, Listener, listening
 from ref_server.http.server import uvicorn_config
-from tests.ports import free_port
+from tests.harness.ports import free_port
+from tests.harness.processes import until
 from tests.ref_server.serving import serving
 from tests.ref_server.sockets import head, one_answer, rest
-from tests.waiting import until
 
 GET = head("GET", "/")
 

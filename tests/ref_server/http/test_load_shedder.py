@@ -19,7 +19,7 @@ from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
 from shared.settings import from_values
-from tests.chaos.batches import random_batch
+from tests.harness.batches import random_batch
 
 FULL = NoRoom("full", "run", 3)
 Wait = Callable[[float], Awaitable[None]]

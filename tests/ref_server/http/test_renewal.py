@@ -3,8 +3,7 @@
 import os
 import signal
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,27 +11,21 @@ import httpx
 import pytest
 import trustme
 
+from tests.harness.processes import until
+from tests.harness.server import Server
 from tests.ref_server.calls import Rollout, bearer, lease_key, upload
-from tests.ref_server.processes import Running, running
 
 pytestmark = pytest.mark.slow
 
 OLD, NEW = (bearer(f"{name}-0123456789abcdef") for name in ("old", "new"))
 
 
-def until(condition: Callable[[], bool], server: Running) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, server.log.read_text()
-        time.sleep(0.02)
+def until_logged(server: Server, text: str) -> None:
+    until(lambda: text in server.output(), f"{text!r} in the log", server)
 
 
-def until_logged(server: Running, text: str) -> None:
-    until(lambda: text in server.log.read_text(), server)
-
-
-def renew(server: Running) -> None:
-    server.process.send_signal(signal.SIGHUP)
+def renew(server: Server) -> None:
+    server.popen.send_signal(signal.SIGHUP)
 
 
 def write_pair(authority: trustme.CA, directory: Path, key_type: trustme.KeyType) -> None:
@@ -44,11 +37,11 @@ def write_pair(authority: trustme.CA, directory: Path, key_type: trustme.KeyType
 def test_tokens_are_read_again_and_leases_go_on(tmp_path: Path, rollout: Rollout) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("admin old-0123456789abcdef\n")
-    with running(tmp_path, "--no-model", "--token-file", str(tokens)) as server, ThreadPoolExecutor(1) as pool:
+    with Server(None, tmp_path, "--token-file", str(tokens)) as server, ThreadPoolExecutor(1) as pool:
         http = server.http
         body = {"consumer": "c", "wait_seconds": 30}
         waiting = pool.submit(http.post, "/v1/batches/lease", json=body, headers=OLD)
-        until(lambda: "tandem_http_requests_active 2.0" in http.get("/metrics", headers=OLD).text, server)
+        until(lambda: "tandem_http_requests_active 2.0" in http.get("/metrics", headers=OLD).text, "the poll", server)
         tokens.write_text("train new-0123456789abcdef name=night\n")
         renew(server)
         until_logged(server, "tokens: read again")
@@ -61,9 +54,9 @@ def test_tokens_are_read_again_and_leases_go_on(tmp_path: Path, rollout: Rollout
         tokens.write_text("nonsense\n")
         renew(server)
         until_logged(server, "tokens: cannot be read again, what was read before stays")
-        assert "line 1: a token has at least 16 characters" in server.log.read_text()
+        assert "line 1: a token has at least 16 characters" in server.output()
         assert http.get("/v1/queue", headers=NEW).status_code == 200
-        assert server.process.poll() is None
+        assert server.popen.poll() is None
 
 
 @pytest.mark.parametrize("kinds", [("RSA", "ECDSA"), ("ECDSA", "RSA")])
@@ -72,7 +65,7 @@ def test_certificates_are_read_again(tmp_path: Path, kinds: tuple[str, str]) -> 
     old, new = trustme.CA(), trustme.CA()
     write_pair(old, tmp_path, trustme.KeyType[kinds[0]])
     pair = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
-    with running(tmp_path, "--no-model", *pair, tls=trusting(old)) as server:
+    with Server(None, tmp_path, *pair, tls=trusting(old)) as server:
         write_pair(new, tmp_path, trustme.KeyType[kinds[1]])
         renew(server)
         until_logged(server, "certificate: read again")
@@ -105,13 +98,13 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_pipe_is_not_read_twice(tmp_path: Path, pipe: Path) -> None:
-    with running(tmp_path, "--no-model", "--token-file", str(pipe)) as server:
+    with Server(None, tmp_path, "--token-file", str(pipe)) as server:
         renew(server)
         until_logged(server, "is a pipe, which can be read only once")
         assert server.http.get("/v1/queue", headers=OLD).status_code == 200
 
 
 def test_a_server_with_nothing_to_read_again_ends_with_its_terminal(tmp_path: Path) -> None:
-    with running(tmp_path, "--no-model") as server:
+    with Server(None, tmp_path) as server:
         renew(server)
-        assert server.process.wait(60) == -signal.SIGHUP
+        assert server.popen.wait(60) == -signal.SIGHUP

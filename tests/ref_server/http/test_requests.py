@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from ref_server.queue.errors import StorageBroken
 from ref_server.queue.queue import Queue
 from shared import wire
-from tests.ports import free_port
+from tests.harness.ports import free_port
 from tests.ref_server.calls import SAFETENSORS, MakeService, Rollout, Serve, bearer, upload
 from tests.ref_server.sockets import connected, head
 

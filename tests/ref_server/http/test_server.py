@@ -1,9 +1,6 @@
 """How a server process ends: in order on a signal, with an error when it cannot go on, without losing a batch."""
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,39 +13,30 @@ import pytest
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import BatchSummary, State
 from shared.batch import Batch
-from tests.ports import free_port
+from tests.harness.processes import until
+from tests.harness.server import Server
+from tests.ref_server import odd_server
 from tests.ref_server.calls import Rollout, upload
 from tests.ref_server.odd_server import POISON
 from tests.ref_server.queue.backends import make_limits
-from tests.waiting import until
 
 pytestmark = pytest.mark.slow
-PATIENCE = 180.0
 DIRECT = {"prompt_ids": [1], "completions": [[2]]}
 
 
-class OddServer:
+class OddServer(Server):
     """A server process with a fault: an `oddity` of `odd_server`."""
 
     def __init__(self, folder: Path, model_dir: Path, oddity: str, *options: str) -> None:
         self.folder = folder
-        port = free_port()
-        command = [sys.executable, "-m", "tests.ref_server.odd_server", oddity, "serve"]
-        settings = ["--model", str(model_dir), "--threads", "1", "--data-dir", str(folder), "--port", str(port)]
-        self.process = subprocess.Popen(
-            [*command, *settings, *options],
-            cwd=Path(__file__).parents[3],
-            env={**os.environ, "ODD_FOLDER": str(folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        super().__init__(
+            model_dir, folder, *options, program=(odd_server.__name__, oddity), variables={"ODD_FOLDER": str(folder)}
         )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE)
+        self._before = len(self.output())  # of earlier servers in the same folder
 
     def end(self) -> tuple[int, str]:
         """Exit status and output, once it has ended by itself."""
-        output = self.process.communicate(timeout=PATIENCE)[0]
-        return self.process.returncode, output
+        return self.wait(), self.output()[self._before :]
 
     def upload(self, batch: Batch) -> httpx.Response:
         return upload(self.http, batch)
@@ -56,20 +44,13 @@ class OddServer:
     def lease(self, seconds: float = 20) -> httpx.Response:
         return self.http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": seconds, "lease_seconds": 60})
 
-    def ready(self) -> bool:
-        try:
-            return self.http.get("/readyz").status_code == 200
-        except httpx.TransportError:
-            assert self.process.poll() is None, self.process.communicate()[0]
-            return False
-
     def hold(self) -> None:
         (self.folder / "begun").unlink(missing_ok=True)
         (self.folder / "hold").touch()
 
-    def batches(self) -> dict[str, BatchSummary]:
+    def stored(self) -> dict[str, BatchSummary]:
         """What the next server finds, once this one has ended."""
-        with closing(SqliteQueue(self.folder / "queue.sqlite", limits=make_limits())) as queue:
+        with closing(SqliteQueue(self.data / "queue.sqlite", limits=make_limits())) as queue:
             return {info.id: info for info in queue.list(None, None, 1000, None).batches}
 
 
@@ -87,11 +68,7 @@ def launch(tmp_path: Path, model_dir: Path) -> Iterator[Launch]:
 
     yield begin
     for server in started:
-        server.process.kill()
-        server.process.wait()
-        server.http.close()
-        assert server.process.stdout
-        server.process.stdout.close()
+        server.kill()
 
 
 @pytest.fixture
@@ -99,9 +76,7 @@ def start(launch: Launch) -> Launch:
     """Starts a server on the test's own folder, and waits until it is ready."""
 
     def begin(oddity: str, *options: str) -> OddServer:
-        server = launch(oddity, *options)
-        until(server.ready)
-        return server
+        return launch(oddity, *options).until_ready()
 
     return begin
 
@@ -132,7 +107,7 @@ def test_a_signal_lets_the_server_finish_its_work(start: Launch, rollout: Rollou
         poll, direct = pool.submit(server.lease), pool.submit(server.http.post, "/v1/logprobs", json=DIRECT)
         streams = [pool.submit(stream) for _ in range(3)]
         until(lambda: len(acknowledged) > 20)
-        server.process.terminate()
+        server.popen.terminate()
         for each in streams:
             each.result()
         assert poll.result().status_code == 503
@@ -148,8 +123,8 @@ def test_a_signal_lets_the_server_finish_its_work(start: Launch, rollout: Rollou
     status, output = server.end()
     assert status == 0, output
     assert "Traceback" not in output
-    assert not (server.folder / "queue.sqlite-wal").exists(), "the log is in the file, and the file is closed"
-    left = server.batches()
+    assert not (server.data / "queue.sqlite-wal").exists(), "the log is in the file, and the file is closed"
+    left = server.stored()
     assert left[leased.id].state == State.DONE
     assert left[in_hand.id].state == State.READY
     assert {left[id].state for id in acknowledged} == {State.QUEUED}
@@ -161,44 +136,42 @@ def test_a_forward_that_takes_too_long_is_left_to_the_next_start(start: Launch, 
     batch, waiting = rollout(), rollout()
     begin_a_forward(server, batch)
     assert server.upload(waiting).status_code == 201
-    server.process.terminate()
+    server.popen.terminate()
     status, output = server.end()
     assert status == 1
     assert "could not be finished in time" in output
-    assert {id: info.state for id, info in server.batches().items()} == {batch.id: "queued", waiting.id: "queued"}
+    assert {id: info.state for id, info in server.stored().items()} == {batch.id: "queued", waiting.id: "queued"}
 
 
 def test_a_second_signal_ends_it_at_once(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     batch = rollout()
     begin_a_forward(server, batch)
-    server.process.terminate()
+    server.popen.terminate()
     until(lambda: not server.ready())
-    server.process.terminate()
+    server.popen.terminate()
     assert server.end()[0] == 128 + signal.SIGTERM
-    assert server.batches()[batch.id].state == State.QUEUED
+    assert server.stored()[batch.id].state == State.QUEUED
 
 
 def test_ctrl_c_ends_it_in_order(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     batch = rollout()
     begin_a_forward(server, batch)
-    server.process.send_signal(signal.SIGINT)
+    server.popen.send_signal(signal.SIGINT)
     until(lambda: not server.ready())
     (server.folder / "hold").unlink()
     status, output = server.end()
     assert status == 128 + signal.SIGINT
     assert "Traceback" not in output
-    assert not (server.folder / "queue.sqlite-wal").exists()
-    assert server.batches()[batch.id].state == State.READY
+    assert not (server.data / "queue.sqlite-wal").exists()
+    assert server.stored()[batch.id].state == State.READY
 
 
 def test_a_start_that_takes_long_can_be_ended(launch: Launch) -> None:
     server = launch("endless-loading")
-    assert server.process.stdout
-    while server.process.stdout.readline() != "loading\n":
-        assert server.process.poll() is None
-    server.process.terminate()
+    until(lambda: "loading\n" in server.output(), "it to load its model", server)
+    server.popen.terminate()
     assert server.end()[0] == 128 + signal.SIGTERM
 
 
@@ -222,7 +195,7 @@ def test_a_server_that_can_no_longer_score_ends_with_an_error(
     assert "the scoring loop has ended with an error" in output
     assert "Traceback" in output
     assert message in output
-    left = server.batches()[batch.id]
+    left = server.stored()[batch.id]
     assert (left.state, left.scoring_attempts) == (State.QUEUED, 0)
 
 
@@ -237,8 +210,7 @@ def test_a_batch_that_loses_the_device_becomes_dead_and_no_other(
     begin_a_forward(server, others[0])
     for batch in (poisonous, *others[1:]):
         assert server.upload(batch).status_code == 201
-    server.process.kill()
-    server.process.wait()
+    server.kill()
     (server.folder / "hold").unlink()
     for _ in range(2):
         assert launch("lost-device", "--queue.max-deliveries", "2").end()[0] == 1

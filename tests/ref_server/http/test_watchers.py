@@ -16,9 +16,9 @@ import pytest
 from ref_server import background
 from ref_server.http.routes import events as watchers
 from shared.api import QueueView
+from tests.harness.processes import until
 from tests.ref_server.calls import MakeService, Rollout, Serve, admit, bearer
 from tests.ref_server.sockets import head, rest
-from tests.waiting import until
 
 Event = tuple[str, dict[str, Any]]
 ADMIN, MINE = (bearer(f"{name}-0123456789abcdef") for name in ("admin", "mine"))

@@ -9,21 +9,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.ports import free_port
+from tests.harness.ports import free_port
+from tests.harness.processes import until
+from tests.harness.server import Server
 from tests.ref_server.legacy.simple_grpo import Generator, get_batch, grpo_step
-from tests.ref_server.processes import Running, running
-from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 PAD = 257
 
 
 @contextmanager
-def serving(model_dir: Path, data_dir: Path) -> Iterator[tuple[Running, str]]:
+def serving(model_dir: Path, directory: Path) -> Iterator[tuple[Server, str]]:
     """The server, and the address of its other port, which Simple-GRPO's clients know."""
     port = str(free_port())
-    options = ("--model", str(model_dir), "--threads", "1", "--legacy", "--legacy-port", port)
-    with running(data_dir, *options) as server:
+    with Server(model_dir, directory, "--legacy", "--legacy-port", port) as server:
         yield server, f"http://localhost:{port}"
 
 
@@ -74,9 +73,9 @@ def test_a_training_of_simple_grpo(model_dir: Path, model: PreTrainedModel, tmp_
         wait_for_batch(url)
         assert "tandem_legacy_deliveries_total 4.0" in server.http.get("/metrics").text
 
-        server.process.terminate()
-        server.process.wait(180)
-        output = server.log.read_text()
+        server.popen.terminate()
+        server.popen.wait(180)
+        output = server.output()
         assert "Traceback" not in output
         assert url.rpartition(":")[2] in output, "it says where it serves"
 
@@ -91,7 +90,7 @@ def test_nothing_is_lost_by_a_kill(model_dir: Path, tmp_path: Path) -> None:
         taken = [wait_for_batch(url)]
         for prompt, answers, rewards in groups[3:]:
             generator.upload_group(prompt, answers, rewards)
-        server.process.kill()  # some are scored by now, some are not
+        server.popen.kill()  # some are scored by now, some are not
     with serving(model_dir, tmp_path) as (_, url):
         taken += [wait_for_batch(url) for _ in range(5)]
         assert get_batch(url) is None

@@ -9,17 +9,18 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 from transformers import PreTrainedModel
 
 from ref_server.metrics import Count
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.queue.records import Claim
+from ref_server.queue.records import Claim, Payload
+from tests.harness.processes import until
 from tests.ref_server.calls import MakeService, Rollout, Serve, error, lease
 from tests.ref_server.calls import upload as upload_batch
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor, make_bytes_list, tensor_to_bytes
 from tests.ref_server.sockets import connected
-from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,27 @@ def test_a_store_that_fails(make_service: MakeService, serve: Serve, error: Exce
     with serve(make_service(legacy=True, wrap=lambda queue: Failing(queue, error))) as http:
         assert http.post("/upload", content=upload()).status_code == status
         assert http.get("/get").content == b"empty"  # trainers would take an error for a frame
+
+
+class Forgetful:
+    """A queue that has lost the scores of its batches."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def take(self, run: str) -> Payload:
+        return Payload(upload(), None)
+
+
+def test_a_batch_without_scores_is_logged(make_service: MakeService, serve: Serve) -> None:
+    with serve(make_service(legacy=True, wrap=Forgetful)) as http, capture_logs() as logs:
+        assert http.get("/get").content == b"empty"
+    assert [(each["log_level"], each["error"]) for each in logs] == [
+        ("error", "the newest batch, which is now deleted, was ready without scores")
+    ]
 
 
 def test_a_draining_server_takes_no_upload(make_service: MakeService, serve: Serve) -> None:

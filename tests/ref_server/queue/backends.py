@@ -15,7 +15,7 @@ from ref_server.queue.postgres.store import PostgresQueue
 from ref_server.queue.queue import Queue
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LimitsView
-from tests.postgresql import Postgres, PostgresMissing, postgres
+from tests.harness.postgresql import Postgres, PostgresMissing, postgres
 
 RETENTION = 1000.0
 CLAIM_SECONDS = 60.0

@@ -13,7 +13,7 @@ from ref_server.queue.errors import StorageFull
 from ref_server.queue.records import Upload
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LeaseKey, Outcome, State
-from tests.chaos.disk import NeedsRoot, SmallDisk, small_disk
+from tests.harness.disk import NeedsRoot, SmallDisk, small_disk
 from tests.ref_server.queue.backends import make_limits
 from tests.ref_server.queue.batches import expire_waiting, key, lease, ready_upload, state
 

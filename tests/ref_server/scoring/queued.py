@@ -12,8 +12,8 @@ from shared import wire
 from shared.api import BatchDetails, State
 from shared.batch import Array, Batch, TokenGroup
 from shared.logprobs import choose_forward
+from tests.harness.processes import until
 from tests.ref_server.calls import lease
-from tests.waiting import until
 
 
 def put(queue: Queue, *batches: Batch) -> None:

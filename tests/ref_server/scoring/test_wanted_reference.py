@@ -14,11 +14,11 @@ from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model
 from ref_server.service.service import Service
 from shared.models import save_model
+from tests.harness.processes import until
 from tests.ref_server.calls import Rollout, Serve, admit, lease
 from tests.ref_server.queue.backends import postgres_backend
 from tests.ref_server.scoring.changed_models import changed_model
 from tests.ref_server.scoring.queued import lease_scored
-from tests.waiting import until
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from shared.api import Lease, LeaseBody, ModelInfo, Order, Uploaded
 from shared.batch import Batch, TokenGroup
 from shared.client import Leased, NotRefServer, RefServerClient, RefServerError, Unreachable, UnusableBatch
 from shared.client.errors import retry_after
-from tests.ports import free_port
+from tests.harness.ports import free_port
 from tests.site import Answer, Request
 
 OpenSite = Callable[..., Any]

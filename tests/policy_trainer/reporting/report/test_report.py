@@ -209,6 +209,27 @@ def test_addresses_and_tokens_are_left_out(tmp_path: Path) -> None:
     assert "10.0.0.7" not in page and "secret-file" not in page and "hush-hush" not in page
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("max_steps = inf", "max_steps inf"),
+        ("max_steps = -nan", "max_steps nan"),
+        ("max_steps = 2026-11-28", "max_steps 2026-11-28"),
+        ("rewards = [2026-11-28T07:32:00Z, {x = inf}]", '["2026-11-28T07:32:00+00:00", {"x": "inf"}]'),
+        ("rewards = [07:32:00]", '["07:32:00"]'),
+        ("rewards = 3", "with the rewards 3"),
+    ],
+)
+def test_settings_that_only_toml_can_write_are_shown(tmp_path: Path, line: str, shown: str) -> None:
+    root = make_run(tmp_path / "edited", [step_record(1)])
+    other = make_run(tmp_path / "other", [step_record(1)])
+    name, text = line.split(" ")[0], (root / "config.toml").read_text()
+    rest = re.sub(rf"^{name} = (\[[^]]*\]|[^\[].*)$", "", text, flags=re.MULTILINE)
+    (root / "config.toml").write_text(f"{line}\n{rest}")
+    assert shown in " ".join(Seen(page_of(root)).text.split())
+    assert compare([str(root), str(other), "--output", str(tmp_path / "both.html")]) == 0
+
+
 def verdict(workers: float, server: float, trainer: float) -> str:
     return limit_of({"Rollout workers": workers, "Reference server": server, "Policy trainer": trainer})
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.data.problem import Problem, Sample
+from policy_trainer.data.prompts import UnusablePrompt
 from policy_trainer.rewards.functions import reward_function
 from policy_trainer.rollout.environments.host import Host
 from policy_trainer.rollout.environments.toolbox import Toolbox
@@ -109,6 +110,19 @@ def test_reset_needs_its_columns_and_returns_a_text(host: Host) -> None:
     assert answer["kind"] == "refused" and "m:Fragile.reset: missing a required argument: 'how'" in answer["error"]
     assert ask(host, "reset", columns={"how": "texts"}, seed=0)["value"] == "ab"
     assert ask(host, "reset", columns={"how": "pid"}, seed=0)["error"] == "reset must return a text or None, got int"
+
+
+def test_any_kind_of_user_error_is_a_refusal() -> None:
+    class Picky:
+        def reset(self) -> None:
+            raise UnusablePrompt("the row has no board", "add one")
+
+        def move(self) -> None: ...
+
+    host = Host(Toolbox({}, {"p": Picky}), threading.Lock())
+    opened(host, "p")
+    answer = ask(host, "reset", columns={}, seed=0)
+    assert (answer["kind"], answer["error"], answer["log"]) == ("refused", "the row has no board; add one", "")
 
 
 def test_rewards_are_checked(host: Host) -> None:

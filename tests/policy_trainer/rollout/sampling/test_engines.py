@@ -20,9 +20,9 @@ from shared.errors import UserError
 from shared.models import load_model, save_model
 from shared.settings import from_values
 from tests.device import DEVICE
+from tests.harness.ports import free_port
 from tests.policy_trainer.rollout.sampling.architectures import texts
 from tests.policy_trainer.rollout.sampling.fake_vllm import FakeVllm
-from tests.ports import free_port
 
 Make = Callable[..., Any]
 SAMPLING = SamplingParams(2, 4, temperature=1.0)

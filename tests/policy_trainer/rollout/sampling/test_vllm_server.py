@@ -21,9 +21,9 @@ from policy_trainer.rollout.sampling.vllm_server import VllmServerSampler, put_t
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import save_model
+from tests.harness.ports import free_port
 from tests.policy_trainer.rollout.sampling.architectures import texts
 from tests.policy_trainer.rollout.sampling.fake_vllm import FakeVllm
-from tests.ports import free_port
 from tests.rounding import rounding
 from tests.site import Answer
 

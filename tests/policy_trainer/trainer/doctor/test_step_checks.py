@@ -13,8 +13,8 @@ from policy_trainer.trainer.doctor.step_checks import one_group, server
 from shared.api import ModelInfo
 from shared.errors import UserError
 from shared.settings import from_values
+from tests.harness.ports import free_port
 from tests.policy_trainer.trainer.doctor.subjects import looked
-from tests.ports import free_port
 from tests.site import Answer
 
 

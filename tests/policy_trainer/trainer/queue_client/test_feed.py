@@ -21,7 +21,7 @@ from shared import wire
 from shared.api import Lease
 from shared.batch import TokenGroup
 from shared.client import RefServerClient, RefServerError
-from tests.waiting import until
+from tests.harness.processes import until
 
 CHECKPOINT = Path("checkpoints/step-00000008")
 VOCABULARY, CONTEXT = 100, 50

@@ -1,6 +1,7 @@
 """Refused leases: whether another trainer of the run lives; the body of a lease request; batches with images."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.trainer.queue_client.terms import BatchCheck, LeaseRefusals, LeaseTerms
 from shared.api import Order
 from shared.client import RefServerError
-from tests.chaos.batches import plain_batch
 from tests.shared.logprobs.families import make
 from tests.shared.logprobs.vision_families import make_vision, with_images
 
@@ -79,14 +79,15 @@ def test_the_body_of_a_lease_request() -> None:
     assert body.incarnation != LeaseTerms("trainer", "ours", 3, 4, 30).incarnation, "each process has its own"
 
 
-def test_images_must_fit_the_policy() -> None:
+def test_images_must_fit_the_policy(make_scored: Any) -> None:
     config = TrainConfig(model="m", max_steps=1, loss=LossConfig(beta=0))
     seeing, blind = (BatchCheck.of(model, config, {}) for model in (make_vision("qwen2_vl"), make("qwen2")))
     group = with_images(make_vision("qwen2_vl"), [4] * 4)
-    batch = plain_batch("run", group=group)
+    plain = make_scored([3, 4], [[5] * 4] * 4, range(4))
+    batch = replace(plain, group=group)
     assert seeing.refusal(batch) is None
     assert blind.refusal(batch) == "image must be absent: the policy takes no images"
-    assert blind.refusal(plain_batch("run")) is None
+    assert blind.refusal(plain) is None
     without = replace(batch, group=replace(group, images={}))
     assert str(seeing.refusal(without)).startswith("image is missing: the prompt has")
     larger = replace(batch, group=replace(group, images={**group.images, "image_grid_thw": np.array([[1, 2, 2]])}))

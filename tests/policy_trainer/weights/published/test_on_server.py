@@ -34,8 +34,8 @@ from ref_server.service.service import Service
 from shared.client import NotRefServer, RefServerClient, RefServerError
 from shared.errors import UserError
 from shared.models import copy_state, load_model, load_tokenizer
+from tests.harness.processes import until
 from tests.ref_server.conftest import make_service, model, serve
-from tests.waiting import until
 
 __all__ = ["make_service", "model", "serve"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.ports import free_port
-from tests.ref_server.processes import running
+from tests.harness.ports import free_port
+from tests.harness.server import Server
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +22,6 @@ def test_the_server_is_asked_itself(tmp_path: Path, proxied: bool) -> None:
     kind, command, *arguments = yaml.safe_load(COMPOSE.read_text())["x-ref-server"]["healthcheck"]["test"]
     assert (kind, command) == ("CMD", "python")
     environment = {**os.environ, **({"HTTP_PROXY": f"http://127.0.0.1:{free_port()}"} if proxied else {})}
-    with running(tmp_path, "--no-model") as server:
+    with Server(None, tmp_path) as server:
         replaced = [argument.replace("8400", str(server.http.base_url.port)) for argument in arguments]
         assert subprocess.run([sys.executable, *replaced], env=environment).returncode == 0

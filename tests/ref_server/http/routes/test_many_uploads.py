@@ -21,8 +21,8 @@ from shared import wire
 from shared.api import MAX_UPLOADS, MAX_UPLOADS_BYTES, Uploaded, UploadResult, UploadResults
 from shared.batch import Batch
 from shared.client import RefServerClient, RefServerError
+from tests.harness.processes import until
 from tests.ref_server.calls import MakeService, Rollout, Serve, bearer, error, upload
-from tests.waiting import until
 
 TOGETHER = {"Content-Type": wire.UPLOADS_CONTENT_TYPE}
 

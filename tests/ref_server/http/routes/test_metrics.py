@@ -13,8 +13,8 @@ from ref_server.queue.queue import Queue
 from ref_server.queue.records import Stats
 from ref_server.service import gauges
 from shared.api import Depth, State
+from tests.harness.processes import until
 from tests.ref_server.calls import MakeService, Rollout, Serve, lease, lease_key, settle, upload
-from tests.waiting import until
 
 Labels = frozenset[tuple[str, str]]
 

@@ -17,9 +17,9 @@ import pytest
 from ref_server.service import weights as waiting
 from ref_server.service.service import Service
 from ref_server.weights import store as readers
+from tests.harness.processes import until
 from tests.ref_server.calls import MakeService, Serve
 from tests.ref_server.sockets import answer, connected, head
-from tests.waiting import until
 
 RUNS = count()
 BINARY = {"Content-Type": "application/octet-stream"}

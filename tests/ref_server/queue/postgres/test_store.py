@@ -18,10 +18,10 @@ from ref_server.queue.postgres.store import PostgresQueue, database_time
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
 from shared.api import LeaseKey, Outcome, State
-from tests.postgresql import Postgres, PostgresMissing, postgres
+from tests.harness.postgresql import Postgres, PostgresMissing, postgres
+from tests.harness.processes import until
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
 from tests.ref_server.queue.batches import key, lease_many, ready_upload, state, upload
-from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

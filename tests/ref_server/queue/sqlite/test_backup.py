@@ -19,7 +19,7 @@ from ref_server.queue.records import Upload, WantedReference
 from ref_server.queue.sqlite import backup
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LeaseKey, MetricsRecord, Outcome, State
-from tests.chaos.disk import NeedsRoot, small_disk
+from tests.harness.disk import NeedsRoot, small_disk
 from tests.ref_server.queue import batches
 from tests.ref_server.queue.backends import Clock, make_limits
 from tests.ref_server.queue.batches import details, key

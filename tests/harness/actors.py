@@ -1,4 +1,9 @@
-"""The processes of the chaos tests, forked from a warm process, so that a start takes a fraction of a second."""
+"""Our commands in processes that are forked from a warm one, for tests that kill and start them hundreds of times.
+
+`Process` and `Server` run `python -m`, as users do, and import everything at each start. On two cores a server without
+a model is ready after 0.5 s here and 1.5 s there, and the imports of trainers and workers take 10 s. So a test of a
+given length has more kills, and more of them hit a process at work.
+"""
 
 import importlib
 import os
@@ -11,9 +16,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
 
-from policy_trainer.cli.demo.base_model import make_model, make_tokenizer
-from shared.models import save_model
 from shared.process import PARENT_VARIABLE
+from tests.harness.processes import PATIENCE
 
 # What trainer, worker and server import first, and Qwen2, Qwen2-VL and dynamo, which the first model and optimizer
 # would load.
@@ -34,7 +38,6 @@ _PRELOADED = [
     "tests.chaos.fake_engine",
     "tests.chaos.recorded",
 ]
-PATIENCE = 90.0
 _LOG_TAIL = 2000
 
 
@@ -127,10 +130,3 @@ def _call_main(module: str, arguments: list[str], log: str) -> None:
     os.dup2(descriptor, 2)
     sys.argv = [module, *arguments]
     importlib.import_module(module).main()
-
-
-def tiny_model(directory: Path) -> Path:
-    """The demo's architecture with random weights, in `directory`/model."""
-    path = directory / "model"
-    save_model(make_model(0), make_tokenizer(), path)
-    return path

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.ports import free_port
+from tests.harness.ports import free_port
 
 
 class PostgresMissing(Exception):

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from shared import wire
-from tests.chaos.history import History
+from tests.harness.history import History
 
 _VERBS = {
     ("POST", "/v1/batches"): "upload",
