@@ -6,7 +6,7 @@ out (a window, chunks) is asked of the model's mask function, by the tokens' pla
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -134,7 +134,7 @@ def packed_attention(
 
 def packed_mask(
     *,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
+    mask_function: Callable[..., Any] = causal_mask_function,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     **options: Any,
@@ -163,7 +163,7 @@ def packed_mask(
 
 
 @contextmanager
-def packed_masks(layout: PackedLayout) -> Iterator[None]:
+def packed_masks(layout: PackedLayout) -> Generator[None]:
     """The model's masks are those of a packed forward."""
     token = _packed.set(layout)
     try:

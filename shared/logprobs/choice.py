@@ -1,7 +1,7 @@
 """Chooses a model's forward: the fastest one that agrees with a plain forward, row by row."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -151,7 +151,7 @@ def self_test_difference(
 
 
 @contextmanager
-def _shortened(model: PreTrainedModel) -> Iterator[None]:
+def _shortened(model: PreTrainedModel) -> Generator[None]:
     """Makes windows and chunks so short that the self-test's rows are longer, as those of real prompts may be."""
     places: list[tuple[Any, str]] = [(model.config.get_text_config(), name) for name in _BOUNDS]
     places += [(module, "chunk_size") for module in modules_with_state(model)]

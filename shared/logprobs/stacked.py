@@ -3,7 +3,6 @@
 One call per completion would be correct too, but call overhead would dominate for small models.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -76,8 +75,9 @@ class StackedAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         if sinks is not None:
-            scale = scale or query.shape[2] ** -0.5
-            query, key, value = _with_sinks(query, key, value, sinks / scale)
+            factor = query.shape[2] ** -0.5 if scale is None else scale
+            query, key, value = _with_sinks(query, key, value, sinks / factor)
+            scale = factor
         parts = [stack(query, key, value, scale, dropout) for stack in self._stacks]
         return torch.cat(parts).index_select(0, self._order)
 
@@ -133,6 +133,7 @@ class _Stack:
             self._gather(value, self._keys),
         )
         if self._softcap is not None:
+            assert self._mask is not None  # `_blocks` makes no other blocks then
             output = _capped_attention(query, key, value, self._mask, scale, self._softcap, dropout)
         else:
             output = F.scaled_dot_product_attention(
@@ -156,7 +157,7 @@ def _capped_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    mask: Tensor,
     scale: float | None,
     softcap: float,
     dropout: float,
@@ -214,8 +215,8 @@ def _mask(queries: Tensor, keys: Tensor, tokens: _Tokens, dtype: torch.dtype, bo
 def _blocks(layout: PackedLayout, kind: AttentionKind) -> Iterator[_Block]:
     places = layout.positions()
     # A token reaches this many tokens back, itself among them.
-    reach = kind.bounds.size if kind.bounds else math.inf
-    most = int(max(_LEAST_QUERIES, min(_BLOCK_QUERIES, reach)))
+    reach = int(min(kind.bounds.size, layout.tokens)) if kind.bounds else layout.tokens
+    most = max(_LEAST_QUERIES, min(_BLOCK_QUERIES, reach))
     ahead = kind.bounds is not None and kind.bounds.images
     plain = not kind.sinks and kind.softcap is None and not ahead
     for prompt, spans in groupby(layout.spans, key=lambda span: span.prompt):
@@ -239,7 +240,7 @@ def _blocks(layout: PackedLayout, kind: AttentionKind) -> Iterator[_Block]:
                 yield _Block(queries, keys, causal=False)
 
 
-def _merged(completions: Sequence[Span], limit: float) -> Iterator[tuple[int, int]]:
+def _merged(completions: Sequence[Span], limit: int) -> Iterator[tuple[int, int]]:
     """Token ranges [first, last): consecutive completions share a block while they have at most `limit` tokens.
 
     Otherwise each of many short completions would copy the keys of a long prompt.
