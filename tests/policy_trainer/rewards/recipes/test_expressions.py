@@ -20,6 +20,7 @@ from policy_trainer.rewards.expressions import MAX_CHARACTERS, MAX_DEPTH, NoExpr
         ("05.5", Fraction(11, 2)),
         ("00", 0),
         ("(" * MAX_DEPTH + "7" + ")" * MAX_DEPTH, 7),
+        ("+".join(["(1)"] * (MAX_DEPTH + 1)), MAX_DEPTH + 1),  # brackets that are closed count no longer
         ("1" * MAX_CHARACTERS, int("1" * MAX_CHARACTERS)),
         ("9007199254740993-9007199254740992", 1),  # as floats they would be equal
     ],

@@ -1,13 +1,15 @@
 """The ledger: which leases are live, and which ids a resumed run must remember. test_feed.py tests it with a server."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
-from policy_trainer.trainer.queue_client.ledger import Ledger
-from shared.api import Outcome
-from shared.client import Leased
+from policy_trainer.trainer.queue_client.ledger import Ledger, drop_done
+from shared.api import Outcome, State
+from shared.client import Leased, RefServerClient, RefServerError
 
 
 @pytest.fixture
@@ -38,6 +40,15 @@ def test_settling_returns_only_live_leases_of_trained_batches(lease: Callable[..
     ledger.forget([lost])
     assert ledger.settle(ledger.ids()) == [new] and ledger.unsettled == 0
     assert ledger.ids() == ["a", "b"], "nothing was answered yet"
+    assert ledger.settle(["a", "b", "c"]) == [new], "a batch that was not trained must not be acked"
+
+
+def test_only_live_leases_of_batches_that_were_not_trained_are_trainable(lease: Callable[..., Leased]) -> None:
+    old, new, lost, waiting = lease("a"), lease("a", "second"), lease("b"), lease("c")
+    ledger = ledger_with(old, lost, waiting, trained=[old])
+    ledger.add([new])
+    ledger.forget([lost])
+    assert ledger.trainable([old, new, lost, waiting]) == ledger.untrained() == [waiting]
 
 
 def test_only_confirmed_acks_leave(lease: Callable[..., Leased]) -> None:
@@ -72,3 +83,51 @@ def test_an_id_that_waits_for_a_checkpoint_is_not_dropped(lease: Callable[..., L
     ledger.mark_trained([lease("a")])
     ledger.drop(["a", "done"])
     assert ledger.ids() == ["a"]
+
+
+def test_a_refused_lease_is_live_no_longer_and_is_counted(lease: Callable[..., Leased]) -> None:
+    ledger = ledger_with(lease("a"), lease("b"), lease("b", "second"))
+    ledger.refuse(lease("a"))
+    ledger.refuse(lease("b"))
+    assert [held.token for held in ledger.live()] == ["second"], "a newer lease of the same batch stays"
+    assert ledger.refused == 2
+
+
+class Server:
+    """Reports the states of batches. In place of a state it may have the HTTP status of an error."""
+
+    def __init__(self, states: dict[str, State | int]) -> None:
+        self._states = states
+        self.asked: list[str] = []
+
+    def batch(self, id: str) -> SimpleNamespace:
+        self.asked.append(id)
+        state = self._states[id]
+        if isinstance(state, int):
+            raise RefServerError(state, "an error")
+        return SimpleNamespace(state=state)
+
+
+def test_only_batches_that_will_not_come_again_are_logged() -> None:
+    coming = (State.QUEUED, State.SCORING, State.READY, State.LEASED)
+    server = Server({**{state.value: state for state in coming}, "done": State.DONE, "dead": State.DEAD, "gone": 404})
+    ledger = Ledger(["done", "dead", "gone", *(state.value for state in coming)])
+    with capture_logs() as events:
+        drop_done(cast(RefServerClient, server), ledger, ledger.ids(), lambda: False)
+    assert ledger.ids() == sorted({"dead", "gone", *(state.value for state in coming)})
+    (event,) = events
+    assert {name: event[name] for name in event if name not in ("event", "log_level")} == {"dead": 1, "unknown": 1}
+
+
+def test_an_error_of_the_server_is_not_taken_for_an_unknown_batch() -> None:
+    ledger = Ledger(["a", "b"])
+    with pytest.raises(RefServerError), capture_logs() as events:
+        drop_done(cast(RefServerClient, Server({"a": 503, "b": 404})), ledger, ledger.ids(), lambda: False)
+    assert ledger.ids() == ["a", "b"] and not events
+
+
+def test_no_more_batches_are_asked_for_once_it_is_stopped() -> None:
+    server = Server(dict.fromkeys("abc", State.DONE))
+    ledger = Ledger("abc")
+    drop_done(cast(RefServerClient, server), ledger, ledger.ids(), lambda: len(server.asked) == 2)
+    assert server.asked == ["a", "b"] and ledger.ids() == ["c"]
