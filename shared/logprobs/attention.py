@@ -123,6 +123,8 @@ def packed_attention(
             eager = sys.modules[type(module).__module__].eager_attention_forward
             return eager(module, query, key, value, attention_mask, **options)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if isinstance(attention_mask, Tensor):
+        raise NotImplementedError("packed attention does not know this model's attention mask")
     sinks = options.pop("s_aux", None)
     kind = AttentionKind(attention_mask, options.pop("softcap", None), sinks is not None)
     refuse_extras(options)

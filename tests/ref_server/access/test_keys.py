@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.access.keys import Denied, Principal, Role, Unauthenticated, one_admin, read_keys
+from ref_server.access.keys import Denied, Principal, Role, Unauthenticated, one_admin, read_keys, readable_by_all
 from ref_server.config import ServeConfig
 
 TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in Role if role}
@@ -97,3 +97,11 @@ def test_what_is_no_token(given: str | None) -> None:
     with pytest.raises(Unauthenticated) as refused:
         one_admin(SECRET).principal(given)
     assert refused.value.field == "Authorization"
+
+
+@pytest.mark.parametrize(("mode", "readable"), [(0o600, False), (0o660, False), (0o644, True), (0o604, True)])
+def test_which_files_every_user_can_read(tmp_path: Path, mode: int, readable: bool) -> None:
+    file = tmp_path / "tokens"
+    file.touch()
+    file.chmod(mode)
+    assert readable_by_all(file) is readable

@@ -96,6 +96,25 @@ def test_probes_at_the_same_time_are_bounded_until_the_fullness_is_forgotten() -
     with_clock(play)
 
 
+def test_only_the_runs_that_were_full_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients name the runs, so their number has no other bound."""
+    monkeypatch.setattr("ref_server.http.load_shedder.MAX_RUNS", 2)
+
+    async def play(shedder: LoadShedder, wait: Wait) -> None:
+        for run in ("first", "second", "third"):
+            with suppress(NoRoom), shedder.admission(run):
+                raise NoRoom("full", run, 3)
+        refused = []
+        for run in ("first", "second", "third"):
+            with ExitStack() as probes:
+                for _ in range(MAX_PROBES):
+                    probes.enter_context(shedder.admission(run))
+                refused += [run] if shedder.refusal(run) else []
+        assert refused == ["second", "third"]
+
+    with_clock(play)
+
+
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ref_server.http.load_shedder.DELAY_SECONDS", 0.0)
     monkeypatch.setattr("ref_server.http.load_shedder.PROBE_SECONDS", 3600.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ref_server.legacy.tensors import MalformedUpload
-from ref_server.legacy.upload import LegacyUpload, read_upload
+from ref_server.legacy.upload import MAX_JSON_BYTES, LegacyUpload, read_upload
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
 from tests.ref_server.legacy.simple_grpo import make_bytes_list, tensor_to_bytes
 
@@ -29,6 +29,11 @@ def test_golden_bytes() -> None:
         assert torch.equal(tensor, expected)
 
 
+def test_the_largest_json() -> None:
+    base = b'{"plen": 3, "x": "' + b"x" * (MAX_JSON_BYTES - 20) + b'"}'
+    assert len(base) == MAX_JSON_BYTES and read(upload(base=base)).base == base.decode()
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
@@ -49,6 +54,7 @@ def test_golden_bytes() -> None:
         ({"rewards": tensor_to_bytes(REWARDS[:1])}, r"rewards must have shape \(2,\), got \(1,\)"),
         ({"gen_logps": tensor_to_bytes(GEN_LOGPS[:, :1])}, r"gen_logps must have shape \(2, 2\), got \(2, 1\)"),
         ({"gen_logps": tensor_to_bytes(GEN_LOGPS + 9)}, "gen_logps must be finite and at most 0"),
+        ({"gen_logps": tensor_to_bytes(GEN_LOGPS - torch.inf)}, "gen_logps must be finite and at most 0"),
         ({"rewards": tensor_to_bytes(REWARDS + 3e38)}, "rewards must lie in"),
         ({"gen_logps": tensor_to_bytes(INPUTS[:, 3:])}, "gen_logps: must have dtype"),
         ({"gen_logps": b""}, "gen_logps: must be what torch.save writes"),

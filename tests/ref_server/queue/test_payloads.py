@@ -10,7 +10,7 @@ from ref_server.queue.errors import NoRoom, WrongState
 from ref_server.queue.queue import Queue
 from shared.api import LeaseKey, Outcome, State
 from tests.ref_server.queue.backends import Clock, Open
-from tests.ref_server.queue.batches import details, expire_waiting, key, lease, ready_upload, stored
+from tests.ref_server.queue.batches import details, expire_waiting, key, lease, make_ready, ready_upload, stored, upload
 
 MIB = 2**20
 
@@ -149,3 +149,12 @@ def test_one_ack_of_many_keeps_as_many(open_queue: Open, most: int) -> None:
     assert set(queue.ack(keys)) == {Outcome.OK}
     assert with_payload(queue) == smallest(ids, most)
     assert stored(queue) == 14 * most
+
+
+def test_training_data_that_is_replaced_is_counted_once(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    lease(queue)
+    queue.put_training("a", b"first data")
+    before = stored(queue)
+    queue.put_training("a", b"second")
+    assert queue.training("a") == b"second" and stored(queue) == before - len(b"first data") + len(b"second")

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -15,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
+from ref_server.metrics import DeviceTotals
 from ref_server.queue.errors import StorageFull
+from ref_server.scoring.jobs import DirectRequest
+from ref_server.scoring.reference import Scores
 from shared import wire
-from shared.batch import TokenGroup
+from shared.batch import BatchError, TokenGroup
 from tests.ref_server.calls import MakeService, Rollout, Serve, admit, error
 from tests.ref_server.scoring.queued import Observed, lease_scored, ref_logps
 from tests.rounding import rounding
@@ -197,3 +200,14 @@ def test_a_full_disk_costs_no_batch(
         admit(http, *batches)
         assert [lease_scored(http, "full").id for _ in batches] == [batch.id for batch in batches]
         assert all(http.get(f"/v1/batches/{batch.id}").json()["scoring_attempts"] == 0 for batch in batches)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_scores_that_are_not_finite_are_refused(value: float) -> None:
+    group = TokenGroup(np.array([1]), np.array([2, 3]), np.array([2]))
+    request = DirectRequest(group, 1.0, cast(DeviceTotals, None))
+    good, bad = np.array([-1.0, -2.0], np.float32), np.array([-1.0, value], np.float32)
+    request.scored(Scores([good], 0, teacher_logps=[good]))
+    for logps, teacher_logps in ((bad, None), (bad, [good]), (good, [bad])):
+        with pytest.raises(BatchError, match="not finite"):
+            request.scored(Scores([logps], 0, teacher_logps=teacher_logps and [*teacher_logps]))

@@ -269,3 +269,9 @@ def test_a_saved_model_does_not_name_the_packed_attention(tmp_path: Path) -> Non
     groups = SHAPES["ragged"]
     assert again.config._attn_implementation == "sdpa"
     assert (expected(again, groups, [1.0]) - expected(model, groups, [1.0])).abs().max() < 1e-9
+
+
+def test_completions_continue_after_the_largest_position_of_their_prompt() -> None:
+    """Which is less than the prompt's length where a picture's tokens share positions."""
+    positions = layout_of([(5, [2, 1]), (2, [1])]).positions([np.array([[0, 1, 1, 1, 2]] * 3), np.array([[0, 1]] * 3)])
+    assert positions.tolist() == [[0, 1, 1, 1, 2, 3, 4, 3, 0, 1, 2]] * 3
