@@ -228,7 +228,7 @@ def test_in_a_notebook_an_interrupt_leaves_a_checkpoint_and_the_cell_goes_on(ran
     assert "the same call with resume=True goes on" in first and "step 1/1000 · reward" in first
     assert "stopping; press Ctrl-C again" in first and "\x1b" not in first  # plain lines
     steps = int(re.findall(r"stopped after (\d+) steps", first)[0])
-    stopped = (steps, False, f"runs/default/checkpoints/step-{steps:08d}")
+    stopped = (steps, False, str(site / f"runs/default/checkpoints/step-{steps:08d}"))
     assert last.strip() == f"{stopped} {steps + 2} True {steps + 2}"
     assert not processes_of(site / "runs")
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
 from tests.rounding import rounding
 from tests.shared.logprobs.families import (
@@ -22,6 +23,9 @@ FORWARDS = [
     *((name, form) for name in HEADS for form in (PackedForward, PaddedForward, PlainForward)),
     ("granite", PlainForward),  # its logits are not the head's
     *((name, PackedForward) for name in ("qwen3", "gpt2", "mixtral")),
+    # Windows, caps, sinks, chunks, latent attention, and layers with a state.
+    *((name, PackedForward) for name in ("gemma2", "gemma3", "gpt-oss", "llama4", "deepseek-v3")),
+    *((name, PackedForward) for name in ("qwen3.5", "lfm2", "granite4", "falcon-h1", "nemotron-h")),
 ]
 
 
@@ -38,15 +42,13 @@ def test_gradients(name: str, form: type[PackedForward | PaddedForward | PlainFo
     assert (gradients(model) - gradients(naive)).norm() < rounding(gradients(naive).norm())
 
 
-def test_gradients_with_checkpointed_layers() -> None:
-    groups = SHAPES["ragged"]
-    usual, checkpointed = make("qwen2"), make("qwen2")
-    enable = (
-        getattr(checkpointed, "activation_checkpointing_enable", None) or checkpointed.gradient_checkpointing_enable
-    )
-    enable()
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt-oss", "qwen3.5", "lfm2", "granite4"])
+def test_gradients_with_checkpointed_layers(name: str) -> None:
+    groups = [*SHAPES["ragged"], *SHAPES["one token"]]
+    usual, checkpointed = make(name), make(name)
+    checkpoint_layers(checkpointed)
     for model in (usual, checkpointed):
-        torch.cat(PackedForward(model.train()).with_entropy(groups, [1.0])).sum().backward()
+        torch.cat(PackedForward(model).with_entropy(groups, [1.0, 0.5])).sum().backward()
     assert torch.equal(gradients(usual), gradients(checkpointed))  # the same arithmetic, twice
 
 
