@@ -138,10 +138,18 @@ def packed_mask(
         make = eager_mask if attention_name(options["config"]) == PACKED_ATTENTION_EAGER else sdpa_mask
         skip = {"allow_is_causal_skip": allow_is_causal_skip}
         return make(mask_function=mask_function, local_size=local_size, **skip, **options)
+    return bounds_of(mask_function, local_size, skip=allow_is_causal_skip)
+
+
+def bounds_of(mask_function: Callable[..., Tensor], local_size: int | None, *, skip: bool) -> Bounds | None:
+    """From what transformers tells its mask interface. skip: whether nothing is added to the mask of a causal window.
+
+    Raises NotImplementedError for other masks.
+    """
     if mask_function is causal_mask_function:
         return None
-    if local_size is None or not allow_is_causal_skip:  # something is added to the window, for instance images
-        raise NotImplementedError("packed attention does not know this model's attention mask")
+    if local_size is None or not skip:  # something is added to the window, for instance images
+        raise NotImplementedError("this model's attention mask is not known")
     return Bounds(local_size, lambda query, key: mask_function(0, 0, query, key))
 
 

@@ -1,4 +1,4 @@
-"""How a model is decoded: with decoding attention, with transformers' cache, or not at all."""
+"""How a model is decoded: with shared or copied prompts, with transformers' cache, or not at all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.rollout.sampling import choice
-from policy_trainer.rollout.sampling.choice import takes_decoding_attention
+from policy_trainer.rollout.sampling.choice import choose_decoding
+from policy_trainer.rollout.sampling.decoders import Decoding
 from policy_trainer.rollout.sampling.engines import load_sampler
 from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import SamplingParams, sample
@@ -23,21 +24,29 @@ Make = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
-    ("architecture", "taken"),
-    # According to transformers the third supports it, but its layers use the cached keys directly.
-    [("qwen2", True), ("qwen3_5", False), ("deepseek_v3", False), ("mamba", False)],
+    ("architecture", "decoding"),
+    [
+        ("qwen2", Decoding.SHARED),
+        ("gpt_oss", Decoding.SHARED),
+        ("qwen3_5", Decoding.SHARED),
+        ("jamba", Decoding.SHARED),
+        ("mamba", Decoding.SHARED),
+        ("deepseek_v3", Decoding.COPIED),  # its cache has latents, which each step expands to keys and values
+        ("gptj", Decoding.REPEATED),  # its attention is its own
+        ("deepseek_v32", Decoding.REPEATED),  # so is what its cache keeps
+    ],
 )
-def test_decoding_attention_is_taken_where_it_is_right(architecture: str, taken: bool) -> None:
+def test_the_fastest_way_that_is_right_is_chosen(architecture: str, decoding: Decoding) -> None:
     model = make_tiny(architecture)
     before = attention_of(model)
-    assert takes_decoding_attention(model) is taken
+    assert choose_decoding(model) is decoding
     assert attention_of(model) == before and not model.training
 
 
 def test_a_model_in_bfloat16_may_return_float32_logits() -> None:
     model = make_tiny("nemotron_h").bfloat16()
     assert model(torch.tensor([[5, 6]])).logits.dtype == torch.float32
-    assert takes_decoding_attention(model) is False
+    assert choose_decoding(model) is Decoding.SHARED
 
 
 @pytest.mark.parametrize(
