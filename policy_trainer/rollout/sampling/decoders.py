@@ -337,7 +337,7 @@ class SharedPromptDecoder(AttentionDecoder):
             if has_keys(layer)
         }
         layers = [make_row_layer(layer, groups, shared=self._prompt_width) for layer in prompts.cache.layers]
-        self._own: dict[int, GrowableLayer] = {number: layers[number] for number in self._prompts}
+        self._rows: dict[int, GrowableLayer] = {number: layers[number] for number in self._prompts}
         super().__init__(model, layers, prompts.cache_name, prompts.positions[groups], self._prompt_width)
         self._starts = prompts.starts
         self._padding = padding_bias(self._starts, self._prompt_width, model.dtype)
@@ -346,7 +346,7 @@ class SharedPromptDecoder(AttentionDecoder):
     def copied(self) -> CopiedPromptDecoder:
         """A decoder of the same rows that others can join. This one cannot be used any more."""
         for number, (keys, values) in self._prompts.items():
-            self._own[number].prepend(keys[self._groups], values[self._groups])
+            self._rows[number].prepend(keys[self._groups], values[self._groups])
         layers, starts = self._cache.layers, self._starts[self._groups]
         return CopiedPromptDecoder(self._model, layers, self._cache_name, self._positions, starts, self._width)
 
@@ -375,8 +375,8 @@ class SharedPromptDecoder(AttentionDecoder):
         """The layer whose keys these are: some models, such as Gemma 4, use those of an earlier layer again."""
         if layer in self._prompts:
             return layer
-        pointers = ((number, own.kept()[0].data_ptr()) for number, own in self._own.items())
-        return next(number for number, pointer in pointers if pointer == key.data_ptr())
+        pointers = {rows.kept()[0].data_ptr(): number for number, rows in self._rows.items()}
+        return pointers[key.data_ptr()]
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: _Reach | None, scoring: _Scoring

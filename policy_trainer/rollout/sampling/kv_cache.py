@@ -143,7 +143,7 @@ class StateLayer(LinearAttentionLayer):
 
     def join(self, prompt: Any, groups: Tensor, width: int) -> None:
         """See GrowableLayer."""
-        set_states(self, lambda own, state: torch.cat([own, state.index_select(0, groups)]), self, prompt)
+        set_states(self, lambda kept, state: torch.cat([kept, state.index_select(0, groups)]), self, prompt)
 
     def select(self, count: int, source: Tensor, target: Tensor) -> None:
         """See GrowableLayer."""

@@ -80,14 +80,13 @@ SHARING: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**small(), sliding_window=6)),
     "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**small(), **_MIXED, attn_logit_softcapping=2.0)),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**small(), **_MIXED)),
-    # Sinks, chunks, gated delta rules, convolutions, Mamba 2 next to attention and after it, and nothing but Mamba.
-    **{
-        name: partial(make, name) for name in ("gpt-oss", "llama4", "qwen3.5", "lfm2", "falcon-h1", "granite4", "mamba2")
-    },
+    # Sinks, chunks, gated delta rules, convolutions, Mamba 2 next to attention, before it and without any.
+    **{name: partial(make, name) for name in ("gpt-oss", "llama4", "qwen3.5", "lfm2")},
+    **{name: partial(make, name) for name in ("falcon-h1", "granite4", "mamba2")},
 }
-# Its cache keeps latents, which only copies can be read from.
+# Its cache keeps latents, from which each step computes keys and values: rows cannot share them.
 COPYING: dict[str, Callable[[], PreTrainedModel]] = {"deepseek-v3": partial(make, "deepseek-v3")}
-# With transformers' cache alone: its attention is its own.
+# Only with transformers' cache: its attention is its own.
 REPEATING: dict[str, Callable[[], PreTrainedModel]] = {
     "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**small())),
 }

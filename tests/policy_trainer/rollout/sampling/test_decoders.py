@@ -77,7 +77,7 @@ def test_a_row_that_joins_reads_nothing_that_no_row_has_written(monkeypatch: pyt
 
 
 def test_a_window_keeps_no_more_columns_than_it_reaches() -> None:
-    """However long the rows become, and whoever joins them."""
+    """However long the rows become, and after one has joined."""
     numbers = torch.arange(100.0).view(1, 1, 100, 1)
     layer = GrowableLayer(numbers[:, :, :9], numbers[:, :, :9], window=4)
     room = 0
@@ -86,8 +86,8 @@ def test_a_window_keeps_no_more_columns_than_it_reaches() -> None:
         assert keys.flatten().tolist() == values.flatten().tolist() == [token - 3, token - 2, token - 1, token]
         room = max(room, layer._slots[0].shape[2])
         if token == 40:
-            layer.join(SimpleNamespace(keys=numbers[:, :, 90:93], values=numbers[:, :, 90:93]), torch.tensor([0]), 32)
-            assert layer.kept()[0][1].flatten()[-3:].tolist() == [90, 91, 92]
+            layer.join(SimpleNamespace(keys=numbers[:, :, 80:93], values=numbers[:, :, 80:93]), torch.tensor([0]), 32)
+            assert layer.kept()[0][1].flatten().tolist() == [89, 90, 91, 92]
             layer.select(1, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     assert room < 50
     assert layer.get_seq_length() == 32 + 49
